@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all parts of the catalog share: the store, the region's clock, the view, and optimistic writing.
+"""Shared by all parts of the catalog: the store, the region's clock, the view, and optimistic writes.
 
-Nothing here locks. A change is computed from what was read and written only if that still stands; if not, it is read
-and computed again, a bounded number of times.
+There are no locks. A change is computed from what was read and written only if that is still current; otherwise it is
+read and computed again, a bounded number of times.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from meridian_broker.wire.pulsar.errors import InvalidTopicNameError
 from meridian_broker.wire.pulsar.topic_name import parse_namespace
 
 ATTEMPTS = 64
-"""How often a change is computed anew because somebody else wrote in between."""
+"""How often a change is recomputed because another writer came first."""
 
 ATTEMPTS_TO_SHOW = 8
 """How often our own write is read back while the watch keeps bringing news."""
 
 T = TypeVar("T")
 Changing = Callable[[Tree], Leaves]
-"""From what is there to the leaves that should be there. May raise to refuse."""
+"""From the current leaves to the desired ones. May raise to refuse."""
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class Access:
     clock: HybridClock
     view: View = field(default_factory=View)
     news: int = 0
-    """Counts what the watch and scans brought into the view."""
+    """Counts the updates of the view by the watch and by scans."""
 
     @property
     def region(self) -> str:
@@ -52,7 +52,7 @@ class Access:
         return self.clock.next(replaced)
 
     async def tree(self, path: str) -> Tree:
-        """``path`` and all below it. Two reads; who writes checks the versions."""
+        """``path`` and everything below it. Two reads; writers check the versions."""
         records = {leaf.removeprefix(path): record for leaf, record in await self.store.scan(path + "/")}
         base = await self.store.get(path)
         if base is not None:
@@ -60,10 +60,10 @@ class Access:
         return Tree(path, records)
 
     async def change(self, path: str, changing: Changing, also: Sequence[Check] = ()) -> None:
-        """Make the tree at ``path`` into what ``changing`` says, if every check in ``also`` holds with it.
+        """Change the tree at ``path`` to what ``changing`` returns, if every check in ``also`` holds at the same time.
 
-        :raises Contended: others kept writing.
-        :raises Invalid: too much changes at once.
+        :raises Contended: other writers kept changing it.
+        :raises Invalid: the change is too large.
         """
 
         async def attempt() -> bool | None:
@@ -76,7 +76,7 @@ class Access:
         await self.retry(f"changing {path}", attempt)
 
     async def write(self, tree: Tree, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> bool:
-        """A transaction; when it went through, the view knows of it before the watch does."""
+        """A transaction; if it succeeds, the view is updated before the watch reports it."""
         if max(len(checks), len(operations)) > MAX_OPERATIONS:
             raise Invalid(
                 f"{len(operations)} values below {tree.path} change at once; the limit is {MAX_OPERATIONS - 1}"
@@ -87,10 +87,10 @@ class Access:
         return True
 
     async def _show(self, path: str) -> None:
-        """Bring what the store holds at ``path`` into the view, without waiting for the watch.
+        """Copy what the store holds at ``path`` into the view, without waiting for the watch.
 
-        What is read may be used only if the watch told nothing since the reading began: it could have told of
-        something newer, and never would again. If it does so every time, what we wrote comes with it anyway.
+        The result may be used only if the watch delivered nothing since the read began: it could have delivered a newer
+        version, and would not do so again. If that happens every time, the watch will deliver our write anyway.
         """
         for _ in range(ATTEMPTS_TO_SHOW):
             news_before = self.news
@@ -100,12 +100,12 @@ class Access:
                 return
 
     def hear(self, changes: Sequence[Change]) -> list[Changed]:
-        """What the watch tells. Says what it is about."""
+        """Apply changes from the watch to the view. Returns what they concern."""
         self.news += 1
         return self.view.apply(changes)
 
     async def refresh(self) -> None:
-        """The whole view anew from the store."""
+        """Reload the whole view from the store."""
         view = View.of(await self.store.scan(keys.GEO))
         self.news += 1
         self.view = view
@@ -133,7 +133,7 @@ class Access:
         return [(path, *decode(path, record.value)) for path, record in await self.store.scan(keys.GEO)]
 
     async def base_of_namespace(self, name: str) -> Record:
-        """The namespace's own record, to be checked by whoever makes something in it.
+        """The namespace's own record; writers that create something in the namespace check its version.
 
         :raises NotFound: it does not exist or is being deleted.
         """
@@ -146,13 +146,13 @@ class Access:
         return record
 
     async def delete_in_two_steps(self, path: str, what: str, inhabitants: Callable[[], Awaitable[list[str]]]) -> None:
-        """Close a tenant or namespace to newcomers, see that nobody is in it, then remove it whole.
+        """Close a tenant or namespace to new members, check that it is empty, then remove it completely.
 
-        Whoever makes something inside checks the version of the base, which closing it changes; so nothing can slip in
-        between looking and removing. A broker that dies half-way leaves it closed, and deleting it again finishes.
+        Writers that create a member check the version of the base, which closing changes; so no member can be added
+        between the check and the removal. If the broker dies half-way, it stays closed, and deleting it again finishes.
 
-        :raises NotFound: there is no such thing.
-        :raises NotEmpty: somebody is in it; it is open again.
+        :raises NotFound: it does not exist.
+        :raises NotEmpty: it has members; it is open again.
         """
         await self.change(path, lambda tree: _with_deleting(tree, what, deleting=True))
         inside = await inhabitants()

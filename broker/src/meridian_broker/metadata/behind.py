@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Since when other regions may lack what was acknowledged here: written when one goes, and when it has all again."""
+"""Since when other regions may lack acknowledgements from here: written when one falls behind and when it caught up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meridian_broker.metadata.store import VersionConflict
 
 
 class BehindRecord:
-    """One small value per broker, this region's own. What it says is a figure for people, so the last writer wins."""
+    """One small value per broker of this region. It is a figure for people, so the last writer wins."""
 
     def __init__(self, access: Access) -> None:
         self._access = access

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A region's catalog: everything the broker asks its metadata, in the broker's words.
+"""A region's catalog: the broker's interface to its metadata.
 
-Methods of the parts (``catalog.tenants.create(...)``) go to the store, so that they see what any broker of the region
-wrote. ``namespace``, ``cluster`` and ``tenant`` answer at once from the view, which ``run`` keeps fresh: what they say
-may be a moment old, save for this process's own writes.
+Methods of the parts (``catalog.tenants.create(...)``) go to the store, so they see what any broker of the region
+wrote. ``namespace``, ``cluster`` and ``tenant`` answer at once from the view, which ``run`` keeps up to date: their
+answers may be a moment old, except for this process's own writes.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Catalog:
         return self._access.view.namespace(name)
 
     def rules(self, broker: Rules, topic: TopicName) -> Rules:
-        """What rules a topic, as last seen: its own policies over its namespace's over the broker's settings."""
+        """The rules of a topic, as last seen: its own policies over its namespace's over the broker's settings."""
         namespace, own = self.namespace(topic.namespace_name), self._access.view.topic_policies(topic)
         levels = [one.own for one in (namespace, own) if one is not None]
         return rules(broker, self.region, *levels)
@@ -104,7 +104,7 @@ class Catalog:
 
     @property
     def revision(self) -> int:
-        """Another number whenever what is answered from memory may have changed."""
+        """A number that changes whenever an answer from memory may have changed."""
         return self._access.news
 
     def tenant(self, name: str) -> TenantRecord | None:
@@ -127,7 +127,7 @@ class Catalog:
         return await self._ledger_ids.allocate()
 
     async def never_below(self, ledger_id: int) -> None:
-        """This id is taken, whatever the metadata say: give greater ones only (R1)."""
+        """This id is in use, whatever the metadata say: allocate only greater ones (R1)."""
         await self._ledger_ids.never_below(ledger_id)
 
     async def next_broker_epoch(self, broker_id: str, above: int = 0) -> int:
@@ -148,7 +148,7 @@ class Catalog:
                 await self._sleep(RETRY_SECONDS)
 
     async def everything(self) -> list[tuple[str, Any, Stamp | None]]:
-        """Path, value and stamp of all that regions agree on, for whoever compares them."""
+        """Path, value and stamp of everything that regions agree on, for comparison."""
         return await self._access.everything()
 
     # -- staying fresh

@@ -21,27 +21,27 @@ LEDGER_ID_END: Final = 1 << 53
 """Ledger ids stay below, where JSON's numbers are exact."""
 
 BLOCK: Final = 64
-"""Ledger ids of one block. What is left of a block at the end of a process is never used."""
+"""Ledger ids per block. Ids left over when a process ends are never used."""
 
 BLOCKS_AT_ONCE: Final = 16
 """Most blocks taken by one write of the metadata: as many as the callers that wait need, and no more than that."""
 
 _MS_BITS: Final = 12
-"""A millisecond has so many ids: 64 blocks, and a region takes one of them, by its name."""
+"""Ids per millisecond: 64 blocks, of which a region uses one, chosen by its name."""
 
 
 class LedgerIds:
-    """Ledger ids that were never given before, not even by a region that this one was rebuilt from (R1).
+    """Ledger ids that were never used before, not even by a region that this one was rebuilt from (R1).
 
-    Milliseconds since 2020 stand in the upper bits, or one more than in the last id: after a restore from a backup the
-    counter may be old, but time has gone on.
+    The upper bits are milliseconds since 2020, or one more than in the last id: after a restore from a backup the
+    counter may be old, but time has moved on.
 
-    The lower bits begin with the region's name, in short. Regions that start together would number their ledgers alike
-    else, and an id that a client brings along from another region, as clients do that move by themselves, would name a
-    message here that nobody meant.
+    The lower bits begin with a hash of the region's name. Otherwise regions that start together would number their
+    ledgers alike, and an id that a client brings from another region, as clients that move by themselves do, would
+    refer to an unrelated message here.
 
-    A thousand topics that begin a ledger at once share a few writes: one caller at a time takes blocks, enough for all
-    that wait behind it. Otherwise every one of them would write, against a version that the first has changed.
+    A thousand topics that begin a ledger at once share a few writes: one caller at a time allocates blocks, enough for
+    all that wait behind it. Otherwise each of them would write, against a version that the first has changed.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class LedgerIds:
         alone: AbstractAsyncContextManager[object] = nullcontext(),  # noqa: B008  (stateless)
     ) -> None:
         """
-        :param alone: a lock, where several callers may ask at once. Without one ids still grow, and blocks are lost.
+        :param alone: a lock, if there may be concurrent callers. Without one ids still grow, but blocks are wasted.
         """
         self._access = access
         self._now_ms = now_ms
@@ -125,7 +125,7 @@ class LedgerIds:
             await self._access.store.put(keys.LEDGER_IDS, encode(starts[-1] + BLOCK - 1), expected=version)
         except VersionConflict:
             return
-        # Ids grow, or a topic's log would not be in order: blocks of which the store tells late are not used any more.
+        # Ids must grow, or a topic's log would be out of order: blocks that the store returns late are not used.
         self._blocks.extend(range(start, start + BLOCK) for start in starts if start > self._newest)
         self._newest = max(self._newest, starts[-1])
 

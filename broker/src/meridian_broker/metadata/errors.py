@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be wrong with a request to the catalog. Each is named for the situation, and says what to do."""
+"""Errors of catalog requests. Each is named for the situation, and its message says what to do."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ class CatalogError(MetadataError):
 
 
 class NotFound(CatalogError):
-    """What the request is about does not exist, or something it needs does not."""
+    """The object of the request, or something it needs, does not exist."""
 
 
 class AlreadyExists(CatalogError):
-    """What should be made is there already."""
+    """The object to be created exists already."""
 
 
 class NotEmpty(CatalogError):
@@ -27,7 +27,7 @@ class Invalid(CatalogError):
 
 
 class QuotaReached(CatalogError):
-    """There is no room for it. Deleting something makes room, or a larger limit."""
+    """There is no room for it. Delete something, or raise the limit."""
 
 
 class Contended(CatalogError):

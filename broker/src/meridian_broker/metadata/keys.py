@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where everything lies in a region's metadata.
+"""Paths of everything in a region's metadata.
 
-Two halves: below ``/geo/`` is what regions agree on, every value with its stamp; below ``/local/`` is what belongs to
-this region alone: ledgers, counters, brokers. Every policy, role and member that can be set by itself has a path of its
-own, and lists of regions and roles have one path per element (rule R41), so that two people who change two things never
-overwrite each other.
+Two halves: below ``/geo/`` are values that regions agree on, each with its stamp; below ``/local/`` are values that
+belong to this region alone: ledgers, counters, brokers. Every policy, role and member that can be set individually has
+its own path, and lists of regions and roles have one path per element (rule R41), so that two people who change two
+things never overwrite each other.
 
-Names are escaped as in URLs, so a segment never holds ``/`` and a path is always ASCII.
+Names are escaped as in URLs, so a segment never contains ``/`` and a path is always ASCII.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from urllib.parse import quote, unquote
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 GEO: Final = "/geo/"
-"""What regions agree on."""
+"""Values that regions agree on."""
 
 LOCAL: Final = "/local/"
-"""What is this region's own."""
+"""Values of this region alone."""
 
 CLUSTERS: Final = "/geo/clusters"
 TENANTS: Final = "/geo/tenants"
@@ -87,7 +87,7 @@ def deletion(topic: TopicName) -> str:
 
 @lru_cache(maxsize=4096)
 def topic_policies(topic: TopicName) -> str:
-    """What a topic sets itself lies below; its partitions share it."""
+    """Policies of a topic; its partitions share them."""
     return f"{TOPIC_POLICIES}/{_topic(topic.base)}"
 
 
@@ -101,7 +101,7 @@ def topics_of(namespace_name: str, domain: str) -> str:
 
 
 def schemas_of(topic: TopicName) -> str:
-    """Schemas belong to the topic, not to its partitions, whatever its domain."""
+    """Schemas belong to the topic, not to its partitions, and do not depend on the domain."""
     base = topic.base
     return f"{SCHEMAS}/{_namespace(base.namespace_name)}/{escape(base.local_name)}"
 
@@ -111,13 +111,13 @@ def schema(topic: TopicName, content_id: str) -> str:
 
 
 def schema_versions(topic: TopicName) -> str:
-    """Which contents this region numbered 0, 1, 2 ..."""
+    """The schema contents that this region numbered 0, 1, 2 ..."""
     base = topic.base
     return f"{SCHEMA_VERSIONS}/{_namespace(base.namespace_name)}/{escape(base.local_name)}"
 
 
 def schema_bytes(topic: TopicName) -> str:
-    """What all schemas of the topic's namespace take."""
+    """Total size of the schemas in the topic's namespace."""
     return f"{SCHEMA_BYTES}/{_namespace(topic.namespace_name)}"
 
 
@@ -126,7 +126,7 @@ def broker_epoch(broker_id: str) -> str:
 
 
 def behind(broker_id: str) -> str:
-    """Since when other regions may lack what was acknowledged here."""
+    """Since when other regions may lack acknowledgements from here."""
     return f"{BROKERS}/{escape(broker_id)}/behind"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every metadata store refuses alike, and the arithmetic of paths they share.
+"""Limits that every metadata store enforces, and the path arithmetic that they share.
 
 The limits are those of the strictest store (etcd's defaults, rounded down), so that data written to one store always
 fits into another. Paths are printable ASCII; ``metadata.keys`` escapes everything else.
@@ -30,9 +30,9 @@ class BadRequest(MetadataError):
 
 
 def check_path(path: str) -> str:
-    """The path itself, when it is one.
+    """Returns the path if it is valid.
 
-    :raises BadRequest: it is empty, too long, not absolute, ends in ``/`` or has other than printable ASCII.
+    :raises BadRequest: it is empty, too long, not absolute, ends in ``/`` or is not printable ASCII.
     """
     if len(path) > MAX_PATH_LENGTH or _PATH.fullmatch(path) is None:
         raise BadRequest(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A metadata store that remembers whether it is full.
 
-A full store answers every read and refuses every write, so a broker goes on with what it has and can create, change and
-roll over nothing. That has to be seen before somebody needs it: ``GET /meridian/v1/health`` shows what is remembered.
+A full store answers every read and refuses every write, so a broker keeps running but can create, change and
+roll over nothing. Operators must see that early: ``GET /meridian/v1/health`` shows the remembered state.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class NotingStore:
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self.full: str | None = None
-        """What the last write was told when there was no room for it; None: it was written."""
+        """The refusal of the last write because the store was full; None: it succeeded."""
 
     async def _noted(self, write: Awaitable[T]) -> T:
         try:
@@ -35,9 +35,9 @@ class NotingStore:
         return result
 
     async def look_for_room(self) -> None:
-        """Forget that it is full, if it is not any more. Call it now and then: perhaps nobody else writes anything.
+        """Clear ``full`` if a test write succeeds. Call it periodically: there may be no other writes.
 
-        :raises MetadataError: it cannot be told.
+        :raises MetadataError: the store did not answer.
         """
         if self.full is not None:
             with suppress(MetadataFull):

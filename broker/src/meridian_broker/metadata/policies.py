@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Namespaces and what they set, in Pulsar's words; what topics set themselves.
+"""Namespaces and their policies, with Pulsar's names; policies of topics.
 
-The policies that this broker acts on are checked when they are set. All others of a namespace are kept as they came, so
-that tools which set them find them again, and a later version can act on them.
+The policies that this broker acts on are validated when they are set. All others of a namespace are kept as received,
+so that tools which set them find them again, and a later version can act on them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class NamespaceRecord:
     """The regions that its topics live in."""
     allowed_clusters: frozenset[str] = frozenset()
     own: Level = field(default_factory=dict)
-    """What it sets of the policies that topics may have, see ``policy_table``."""
+    """The policies it sets that topics may have, too, see ``policy_table``."""
     bundles: int = DEFAULT_BUNDLES
     """Into how many parts of the hash range its topics are dealt."""
     extra: Mapping[str, Any] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class NamespaceRecord:
 
     @classmethod
     def from_json(cls, source: Any) -> NamespaceRecord:
-        """:raises Invalid: a policy is not what it should be."""
+        """:raises Invalid: a policy is not valid."""
         data = mapping(source, "policies")
         return cls(
             replication_clusters=names(data, REPLICATION_CLUSTERS),
@@ -73,15 +73,15 @@ class NamespaceRecord:
         )
 
     def with_policy(self, policy: str, value: Any, element: str | None = None) -> NamespaceRecord:
-        """The same with one policy, or one element of it, set to a JSON value; None takes it away.
+        """A copy with one policy, or one element of it, set to a JSON value; None removes it.
 
-        :raises Invalid: the value is not what it should be.
+        :raises Invalid: the value is not valid.
         """
         own = {**self.to_json(), **with_value(self.own, policy, value, element)}
         return replace(NamespaceRecord.from_json(own), deleting=self.deleting, stamp=self.stamp)
 
     def policies(self) -> Json:
-        """What is stored: each policy that is set, by name."""
+        """The values to store: each policy that is set, by name."""
         result = {key: value for key, value in self.to_json().items() if value not in ([], {}) and key != "deleted"}
         result[BUNDLES] = {"numBundles": self.bundles}
         return result
@@ -89,14 +89,14 @@ class NamespaceRecord:
 
 @dataclass(frozen=True, slots=True)
 class TopicPolicies:
-    """What a topic sets itself; the partitions of a partitioned one share it."""
+    """Policies that a topic sets itself; the partitions of a partitioned topic share them."""
 
     own: Level = field(default_factory=dict)
 
     def with_policy(self, policy: str, value: Any, element: str | None = None) -> TopicPolicies:
-        """The same with one policy, or one element of it, set to a JSON value; None takes it away.
+        """A copy with one policy, or one element of it, set to a JSON value; None removes it.
 
-        :raises Invalid: the value is not what it should be.
+        :raises Invalid: the value is not valid.
         """
         return TopicPolicies(parse_level(with_value(self.own, policy, value, element)))
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every policy this broker acts on that a topic, a namespace or the broker may set, in one table.
 
-A *level* is what a namespace or topic has set itself: values by the names of Pulsar's ``Policies``. A policy that is
-made of several that are set by themselves (a quota of each kind, a rate in each region) is a map here and has one path
+A *level* holds the policies that a namespace or topic has set: values by the names of Pulsar's ``Policies``. A policy
+with parts that are set individually (a quota of each kind, a rate in each region) is a map here and has one path
 per element in the metadata (R41).
 """
 
@@ -28,7 +28,7 @@ from meridian_broker.metadata.policy_values import (
 from meridian_broker.metadata.records import Json, mapping, take
 
 REPLICATION: Final = "replicationClusters"
-"""Of a topic. A namespace has its own list, which every namespace has."""
+"""Policy of a topic. A namespace always has a list of its own."""
 RETENTION: Final = "retention_policies"
 MESSAGE_TTL: Final = "message_ttl_in_seconds"
 DEDUPLICATION: Final = "deduplicationEnabled"
@@ -69,12 +69,12 @@ def _to_json(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One policy: what it is called, and how its values are read and shown."""
+    """One policy: its names, and how its values are parsed and shown."""
 
     name: str
     """In Pulsar's ``Policies`` and in the metadata."""
     attribute: str
-    """Of ``Rules``."""
+    """Name in ``Rules``."""
     parse: Callable[[Any], Any]
     show: Callable[[Any], Any] = _to_json
     each: Literal["", "kind", "region", "member"] = ""
@@ -100,7 +100,7 @@ def _member(value: Any) -> Any:
 
 
 def _types(value: Any) -> frozenset[str]:
-    """:raises Invalid: something in it is no subscription type."""
+    """:raises Invalid: an element is not a subscription type."""
     if not isinstance(value, list) or not value or not set(map(str, value)) <= set(SUBSCRIPTION_TYPES):
         raise Invalid(f"{ENABLED_TYPES} is {value!r}: expected one or more of {', '.join(SUBSCRIPTION_TYPES)}")
     return frozenset(value)
@@ -140,10 +140,10 @@ TABLE: Final[Mapping[str, Policy]] = {
 
 
 def parse_level(data: Mapping[str, Any]) -> dict[str, Any]:
-    """What JSON sets of the policies in the table; null and an empty list set nothing, as in Pulsar, whose tools send
-    every policy there is. Other keys are not looked at.
+    """The policies of the table that a JSON object sets. null and an empty list set nothing, as in Pulsar, whose tools
+    send every existing policy. Other keys are ignored.
 
-    :raises Invalid: a value is not what it should be.
+    :raises Invalid: a value is not valid.
     """
     level: dict[str, Any] = {}
     for name, value in data.items():
@@ -168,7 +168,7 @@ def show(name: str, value: Any) -> Any:
 
 
 def show_level(level: Level) -> Json:
-    """What a level sets, as JSON."""
+    """A level as JSON."""
     return {name: show(name, value) for name, value in level.items()}
 
 

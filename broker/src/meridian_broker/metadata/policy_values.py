@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What policies hold, as values checked when they are set, and as Pulsar's JSON."""
+"""Values of policies, validated when they are set, and their JSON form in Pulsar's API."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class BacklogQuota:
-    """How much may wait for a subscription, and what happens beyond that."""
+    """Limit on a subscription's backlog, and what happens beyond it."""
 
     limit_bytes: int
     """-1: no limit by size."""
@@ -88,7 +88,7 @@ class BacklogQuota:
 
 @dataclass(frozen=True, slots=True)
 class PublishRate:
-    """What producers of one topic may publish a second, all together; 0 or less: no limit."""
+    """Rate at which all producers of one topic together may publish, per second; 0 or less: no limit."""
 
     messages: int = 0
     bytes: int = 0
@@ -106,13 +106,13 @@ class PublishRate:
 
 @dataclass(frozen=True, slots=True)
 class DispatchRate:
-    """What may be sent in a period; 0 or less: no limit."""
+    """Rate of dispatch per period; 0 or less: no limit."""
 
     messages: int = -1
     bytes: int = -1
     period_seconds: int = 1
     relative_to_publish_rate: bool = False
-    """Kept for tools: the rate is what it says, however fast messages come in."""
+    """Kept for tools, without effect: the rate does not depend on the rate of incoming messages."""
 
     def to_json(self) -> Json:
         return {
@@ -137,7 +137,7 @@ class DelayedDelivery:
 
     active: bool = True
     tick_ms: int = 1000
-    """Kept for tools: messages come when they are due, whatever the tick."""
+    """Kept for tools, without effect: messages are delivered when they are due."""
     max_delay_ms: int = 0
     """A message that asks for more is refused; 0: no limit."""
 
@@ -154,12 +154,12 @@ class DelayedDelivery:
 
 @dataclass(frozen=True, slots=True)
 class InactiveTopics:
-    """When a topic that nobody uses is removed."""
+    """When an unused topic is deleted."""
 
     remove: bool = False
     mode: str = WITHOUT_SUBSCRIPTIONS
     seconds: int = 60
-    """It must have been unused for so long."""
+    """Required time without use."""
 
     def to_json(self) -> Json:
         return {
@@ -179,7 +179,7 @@ class InactiveTopics:
 
 @dataclass(frozen=True, slots=True)
 class AutoTopicCreation:
-    """Whether a client that names a topic which does not exist makes it, and what is made."""
+    """Whether a client that names a topic that does not exist creates it, and of which kind."""
 
     allowed: bool = True
     partitioned: bool = False

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a region remembers, as values: clusters, tenants, namespaces, topics, schemas.
+"""The region's records as values: clusters, tenants, namespaces, topics, schemas.
 
-``to_json``/``from_json`` are the form people and the admin API see, with Pulsar's names for the fields. Fields that
+``to_json``/``from_json`` convert to the form that people and the admin API see, with Pulsar's field names. Fields that
 this version does not know are kept in ``extra`` and written back, so that an older broker does not erase what a newer
-one set. In the store every value is wrapped with the number of its format and the stamp of the write, see ``encode``.
+one set. In the store every value is wrapped with its format number and the stamp of the write, see ``encode``.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from meridian_broker.positions.position import EARLIEST, Position, parse_positio
 from meridian_broker.positions.skipped import Skipped
 
 FORMAT: Final = 1
-"""Of every stored value. A greater one is refused, an older one is read."""
+"""Format of every stored value. A greater one is refused, an older one is read."""
 
 Json = dict[str, Any]
 _ENCODE: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 def encode(value: Any, stamp: Stamp | None = None) -> bytes:
-    """A value as it is stored: format, value, and who wrote it when."""
+    """A value in its stored form: format, value, and the stamp of the write."""
     wrapped: Json = {"format": FORMAT, "value": value}
     if stamp is not None:
         wrapped["stamp"] = list(stamp)
@@ -87,7 +87,7 @@ def without(source: Mapping[str, Any], *known: str) -> Json:
 
 
 def mapping(source: Any, what: str) -> Mapping[str, Any]:
-    """:raises Invalid: it is no JSON object."""
+    """:raises Invalid: the source is not a JSON object."""
     if not isinstance(source, Mapping):
         raise Invalid(f"{what} is {source!r}: expected a JSON object")
     return source
@@ -122,7 +122,7 @@ class ClusterRecord:
 
     @classmethod
     def from_json(cls, source: Any, stamp: Stamp | None = None) -> ClusterRecord:
-        """:raises Invalid: a field is not what it should be."""
+        """:raises Invalid: a field is not valid."""
         data = mapping(source, "a cluster")
         keys = ("serviceUrl", "serviceUrlTls", "brokerServiceUrl", "brokerServiceUrlTls")
         admin, admin_tls, broker, broker_tls = (take(data, key, str, "") for key in keys)
@@ -131,7 +131,7 @@ class ClusterRecord:
 
 @dataclass(frozen=True, slots=True)
 class TenantRecord:
-    """Who may administer a tenant, and in which regions it may live."""
+    """The roles that may administer a tenant, and the regions it may use."""
 
     admin_roles: frozenset[str] = frozenset()
     allowed_clusters: frozenset[str] = frozenset()
@@ -144,7 +144,7 @@ class TenantRecord:
 
     @classmethod
     def from_json(cls, source: Any) -> TenantRecord:
-        """:raises Invalid: a field is not what it should be."""
+        """:raises Invalid: a field is not valid."""
         data = mapping(source, "a tenant")
         return cls(names(data, "adminRoles"), names(data, "allowedClusters"))
 
@@ -158,7 +158,7 @@ class PartitionedTopicRecord:
     extra: Mapping[str, Any] = field(default_factory=dict)
     stamp: Stamp | None = None
     created: Stamp | None = None
-    """Of its creation, in whatever region; None where an earlier version made it."""
+    """Stamp of its creation, in whichever region; None if an earlier version created it."""
     deleting: str | None = None
     """Stamp of its deletion, which has begun: nothing of the topic counts any more."""
 
@@ -173,7 +173,7 @@ class PartitionedTopicRecord:
 
     @classmethod
     def from_json(cls, source: Any, stamp: Stamp | None = None) -> PartitionedTopicRecord:
-        """:raises Invalid: a field is not what it should be."""
+        """:raises Invalid: a field is not valid."""
         data = mapping(source, "a partitioned topic")
         partitions = take(data, "partitions", int, 0)
         extra = without(data, "partitions", "properties", "created", "deleting")
@@ -183,7 +183,7 @@ class PartitionedTopicRecord:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRecord:
-    """One ledger of a topic, and what was true when it began, so that it can be indexed without the ones before it."""
+    """One ledger of a topic, with the state at its beginning, so that it can be indexed without the ones before it."""
 
     ledger_id: int
     entries: int = 0
@@ -215,7 +215,7 @@ class LedgerRecord:
 
     @classmethod
     def from_json(cls, source: Any) -> LedgerRecord:
-        """:raises Invalid: a field is not what it should be."""
+        """:raises Invalid: a field is not valid."""
         data = mapping(source, "a ledger")
         numbers = (take(data, key, int, 0) for key in ("id", "entries", "size", "sealedMs", "latestMs"))
         ledger_id, entries, size, sealed, latest = numbers
@@ -250,7 +250,7 @@ class CompactedRecord:
 
     @classmethod
     def from_json(cls, source: Any) -> CompactedRecord:
-        """:raises Invalid: a field is not what it should be."""
+        """:raises Invalid: a field is not valid."""
         data = mapping(source, "a compacted view")
         ledger_id, first, entries, size = (take(data, key, int, 0) for key in ("id", "first", "entries", "size"))
         return cls(ledger_id, _position(data, "horizon"), first, entries, size)
@@ -263,7 +263,7 @@ class MendRecord:
     first: Position
     count: int
     copies: Position | None
-    """Where the first one's copy stands, the others follow it; None: they are lost, and somebody accepted that."""
+    """Position of the first entry's copy, the others follow it; None: they are lost, and an operator accepted that."""
 
     def to_json(self) -> Json:
         return {
@@ -274,7 +274,7 @@ class MendRecord:
 
     @classmethod
     def from_json(cls, source: Any) -> MendRecord:
-        """:raises Invalid: a field is not what it should be."""
+        """:raises Invalid: a field is not valid."""
         data = mapping(source, "a mend")
         copies = None if data.get("copies") is None else _position(data, "copies")
         return cls(_position(data, "first"), take(data, "count", int, 1), copies)
@@ -282,7 +282,7 @@ class MendRecord:
 
 @dataclass(frozen=True, slots=True)
 class TopicRecord:
-    """What this region must know of a topic, or of one partition, before it can open it."""
+    """The facts this region needs to open a topic or partition."""
 
     incarnation: str = ""
     """The stamp of its last deletion; empty when it was never deleted (R8)."""
@@ -296,7 +296,7 @@ class TopicRecord:
     last_origins: Mapping[str, Position] = field(default_factory=dict)
     """The last stored origin per other region, as of the last write of this record (R4)."""
     terminated: Position | None = None
-    """The last entry for ever, when the topic was terminated."""
+    """The last entry of a terminated topic."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     stamp: Stamp | None = None
     topic_epoch: int | None = None
@@ -306,7 +306,7 @@ class TopicRecord:
     holes: Mapping[str, tuple[tuple[Position, Position], ...]] = field(default_factory=dict)
     """Per origin, between which entries some may still have to be fetched from other regions (R5, R6)."""
     joining: bool = False
-    """The copy here is not known to hold what the other regions have (R21)."""
+    """The copy here may lack entries that the other regions have (R21)."""
     joined: Mapping[str, Position] = field(default_factory=dict)
     """Per origin up to where entries were never to be had here: the join point (R21)."""
     compacted: CompactedRecord | None = None
@@ -318,15 +318,15 @@ class TopicRecord:
     mends: tuple[MendRecord, ...] = ()
     """Entries that the disk damaged and that were replaced, or given up (``ledgers/damage.py``)."""
     deleting: str | None = None
-    """Its deletion has begun: the stamp, if it is known already. What is left of it goes, at the latest when somebody
-    wants to open it."""
+    """Its deletion has begun: the stamp, or an empty one if not known yet. The rest is removed later, at the latest
+    when the topic is next opened."""
     created: Stamp | None = None
-    """Of its creation, in whatever region; None for partitions, and where an earlier version made it."""
+    """Stamp of its creation, in whichever region; None for partitions, and if an earlier version created it."""
     skipped: Mapping[str, Skipped] = field(default_factory=dict)
-    """Per other region what an operator skipped of its backlog."""
+    """Per other region, the part of its backlog that an operator skipped."""
     skipped_before: Mapping[str, tuple[tuple[Position, Position], ...]] = field(default_factory=dict)
-    """Per other region what was skipped before that, and the region went on behind: own entries ``(after, upto]``, the
-    newest stretches. It explains to a verifier what the region lacks."""
+    """Per other region, earlier skipped ranges that the region has since passed: own entries ``(after, upto]``, the
+    newest ones. They explain to a verifier what the region lacks."""
 
     def to_json(self) -> Json:
         return {
@@ -355,7 +355,7 @@ class TopicRecord:
 
     @classmethod
     def from_json(cls, source: Any, stamp: Stamp | None = None) -> TopicRecord:
-        """:raises Invalid: a field is not what it should be."""
+        """:raises Invalid: a field is not valid."""
         data = mapping(source, "a topic")
         return cls(
             incarnation=take(data, "incarnation", str, ""),
@@ -422,7 +422,7 @@ class SchemaRecord:
 
     @property
     def content_id(self) -> str:
-        """What makes two schemas the same: type and definition."""
+        """Identity of a schema: its type and definition."""
         return hashlib.sha256(self.type.encode() + b"\x00" + self.data).hexdigest()
 
     @property
@@ -441,7 +441,7 @@ class SchemaRecord:
 
     @classmethod
     def from_json(cls, source: Any, version: int = -1, stamp: Stamp | None = None) -> SchemaRecord:
-        """:raises Invalid: a field is not what it should be."""
+        """:raises Invalid: a field is not valid."""
         data = mapping(source, "a schema")
         try:
             definition = base64.b64decode(take(data, "data", str, ""), validate=True)
@@ -452,7 +452,7 @@ class SchemaRecord:
 
 
 def _created(source: Mapping[str, Any]) -> Stamp | None:
-    """:raises Invalid: it is no stamp."""
+    """:raises Invalid: the value is not a stamp."""
     text = take(source, "created", str)
     try:
         return None if text is None else Stamp.parse(text)

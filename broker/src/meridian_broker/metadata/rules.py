@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What rules a topic: its own policies over its namespace's over the broker's settings.
+"""The rules of a topic: its own policies over its namespace's over the broker's settings.
 
-``rules`` is the one place where that is decided. It is pure, so whoever asks twice hears the same twice; the topic
-service keeps the answer on each open topic and renews it when a policy changed.
+``rules`` is the one place where that is decided. It is pure, so equal input gives equal rules; the topic
+service keeps the result on each open topic and renews it when a policy changed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from meridian_broker.metadata.policy_values import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """What holds for one topic. The defaults are those of a broker whose settings say nothing."""
+    """The rules in force for one topic. The defaults are those of a broker without settings."""
 
     regions: frozenset[str] | None = None
     """Where the topic lives by its own choice; None: where its namespace does."""
@@ -45,7 +45,7 @@ class Rules:
     max_consumers_per_subscription: int = 0
     max_subscriptions: int = 0
     max_topics: int = 0
-    """Of the namespace."""
+    """Per namespace."""
     max_unacked_per_consumer: int = 50_000
     max_unacked_per_subscription: int = 200_000
     max_message_bytes: int = 0
@@ -54,9 +54,9 @@ class Rules:
     publish_rate: PublishRate = field(default=PublishRate())
     """In this region; so are the next three."""
     dispatch_rate: DispatchRate = field(default=DispatchRate())
-    """Of all subscriptions together."""
+    """For all subscriptions together."""
     subscription_dispatch_rate: DispatchRate = field(default=DispatchRate())
-    """Of each subscription."""
+    """For each subscription."""
     replicator_dispatch_rate: DispatchRate = field(default=DispatchRate())
     """To each other region."""
     delayed_delivery: DelayedDelivery = field(default=DelayedDelivery())
@@ -70,9 +70,9 @@ class Rules:
 
 
 def rules(broker: Rules, region: str, *levels: Level) -> Rules:
-    """What holds where these levels do, the later over the earlier, all over the broker's settings.
+    """The rules from these levels, later ones overriding earlier ones, over the broker's settings.
 
-    :param levels: what the namespace set, then what the topic set.
+    :param levels: the namespace's policies, then the topic's.
     """
     found: dict[str, Any] = {}
     for level in levels:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Schemas of topics. Contents are a set that all regions share; the numbers 0, 1, 2 ... are each region's own (R41).
 
-So the content lies below ``/geo`` under its hash, and which content got which number here lies below ``/local``. A
-number is never given twice, not even after all schemas of a topic were deleted: stored messages refer to numbers.
+So contents are stored below ``/geo`` under their hash, and this region's numbers for them below ``/local``. A
+number is never reused, not even after all schemas of a topic were deleted: stored messages refer to numbers.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Schemas:
         return [record for record in found if record is not None]
 
     async def get(self, topic: TopicName, version: int | None = None) -> SchemaRecord:
-        """That version, or the newest. :raises NotFound: there is none, or it was deleted."""
+        """That version, or the newest. :raises NotFound: it does not exist or was deleted."""
         contents, first = await self._numbered(topic)
         number = len(contents) - 1 if version is None else version
         record = await self._read(topic, contents[number], number) if first <= number < len(contents) else None
@@ -62,13 +62,13 @@ class Schemas:
         check: Callable[[], None] = lambda: None,
         quota: SchemaQuota | None = None,
     ) -> SchemaRecord:
-        """Number it; one that is there already keeps its number. Returns it with version and stamp.
+        """Assign a number; a schema that exists already keeps its number. Returns it with version and stamp.
 
-        Whether it is compatible with the others is for the caller to judge, before.
+        The caller checks compatibility with the other schemas first.
 
-        :param check: raises when the schema is not wanted any more, because its topic was deleted, say. Called in the
-            turn of the loop that sends the write.
-        :param quota: None: another region has it already, so it is taken whatever there is.
+        :param check: raises when the schema is not wanted any more, for example because its topic was deleted. Called
+            in the turn of the loop that sends the write.
+        :param quota: None: another region has it already, so it is stored regardless of the quota.
         :raises NotFound: the namespace does not exist.
         :raises Invalid: it is too large, or there are too many.
         :raises QuotaReached: there is no room for it.
@@ -159,7 +159,7 @@ class Schemas:
 
 
 class _Numbering(NamedTuple):
-    """What this region numbered of a topic."""
+    """The schemas of a topic that this region numbered."""
 
     contents: list[str]
     first: int

@@ -20,7 +20,7 @@ class MetadataError(Exception):
 
 
 class VersionConflict(MetadataError):
-    """Somebody else wrote the path first: read it again and decide anew."""
+    """Another writer changed the path first: read it again and decide again."""
 
 
 class MetadataUnavailable(MetadataError):
@@ -28,16 +28,16 @@ class MetadataUnavailable(MetadataError):
 
 
 class MetadataFull(MetadataUnavailable):
-    """The store has no room left: it answers reads and refuses writes until somebody makes room."""
+    """The store is full: it answers reads and refuses writes until space is freed."""
 
 
 class MetadataWentBack(MetadataError):
-    """The store is older than what it said before: somebody restored a copy under us. Nothing that it says goes with
-    what this process knows, and nothing is asked or written any more: begin anew, as after a crash (R5)."""
+    """The store is older than before: a backup was restored while this process runs. Nothing in it is consistent with
+    this process's memory, so it is neither read nor written any more: restart, as after a crash (R5)."""
 
 
 class LeaseExpired(MetadataError):
-    """The lease is gone: whatever it protected may belong to somebody else by now."""
+    """The lease is gone: whatever it protected may belong to another process by now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Remove ``path`` (that path alone, not what is below it). Absent: nothing happens."""
+    """Remove ``path`` (that path alone, nothing below it). If it does not exist, nothing happens."""
 
     path: str
 
@@ -91,7 +91,7 @@ class Lease(Protocol):
         ...
 
     async def revoke(self) -> None:
-        """Give it up now; everything put with it goes."""
+        """Give it up now; everything put with it is removed."""
         ...
 
 
@@ -131,11 +131,12 @@ class MetadataStore(Protocol):
         ...
 
     def watch(self, prefix: str) -> AsyncIterator[list[Change]]:
-        """Changes below ``prefix`` from now on, a list per transaction, in order, none missed while the store restarts.
+        """Changes below ``prefix`` from now on, a list per transaction, in order; none is missed while the store
+        restarts.
 
         The first item is always an empty list: it is yielded once the watch is in place, so that a caller can scan
-        after it and miss nothing. When the store compacted what was missed, the iterator raises
-        :class:`MetadataError`, and the caller scans again and watches anew.
+        after it and miss nothing. If the store compacted changes that were missed, the iterator raises
+        :class:`MetadataError`, and the caller scans and watches again.
         """
         ...
 

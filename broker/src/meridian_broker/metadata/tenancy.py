@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters (Pulsar's word for regions), tenants and namespaces: who there is, and what holds where."""
+"""Clusters (Pulsar's word for regions), tenants and namespaces, and their policies."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Clusters:
         return _named(await self._access.store.children(keys.CLUSTERS))
 
     async def get(self, name: str) -> ClusterRecord:
-        """:raises NotFound: there is none of that name."""
+        """:raises NotFound: the cluster does not exist."""
         value, stamp, version = await self._access.value(keys.cluster(check_name(name, "cluster")))
         if not version:
             raise NotFound(f"cluster {name} is not known here")
@@ -43,7 +43,7 @@ class Clusters:
         await self._access.change(keys.cluster(check_name(name, "cluster")), changing)
 
     async def update(self, name: str, record: ClusterRecord) -> None:
-        """:raises NotFound: there is none of that name."""
+        """:raises NotFound: the cluster does not exist."""
 
         def changing(tree: Tree) -> dict[str, Any]:
             if not tree.exists:
@@ -53,12 +53,12 @@ class Clusters:
         await self._access.change(keys.cluster(check_name(name, "cluster")), changing)
 
     async def put(self, name: str, record: ClusterRecord) -> None:
-        """Make it, or set it anew; unchanged, nothing is written."""
+        """Create or replace it; if nothing changes, nothing is written."""
         await self._access.change(keys.cluster(check_name(name, "cluster")), lambda _: {BASE: record.to_json()})
 
     async def delete(self, name: str) -> None:
-        """:raises NotFound: there is none of that name.
-        :raises NotEmpty: a tenant or namespace names it.
+        """:raises NotFound: the cluster does not exist.
+        :raises NotEmpty: a tenant or namespace uses it.
         """
         await self.get(name)
         users = await self._users(name)
@@ -67,7 +67,7 @@ class Clusters:
         await self._access.change(keys.cluster(name), lambda _: {})
 
     async def check_known(self, wanted: Iterable[str]) -> None:
-        """:raises Invalid: one of the names is no cluster's."""
+        """:raises Invalid: one of the names is not a known cluster."""
         unknown = sorted(set(wanted) - set(await self.names()))
         if unknown:
             raise Invalid(f"{', '.join(unknown)}: not a cluster known here; create it first")
@@ -86,7 +86,7 @@ class Clusters:
 
 
 class Tenants:
-    """Who owns namespaces."""
+    """The owners of namespaces."""
 
     def __init__(self, access: Access, clusters: Clusters) -> None:
         self._access = access
@@ -96,7 +96,7 @@ class Tenants:
         return _named(await self._access.store.children(keys.TENANTS))
 
     async def get(self, name: str) -> TenantRecord:
-        """:raises NotFound: there is none of that name."""
+        """:raises NotFound: the tenant does not exist."""
         record = fold_tenant(await self._access.tree(keys.tenant(check_name(name, "tenant"))))
         if record is None:
             raise NotFound(f"tenant {name} does not exist")
@@ -115,7 +115,7 @@ class Tenants:
         await self._access.change(keys.tenant(check_name(name, "tenant")), changing)
 
     async def update(self, name: str, record: TenantRecord) -> None:
-        """Set its roles and clusters. :raises NotFound: there is none of that name."""
+        """Set its roles and clusters. :raises NotFound: the tenant does not exist."""
         await self._clusters.check_known(record.allowed_clusters)
 
         def changing(tree: Tree) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class Tenants:
         await self._access.change(keys.tenant(check_name(name, "tenant")), changing)
 
     async def delete(self, name: str) -> None:
-        """:raises NotFound: there is none of that name.
+        """:raises NotFound: the tenant does not exist.
         :raises NotEmpty: it has namespaces.
         """
 
@@ -138,30 +138,30 @@ class Tenants:
 
 
 class Namespaces:
-    """Where topics live, and what holds for them."""
+    """Groups of topics with shared policies."""
 
     def __init__(self, access: Access, clusters: Clusters) -> None:
         self._access = access
         self._clusters = clusters
 
     async def names(self, tenant: str) -> list[str]:
-        """``tenant/namespace`` of each. :raises NotFound: there is no such tenant."""
+        """``tenant/namespace`` of each. :raises NotFound: the tenant does not exist."""
         await self._base_of_tenant(tenant)
         return [f"{tenant}/{short}" for short in _named(await self._access.store.children(keys.namespaces_of(tenant)))]
 
     async def get(self, name: str) -> NamespaceRecord:
-        """:raises NotFound: there is none of that name."""
+        """:raises NotFound: the namespace does not exist."""
         record = fold_namespace(await self._access.tree(keys.namespace(check_namespace(name))))
         if record is None:
             raise NotFound(f"namespace {name} does not exist")
         return record
 
     async def create(self, name: str, record: NamespaceRecord | None = None) -> None:
-        """Without replication clusters it lives in this region alone.
+        """Without replication clusters it exists in this region only.
 
-        :raises AlreadyExists: there is one of that name.
+        :raises AlreadyExists: the namespace exists.
         :raises NotFound: its tenant does not exist.
-        :raises Invalid: a bad name, or a cluster that is not known or not allowed to the tenant.
+        :raises Invalid: an invalid name, or a cluster that is unknown or not allowed for the tenant.
         """
         wanted = record or NamespaceRecord()
         if not wanted.replication_clusters:
@@ -177,10 +177,10 @@ class Namespaces:
         await self._access.change(path, changing, [tenant_base])
 
     async def update(self, name: str, change: Callable[[NamespaceRecord], NamespaceRecord]) -> NamespaceRecord:
-        """Change its policies; ``change`` may run several times. Others' changes of other policies stand.
+        """Change its policies; ``change`` may run several times. Concurrent changes of other policies are kept.
 
-        :raises NotFound: there is none of that name.
-        :raises Invalid: what ``change`` made is not possible.
+        :raises NotFound: the namespace does not exist.
+        :raises Invalid: ``change`` returned something impossible.
         """
         tenant, _ = await self._base_of_tenant(name.partition("/")[0])
         path = keys.namespace(check_namespace(name))
@@ -206,7 +206,7 @@ class Namespaces:
         return await self.update(name, lambda record: record.with_policy(policy, value, element))
 
     async def delete(self, name: str) -> None:
-        """:raises NotFound: there is none of that name.
+        """:raises NotFound: the namespace does not exist.
         :raises NotEmpty: it has topics.
         """
 
@@ -244,7 +244,7 @@ def _named(segments: Iterable[str]) -> list[str]:
 
 
 def _trees(found: Iterable[tuple[str, Record]], depth: int) -> Iterable[tuple[str, Tree]]:
-    """The trees in a scan of a folder whose members are named by ``depth`` segments: names and trees."""
+    """The trees in a scan of a folder whose members' names have ``depth`` segments: names and trees."""
     grouped: dict[str, dict[str, Record]] = {}
     for path, record in found:
         segments = path.split("/")

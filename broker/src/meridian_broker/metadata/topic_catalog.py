@@ -2,8 +2,8 @@
 """Topics: how many partitions they have (agreed between regions), and which ledgers they have here (local).
 
 A topic and a partitioned topic of the same name exclude each other. Deleting one leaves the stamp of the deletion:
-that is the incarnation of whatever is made under that name later (R8). Creating leaves none, so that two regions that
-make the same topic at the same time mean the same topic.
+it is the incarnation of whatever is created under that name later (R8). Creating leaves none, so that two regions that
+create the same topic at the same time mean the same topic.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Deletion(NamedTuple):
 
     stamp: Stamp
     ends: Mapping[str, Position]
-    """Per origin region the last entry that was stored here. Others had more, perhaps: nobody meant to delete that."""
+    """Per origin region the last entry that was stored here. Later entries in other regions were not part of the
+    deletion."""
     is_of_base: bool
     """The partitioned topic was deleted, with this partition of it."""
 
@@ -49,7 +50,7 @@ class Deletions:
         self._access = access
 
     async def incarnation(self, topic: TopicName) -> tuple[str, list[Check]]:
-        """The incarnation a topic made now has, and what must still hold when it is made.
+        """The incarnation of a topic created now, and the checks for the transaction that creates it.
 
         Deleting a partitioned topic counts for its partitions.
         """
@@ -111,7 +112,7 @@ class Deletions:
     async def marking(
         self, topic: TopicName, stamp: Stamp | None, ends: Mapping[str, Position] | None = None
     ) -> tuple[Check, Put, Stamp]:
-        """What a transaction that deletes the topic has to contain.
+        """The operations that a transaction deleting the topic has to contain.
 
         :param stamp: of a deletion in another region.
         :param ends: see ``Deletion``.
@@ -130,7 +131,7 @@ class Deletions:
     async def write(
         self, checks: Sequence[Check], operations: Sequence[Put | Delete], topic: TopicName, mark: Stamp
     ) -> bool:
-        """A transaction with what ``marking`` said. When it went through the view knows of it at once."""
+        """Execute a transaction with the result of ``marking``. On success the view is updated at once."""
         if not await self._access.store.transact(checks, operations):
             return False
         self._access.view.deleted(keys.deletion(topic), mark)
@@ -150,12 +151,12 @@ class PartitionedTopics:
         return None if record is None or record.deleting is not None else record
 
     async def on_record(self, topic: TopicName) -> PartitionedTopicRecord | None:
-        """The same, also of a topic whose deletion has begun."""
+        """Like ``find``, but includes a topic whose deletion has begun."""
         value, stamp, version = await self._access.value(keys.partitioned_topic(topic))
         return PartitionedTopicRecord.from_json(value, stamp) if version else None
 
     async def get(self, topic: TopicName) -> PartitionedTopicRecord:
-        """:raises NotFound: there is no partitioned topic of that name."""
+        """:raises NotFound: the partitioned topic does not exist."""
         record = await self.find(topic)
         if record is None:
             raise NotFound(f"partitioned topic {topic} does not exist")
@@ -166,7 +167,7 @@ class PartitionedTopics:
         return await list_topics(self._access, namespace, domain, keys.partitioned_topics_of(namespace, domain))
 
     async def all(self, namespace: str) -> list[tuple[TopicName, PartitionedTopicRecord]]:
-        """Those of ``tenant/namespace`` that store messages, also such whose deletion has begun."""
+        """The persistent ones of ``tenant/namespace``, including those whose deletion has begun."""
         tenant, _, short = check_namespace(namespace).partition("/")
         records = await self._access.store.scan(keys.partitioned_topics_of(namespace, PERSISTENT) + "/")
         return [
@@ -218,9 +219,9 @@ class PartitionedTopics:
         return await self._access.retry(f"creating {topic}", attempt)
 
     async def grow(self, topic: TopicName, partitions: int) -> PartitionedTopicRecord:
-        """Have at least that many partitions; as many already: nothing happens.
+        """Raise the number of partitions to this one; if it is the same already, nothing happens.
 
-        :raises NotFound: there is no partitioned topic of that name.
+        :raises NotFound: the partitioned topic does not exist.
         :raises Invalid: it has more already: the number never shrinks.
         """
         path = keys.partitioned_topic(topic)
@@ -249,9 +250,9 @@ class PartitionedTopics:
     async def change(
         self, topic: TopicName, changing: Callable[[PartitionedTopicRecord], PartitionedTopicRecord]
     ) -> None:
-        """Change its properties; ``changing`` may run several times, and leaves the number of partitions.
+        """Change its properties; ``changing`` may run several times, and must not change the number of partitions.
 
-        :raises NotFound: there is no partitioned topic of that name.
+        :raises NotFound: the partitioned topic does not exist.
         """
         path = keys.partitioned_topic(topic)
 
@@ -266,7 +267,8 @@ class PartitionedTopics:
         await self._access.retry(f"changing {topic}", attempt)
 
     async def begin_deletion(self, topic: TopicName, stamp: Stamp) -> None:
-        """From now on it is deleted, whatever happens before ``delete``. :raises NotFound: there is none."""
+        """From now on it counts as deleted, even if ``delete`` is never reached. :raises NotFound: it does not
+        exist."""
         await self.change(topic, lambda record: replace(record, deleting=str(stamp)))
 
     async def take_back(self, topic: TopicName) -> None:
@@ -274,9 +276,9 @@ class PartitionedTopics:
         await self._access.store.delete(keys.partitioned_topic(topic))
 
     async def delete(self, topic: TopicName, stamp: Stamp | None = None) -> Stamp:
-        """Forget the partition count; delete the partitions (as topics) first. Returns the deletion's stamp.
+        """Remove the partition count; delete the partitions (as topics) first. Returns the deletion's stamp.
 
-        :raises NotFound: there is no partitioned topic of that name.
+        :raises NotFound: the partitioned topic does not exist.
         """
         path = keys.partitioned_topic(topic)
 
@@ -325,7 +327,7 @@ class Topics:
         return await self._deletions.find(topic)
 
     async def newest_deletion(self, topic: TopicName) -> Stamp | None:
-        """Of the topic and all its partitions; None: there was none."""
+        """Stamp of the newest deletion of the topic or one of its partitions; None if there was none."""
         return await self._deletions.newest(topic)
 
     async def names(self, namespace: str, domain: str = PERSISTENT) -> list[TopicName]:
@@ -344,12 +346,12 @@ class Topics:
     async def create(
         self, topic: TopicName, record: TopicRecord | None = None, *, growing_to: int = 0, is_found: bool = False
     ) -> tuple[TopicRecord, int]:
-        """Make it with its incarnation filled in; returns the record and its version.
+        """Create it with its incarnation filled in; returns the record and its version.
 
-        :param growing_to: its partitioned topic is about to have so many partitions.
+        :param growing_to: number of partitions that its partitioned topic is about to have.
         :param is_found: its ledgers are on the volume, so it may be put on record before its partitioned topic.
-        :raises AlreadyExists: there is one of that name, or a partitioned topic.
-        :raises NotFound: its namespace does not exist, or it is a partition that its partitioned topic does not have.
+        :raises AlreadyExists: a topic or partitioned topic of that name exists.
+        :raises NotFound: its namespace does not exist, or its partitioned topic has no such partition.
         """
         path, partitioned = keys.topic(topic), keys.partitioned_topic(topic)
 
@@ -374,7 +376,7 @@ class Topics:
                 return None
             found = await self._access.store.get(path)
             if found is None:
-                return None  # made and deleted again by somebody: make it anew
+                return None  # created and deleted again in between: create it again
             return TopicRecord.from_json(decode(path, found.value)[0]), found.version
 
         made = await self._access.retry(f"creating {topic}", attempt)
@@ -383,7 +385,7 @@ class Topics:
         return made
 
     async def _check_partition(self, topic: TopicName, growing_to: int) -> Check:
-        """What must still hold of its partitioned topic when a partition is made."""
+        """The check on its partitioned topic for the transaction that creates a partition."""
         path = keys.partitioned_topic(topic.base)
         value, stamp, version = await self._access.value(path)
         record = PartitionedTopicRecord.from_json(value, stamp) if version else None
@@ -394,11 +396,11 @@ class Topics:
         return Check(path, version)
 
     async def create_partitions(self, base: TopicName, record: TopicRecord) -> None:
-        """Put all partitions of a partitioned topic on record that are not there yet, many in one transaction.
+        """Put all missing partitions of a partitioned topic on record, many in one transaction.
 
-        Those of which something changes at the same moment are left for whoever opens them.
+        Partitions with a concurrent change are skipped; they are created when they are opened.
 
-        :param record: what they begin with; each gets its incarnation.
+        :param record: their initial record; each gets its incarnation.
         """
         partitioned, _, version = await self._access.value(keys.partitioned_topic(base))
         if not version:
@@ -425,9 +427,9 @@ class Topics:
                     self.on_change(name, True)
 
     async def put(self, topic: TopicName, record: TopicRecord, expected: int) -> int:
-        """Write it over that version; returns the new one.
+        """Replace that version; returns the new one.
 
-        :raises VersionConflict: another broker wrote it: whoever calls is not its owner any more.
+        :raises VersionConflict: another broker wrote it: the caller no longer owns the topic.
         """
         return await self._access.store.put(
             keys.topic(topic), encode(record.to_json(), record.stamp), expected=expected
@@ -505,7 +507,7 @@ class Topics:
             self.on_change(to, True)
 
     async def mark_deleted(self, topic: TopicName, stamp: Stamp) -> None:
-        """Remember a deletion in another region: what is made under the name later is of that incarnation (R8)."""
+        """Remember a deletion in another region: a topic created later under this name has that incarnation (R8)."""
 
         async def attempt() -> bool | None:
             _, known, _ = await self._access.value(keys.deletion(topic))
@@ -518,7 +520,7 @@ class Topics:
 
 
 class PoliciesOfTopics:
-    """What topics set themselves, over what their namespaces say. They go when the topic is deleted."""
+    """Policies that topics set themselves, overriding their namespaces'. They are deleted with the topic."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -528,9 +530,10 @@ class PoliciesOfTopics:
         return fold_topic_policies(await self._access.tree(keys.topic_policies(topic))) or TopicPolicies()
 
     async def set_policy(self, topic: TopicName, policy: str, value: Any, element: str | None = None) -> None:
-        """Set one policy, or one element of it, to a JSON value; None takes it away. Others' changes of others stand.
+        """Set one policy, or one element of it, to a JSON value; None removes it. Concurrent changes of others are
+        kept.
 
-        :raises Invalid: the value is not what it should be.
+        :raises Invalid: the value is not valid.
         """
 
         def changing(tree: Tree) -> dict[str, Any]:
@@ -546,7 +549,7 @@ async def _policies_to_forget(access: Access, topic: TopicName) -> list[Delete]:
 
 
 async def _forget_older(access: Access, topic: TopicName) -> None:
-    """Policies that somebody set while the topic was being deleted; what is set from now on is the next topic's."""
+    """Remove policies that were set while the topic was being deleted; later ones belong to the next topic."""
     now = access.stamp(None)
 
     async def attempt() -> bool | None:

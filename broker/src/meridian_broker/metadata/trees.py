@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tenants and namespaces as small trees of paths.
 
-A namespace is one value for those who read it and many paths for those who write it (R41): its own path says that it
-exists, each policy lies below it, and each region or role of a list below that. *Leaves* are the paths below a base,
-relative to it (``""`` is the base itself), with their values. What is served is a pure function of the leaves (R42).
+A namespace is one value for readers and many paths for writers (R41): its own path says that it
+exists, each policy is below it, and each region or role of a list below that. *Leaves* are the paths below a base,
+relative to it (``""`` is the base itself), with their values. The served record is a pure function of the leaves (R42).
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ Leaves = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """What the store holds at ``path`` and below: records by relative path. Without the base it does not exist."""
+    """The store's content at ``path`` and below: records by relative path. Without the base the object does not
+    exist."""
 
     path: str
     records: Mapping[str, Record]
@@ -50,9 +51,10 @@ class Tree:
         return None if record is None else decode(self.path + leaf, record.value)[1]
 
     def writes(self, wanted: Leaves, stamp: Callable[[Stamp | None], Stamp]) -> tuple[list[Check], list[Put | Delete]]:
-        """What makes this tree into ``wanted``. Only what differs is written, and only that is checked, with the base.
+        """The operations that turn this tree into ``wanted``. Only differing leaves, and the base, are written and
+        checked.
 
-        ``stamp`` gives the stamp of a write from the stamp of what it replaces (R40).
+        ``stamp`` gives the stamp of a write from the stamp that it replaces (R40).
         """
         present = self.leaves()
         touched = [leaf for leaf in present.keys() | wanted.keys() if not _same(leaf, present, wanted)]
@@ -97,7 +99,7 @@ def unfold_namespace(record: NamespaceRecord) -> dict[str, Any]:
 
 
 def fold_namespace(tree: Tree) -> NamespaceRecord | None:
-    """:raises MetadataError: a stored policy is not what it should be."""
+    """:raises MetadataError: a stored policy is not valid."""
     if not tree.exists:
         return None
     policies = _fold(tree, POLICIES)
@@ -114,7 +116,7 @@ def unfold_topic_policies(record: TopicPolicies) -> dict[str, Any]:
 
 
 def fold_topic_policies(tree: Tree) -> TopicPolicies | None:
-    """None when the topic sets nothing itself. :raises MetadataError: a policy is not what it should be."""
+    """None when the topic sets nothing itself. :raises MetadataError: a policy is not valid."""
     return TopicPolicies(parse_level(_fold(tree, "/"))) if tree.records else None
 
 
@@ -127,7 +129,7 @@ def _unfold(prefix: str, policy: str, value: Any) -> dict[str, Any]:
 
 
 def _fold(tree: Tree, prefix: str) -> dict[str, Any]:
-    """Policies by name; those with one path per element as a map, whatever is stored for the whole below it."""
+    """Policies by name; those with one path per element as a map, which overrides a value stored for the whole."""
     whole: dict[str, Any] = {}
     elements: dict[str, dict[str, Any]] = {}
     for leaf, value in tree.leaves().items():

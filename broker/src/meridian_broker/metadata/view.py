@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters, tenants, namespaces, topics' policies and deletions in memory: decisions that cannot wait for the store.
+"""Clusters, tenants, namespaces, topic policies and deletions in memory: for decisions that cannot wait for the store.
 
-The view holds what the store holds at the paths it knows, by version: news that is older than what is known changes
-nothing. A namespace's record is put together when it is first asked for, and again after one of its paths changed.
+The view holds the store's content at the paths it knows, by version: an update that is older than the known version is
+ignored. A namespace's record is built when it is first needed, and rebuilt after one of its paths changed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Kind = Literal["cluster", "tenant", "namespace", "partitioned", "schema", "delet
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """Something changed in what regions agree on. ``everything``: changes may have been missed, look at all again."""
+    """A change in what regions agree on. ``everything``: changes may have been missed, read everything again."""
 
     kind: Kind
     name: str
@@ -42,7 +42,7 @@ _KINDS: Final[dict[str, tuple[Kind, int]]] = {
     "deletions": ("deletion", 4),
     "topic-policies": ("topic policies", 4),
 }
-"""Of each folder below ``/geo``: the kind, and how many segments name one of it."""
+"""For each folder below ``/geo``: the kind, and how many segments its names have."""
 
 
 def split(path: str) -> tuple[Kind, str, str] | None:
@@ -57,7 +57,7 @@ def split(path: str) -> tuple[Kind, str, str] | None:
 
 
 def name_of(kind: Kind, base: str) -> str:
-    """What a base path is about."""
+    """The name in a base path."""
     segments = [keys.unescape(segment) for segment in base.split("/")[3:]]
     if kind in ("partitioned", "deletion", "topic policies"):
         del segments[2]  # the domain
@@ -112,17 +112,17 @@ class View:
         self._namespaces: _Shelf[NamespaceRecord] = _Shelf(fold_namespace)
         self._topic_policies: _Shelf[TopicPolicies] = _Shelf(fold_topic_policies)
         self._deletions: dict[str, Stamp] = {}
-        """By path. Stamps only grow, so the latest one seen counts, in whatever order they are seen."""
+        """By path. Stamps only grow, so the latest one counts, whatever the order of arrival."""
 
     @classmethod
     def of(cls, found: Iterable[tuple[str, Record]]) -> View:
-        """What a scan of ``/geo/`` found."""
+        """A view from a scan of ``/geo/``."""
         view = cls()
         view.apply(Change(path, record) for path, record in found)
         return view
 
     def apply(self, changes: Iterable[Change]) -> list[Changed]:
-        """Take changes in. Says what they are about, each thing once, even if our own write brought them before."""
+        """Apply changes. Returns what they concern, each object once, even if our own write was applied before."""
         news: dict[Changed, None] = {}
         for change in changes:
             where = split(change.path)
@@ -178,7 +178,7 @@ class View:
         try:
             _, stamp = decode(change.path, change.record.value)
         except MetadataError:
-            return  # whoever opens the topic reads it again, and hears why it cannot be read
+            return  # opening the topic reads it again and reports the error
         if stamp is not None:
             self.deleted(change.path, stamp)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where things stand, in values: positions, origins, stamps, and the algebra of what is acked and dropped. Pure."""
+"""Places in the log as values: positions, origins, stamps, and the algebra of acked and dropped entries. Pure."""
 
 from __future__ import annotations
 

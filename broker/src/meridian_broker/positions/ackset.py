@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is acked of one origin region's stream: a set of positions that can only grow, and merges by union.
+"""The acked entries of one origin region's stream: a set of positions that only grows and merges by union.
 
-**Positions, not entries.** An origin's ledger holds its own entries and, between them, entries that came from
-elsewhere and markers. Only own entries are acked here. An acked entry ``e`` whose previous own entry is ``p`` (rule R3)
-is *claimed* as the interval ``(p, e]``: no own entry stands strictly between the two, so nothing unacked is claimed.
+**Positions, not entries.** An origin's ledger holds its own entries and, between them, entries of other regions
+and markers. Only own entries are acked here. An acked entry ``e`` whose previous own entry is ``p`` (rule R3)
+is *claimed* as the interval ``(p, e]``: no own entry lies strictly between the two, so nothing unacked is claimed.
 Two acked runs join only where the second's ``prev`` is the first's end. So a stream interleaved with two others still
 becomes one run, and an entry that is withheld from a region is never claimed by its neighbours.
 
@@ -27,7 +27,7 @@ FLOOR: Final = -1
 
 
 class AckSet(RunSet):
-    """The acked positions of one origin. Changed in place; see the module for what it means."""
+    """The acked positions of one origin. Changed in place; the module docstring defines the semantics."""
 
     __slots__ = ()
 
@@ -59,11 +59,11 @@ class AckSet(RunSet):
         return all(other._lacks(ledger, claims) is None for ledger, claims in (self._detail or {}).items())
 
     def minus(self, other: AckSet) -> AckSet:
-        """What this set has and the other lacks.
+        """The part of this set that the other lacks.
 
-        A part of this set that is at most a little too large: where the floors differ the whole floor is in it, and
-        where a link is missing so is the entry it leads to. Joined to the other it gives the union; it is empty exactly
-        if this set is within the other.
+        It may be slightly too large: where the floors differ it contains the whole floor, and where a link is missing
+        it contains the entry that the link leads to. Joined to the other set it gives the union; it is empty exactly if
+        this set is within the other.
         """
         result = AckSet()
         if (self._ledger, self._entry) > (other._ledger, other._entry):
@@ -88,7 +88,7 @@ class AckSet(RunSet):
         return result
 
     def last(self) -> Position | None:
-        """The last entry that is claimed by name; None: there is none."""
+        """The last entry that is claimed individually; None if there is none."""
         if not self._detail:
             return None
         ledger = max(self._detail)
@@ -96,7 +96,7 @@ class AckSet(RunSet):
         return Position(ledger, bits.max()) if bits else None
 
     def upto(self, position: Position) -> AckSet:
-        """What is claimed up to a position, without batches of which some messages are acked."""
+        """The claims up to a position, without partly acked batches."""
         result = AckSet(min(self.floor, position))
         for after, end in self.runs():
             if after < position and (last := min(end, position)).entry >= 0:
@@ -127,9 +127,10 @@ class AckSet(RunSet):
         return f"<AckSet up to {self._ledger}:{self._entry}, {self.count_detail()} above>"
 
     def cool(self, like: AckSet | None = None) -> None:
-        """Called once in a while: keep what did not change since then encoded, and with ``like`` once for both.
+        """Called periodically: encode the parts that did not change since the last call; share them with ``like`` if
+        equal.
 
-        Nothing that can be asked changes by it; what is touched is decoded again, ledger by ledger.
+        Results of queries stay the same; parts that are accessed are decoded again, ledger by ledger.
         """
         if self._cold is None:
             if self._detail is None or not cool_claims(self._detail):
@@ -143,9 +144,9 @@ class AckSet(RunSet):
     # -- encoding ------------------------------------------------------------------------------------------------------
 
     def digest(self, ledger: int) -> int:
-        """A stable 64-bit digest of what is known of one ledger above the floor, or with ``FLOOR`` of the floor.
+        """A stable 64-bit digest of one ledger's claims above the floor, or, with ``FLOOR``, of the floor.
 
-        Equal parts have equal digests in every region. 0: nothing is known.
+        Equal parts have equal digests in every region. 0: nothing is claimed.
         """
         if ledger == FLOOR:
             out = bytearray()
@@ -162,7 +163,7 @@ class AckSet(RunSet):
         return result
 
     def put(self, out: bytearray) -> None:
-        """Append the encoding; it knows where it ends. Canonical; its version is that of what it is part of."""
+        """Append the encoding. It is canonical and self-delimiting; the version is that of the enclosing format."""
         put_position(out, Position(self._ledger, self._entry))
         put_number(out, len(self._detail or ()))
         last = 0
@@ -175,7 +176,7 @@ class AckSet(RunSet):
     def take(cls, reader: Reader) -> AckSet:
         """Read what ``put`` wrote.
 
-        :raises ValueError: the bytes are no such set.
+        :raises ValueError: the bytes are not a valid set.
         """
         result = cls(take_position(reader))
         detail: dict[int, Claims] = {}
@@ -200,16 +201,16 @@ class AckSet(RunSet):
 
     @classmethod
     def decode(cls, data: bytes) -> AckSet:
-        """:raises ValueError: the bytes are no such set."""
+        """:raises ValueError: the bytes are not a valid set."""
         reader = Reader(data)
         result = cls.take(reader)
         reader.end()
         return result
 
     def _join_small(self, other: AckSet) -> bool | None:
-        """``join`` for the usual delta: one run, or a few bits of one ledger that nothing complicates.
+        """``join`` for the usual delta: one run, or a few bits of one ledger without links or batches.
 
-        :returns: what ``join`` returns, or None when it is no such delta; then nothing was done.
+        :returns: as ``join``, or None when the delta is not that simple; then nothing was done.
         """
         if other._ledger >= 0 or other._detail is None or len(other._detail) > 1:
             return None
@@ -264,7 +265,7 @@ class AckSet(RunSet):
 
 
 class ColdAckSet(AckSet):
-    """A set whose slot ``_detail`` is empty, see ``ColdClaims``. All is in one piece in the slot of the links."""
+    """A set whose slot ``_detail`` is empty, see ``ColdClaims``. The slot of the links holds everything as one blob."""
 
     __slots__ = ()
 

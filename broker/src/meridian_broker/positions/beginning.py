@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a subscription began, and which of its lives it is in (rules R15, R16).
+"""Where a subscription began, and which incarnation it is (rules R15, R16).
 
-A subscription that is deleted and made again is another one: its *life* is the stamp of the deletion before it. Within
-a life it may be made in several regions that do not hear of each other; then the earliest creation says where it
-begins. What lies before that place is not to be delivered, but nobody acked it: the place of a later creation is
-taken back, whereas its acknowledgements are kept. So places are no acks, and are kept apart from them.
+A subscription that is deleted and created again is a different one: the stamp of the deletion before it is its *life*.
+Within a life, regions that cannot reach each other may each create it; the earliest creation then decides where it
+begins. Messages before that place are not delivered, but were not acked either: when an earlier creation becomes known,
+the place of the later one is withdrawn, whereas its acknowledgements are kept. So places are not acks, and are kept
+separately.
 
-Beginnings are ordered - a later life, then an earlier creation - and joining two takes the first in that order.
+Beginnings are ordered - a later life first, then an earlier creation - and joining two takes the first in that order.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Beginning(NamedTuple):
     life: Stamp
     """Stamp of the deletion before; ``ZERO`` when it was never deleted."""
     created: Stamp
-    """Stamp of the creation; ``ZERO`` when it is not known to be made in this life, or not told (in a delta)."""
+    """Stamp of the creation; ``ZERO`` when no creation in this life is known, or in a delta that does not carry it."""
     places: Mapping[str, Position]
     """Per origin region: everything up to here lies before the beginning. Regions that are not named begin at their
     earliest entry."""
@@ -74,7 +75,7 @@ class Beginning(NamedTuple):
 
     @classmethod
     def take(cls, reader: Reader) -> Beginning:
-        """:raises ValueError: these bytes are no beginning."""
+        """:raises ValueError: these bytes are not a valid beginning."""
         life, created = (Stamp(reader.number(), reader.number(), reader.name()) for _ in range(2))
         places: dict[str, Position] = {}
         for _ in range(reader.count(3)):
@@ -88,4 +89,4 @@ class Beginning(NamedTuple):
 
 
 UNKNOWN: Final = Beginning(ZERO, ZERO, {})
-"""Of a progress that says nothing about it."""
+"""The beginning of a progress that carries none."""

@@ -75,7 +75,7 @@ def put_bits(out: bytearray, bits: BitMap) -> None:
 def take_bits(reader: Reader) -> BitMap:
     """Read what ``put_bits`` wrote.
 
-    :raises ValueError: these bytes are no set, or one past the limits.
+    :raises ValueError: these bytes are not a valid set, or exceed the limits.
     """
     kind = reader.byte()
     if kind == _RUNS:

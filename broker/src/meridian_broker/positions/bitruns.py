@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs and chunks of a roaring bitmap, at the speed of C wherever the library lets us.
 
-The library knows sets of numbers; we think in runs of them. Where a run ends is found by galloping with
+The library offers sets of numbers; this code works with runs. The end of one run is found by galloping with
 ``contains_range``; all runs at once by shifting the set by one and subtracting.
 
-The library's own serialization is *not* canonical: equal sets with different histories may come out as different
-bytes (a run container and an array container of the same size both stay what they are). ``chunks`` is: it shows a set
-as chunks of 65,536 numbers, each in the form that its content alone decides.
+The library's own serialization is *not* canonical: equal sets with different histories may serialize to different
+bytes (a run container and an array container of the same size both stay what they are). ``chunks`` is canonical: it
+splits a set into chunks of 65,536 numbers, each in a form that depends only on its content.
 """
 
 from __future__ import annotations

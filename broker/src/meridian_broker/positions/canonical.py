@@ -9,7 +9,7 @@ from meridian_broker.positions.position import Position
 
 
 def merge_runs(detail: dict[int, Claims], order: list[int]) -> None:
-    """Downwards: let links reach as far as they can, and forget what lies under them. Sets every ``tail``.
+    """Downwards: extend links as far down as possible, and remove what they cover. Sets every ``tail``.
 
     ``order``: the keys of ``detail``, ascending.
     """
@@ -28,7 +28,7 @@ def merge_runs(detail: dict[int, Claims], order: list[int]) -> None:
                 reach = owner.link = Position(ledger, tail)
             bits.remove_range(tail + 1, ENTRY_LIMIT)
             if tail < 0 and claims.link is not None:
-                # The run goes on downwards: one link for both.
+                # The run continues downwards: one link for both.
                 owner.link = min(reach, claims.link)
                 claims.link = None
         claims.tail = tail
@@ -37,9 +37,9 @@ def merge_runs(detail: dict[int, Claims], order: list[int]) -> None:
 
 
 def advance(detail: dict[int, Claims], order: list[int], floor: tuple[int, int]) -> tuple[int, int]:
-    """Upwards: let the floor rise through bits and links, and forget what lies below. After ``merge_runs``.
+    """Upwards: raise the floor through bits and links, and remove what lies below. Call after ``merge_runs``.
 
-    :returns: the floor as high as it goes.
+    :returns: the highest possible floor.
     """
     for ledger in order:
         claims = detail[ledger]

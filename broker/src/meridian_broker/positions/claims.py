@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an ``AckSet`` knows of one origin ledger above its floor. Its parts are kept in order by ``AckSet``."""
+"""The claims of an ``AckSet`` for one origin ledger above the floor. ``AckSet`` keeps the parts consistent."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _PARTIAL: Final = 4
 
 
 class Partial(NamedTuple):
-    """A batch some of whose messages are acked."""
+    """A batch of which some messages are acked."""
 
     size: int
     """Messages in the batch. Where two sources disagree the smaller counts (brokers never do: it is in the entry)."""
     acked: int
     """Bit i: message i is acked. Never all of them: then the entry is claimed instead (R18)."""
     after: Position | None
-    """The origin's previous own entry, where known: what may be claimed with the entry once it is whole."""
+    """The origin's previous own entry, if known: start of the claim once the batch is acked completely."""
 
 
 def join_partial(one: Partial, two: Partial) -> Partial:
@@ -49,9 +49,9 @@ def join_partial(one: Partial, two: Partial) -> Partial:
 class Claims:
     """One ledger's detail.
 
-    A bitmap takes 8 KiB for each 65,536 entry ids, however many of them a ledger has. So what did not change for a
-    while is *cold*: kept as ``put_bits`` writes it, near the entropy bound. Then the slot ``bits`` is empty, and
-    whoever looks at it gets it decoded: a warm bitmap costs no test on the way of an acknowledgement.
+    A bitmap takes 8 KiB for each 65,536 entry ids, however many of them a ledger has. So a ledger that did not change
+    for a while is *cold*: kept as ``put_bits`` encodes it, near the entropy bound. Then the slot ``bits`` is empty, and
+    accessing it decodes it: a warm bitmap costs no check on the acknowledgement path.
     """
 
     __slots__ = ("_cold", "_count", "bits", "link", "partial", "tail")
@@ -78,7 +78,7 @@ class Claims:
         return self._count == before and before >= COLD_FROM
 
     def cold_form(self) -> bytes:
-        """The form in which what rests is kept."""
+        """The encoding that cold claims are kept in."""
         if self._cold is not None:
             return self._cold
         out = bytearray(_digest_of(self.bits))
@@ -172,7 +172,7 @@ class Claims:
     # -- encoding ------------------------------------------------------------------------------------------------------
 
     def put(self, out: bytearray, ledger: int) -> None:
-        """Append the canonical encoding. ``ledger`` is the ledger's id, which the reader is told as well."""
+        """Append the canonical encoding. ``ledger`` is the ledger's id; ``take`` needs it as well."""
         link, partial, cold = self.link, self.partial, self._cold
         has_bits = cold is not None or bool(self.bits)
         out.append(
@@ -190,7 +190,7 @@ class Claims:
 
     @classmethod
     def take(cls, reader: Reader, ledger: int) -> Claims:
-        """:raises ValueError: these bytes are no claims."""
+        """:raises ValueError: these bytes are not valid claims."""
         kinds = reader.byte()
         if not 0 < kinds <= _BITS | _LINK | _PARTIAL:
             raise reader.broken(f"there is no kind {kinds} of claims")
@@ -225,8 +225,8 @@ class Claims:
 
 
 class ColdClaims(Claims):
-    """Claims whose slot ``bits`` is empty. A class of its own, for where a class has ``__getattr__`` every attribute of
-    its objects is looked up slowly, and warm ones are asked for every message."""
+    """Claims whose slot ``bits`` is empty. A separate class, because ``__getattr__`` slows down every attribute access
+    of its class, and warm claims are accessed for every message."""
 
     __slots__ = ()
 
@@ -257,7 +257,7 @@ def put_position(out: bytearray, position: Position) -> None:
 
 
 def take_position(reader: Reader) -> Position:
-    """What ``put_position`` wrote."""
+    """Read what ``put_position`` wrote."""
     ledger = reader.number() - 1
     entry = reader.number() - 1
     if ledger >= 1 << 63 or entry >= 1 << 63 or (ledger < 0 <= entry):

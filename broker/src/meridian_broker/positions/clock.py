@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stamps: who did something when, in a total order that needs no agreement between regions.
+"""Stamps: which region did something and when, in a total order that needs no agreement between regions.
 
 A ``Stamp`` is a reading of a hybrid logical clock (Kulkarni et al., 2014) with the region that took it. It follows
-the wall clock as long as that runs forward, and counts on from the last stamp when the clock stands still or was set
-back. So a region's stamps only grow, and stay close to the time people know.
+the wall clock as long as that moves forward, and counts on from the last stamp when the clock stands still or was set
+back. So a region's stamps only grow, and stay close to wall-clock time.
 
 Order (rules R12, R40): later ``time_ms``, then greater ``counter``; of two equal in both, the lexicographically
 **smaller** region wins. ``<``, ``sorted`` and ``max`` follow that order: the greatest stamp is the one that beats all
@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 _FIXED: Final = struct.Struct(">QQ")
 _NUMBERS_MAX: Final = 2 * len(str(2**64 - 1)) + 1
-"""Characters of the two numbers, with what stands between them."""
+"""Maximum length of the two numbers and the dot between them."""
 
 
 class Stamp(NamedTuple):
@@ -56,7 +56,7 @@ class Stamp(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Stamp:
-        """What ``str`` wrote. :raises ValueError: anything else."""
+        """The inverse of ``str``. :raises ValueError: the text is not a stamp."""
         numbers, _, region = text.partition("@")
         time_ms, _, counter = numbers.partition(".")
         are_numbers = numbers.isascii() and time_ms.isdecimal() and counter.isdecimal()
@@ -72,7 +72,7 @@ class Stamp(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> Stamp:
-        """:raises ValueError: these bytes are no stamp."""
+        """:raises ValueError: these bytes are not a stamp."""
         try:
             time_ms, counter = _FIXED.unpack_from(data)
             return cls(time_ms, counter, str(data[_FIXED.size :], "utf-8"))

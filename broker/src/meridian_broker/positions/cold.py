@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets of acks that nobody looked at for a while, in little memory: one piece of bytes near the entropy bound.
+"""Compact encoding of idle ack sets: one blob of bytes near the entropy bound.
 
-Three temperatures. *Warm*: a bitmap for each ledger, for acks at full speed. *Cool*: a ledger whose bitmap did not
-change is encoded, others that did are not (``Claims``). *Cold*: none changed, and all become one piece. Whoever asks a
-cold set gets the pieces cut apart again, and of the ledgers that matter the bitmaps.
+Three temperatures. *Warm*: a bitmap for each ledger, for acks at full speed. *Cool*: ledgers whose bitmap did not
+change are encoded, the others are not (``Claims``). *Cold*: no ledger changed, and all become one blob. Accessing a
+cold set splits the blob again and decodes the bitmaps of the ledgers that are needed.
 
 The bytes live in memory only and have no version.
 """
@@ -34,7 +34,7 @@ def cool_claims(detail: dict[int, Claims]) -> bool:
 
 
 def put_cold(detail: dict[int, Claims]) -> bytes:
-    """Ledgers all of which rest, in one piece."""
+    """Ledgers that are all idle, as one blob."""
     out = bytearray()
     put_number(out, sum(claims.count() for claims in detail.values()))
     put_number(out, len(detail))

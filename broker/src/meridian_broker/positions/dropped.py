@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is gone without an ack: ranges per origin region, each with its cause (rule R14).
+"""Entries that were removed without an ack: ranges per origin region, each with its cause (rule R14).
 
-Drops look like acks and must never become some: expiry in one region says nothing about the others, which may still
+Drops resemble acks but must never become acks: expiry in one region says nothing about the others, which may still
 hold the message and owe it to a consumer. So they are kept in a set of their own, of another type, that no ``Progress``
-can join. Each region applies its own. Only a rewind takes drops back: what it rules is owed again (R12), and is told
-once more as long as it is stored.
+can join. Each region applies its own. Only a rewind withdraws drops: the entries it rules are owed again (R12), and are
+delivered again as long as they are stored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FORMAT_VERSION: Final = 1
 
 
 class Cause(IntEnum):
-    """Why entries went. The numbers are part of the format."""
+    """Why entries were dropped. The numbers are part of the format."""
 
     TTL = 1
     """Older than the message TTL."""
@@ -34,14 +34,14 @@ class Cause(IntEnum):
 
 
 class Dropped:
-    """What one region dropped of a subscription's entries. Grows until a rewind; changed in place."""
+    """The entries of a subscription that one region dropped. Grows until a rewind; changed in place."""
 
     __slots__ = ("_anyhow", "_ranges")
 
     def __init__(self) -> None:
         self._ranges: dict[tuple[str, Cause], AckSet] = {}
         self._anyhow: dict[str, AckSet] = {}
-        """By region, whatever the cause. Derived: dispatch asks for every entry."""
+        """Per region, all causes together. Derived: dispatch looks it up for every entry."""
 
     def add(self, cause: Cause, region: str, after: Position, upto: Position) -> bool:
         """Note that the origin's entries in ``(after, upto]`` were dropped, except for those acked before.
@@ -94,7 +94,7 @@ class Dropped:
         return changed
 
     def take_back(self, rules: Mapping[str, tuple[Position, Position]]) -> bool:
-        """A rewind rules ``(low, high]`` of these regions: what was dropped there is owed again (R12).
+        """Withdraw drops that a rewind rules: entries in ``(low, high]`` of these regions are owed again (R12).
 
         The bounds are entries, or ``EARLIEST``.
 
@@ -166,7 +166,7 @@ class Dropped:
 
     @classmethod
     def decode(cls, data: bytes) -> Dropped:
-        """:raises ValueError: another format, or bytes that are no drops."""
+        """:raises ValueError: another format, or bytes that are not valid drops."""
         reader = Reader(data)
         version = reader.byte()
         if version != FORMAT_VERSION:

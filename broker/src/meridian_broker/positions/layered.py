@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Acks in layers: what is acked of which origin in which epoch, how it gets there, and which layer an entry reads.
+"""Acks in layers: which entries are acked in which epoch, how acks are added, and which layer decides about an entry.
 
 The base layer, epoch ``ZERO``, rules everything. Each rewind is a layer above it that rules some of the entries
-(``layers.py``). What regions merge and tell each other of it is ``Progress``.
+(``layers.py``). ``Progress`` adds merging and exchange between regions.
 
 * An entry reads the newest layer that rules it.
 * An ack counts in the epoch under which its message was dispatched (R13): in the newest layer, not newer than that,
-  that rules the entry. Where only the publish time could tell which one that is, it is noted in all that may be.
+  that rules the entry. Where only the publish time could tell which one that is, it is added to all candidates.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class LayeredAcks:
         """Ack ``(after, upto]`` of an origin's stream: one entry and its ``prev``, or a run of them.
 
         :param epoch: the epoch under which the messages were dispatched (R13).
-        :param publish_time_ms: of the entry acked. Leave it out for a run, whose entries have times of their own.
+        :param publish_time_ms: of the entry acked. Omit it for a run, whose entries have different times.
         :returns: whether anything was new.
-        :raises ValueError: no such interval, see ``AckSet.claim``; or an epoch this progress has not heard of.
+        :raises ValueError: not a valid interval, see ``AckSet.claim``; or an epoch that this progress does not know.
 
-        What reaches over the border of what a rewind rules is noted in the older layer too. There it says nothing wrong
-        of the part that the newer one rules: those entries *are* acked, in an epoch at least as new.
+        An interval that extends beyond a rewind's range is added to the older layer as well. That is correct even for
+        the part that the newer one rules: those entries *are* acked, in an epoch at least as new.
         """
         if self._layers is None:
             if epoch is not ZERO:
@@ -63,7 +63,7 @@ class LayeredAcks:
         return changed
 
     def _ack_timeless(self, layers: Layers, region: str, after: Position, upto: Position) -> bool:
-        """An ack of the newest epoch counts whichever rewind rules its entry, so it need not be told which one does."""
+        """Ack in the newest epoch without a publish time: it counts whichever rewind rules its entry."""
         changed = False
         if len(layers.timed) < len(layers.known):
             for layer in layers.beside_times(region, after, upto):
@@ -75,13 +75,13 @@ class LayeredAcks:
         return acks_of(layers.timeless, region).claim(after, upto) or changed
 
     def _acks_by_time(self, layers: Layers) -> Iterator[Mapping[str, AckSet]]:
-        """What is noted in each of the layers for which ``timeless`` counts."""
+        """The acks of each layer for which ``timeless`` counts."""
         yield from layers.timed_acks()
         if self._base_counts():
             yield self._base
 
     def _settle(self) -> None:
-        """Note what is timeless in each layer for which it counts: where layers are looked at one by one."""
+        """Add the timeless acks to each layer for which they count, so that layers can be read individually."""
         layers = self._layers
         if layers is not None and layers.timeless:
             timeless, layers.timeless = layers.timeless, {}
@@ -107,7 +107,7 @@ class LayeredAcks:
         """Ack some messages of a batch of ``size``: those whose bits are set (R18).
 
         :param after: the entry's ``prev``, when known.
-        :raises ValueError: bits the batch does not have, or an epoch this progress has not heard of.
+        :raises ValueError: bits the batch does not have, or an epoch that this progress does not know.
         """
         begin = Position(position[0], position[1] - 1) if after is None else after
         changed = False
@@ -137,9 +137,9 @@ class LayeredAcks:
         return {layer.publish_time_ms for layer in self._layers or () if layer.publish_time_ms is not None}
 
     def is_acked(self, region: str, position: Position, publish_time_ms: int = 0) -> bool:
-        """Whether an entry is acked. Give its publish time: seeks by time rule by it.
+        """Whether an entry is acked. Pass its publish time: seeks by time apply by it.
 
-        Of an entry whose time is not known (0) only what is certain is said: it is acked whatever its time is.
+        Without the time (0) the answer is True only if the entry is acked whatever its time is.
         """
         if self._layers is not None:
             timeless = self._layers.timeless.get(region)
@@ -158,7 +158,7 @@ class LayeredAcks:
         return bool(places) and position <= places.get(region, EARLIEST)
 
     def all_acked(self, region: str, after: Position, upto: Position) -> bool:
-        """Whether all of ``(after, upto]`` is acked, whatever entries it has and whenever they were published."""
+        """Whether all of ``(after, upto]`` is acked, whichever entries it contains and whenever they were published."""
         timeless = self._timeless(region)
         if timeless is not None and timeless.touches(after, upto):
             if timeless.covers(after, upto):
@@ -176,7 +176,7 @@ class LayeredAcks:
         return len(found) > 1 and any(left is not None for left in found)
 
     def remaining(self, region: str, position: Position, size: int, publish_time_ms: int = 0) -> int | None:
-        """Which messages of a batch are *not* acked, as bits: 0 = the whole entry is acked, None = none of it is.
+        """The messages of a batch that are *not* acked, as bits: 0 = the whole entry is acked, None = none of it is.
 
         Without the publish time, as ``is_acked``.
         """
@@ -194,7 +194,7 @@ class LayeredAcks:
         return together
 
     def goes_beyond(self, places: Mapping[str, Position]) -> bool:
-        """Whether anything of these regions is acked behind these places, in whatever epoch."""
+        """Whether any entry of these regions is acked behind these places, in any epoch."""
         self._settle()
         return any(
             acks[region].goes_beyond(place)
@@ -204,7 +204,7 @@ class LayeredAcks:
         ) or any(self.start(region) > place for region, place in places.items())
 
     def touches(self, region: str, after: Position, upto: Position) -> bool:
-        """Whether anything of an interval, or some of a batch there, is acked in whatever epoch."""
+        """Whether any entry of an interval, or part of a batch in it, is acked in any epoch."""
         timeless = self._timeless(region)
         if timeless is not None and timeless.touches(after, upto):
             return True
@@ -217,7 +217,7 @@ class LayeredAcks:
         return self.beginning.places.get(region, EARLIEST)
 
     def regions(self) -> frozenset[str]:
-        """Origins of which anything is acked, lies before the beginning, or is ruled by a rewind."""
+        """Origins with acked entries, a beginning, or entries that a rewind rules."""
         self._settle()
         names = {region for acks in self._all_acks() for region, one in acks.items() if not one.is_empty}
         return frozenset(names.union(self.beginning.places, *(layer.rules for layer in self._layers or ())))
@@ -237,7 +237,7 @@ class LayeredAcks:
         }
 
     def acks(self, epoch: Stamp, region: str) -> AckSet | None:
-        """The acks of one layer, to look at; None when there are none."""
+        """The acks of one layer, for reading; None when there are none."""
         self._settle()
         if epoch == ZERO:
             return self._base.get(region)
@@ -245,7 +245,7 @@ class LayeredAcks:
         return None if layer is None else layer.acks.get(region)
 
     def rewinds(self) -> list[tuple[Stamp, Rules, int | None]]:
-        """All rewinds that still matter, oldest first: epoch, what it rules, from which publish time on."""
+        """All rewinds that are still in force, oldest first: epoch, what it rules, from which publish time on."""
         return [(layer.epoch, dict(layer.rules), layer.publish_time_ms) for layer in self._layers or ()]
 
     def count_detail(self) -> int:
@@ -274,9 +274,9 @@ class LayeredAcks:
     def _ruling(
         self, epoch: Stamp, region: str, after: Position, upto: Position, publish_time_ms: int
     ) -> Iterator[dict[str, AckSet]]:
-        """The acks of all layers in which an ack of an interval is noted, see ``Layers.ruling``.
+        """The acks of all layers to which an ack of an interval is added, see ``Layers.ruling``.
 
-        :raises ValueError: an epoch this progress has not heard of.
+        :raises ValueError: an epoch that this progress does not know.
         """
         self._check_epoch(epoch)
         if self._layers is None:

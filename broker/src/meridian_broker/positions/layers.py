@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers: what a rewind says, and which entries it says it about (rules R12, R13).
+"""Layers: rewinds, and the entries each of them applies to (rules R12, R13).
 
 A rewind *rules* a range ``(low, high]`` of positions per origin region, or every entry published at or after a time, or
-both. What it rules is read from its layer, whatever older layers say; everything else is untouched by it.
+both. Ruled entries are read from its layer, whatever older layers contain; all other entries are unaffected.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Rules = dict[str, tuple[Position, Position]]
 """Per origin region the ``(low, high]`` that a rewind rules."""
 
 LAYERS_MAX = 64
-"""A subscription that has so many rewinds takes no further seek back. Regions that are cut from each other may make as
-many each; what they know together is the union, and is written and read whatever its size."""
+"""With this many rewinds a subscription accepts no further seek back. Regions that are cut off from each other may each
+make as many; their union is written and read whatever its size."""
 
 epoch_of = attrgetter("epoch")
 
 
 class Layer:
-    """One rewind and what was acked since. ``epoch`` names it: one stamp is one rewind, everywhere."""
+    """One rewind and the acks since. ``epoch`` identifies it: one stamp is one rewind, everywhere."""
 
     __slots__ = ("acks", "epoch", "publish_time_ms", "rules")
 
@@ -109,7 +109,7 @@ class Layer:
     __hash__ = None  # type: ignore[assignment]
 
     def put_head(self, out: bytearray) -> None:
-        """Append what ``take_head`` reads."""
+        """Append the encoding that ``take_head`` reads."""
         put_number(out, self.epoch.time_ms)
         put_number(out, self.epoch.counter)
         put_name(out, self.epoch.region)
@@ -126,7 +126,7 @@ class Layer:
 
     @classmethod
     def take_head(cls, reader: Reader) -> Layer:
-        """A rewind without acks. :raises ValueError: these bytes are none."""
+        """A rewind without acks. :raises ValueError: these bytes are not valid."""
         epoch = Stamp(reader.number(), reader.number(), reader.name())
         time = reader.number()
         rules: Rules = {}
@@ -139,7 +139,7 @@ class Layer:
 
     @classmethod
     def take(cls, reader: Reader) -> Layer:
-        """:raises ValueError: these bytes are no layer."""
+        """:raises ValueError: these bytes are not a valid layer."""
         layer = cls.take_head(reader)
         layer.acks = take_acks(reader)
         return layer
@@ -148,8 +148,8 @@ class Layer:
 class Layers(list[Layer]):
     """Rewinds, oldest first, and which of them decide about a place.
 
-    The list of a ``Progress`` is replaced, never changed, when a rewind comes or rules more than before: whoever holds
-    one may go on with it, and what it found out about its ranges stays true.
+    A ``Progress`` replaces its list and never changes it when a rewind is added or extended: references to an old list
+    stay usable, and what it cached about its ranges stays valid.
     """
 
     __slots__ = ("_by_epoch", "_heads", "_places", "epoch", "notes_once", "rules_all", "timed", "timeless")
@@ -163,7 +163,7 @@ class Layers(list[Layer]):
         self.timed: tuple[Layer, ...] = tuple(layer for layer in reversed(self) if layer.publish_time_ms is not None)
         """The seeks by time, newest first."""
         self.notes_once: bool = len(self.timed) > 1
-        """Are there so many of them that acks of the newest epoch are noted once for all?"""
+        """Whether acks of the newest epoch are kept once for all seeks by time, because there are several."""
         self.timeless: dict[str, AckSet] = {}
         """Acks that count whenever their entry was published: noted once for all seeks by time and the base layer."""
         self._heads: bytes | None = None
@@ -178,7 +178,7 @@ class Layers(list[Layer]):
 
     @property
     def heads(self) -> bytes:
-        """What all rewinds there are to know say, encoded: equal where the same ones are known."""
+        """The encoded heads of all known rewinds: equal if the same rewinds are known."""
         if self._heads is None:
             out = bytearray()
             put_number(out, len(self))
@@ -188,11 +188,11 @@ class Layers(list[Layer]):
         return self._heads
 
     def timed_acks(self) -> Iterator[Mapping[str, AckSet]]:
-        """What is noted in each seek by time, newest first; without what is noted once for all."""
+        """The acks of each seek by time, newest first; without those kept once for all."""
         return (layer.acks for layer in self.timed)
 
     def beside_times(self, region: str, after: Position, upto: Position) -> list[Layer]:
-        """Those of ``over`` that are no seeks by time, to note something in."""
+        """The layers of ``over`` that are not seeks by time, to add acks to."""
         return [
             layer
             for layer in self.over(region, after, upto)
@@ -206,7 +206,7 @@ class Layers(list[Layer]):
         return other
 
     def find(self, epoch: Stamp) -> Layer | None:
-        """The rewind of this stamp, None when there is none."""
+        """The rewind with this stamp, or None."""
         return self._by_epoch.get(epoch)
 
     def replaced(self, layers: Iterable[Layer]) -> Layers | None:
@@ -269,7 +269,7 @@ class Layers(list[Layer]):
                 return
 
     def not_overruled(self) -> Layers | None:
-        """Without those of which every entry is ruled by newer ones."""
+        """Without rewinds whose entries are all ruled by newer ones."""
         newer = _Ruled()
         kept: list[Layer] = []
         for layer in reversed(self):
@@ -288,7 +288,7 @@ class Layers(list[Layer]):
 
 
 class Touched(Layers):
-    """Of the rewinds that are known those about which a piece of progress says something."""
+    """The subset of the known rewinds for which a piece of progress holds acks."""
 
     __slots__ = ("_known", "_noting")
 
@@ -298,7 +298,7 @@ class Touched(Layers):
         self.epoch, self.rules_all = known.epoch, known.rules_all
         self.timed, self.notes_once = known.timed, known.notes_once
         self._noting: dict[tuple[str, int], list[Layer | None]] = {}
-        """Of stretches between two borders in which layers acknowledgements of the newest epoch are noted."""
+        """Per range between two borders, the layers to which acknowledgements of the newest epoch are added."""
 
     @property
     def known(self) -> Layers:
@@ -358,7 +358,8 @@ class Touched(Layers):
 
 
 class _Ruled:
-    """What some rewinds rule for certain. A seek by time covers another one by time, and no ranges of positions."""
+    """What a set of rewinds rules for certain. A seek by time covers another one by time, but no ranges of
+    positions."""
 
     def __init__(self) -> None:
         self._time: int | None = None
@@ -393,9 +394,9 @@ class _Ruled:
 
 @lru_cache(maxsize=16)
 def known_of(heads: bytes) -> Layers:
-    """The rewinds of ``Layers.heads``, without acks. Nearly all deltas of a subscription say the same ones.
+    """The rewinds of ``Layers.heads``, without acks. Nearly all deltas of a subscription carry the same ones.
 
-    :raises ValueError: these bytes are no rewinds, or not in order.
+    :raises ValueError: these bytes are not valid rewinds, or not in order.
     """
     reader = Reader(heads)
     known = Layers(Layer.take_head(reader) for _ in range(reader.count(6)))
@@ -411,11 +412,12 @@ def check_order(layers: list[Layer]) -> None:
         raise ValueError("the rewinds are not in order")
 
 
-# -- acks per region: what every layer has -----------------------------------------------------------------------------
+# -- acks per region: the content of a layer
+# ----------------------------------------------------------------------------
 
 
 def acks_of(acks: dict[str, AckSet], region: str) -> AckSet:
-    """The region's, made when there are none."""
+    """The region's acks, created when missing."""
     found = acks.get(region)
     if found is None:
         found = acks[sys.intern(region)] = AckSet()
@@ -423,13 +425,13 @@ def acks_of(acks: dict[str, AckSet], region: str) -> AckSet:
 
 
 def extract_acks(acks: Mapping[str, AckSet], wanted: Mapping[str, set[int]]) -> dict[str, AckSet]:
-    """What is acked in some ledgers of each region."""
+    """The acks in some ledgers of each region."""
     parts = {region: acks[region].extract(ledgers) for region, ledgers in wanted.items() if region in acks}
     return {region: part for region, part in parts.items() if not part.is_empty}
 
 
 def acks_upto(acks: Mapping[str, AckSet], ends: Mapping[str, Position]) -> dict[str, AckSet]:
-    """What is acked of these regions up to their ends."""
+    """The acks of these regions up to their ends."""
     return {region: acks[region].upto(end) for region, end in ends.items() if region in acks}
 
 
@@ -463,7 +465,7 @@ def acks_minus(mine: Mapping[str, AckSet], theirs: Mapping[str, AckSet]) -> dict
 
 
 def same_acks(mine: Mapping[str, AckSet], theirs: Mapping[str, AckSet]) -> bool:
-    """Equal, where a region nobody has acked anything of is as good as none."""
+    """Equal, where a region without acks is equivalent to a missing one."""
     if mine == theirs:
         return True
     some, others = ({region: one for region, one in acks.items() if not one.is_empty} for acks in (mine, theirs))
@@ -493,9 +495,9 @@ def take_acks(reader: Reader) -> dict[str, AckSet]:
 def covered_over(
     region: str, after: Position, upto: Position, base: AckSet | None, start: Position, newest_first: list[Layer]
 ) -> bool:
-    """Whether all of ``(after, upto]`` is acked, whichever entries there are and whenever they were published.
+    """Whether all of ``(after, upto]`` is acked, whichever entries it contains and whenever they were published.
 
-    Which entries of the origin lie there is not known, so one run of acks has to hold all of it (R3).
+    Which entries of the origin lie there is not known, so a single run of acks has to cover all of it (R3).
     """
     for layer in newest_first:
         low, high = after, upto

@@ -17,7 +17,7 @@ class Position(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Where an entry was first stored. Every entry has exactly one, whatever region it is read in (R2)."""
+    """Where an entry was first stored. Every entry has exactly one origin, in whichever region it is read (R2)."""
 
     region: str
     ledger: int

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress: where a subscription stands, said in a way that is true in every region.
+"""Progress: where a subscription stands, in a form that is valid in every region.
 
 A cursor says "these entries of this region's ledgers are acked" and means nothing elsewhere. ``Progress`` says the same
-of *origins*: per origin region the ``AckSet`` of its stream. Two regions' progress merges by union: in any order, any
-number of times, over any path. It is a join-semilattice, so regions that heard the same acks agree, however they heard.
+about *origins*: per origin region the ``AckSet`` of its stream. Two regions' progress merges by union: in any order,
+any number of times, over any path. It is a join-semilattice, so regions that received the same acks agree, by whatever
+path.
 
 Union alone could never go back. So a rewind (seek backwards, reset) adds a **layer**: its stamp is a new *epoch*, it
 rules some of the entries, and those are read from it alone (R12). The base layer, epoch ``ZERO``, rules everything.
@@ -12,11 +13,12 @@ rules some of the entries, and those are read from it alone (R12). The base laye
 * An entry reads the newest layer that rules it.
 * An ack counts in the epoch under which its message was dispatched (R13): in the newest layer, not newer than that,
   that rules the entry.
-* Where the subscription *began* (``beginning.py``) is known beside the acks: what lies before it counts as acked in the
-  base layer, until an earlier creation is heard of (R15). A later life of the subscription replaces all of it (R16).
-* What every region is through with, acked or not, is told by *reports* (``reports.py``): they let floors rise (R11).
-* A layer all of whose entries are ruled by newer ones is never read again and is forgotten. As the newer ones are part
-  of the same progress and only grow, forgetting early or late makes no difference to any join.
+* The place where the subscription *began* (``beginning.py``) is kept beside the acks: entries before it count as acked
+  in the base layer, until an earlier creation becomes known (R15). A later life of the subscription replaces all of it
+  (R16).
+* *Reports* (``reports.py``) tell up to where a region owes nothing, acked or not: they let floors rise (R11).
+* A layer whose entries are all ruled by newer ones is never read again and is discarded. As the newer ones are part
+  of the same progress and only grow, discarding it early or late makes no difference to any join.
 
 A *delta* is simply a small progress, and merging one is ``join``.
 """
@@ -55,10 +57,10 @@ from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.positions.varints import Reader, put_bytes, put_number
 
 FORMAT_VERSION: Final = 5
-"""Written as early as it can be: in format 1 what knows nothing of the subscription's beginning, as nearly all deltas;
-in format 3 only what has a rewind that rules by time alone. Who knows only older ones does not look at publish times,
-and would never notice that such a rewind rules anything: it refuses the format with a reason. Format 4 has reports of
-what is owed nowhere (R11), format 5 acks that are noted once for several seeks by time: deltas alone have it."""
+"""Each progress is written in the lowest format that can express it: format 1 without the subscription's beginning, as
+nearly all deltas; format 3 only with a rewind that applies by time alone. A version that knows only older formats
+ignores publish times and would never notice what such a rewind rules, so it refuses the format with a reason. Format 4
+adds reports of entries owed nowhere (R11), format 5, for deltas only, acks kept once for several seeks by time."""
 REPORTS: Final = -2
 """The ledger under which ``digests`` shows the reports."""
 
@@ -67,14 +69,14 @@ DigestKey = tuple[Stamp, str, int]
 
 
 class Progress(LayeredAcks):
-    """What is acked of a subscription, all origins, all epochs. Changed in place."""
+    """The acked entries of a subscription, all origins, all epochs. Changed in place."""
 
     __slots__ = ("reports",)
 
     def __init__(self) -> None:
         super().__init__()
         self.reports = reports.NONE
-        """What regions say they owe nobody. Replaced, never changed in place."""
+        """Per region, up to where it owes nothing. Replaced, never changed in place."""
 
     def begin(self, beginning: Beginning) -> bool:
         """Hear of a creation, or of a deletion: a later life than this one's starts with nothing acked.
@@ -101,10 +103,10 @@ class Progress(LayeredAcks):
     ) -> bool:
         """Go back: from now on the ruled entries count as acked only where ``base`` says so.
 
-        :param epoch: a new stamp; ``HybridClock.next(after=progress.epoch)`` gives one.
+        :param epoch: a new stamp, for example ``HybridClock.next(after=progress.epoch)``.
         :param rules: ``(low, high]`` per origin region.
-        :param publish_time_ms: a seek by time: it also rules every entry published then or later, also one that is yet
-            to come, or yet to be heard of.
+        :param publish_time_ms: a seek by time: it also rules every entry published at that time or later, including
+            entries that are not stored or not known here yet.
         :returns: whether anything was new.
         :raises ValueError: the epoch is that of the base layer, or a range is empty.
         """
@@ -121,17 +123,17 @@ class Progress(LayeredAcks):
         return self.join(one)
 
     def merge_rewinds(self, done: Mapping[str, Position]) -> Progress | None:
-        """What to join to this progress, so that some of its rewinds are overruled by newer ones and forgotten.
+        """The delta to join to this progress so that newer rewinds overrule some older ones, which are then discarded.
 
-        :param done: per origin up to where nothing is owed in any region, as of these very rewinds, and all regions
-            know them all. So no rewind that is older than the newest one will ever be heard of.
-        :returns: None: none of them would be forgotten.
+        :param done: per origin, up to where nothing is owed in any region, as of these very rewinds, all of which every
+            region knows. So no rewind older than the newest one can still arrive.
+        :returns: None if no rewind would be discarded.
 
-        The newest rewind comes to rule all that is done, and to know that it is acked. The newest seek by time comes to
-        rule as much as older ones did, once it knows all that was acked under those. What any entry reads stays the
-        same, except that one that is done with reads as acked if it was under any of them. It is a change as others
-        are: what a rewind rules and what is acked under it only grow, so regions that hear of it early, late or never,
-        or do the same themselves, agree.
+        The newest rewind is extended to rule everything that is done, with the acks for it. The newest seek by time is
+        extended to rule as much as older ones did, once it holds all acks that were made under those. What any entry
+        reads stays the same, except that a done entry reads as acked if it was under any of them. This is a change like
+        any other: a rewind's ranges and its acks only grow, so regions that receive it early, late or never,
+        or make it themselves, agree.
         """
         if self._layers is None or len(self._layers) < 2:
             return None
@@ -144,7 +146,7 @@ class Progress(LayeredAcks):
         newest.acks = copy_acks(acked)
         for region, end in done.items():
             low, high = newest.rules.get(region, (EARLIEST, EARLIEST))
-            if EARLIEST < end >= low:  # else it would come to rule what lies in between
+            if EARLIEST < end >= low:  # otherwise it would also rule the entries in between
                 newest.rules[region] = EARLIEST, max(high, end)
         changed = sorted({len(heads) - 1, self._absorb_times(heads, done, acked)})
         delta = Progress()
@@ -155,10 +157,10 @@ class Progress(LayeredAcks):
         return delta if len(after._layers or ()) < len(self._layers) else None
 
     def _absorb_times(self, heads: list[Layer], done: Mapping[str, Position], acked: Mapping[str, AckSet]) -> int:
-        """Let the newest seek by time rule as much as older ones, as long as the same is acked under both.
+        """Extend the newest seek by time to older ones, as long as the same entries are acked under both.
 
-        :param acked: of what is done.
-        :returns: the number of that seek; where there is none, of the newest rewind.
+        :param acked: the acks of what is done.
+        :returns: the index of that seek; without one, of the newest rewind.
         """
         layers = self._layers or Layers()
         at = max((number for number, layer in enumerate(layers) if layer.publish_time_ms is not None), default=0)
@@ -189,7 +191,8 @@ class Progress(LayeredAcks):
         return len(self._layers or ())
 
     def state(self) -> int:
-        """A digest of what makes entries owed that were not: the beginning and the rewinds. Reports go by it (R11)."""
+        """A digest of what can make entries owed again: the beginning and the rewinds. Reports are valid for one
+        (R11)."""
         out = bytearray()
         self.beginning.put(out)
         for layer in self._layers or ():
@@ -204,7 +207,7 @@ class Progress(LayeredAcks):
         return is_bare and all(acks.is_empty for acks in self._base.values())
 
     def cool(self, like: Progress | None = None) -> None:
-        """Called once in a while: what does not change takes little memory, and what ``like`` says too is kept once."""
+        """Called periodically: encode idle parts compactly, and share with ``like`` the parts that are equal."""
         self._settle()
         for epoch, acks in self._by_epoch():
             for region, one in acks.items():
@@ -213,11 +216,11 @@ class Progress(LayeredAcks):
     # -- the algebra ---------------------------------------------------------------------------------------------------
 
     def join(self, other: Progress) -> bool:
-        """Take over everything the other has; of an earlier life that is nothing.
+        """Merge everything the other has; progress of an earlier life is ignored.
 
         :returns: whether anything was new.
 
-        What it costs goes with the other, not with what is known here, unless the other has a rewind that is new.
+        The cost depends on the other's size, not on this one's, unless the other has a new rewind.
         """
         mine, their = self.beginning, other.beginning
         if mine.life > their.life:
@@ -229,7 +232,7 @@ class Progress(LayeredAcks):
         if other._layers is not None and other._layers.timeless:
             changed |= self._join_timeless(other, other._layers)
         if other._base or (other._layers and any(layer.publish_time_ms is not None for layer in other._layers)):
-            self._settle()  # only so it shows what is new
+            self._settle()  # only then is it visible what is new
         if other._layers:
             changed |= self._join_layers(other._layers)
         if self._base_counts():
@@ -237,8 +240,8 @@ class Progress(LayeredAcks):
         return changed
 
     def _join_timeless(self, other: Progress, theirs: Layers) -> bool:
-        """Take over what the other noted once for all seeks by time: at once where the same rewinds are known here,
-        else it is noted in each of the other's layers, which are joined next.
+        """Merge the acks that the other keeps once for all seeks by time: directly where the same rewinds are known
+        here; otherwise they are added to each of the other's layers, which are joined next.
 
         :returns: whether anything was new.
         """
@@ -264,7 +267,7 @@ class Progress(LayeredAcks):
             elif not their.head_within(known):
                 is_wider = True
         if is_wider or any(layers.known.find(one.epoch) is None for one in new):
-            self._settle()  # what is timeless counts in the rewinds that were known when it was noted
+            self._settle()  # timeless acks count in the rewinds that were known when they were added
         for their in theirs:
             known = layers.find(their.epoch)
             if known is not None:
@@ -306,7 +309,7 @@ class Progress(LayeredAcks):
         return True
 
     def minus(self, other: Progress) -> Progress:
-        """What this has and the other lacks, see ``AckSet.minus``. Empty exactly if this is within the other."""
+        """The part of this that the other lacks, see ``AckSet.minus``. Empty exactly if this is within the other."""
         self._settle()
         other._settle()
         result = Progress()
@@ -392,8 +395,8 @@ class Progress(LayeredAcks):
     # -- encoding and exchange -----------------------------------------------------------------------------------------
 
     def encode(self) -> bytes:
-        """The first byte is the format's version. Canonical, equal progress, equal bytes; but a delta that notes
-        something once for all seeks by time says so, and what is read from it does, too."""
+        """The first byte is the format's version. Canonical: equal progress, equal bytes. Exception: a delta that keeps
+        acks once for all seeks by time is encoded, and decoded, in that form."""
         if isinstance(self._layers, Touched) and self._layers.timeless:
             out = bytearray((5,))
             put_bytes(out, self._layers.heads)
@@ -403,7 +406,7 @@ class Progress(LayeredAcks):
         return bytes(self._encode_layers())
 
     def _encode_layers(self) -> bytearray:
-        """All but what is timeless."""
+        """Everything except the timeless acks."""
         if self.reports:
             out = bytearray((4,))
             reports.put(out, self.reports)
@@ -424,7 +427,7 @@ class Progress(LayeredAcks):
 
     @classmethod
     def decode(cls, data: bytes) -> Progress:
-        """:raises ValueError: another format, or bytes that are no progress."""
+        """:raises ValueError: another format, or bytes that are not valid progress."""
         reader = Reader(data)
         version = reader.byte()
         if not 1 <= version <= FORMAT_VERSION:
@@ -457,7 +460,7 @@ class Progress(LayeredAcks):
 
     @classmethod
     def _decode_timeless(cls, reader: Reader) -> Progress:
-        """Format 5 behind its version: the rewinds that are known, what is noted once for all, then all the rest."""
+        """Format 5 after its version byte: the known rewinds, the acks kept once for all of them, then the rest."""
         known = known_of(reader.bytes())
         timeless = {sys.intern(region): acks for region, acks in take_acks(reader).items()}
         rest = reader.rest()
@@ -475,9 +478,9 @@ class Progress(LayeredAcks):
         return any(layer.publish_time_ms is not None and not layer.rules for layer in self._layers or ())
 
     def digests(self) -> dict[DigestKey, int]:
-        """Stable 64-bit digests of all parts. Equal progress, equal digests; what differs is worth exchanging.
+        """Stable 64-bit digests of all parts. Equal progress has equal digests; parts that differ need to be exchanged.
 
-        Parts of different lives are never equal, whatever they say.
+        Parts of different lives never have equal digests.
         """
         self._settle()
         result: dict[DigestKey, int] = {}
@@ -497,7 +500,7 @@ class Progress(LayeredAcks):
         return result
 
     def digest(self, key: DigestKey) -> int:
-        """One of ``digests``, 0 when there is no such part: to keep digests up to date where something changed."""
+        """One of ``digests``, 0 when there is no such part: to update digests only where something changed."""
         epoch, region, ledger = key
         if not region:
             return self.digests().get(key, 0)

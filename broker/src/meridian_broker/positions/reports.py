@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each region says it owes nobody any more, so that floors pass what was dropped everywhere (rule R11).
+"""Reports: up to where a region owes nothing, so that floors can pass entries that were dropped everywhere (rule R11).
 
-A drop is its region's own and no ack (R14). So regions do not tell each other drops, they tell how far they owe
+A drop belongs to its region and is not an ack (R14). So regions do not exchange drops, they exchange how far they owe
 nothing: a *report* names per origin the position up to which every entry is, in that region, acked, dropped, or neither
-stored nor to come. The least of all regions' reports is a floor: each entry up to it was acked somewhere, or is owed
+stored nor expected. The minimum of all regions' reports is a floor: each entry up to it was acked somewhere, or is owed
 nowhere.
 
-A rewind, or an earlier beginning, makes owed again what was not (R12, R15), so a report holds for one *state* of the
-subscription: a digest of both. A region's later report replaces its earlier one, whether it says more or less. Reports
-merge per region: the later stamp counts, so they are a semilattice as all of ``Progress`` is.
+A rewind, or an earlier beginning, makes entries owed again (R12, R15), so a report is valid for one *state* of the
+subscription: a digest of both. A region's later report replaces its earlier one, even if it covers less. Reports
+merge per region: the later stamp wins, so they are a semilattice like all of ``Progress``.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ def lacking(mine: Reports, theirs: Reports) -> Reports:
 
 
 def vouched(reports: Reports, regions: Iterable[str], state: int, acked: Mapping[str, Position]) -> dict[str, Position]:
-    """Per origin the floor that all these regions vouch for, where it is above what is acked without a gap anyway.
+    """Per origin the floor that all these regions vouch for, where it is above the contiguous acks.
 
-    :param acked: per origin: acked without a gap up to here; that is true in every region.
+    :param acked: per origin the end of the contiguous acks; the same in every region.
     """
     found = agreed(reports, regions, state) or {}
     return {origin: position for origin, position in found.items() if position > acked.get(origin, EARLIEST)}
@@ -90,7 +90,7 @@ def agreed(reports: Reports, regions: Iterable[str], state: int) -> dict[str, Po
 
 
 def digest(reports: Reports) -> int:
-    """64 bits, the same in every region; 0 when there is none."""
+    """64 bits, the same in every region; 0 when there are no reports."""
     if not reports:
         return 0
     out = bytearray()
@@ -115,7 +115,7 @@ def put(out: bytearray, reports: Reports) -> None:
 
 
 def take(reader: Reader) -> Reports:
-    """:raises ValueError: these bytes are no reports."""
+    """:raises ValueError: these bytes are not valid reports."""
     reports: dict[str, Report] = {}
     for _ in range(reader.count(13)):
         region = reader.name()

@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The positions an ``AckSet`` claims, in canonical form. What they mean is told there; here is how they are kept.
+"""The positions that an ``AckSet`` claims, in canonical form. ``ackset.py`` defines their meaning, this module stores
+them.
 
-**Form.** ``floor``: everything up to it is claimed. Above it, per ledger that has anything to say (``Claims``):
+**Form.** ``floor``: everything up to it is claimed. Above it, per ledger that has detail (``Claims``):
 
 * a bitmap of claimed entry ids;
 * a *link*: everything after a position in an earlier ledger and before entry 0 of this one is claimed too. It comes
-  from a first entry whose ``prev`` is in an earlier ledger. What lies under a link is not said again in bitmaps;
+  from a first entry whose ``prev`` is in an earlier ledger. Bitmaps do not repeat what a link covers;
 * partly acked batches.
 
-Equal sets are equal in every part, whatever the order of what happened. Links reach as far down as they can, the floor
-as far up, so runs are always maximal, and ``(after, upto]`` is claimed exactly if one run holds all of it.
+Equal sets are equal in every part, in whatever order claims were made. Links reach as far down as they can, the floor
+as far up, so runs are always maximal, and ``(after, upto]`` is claimed exactly if one run covers all of it.
 
-**Speed.** In-order acks only move the floor; an ack out of order sets one bit. Both are written flat. Whatever touches
-links, several ledgers or batches goes through ``_settle``, which restores the form in time linear in the ledgers with
-detail.
+**Speed.** In-order acks only move the floor; an ack out of order sets one bit. Both are fast paths. Everything that
+  involves links, several ledgers or batches goes through ``_settle``, which restores the form in time linear in the
+  ledgers with detail.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class RunSet:
 
     @property
     def _cold(self) -> bytes | None:
-        """Detail and links in one piece, of a set that nobody looked at for a while (``ColdAckSet``)."""
+        """Detail and links as one blob, for a set that was idle for a while (``ColdAckSet``)."""
         return None
 
     # -- claims --------------------------------------------------------------------------------------------------------
@@ -82,13 +83,13 @@ class RunSet:
         return self._claim_detail(after, upto)
 
     def claim_point(self, position: Position) -> bool:
-        """Claim one entry whose ``prev`` is not known. It joins its neighbours once somebody who knows claims it."""
+        """Claim one entry whose ``prev`` is not known. It joins its neighbours once it is claimed with its ``prev``."""
         return self.claim(Position(position[0], position[1] - 1), position)
 
     def claim_batch(self, position: Position, size: int, acked: int, after: Position | None) -> bool:
-        """Claim some messages of a batch of ``size``: those whose bits are set. All of them are the entry (R18).
+        """Claim some messages of a batch of ``size``: those whose bits are set. All bits claim the entry (R18).
 
-        :raises ValueError: bits that the batch does not have, or a batch that cannot be.
+        :raises ValueError: bits that the batch does not have, or an impossible batch.
         """
         if not 0 < size <= BATCH_LIMIT or acked < 0 or acked >> size:
             bits = acked.bit_length()  # the bits themselves may be megabytes, and this text is logged
@@ -160,7 +161,7 @@ class RunSet:
             return entry < 0 and claims.link is not None
 
     def remaining(self, position: Position, size: int) -> int | None:
-        """Which messages of a batch are *not* acked, as bits: 0 = the whole entry is acked, None = none of it is."""
+        """The messages of a batch that are *not* acked, as bits: 0 = the whole entry is acked, None = none of it is."""
         if self.contains(position):
             return 0
         claims = None if self._detail is None else self._detail.get(position[0])
@@ -212,7 +213,7 @@ class RunSet:
         )
 
     def reach(self, after: Position) -> Position:
-        """The end of the run that goes on right after a position; the position itself when none does."""
+        """The end of the run that continues right after a position; the position itself if there is none."""
         ledger, entry = after
         floor = Position(self._ledger, self._entry)
         if after <= floor:
@@ -274,7 +275,7 @@ class RunSet:
         return links[index][1] if index < len(links) else None
 
     def _start(self, ledger: int, entry: int) -> Position | None:
-        """What the run with this position begins after; None when the position is not claimed."""
+        """The position after which the run with this position begins; None when the position is not claimed."""
         if (ledger, entry) <= (self._ledger, self._entry):
             return EARLIEST
         claims = None if self._detail is None else self._detail.get(ledger)
@@ -289,7 +290,7 @@ class RunSet:
         return link if link is not None and link < (ledger, entry) else None
 
     def _claim_detail(self, after: Position, upto: Position) -> bool:
-        """``claim`` for what is above the floor and not simply the next bit."""
+        """``claim`` for everything above the floor that is not simply the next bit."""
         if not EARLIEST <= after <= upto or not 0 <= upto[1] < ENTRY_LIMIT or not -1 <= after[1] < ENTRY_LIMIT:
             raise _refused(after, upto)
         if after == upto:

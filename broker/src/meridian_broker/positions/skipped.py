@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an operator skipped for one other region: a stretch of a topic's log that is not to be sent there.
+"""A range of a topic's log that an operator skipped for one other region: it is not sent there.
 
-The remote goes on without it as it goes on without an entry that ``replicate_to`` withholds: nothing is claimed as
-acknowledged, and the chain of own entries (R3) is known to run through it. The stretch is tied to what the remote had
-when it was skipped. A remote that falls back behind that, restored or rebuilt, is sent whatever is still stored.
+The remote region continues without it, as it does without an entry that ``replicate_to`` withholds: nothing is claimed
+as acknowledged, and the chain of own entries (R3) is known to run through it. The range is tied to what the remote had
+when it was skipped. A remote that falls back behind that, restored or rebuilt, is sent everything that is still stored.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class Skipped(NamedTuple):
     """The last own entry up to there."""
 
     def applies_to(self, last: Position) -> bool:
-        """Whether a remote whose last entry of ours is ``last`` goes on behind the stretch."""
+        """Whether a remote whose last entry of ours is ``last`` continues behind the range."""
         return self.after <= last < self.own
 
 
 def extended(earlier: Skipped | None, known: Position | None, upto: Position, own: Position) -> Skipped:
-    """The stretch once everything up to ``upto`` is skipped as well.
+    """The range after everything up to ``upto`` is skipped as well.
 
-    :param earlier: what was skipped before. It is part of the new stretch unless the remote has gone beyond it.
-    :param known: the last own entry that the remote is known to have; None: it has not said yet.
+    :param earlier: the range skipped before. It becomes part of the new one unless the remote has passed it.
+    :param known: the last own entry that the remote is known to have; None: it has not reported yet.
     :param own: the last own entry up to ``upto``.
     """
     if earlier is not None and earlier.upto >= upto:
@@ -49,7 +49,7 @@ def extended(earlier: Skipped | None, known: Position | None, upto: Position, ow
 
 
 def kept_before(before: Ranges, earlier: Skipped | None, skipped: Skipped) -> Ranges:
-    """What stays on record of earlier stretches once ``skipped`` takes the place of ``earlier``."""
+    """The earlier ranges to keep on record once ``skipped`` replaces ``earlier``."""
     if earlier is None or skipped.after < earlier.own:
         return before  # it is part of the new one
     return [*before, (earlier.after, earlier.own)][-KEPT:]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading and writing the small numbers and names that the encodings of this room are made of.
+"""Reading and writing the small numbers and names in this package's encodings.
 
-Unsigned LEB128, as Protobuf uses, in its shortest form only: one number has one encoding, so equal sets have equal
+Unsigned LEB128, as in Protobuf, in its shortest form only: one number has one encoding, so equal sets have equal
 bytes. ``Reader`` trusts nothing: whatever the bytes are, the only exception it raises is ``ValueError``.
 """
 
@@ -11,11 +11,11 @@ from typing import Final
 
 MAX_NUMBER: Final = (1 << 64) - 1
 MAX_NAME_BYTES: Final = 255
-"""Region names are DNS labels in practice (63 bytes); this bounds what a bad peer can make us keep."""
+"""Region names are DNS labels in practice (63 bytes); this bounds what a bad peer can make us store."""
 
 
 UNFOLD_BUDGET: Final = 1 << 18
-"""What a few bytes may unfold to, in bitmap containers (65,536 entries, some 50 bytes of memory): 17 G entries."""
+"""How far a few bytes may expand, in bitmap containers (65,536 entries, some 50 bytes of memory): 17 G entries."""
 
 
 def put_number(out: bytearray, number: int) -> None:
@@ -107,9 +107,9 @@ class Reader:
             raise self.broken("a region name is not UTF-8") from None
 
     def spend(self, containers: int) -> None:
-        """Count what was unfolded.
+        """Count expanded containers.
 
-        :raises ValueError: more than the budget.
+        :raises ValueError: the budget is exceeded.
         """
         self._budget -= containers
         if self._budget < 0:
@@ -121,5 +121,5 @@ class Reader:
             raise self.broken(f"{len(self._data) - self._at} bytes are left over")
 
     def broken(self, why: str) -> ValueError:
-        """The error to raise for bytes that are not what they should be."""
+        """The error to raise for invalid bytes."""
         return ValueError(f"broken encoding at byte {self._at} of {len(self._data)}: {why}")

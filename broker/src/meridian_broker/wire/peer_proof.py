@@ -7,12 +7,12 @@ Three messages; ``Dialling`` and ``Answering`` are the two sides, without any I/
     answerer -> dialler   challenge  the id of the secret to use, another nonce, the answerer's proof
     dialler  -> answerer  response   the dialler's proof
 
-A proof is an HMAC-SHA256 under the secret over everything that makes this conversation this one: its purpose, which
+A proof is an HMAC-SHA256 under the secret over everything that identifies this conversation: its purpose, which
 side speaks, both names, both nonces, and the *binding* of the connection underneath, which is empty without TLS. So a
-proof is of no use to anybody else: not later (nonces), not to another region (names), not back to its maker (side), not
-for another purpose, and, with TLS, not on another connection, even one that somebody in between opened just now.
+proof cannot be used again: not later (nonces), not towards another region (names), not back to its maker (side), not
+for another purpose, and, with TLS, not on another connection, even one that a man in the middle just opened.
 
-The answerer proves itself first. A dialler that was sent to a false address has said two names and
+The answerer proves itself first. A dialler that was directed to a false address has revealed two names and
 random bytes, and ends the connection.
 """
 
@@ -46,7 +46,7 @@ def pack(*fields: bytes) -> bytes:
 
 
 def unpack(data: bytes, count: int) -> list[bytes]:
-    """What ``pack`` made. :raises NotProven: it is something else."""
+    """The inverse of ``pack``. :raises NotProven: the bytes are not a packed message."""
     fields: list[bytes] = []
     at = 0
     while at < len(data) and len(fields) < count:
@@ -66,7 +66,7 @@ def key_id(secret: bytes) -> bytes:
 
 
 def shared_secret(secrets: Sequence[bytes], ids: bytes) -> bytes:
-    """The first of ours that the other side knows, by the ids it sent.
+    """The first of our secrets that the other side knows, by the ids it sent.
 
     :raises NotProven: there is none.
     """
@@ -80,12 +80,12 @@ def shared_secret(secrets: Sequence[bytes], ids: bytes) -> bytes:
 
 
 def key_ids(secrets: Sequence[bytes]) -> bytes:
-    """For an opening."""
+    """The ids of these secrets, for an opening."""
     return b"".join(map(key_id, secrets))
 
 
 def region_name(data: bytes) -> str:
-    """:raises NotProven: it is no text."""
+    """:raises NotProven: the bytes are not UTF-8 text."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -143,7 +143,7 @@ class Answering:
     ) -> None:
         """As for ``Dialling``. :param region: this one."""
         self.dialler = ""
-        """Who the other side says it is."""
+        """The region that the other side claims to be."""
         self.key = b""
         """Id of the secret to prove; empty before the challenge."""
         self._secrets = tuple(secrets)
@@ -154,7 +154,7 @@ class Answering:
         self._expected = b""
 
     def challenge(self, opening: bytes) -> bytes:
-        """:raises NotProven: the opening is for somebody else, or shares no secret with us."""
+        """:raises NotProven: the opening is meant for another region, or shares no secret with us."""
         version, purpose, dialler, answerer, nonce, ids = unpack(opening, 6)
         if self._expected:
             raise NotProven("a second opening")

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Proofs of the peer secret for single requests between regions, over HTTP (R7).
 
-A connection is proven once (``wire.peer_proof``); a request comes alone. So each request has a proof of its own over
-everything it says: method, target, body, both regions' names, the TLS connection. So has each answer, over its
-request's proof, status and body: what a false region answers is not believed.
+A connection is authenticated once (``wire.peer_proof``); a request stands alone. So each request has its own proof over
+its whole content: method, target, body, both regions' names, the TLS connection. So does each answer, over its
+request's proof, status and body: answers of a false region are not accepted.
 
 Each request names the *life* of the broker that it is for, random bytes chosen at its start, and a time on its clock.
-The broker remembers nonces for as long as their times are accepted, so it takes each request once. A caller
+The broker remembers nonces for as long as their times are accepted, so it accepts each request once. A caller
 learns life and clock by a *greeting*, a request without a proof, which is answered with a proven challenge. So regions'
-clocks need not agree, a restart makes no old request good, and nothing but names and random bytes is said to somebody
-who has proven nothing.
+clocks need not agree, old requests stay invalid after a restart, and an unauthenticated caller learns nothing but names
+and random bytes.
 
-``Caller`` and ``Guard`` are the two sides. Headers are theirs to make and read; sending them is for others.
+``Caller`` and ``Guard`` are the two sides. They create and read headers; sending them is up to others.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from meridian_broker.wire.peer_proof import (
 )
 
 SCHEME: Final = "Meridian-Peer "
-"""Of the headers ``Authorization`` and ``WWW-Authenticate``."""
+"""Scheme in the headers ``Authorization`` and ``WWW-Authenticate``."""
 PROOF_HEADER: Final = "Meridian-Peer-Proof"
-"""Of answers."""
+"""Header of answers."""
 WINDOW_MS: Final = 30_000
 """How far a request's time may be from the broker's clock."""
 NONCES_MAX: Final = 100_000
-"""Requests within the window. Only peers count, and none makes so many."""
+"""Requests within the window. Only peers count, and none sends that many."""
 HEADER_MAX: Final = 4096
 
 
@@ -56,7 +56,7 @@ class Call(NamedTuple):
 
 
 class Signed(NamedTuple):
-    """A request's header, and what its answer is checked with."""
+    """A request's header, and the values to check its answer with."""
 
     header: str
     nonce: bytes
@@ -65,7 +65,7 @@ class Signed(NamedTuple):
 
 
 class Caller:
-    """Calls one other region. Times are of one clock that only goes forward, in milliseconds."""
+    """Calls one other region. Times come from one monotonic clock, in milliseconds."""
 
     def __init__(
         self, region: str, remote: str, secrets: Callable[[], tuple[bytes, ...]], random: Callable[[int], bytes]
@@ -89,9 +89,9 @@ class Caller:
         return _header(VERSION, *self._names, nonce, key_ids(self._secrets()), b"", b"", b"", b""), nonce
 
     def challenged(self, header: str, nonce: bytes, binding: bytes, now_ms: int) -> None:
-        """Take the challenge that came back.
+        """Accept the challenge that came back.
 
-        :raises NotProven: whoever sent it is not the region that we mean.
+        :raises NotProven: the sender is not the intended region.
         """
         life, time, key, proof = _fields(header, 4)
         secret = shared_secret(self._secrets(), key)
@@ -102,7 +102,7 @@ class Caller:
         self._ahead_ms = int.from_bytes(time, "big") - now_ms
 
     def forget(self) -> None:
-        """The region does not take our requests any more: it began anew. Greet it again."""
+        """The region no longer accepts our requests, because it restarted. Greet it again."""
         self._life = b""
 
     def sign(self, call: Call, binding: bytes, now_ms: int) -> Signed:
@@ -125,7 +125,7 @@ class Caller:
 
 
 class Asked(NamedTuple):
-    """What a request's header says; not proven yet."""
+    """The content of a request's header, not proven yet."""
 
     names: tuple[bytes, bytes]
     nonce: bytes
@@ -155,7 +155,7 @@ class Guard:
         """Nonce -> when it may be forgotten, in that order."""
 
     def read(self, header: str) -> Asked:
-        """:raises NotProven: it is for somebody else, or shares no secret with us."""
+        """:raises NotProven: the header is meant for another region, or shares no secret with us."""
         version, dialler, answerer, nonce, ids, life, time, key, proof = _fields(header, 9)
         if version != VERSION or len(nonce) != NONCE_BYTES:
             raise NotProven("this request is of another version")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text of others, made safe to show to people.
+"""Makes foreign text safe to display.
 
-Names, reasons and errors hold what clients sent. In a log a line break begins a line that this broker never wrote, and
-on a terminal an escape sequence clears the screen, changes what was printed before, or worse. So characters that are
-not printable (C0 and C1 controls, line separators, marks that turn the direction of writing) are shown as escapes.
+Names, reasons and errors contain text that clients sent. In a log, a line break forges a line that this broker never
+wrote; on a terminal, an escape sequence can clear the screen or change earlier output. So characters that are
+not printable (C0 and C1 controls, line separators, marks that change the writing direction) are shown as escapes.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _HIDDEN: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-
 
 
 def is_name(text: str) -> bool:
-    """May something be called that? Not if people who read it could see another name, or a line that nobody wrote; and
-    not ``.`` or ``..``, which clients of HTTP take out of a path."""
+    """Whether the text is allowed as a name. Refused are names that could be displayed as another name or as a separate
+    line, and ``.`` and ``..``, which HTTP clients remove from a path."""
     return not _HIDDEN.search(text) and text not in (".", "..")
 
 
@@ -29,7 +29,7 @@ def shown(text: str) -> str:
 
 
 def shown_lines(text: str) -> str:
-    """The same line by line, for text whose line breaks are our own."""
+    """Like ``shown``, but line by line, for text whose line breaks are our own."""
     return "\n".join(map(shown, text.split("\n")))
 
 

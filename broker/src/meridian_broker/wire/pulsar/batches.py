@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client's batch, opened and made again with fewer messages in it.
+"""Opens a client's batch, and rebuilds it with fewer messages.
 
-A batch is one opaque entry everywhere but here. Compaction opens it because each of its messages has a key of its own.
-What is taken out leaves an empty place marked ``compacted_out``, so every other message keeps its batch index, and with
-it its id. An encrypted batch cannot be opened, nor can one whose bytes make no sense or that is too large: all of them
-stay as they are.
+Everywhere else a batch is one opaque entry. Compaction opens it because each of its messages has its own key.
+A removed message leaves a placeholder marked ``compacted_out``, so all other messages keep their batch index, and
+thus their ids. A batch stays as it is if it is encrypted, malformed or too large.
 
 A few hundred bytes may decompress to a million messages. So nothing here holds a protobuf object per message, and both
-directions are generators as those of ``compression`` are: they yield what they did and can be left at any point.
+directions are generators like those of ``compression``: they yield the cost of their work and can be abandoned
+anywhere.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ SOME: Final = 500
 
 _blank = pb.SingleMessageMetadata(payload_size=0, compacted_out=True).SerializeToString()
 _REMOVED: Final = _U32.pack(len(_blank)) + _blank
-"""What stands in the place of a message that was taken out."""
+"""Placeholder for a removed message."""
 
 
 class Single(NamedTuple):
-    """One message of a batch: what compaction asks of it, and where it stands in the payload."""
+    """One message of a batch: the facts that compaction needs, and its place in the payload."""
 
     key: str | None
     is_empty: bool
@@ -85,7 +85,7 @@ def _split(payload: bytes, count: int) -> Generator[int, None, list[Single] | No
             return None
         key: Any = metadata.partition_key if metadata.HasField("partition_key") else None
         if key is not None and not isinstance(key, str):
-            return None  # the parser hands out bytes for a string that is no UTF-8
+            return None  # the parser returns bytes for a string that is not UTF-8
         found.append(Single(key, end == payload_at, metadata.compacted_out, at, payload_at, end))
         at = end
         cost += 1 + 32 * size // STEP_BYTES
@@ -97,7 +97,7 @@ def _split(payload: bytes, count: int) -> Generator[int, None, list[Single] | No
 
 
 def remake(metadata: pb.MessageMetadata, batch: Batch, kept: Container[int]) -> Steps:
-    """A body with the messages whose index is in ``kept``, each at its index, compressed as before."""
+    """A body with the messages whose index is in ``kept``, each at its index, compressed like the original."""
     payload, parts = batch.payload, []
     for index, single in enumerate(batch.singles):
         parts.append(payload[single.start : single.end] if index in kept else _REMOVED)

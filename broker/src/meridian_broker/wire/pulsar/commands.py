@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a decoder hands out: one tuple per command, and the errors for bytes that are none.
+"""The decoder's results: one tuple per command, and the errors for invalid bytes.
 
 Every tuple begins with the command's type, so a table of handlers can be indexed by ``command[0]``.
 """
@@ -26,7 +26,7 @@ class Send(NamedTuple):
     producer_id: int
     sequence_id: int
     highest_sequence_id: int | None
-    """Of a batch: the sequence id of its last message; None when the client did not say."""
+    """For a batch: the sequence id of its last message; None when the client did not send it."""
     num_messages: int
     is_chunk: bool
     marker: bool
@@ -36,9 +36,9 @@ class Send(NamedTuple):
     """``peer_pb2.OriginStamp`` of a replicated entry, or None."""
     transactional: bool
     checksum_ok: bool
-    """False: the payload is not what its checksum says. True also when the client sent none; then it was added."""
+    """False: the payload does not match its checksum. True also when the client sent none; then it was added."""
     body: bytes | memoryview
-    """A large one is not copied out of what was read."""
+    """A large body is a view of the buffer that was read, not a copy."""
 
 
 class Ack(NamedTuple):
@@ -57,7 +57,7 @@ class Ack(NamedTuple):
 
 
 class Flow(NamedTuple):
-    """The consumer has room for so many more messages."""
+    """The consumer can accept this many more messages."""
 
     type: int
     consumer_id: int
@@ -87,7 +87,7 @@ AnyCommand = Send | Ack | Flow | Message | Command
 
 
 class FrameError(ValueError):
-    """The bytes are no Pulsar frames (any more): the peer's fault, and the end of the connection."""
+    """The bytes are not Pulsar frames: the peer's fault, and the end of the connection."""
 
     before: list[AnyCommand]
     """Commands of the same ``feed`` that were complete before the bad frame."""

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The four codecs with which clients compress payloads.
 
-Only compaction looks inside a client's payload. What comes out of a payload is never larger than its metadata says and
-its reader allows: a payload that would be is damaged, or made to hurt. The size is checked before memory is taken.
+Only compaction looks inside a client's payload. A payload never decompresses to more than its metadata announces and
+its reader allows: one that would is damaged or malicious. The size is checked before memory is allocated.
 
-Both directions are generators: they do a bounded amount of work, yield what it cost, and return the result at the end.
-So the caller decides when others run. zlib is the slow codec and goes in pieces; the others have no format in pieces
-that all clients read, but handle 8 MiB in some 30 ms.
+Both directions are generators: they do a bounded amount of work, yield its cost, and return the result at the end. So
+the caller decides when other tasks run. zlib is the slow codec and is processed in pieces; the other formats cannot be
+split in a way that all clients read, but handle 8 MiB in some 30 ms.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import cramjam
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 
 PIECE_BYTES: Final = 256 << 10
-"""What zlib works on at a time, uncompressed."""
+"""Uncompressed bytes that zlib processes at a time."""
 STEP_BYTES: Final = 4096
 """Bytes that count as one step: a few microseconds."""
 
@@ -29,7 +29,7 @@ Steps = Generator[int, None, bytes]
 
 
 class CompressionError(ValueError):
-    """The payload is not what its metadata says, or its codec is not known here."""
+    """The payload does not match its metadata, or the codec is unknown."""
 
 
 def decompress(codec: int, payload: bytes, size: int, limit: int) -> Steps:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commands in, bytes out.
 
-What a broker sends millions of times (receipts, message headers) and what a replicator sends (SEND, ACK, FLOW) is
-written by hand; everything else goes through protobuf by ``simple``. All functions return complete frames as ``bytes``,
-except ``message_header`` and ``send_header``: those are followed on the socket by the body, which is never copied here
+Frames that a broker sends millions of times (receipts, message headers) or that a replicator sends (SEND, ACK, FLOW)
+are encoded by hand; everything else goes through protobuf by ``simple``. All functions return complete frames as
+``bytes``, except ``message_header`` and ``send_header``: the body follows those on the socket. It is never copied here
 and is shared between all subscriptions it goes to.
 """
 
@@ -144,11 +144,11 @@ def message_header(
     ack_set: Sequence[int] = (),
     consumer_epoch: int | None = None,
 ) -> bytes:
-    """What stands before the body of a MESSAGE.
+    """The part of a MESSAGE before the body.
 
     :param place: from ``message_id``; one per entry, shared by all subscriptions.
     :param body_length: of the body (magic included) that is written after this.
-    :param ack_set: of a partly acknowledged batch, the wire's sense: set bits are still wanted. Signed or unsigned.
+    :param ack_set: for a partly acknowledged batch, as on the wire: set bits are still wanted. Signed or unsigned.
     """
     inner = b"\x08" + varint(consumer_id) + b"\x12" + SHORT[len(place)] + place
     if redelivery_count:
@@ -191,7 +191,7 @@ def send_header(
     shadow_message_id: bytes | None = None,
     origin: peer_pb2.OriginStamp | None = None,
 ) -> bytes:
-    """What stands before the body of a SEND.
+    """The part of a SEND before the body.
 
     :param shadow_message_id: from ``message_id``: the entry is to be stored under this id (shadow topics).
     :param origin: the stamp of a replicated entry; only to peers that speak the peer protocol.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors on the wire: the protocol's numbers, and what a client of each is expected to do."""
+"""Errors on the wire: the protocol's numbers, and how a client is expected to react to each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import IntEnum
 
 
 class ServerError(IntEnum):
-    """What an ERROR, SEND_ERROR or failed response carries. Names and numbers are the protocol's."""
+    """Code of an ERROR, SEND_ERROR or failed response. Names and numbers are the protocol's."""
 
     UNKNOWN = 0
     METADATA = 1
@@ -43,9 +43,9 @@ class ServerError(IntEnum):
 
 
 class WireError(Exception):
-    """An error that is answered to the client: ``code`` goes on the wire with the message.
+    """An error that is sent to the client: ``code`` goes on the wire with the message.
 
-    Subclasses give each situation a name; rooms above raise those, and only the gateway turns them into frames.
+    Each subclass names a situation; upper layers raise them, and only the gateway turns them into frames.
     The message says what happened, whose fault it is and what to do.
     """
 
@@ -83,7 +83,7 @@ class TooManyRequestsError(WireError):
 
 
 class InvalidTopicNameError(WireError, ValueError):
-    """The text is no topic name."""
+    """The text is not a topic name."""
 
     code = ServerError.INVALID_TOPIC_NAME
 

@@ -2,19 +2,19 @@
 """Bytes in, commands out: the decoder of Pulsar frames, for the broker's and the client's side alike.
 
 A frame is ``u32 total | u32 command size | BaseCommand [| payload part]``, big-endian. ``FrameDecoder.feed`` takes
-whatever a socket gave and returns the commands that became complete, in order. It does no I/O and keeps at most one
+the bytes of a socket read and returns the commands that became complete, in order. It does no I/O and keeps at most one
 incomplete frame.
 
-Three commands are nearly all of the traffic a broker gets: SEND, ACK and FLOW. They are taken apart by hand in the
-scanning loop when they look exactly as clients write them, that is known fields, in order, once, shortest varints;
-in every other case the protobuf parser reads them, with the same result. Each result is a tuple that begins with the
+Three commands make up nearly all of a broker's traffic: SEND, ACK and FLOW. The scanning loop decodes them by hand
+if they are encoded exactly as clients do it: known fields, in order, once, shortest varints.
+In every other case the protobuf parser reads them, with the same result. Each result is a tuple that begins with the
 command's type, so a table of handlers can be indexed by ``command[0]``::
 
     Send | Ack | Flow | Message | Command(type, message)
 
-An unknown command is no error: it comes as ``Command(number, BaseCommand)``. Bytes that cannot be a frame raise a
-``FrameError``; nothing after them can be read, so the connection is over. Commands that were complete before the bad
-frame are in ``error.before``.
+An unknown command is not an error: it is returned as ``Command(number, BaseCommand)``. Bytes that cannot be a frame
+raise ``FrameError``; nothing after them can be read, so the connection is over. Commands that were complete before the
+bad frame are in ``error.before``.
 """
 
 from __future__ import annotations
@@ -140,10 +140,10 @@ class FrameDecoder:
         return commands
 
     def _finish(self, data: bytes, commands: list[AnyCommand]) -> int:
-        """Complete the frame begun earlier; says where in ``data`` the next one begins.
+        """Complete the frame begun earlier; returns where in ``data`` the next one begins.
 
-        Only what the frame lacks is joined to it: a read brings many frames and copying them all costs more than
-        reading them.
+        Only the missing bytes are joined to it: a read contains many frames, and copying them all costs more than
+        decoding them.
         """
         position = 0
         while self._have and position < len(data):
@@ -204,7 +204,7 @@ class FrameDecoder:
                     commands.append(ack)
                     continue
             elif one == 8 and inner == length - 4 and inner < 0x80:
-                # A short command whose first field is the producer or consumer; perhaps its second is a number.
+                # A short command whose first field is the producer or consumer and whose second may be a number.
                 rest = length - 7
                 if first >= 0x80 and two < 0x80:
                     first, two, b0, b1, b2, b3 = first & 0x7F | two << 7, b0, b1, b2, b3, b4
@@ -261,7 +261,7 @@ class FrameDecoder:
             commands.append(parse(data[at:command_end], payload))
 
     def _plain_ack(self, data: bytes, at: int, end: int) -> Ack | None:
-        """The ACK whose field begins at ``at``, if it acknowledges whole entries and nothing else."""
+        """The ACK whose field begins at ``at``, if it only acknowledges whole entries."""
         try:
             if data[at] != _ACK_FIELD:
                 return None
@@ -324,7 +324,7 @@ _NO_OPTIONS: Final = (1, None, False, False)
 
 
 def _send_options(data: bytes, at: int, end: int) -> tuple[int, int | None, bool, bool] | None:
-    """What follows the sequence id of a SEND, if it is only these, in this order:
+    """The fields after the sequence id of a SEND, if it has only these, in this order:
 
     number of messages, highest sequence id, chunk, marker.
     """
@@ -332,7 +332,7 @@ def _send_options(data: bytes, at: int, end: int) -> tuple[int, int | None, bool
     chunk = marker = False
     try:
         if data[at] == 0x18:
-            if at + 2 == end and data[at + 1] < 0x80:  # a batch of few: what most clients send
+            if at + 2 == end and data[at + 1] < 0x80:  # a small batch: the most common form
                 return data[at + 1], None, False, False
             messages, at = read_varint(data, at + 1)
         if at < end and data[at] == 0x30:

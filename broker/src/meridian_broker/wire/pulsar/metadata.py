@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Message metadata where it stands: inside an encoded body.
+"""Message metadata in place: inside an encoded body.
 
-A *body* is ``0x0e01 | u32 crc32c | u32 metadata size | metadata | payload``: what a SEND carries, what is stored and
-what a MESSAGE delivers. Publishing reads a few facts out of it once (``scan``). Replication adds fields at the end of
-the metadata without touching what is there (``append_replication``), so that the receiver can take the addition off
+A *body* is ``0x0e01 | u32 crc32c | u32 metadata size | metadata | payload``: the part of a SEND that is stored and
+delivered in a MESSAGE. Publishing reads a few facts out of it once (``scan``). Replication appends fields to
+the metadata without touching existing ones (``append_replication``), so that the receiver can remove them
 again and check the rest against the checksum the origin computed (``origin_checksum``, R7).
 """
 
@@ -31,15 +31,15 @@ _METADATA_AT: Final = _HEAD.size
 
 
 Body = bytes | memoryview
-"""A memoryview is one of bytes: it may be a key of a dict, and what it looks at does not change."""
+"""A memoryview must be over ``bytes``: it may be a dict key, so its content must not change."""
 
 
 class BodyError(ValueError):
-    """The bytes are no body, or its metadata is none: whoever published it is at fault."""
+    """The bytes are not a valid body or metadata: the publisher is at fault."""
 
 
 class MetadataView(NamedTuple):
-    """What the broker wants to know of a message's metadata."""
+    """The facts of a message's metadata that the broker needs."""
 
     producer_name: str
     sequence_id: int
@@ -48,7 +48,7 @@ class MetadataView(NamedTuple):
     is_batch: bool
     """The payload is a batch, possibly of one."""
     highest_sequence_id: int
-    """Of a batch; 0 when absent."""
+    """For a batch; 0 when absent."""
     partition_key: str | None
     partition_key_b64: bool
     ordering_key: bytes | None
@@ -58,7 +58,7 @@ class MetadataView(NamedTuple):
     compression: int = 0
     """As ``CompressionType`` numbers them; 0: none."""
     uncompressed_bytes: int = 0
-    """What the payload was before it was compressed, as its producer says."""
+    """Size of the payload before compression, as its producer claims."""
     event_time_ms: int = 0
     """The application's own time; 0: none."""
     replicate_to: tuple[str, ...] | None = None
@@ -123,7 +123,7 @@ def plain_facts(body: Body, start: bytes) -> tuple[int, int] | None:
     """Publish time and stored checksum of a message whose metadata is the three required fields and nothing else.
 
     A producer's messages look like that unless they are batched or keyed, and this costs a fourth of ``scan``.
-    None: look with ``scan``.
+    None: use ``scan``.
 
     :param start: ``plain_start`` of the producer.
     """
@@ -162,9 +162,9 @@ _time_fields: dict[Body, int] = {}
 
 
 def scan(body: Body) -> MetadataView:
-    """Read what the broker needs, once per published entry.
+    """Read the facts that the broker needs, once per published entry.
 
-    :raises BodyError: no body, or its metadata is no ``MessageMetadata``.
+    :raises BodyError: not a valid body, or its metadata is not a ``MessageMetadata``.
     """
     view = _scan_common(body)
     return view if view is not None else _view(parse(body), metadata_bounds(body)[1])
@@ -222,7 +222,7 @@ def _publish_time(body: Body, at: int) -> tuple[int, int]:
 
 
 _RARE: Final = tuple(MetadataView._field_defaults.values())[3:]
-"""Of the fields that only the parser reads."""
+"""Defaults of the fields that only the parser reads."""
 _new: Final = tuple.__new__
 
 
@@ -289,7 +289,7 @@ def _scan_options(body: Body, at: int, end: int, known: tuple[str, int, int]) ->
 _INT32_MAX: Final = (1 << 31) - 1
 _UINT32_MAX: Final = (1 << 32) - 1
 _LAST_COMPRESSION: Final = 4
-"""Beyond these the parser decides what a number means."""
+"""Values beyond these are left to the parser."""
 
 
 def _view(metadata: pb.MessageMetadata, payload_offset: int) -> MetadataView:
@@ -331,7 +331,7 @@ def _view(metadata: pb.MessageMetadata, payload_offset: int) -> MetadataView:
 
 
 def _source_position(text: str) -> tuple[int, int] | None:
-    """``"12:7"`` -> (12, 7); anything else is nobody's position and counts as absent."""
+    """``"12:7"`` -> (12, 7); any other text counts as absent."""
     ledger, _, entry = text.partition(":")
     if ledger.isascii() and ledger.isdecimal() and entry.isascii() and entry.isdecimal():
         return int(ledger), int(entry)
@@ -373,12 +373,12 @@ def build_body(metadata: bytes, payload: bytes) -> bytes:
 def append_replication(
     body: Body, region: str, ledger: int, entry: int, schema_version: bytes | None = None
 ) -> tuple[bytes, int]:
-    """Add where an entry comes from to its metadata; what is there stays byte for byte.
+    """Append an entry's origin to its metadata; existing bytes stay unchanged.
 
-    :param schema_version: the remote's number of the schema, when it differs from ours (R41). The last value of a
-        protobuf field counts, so the added one replaces what the client wrote.
-    :returns: the new body with size and checksum put right, and the number of bytes appended to the metadata.
-    :raises BodyError: no body.
+    :param schema_version: the remote's number of the schema, if it differs from ours (R41). The last value of a
+        protobuf field counts, so the appended one replaces the client's.
+    :returns: the new body with updated size and checksum, and the number of bytes appended to the metadata.
+    :raises BodyError: not a valid body.
     """
     _, end = metadata_bounds(body)
     added = _source_fields(region, ledger, entry)
@@ -402,7 +402,7 @@ _SOURCE_KEY: Final = b"\x0a" + varint(len(SOURCE_POSITION_PROPERTY)) + SOURCE_PO
 def origin_checksum(body: Body, appended: int) -> int:
     """The CRC32C the body had before ``appended`` bytes were added to its metadata.
 
-    :raises BodyError: no body, or its metadata is shorter than what was appended.
+    :raises BodyError: not a valid body, or its metadata is shorter than the appended bytes.
     """
     if appended == 0:
         return crc32c(memoryview(body)[6:])

@@ -38,7 +38,7 @@ _FIELDS: Final[dict[int, str]] = {
 
 
 def _plan(descriptor: Any, above: tuple[Any, ...] = ()) -> _Plan:
-    """Which fields of a message are strings, and which messages inside it have some."""
+    """The string fields of a message type, and the nested message types that have some."""
     strings = tuple(field.name for field in descriptor.fields if field.type == field.TYPE_STRING)
     inside = []
     for field in descriptor.fields:
@@ -62,9 +62,9 @@ _PLANS: Final[dict[int, _Plan]] = {
 
 
 def _check_text(message: Any, plan: _Plan) -> None:
-    """The parser hands out ``bytes`` for a string that is no UTF-8: stop it here, nobody above expects that.
+    """The parser returns ``bytes`` for a string that is not UTF-8. Reject it here: the code above expects ``str``.
 
-    :raises FrameMalformed: some string is no UTF-8.
+    :raises FrameMalformed: a string is not UTF-8.
     """
     for name in plan.strings:
         value = getattr(message, name)
@@ -101,7 +101,7 @@ def _body_of(payload: bytes) -> tuple[bytes, bool, bytes | None]:
 def parse(command: bytes, payload: bytes | None) -> AnyCommand:
     """One command: ``command`` is an encoded ``BaseCommand``, ``payload`` what followed it in the frame.
 
-    :raises FrameError: it is none, or lacks what its type requires.
+    :raises FrameError: it is not a valid command, or lacks a required field.
     """
     try:
         base = pb.BaseCommand.FromString(command)
@@ -160,7 +160,7 @@ def _send(message: pb.CommandSend, payload: bytes | None) -> Send:
 
 
 def _ack(message: pb.CommandAck) -> Ack:
-    """:raises FrameTooLarge: so many ids that taking them apart would hold up everybody else."""
+    """:raises FrameTooLarge: more ids than can be processed without delaying other connections."""
     if len(message.message_id) > ACK_IDS:
         raise FrameTooLarge(f"an ACK of {len(message.message_id)} message ids; the limit is {ACK_IDS}")
     unusual = (

@@ -57,7 +57,7 @@ class TopicName(NamedTuple):
 
     @property
     def base(self) -> TopicName:
-        """The partitioned topic this is a partition of; itself when it is none."""
+        """The partitioned topic that this is a partition of, or the topic itself."""
         match = _PARTITION.search(self.local_name)
         return self._replace(local_name=self.local_name[: match.start()]) if match else self
 
@@ -74,9 +74,9 @@ class TopicName(NamedTuple):
 
 
 def of(tenant: str, namespace: str, local_name: str, domain: str = PERSISTENT) -> TopicName:
-    """A topic from its parts, as a path of the admin API has them.
+    """A topic from its parts, as in a path of the admin API.
 
-    :raises InvalidTopicNameError: a part is not what it should be.
+    :raises InvalidTopicNameError: a part is not valid.
     """
     if domain not in DOMAINS:
         raise InvalidTopicNameError(f"{domain!r} is not a domain: a topic is persistent:// or non-persistent://")

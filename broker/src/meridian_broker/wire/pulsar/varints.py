@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Final
 
 VARINT_CACHE_ENTRIES: Final = 1024
-"""Ledger ids (nine bytes of varint) whose encoding is remembered; a connection meets few at a time."""
+"""Number of ledger ids (nine bytes of varint) whose encoding is cached; a connection uses few at a time."""
 _U64: Final = (1 << 64) - 1
 _TWO_BYTES: Final = 1 << 14
 

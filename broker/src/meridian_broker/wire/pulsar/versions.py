@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Final
 
 PROTOCOL_VERSION: Final = 21
-"""The newest version of the protocol whose commands ``pulsar.proto`` holds."""
+"""The newest protocol version whose commands are in ``pulsar.proto``."""
 
 PEER_PROTOCOL_VERSION: Final = 1
 """Version of the exchange between Meridian regions (``peer.proto``), announced in ``FeatureFlags``."""
