@@ -124,7 +124,7 @@ async def test_a_full_disk_fails_the_write_and_keeps_the_store_alive(store: Sqli
     for write in (noting.put("/large", os.urandom(200_000)), noting.transact([], [Put("/large", os.urandom(200_000))])):
         with pytest.raises(MetadataFull, match="full"):
             await write
-        assert "make room" in str(noting.full)
+        assert "free space" in str(noting.full)
         assert await noting.get("/a") == Record(b"1", version)
         assert await noting.get("/large") is None
         assert await noting.delete("/none") is False

@@ -122,5 +122,5 @@ async def test_what_cannot_be_told_is_an_error_that_names_the_region() -> None:
         with pytest.raises(RemoteAdminFailed, match="mars cannot be asked: it has no admin URL"):
             await admin.ensure_partitions("mars", TOPIC, 4)
     gone = RemoteAdmin(calls_as("us-east", "http://127.0.0.1:1"))
-    with pytest.raises(RemoteAdminFailed, match=r"us-west cannot be asked: http://\S+ does not take"):
+    with pytest.raises(RemoteAdminFailed, match=r"us-west cannot be asked: http://\S+ does not accept"):
         await gone.ensure_partitions("us-west", TOPIC, 4)

@@ -117,7 +117,7 @@ def test_r16_a_region_that_was_down_removes_it_too(regions: RegionsProcess) -> N
     refused = delete(regions, EAST, topic)
     assert refused.status == 412
     assert "us-west cannot be asked" in refused.reason
-    assert "does not take connections: Connection refused" in refused.reason
+    assert "does not accept connections: Connection refused" in refused.reason
     assert delete(regions, EAST, topic, force=True).status == 204
     regions.kill_region(EAST)
     regions.bring_back(EAST)

@@ -51,7 +51,7 @@ def test_a_request_and_its_answer() -> None:
     with pytest.raises(NotProven):
         one.check(signed, 204, b"", "")
     again = one.sign(DELETE, b"", 0)
-    with pytest.raises(NotProven, match="not proven to be of region west"):
+    with pytest.raises(NotProven, match="does not prove that it is from region west"):
         one.check(again, 204, b"", other.answer(admitted, 204, b""))
 
 
