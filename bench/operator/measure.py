@@ -137,11 +137,13 @@ def _ready(one: dict[str, Any]) -> bool:
 
 @contextmanager
 def cluster(bench: Bench, directory: Path) -> Iterator[Cluster]:
-    """Three regions, an API server that knows them, an operator."""
-    with Regions(directory / "regions", *NAMES, metadata="etcd") as regions, KubeApi() as api:
-        api.create_regions(NAMES)
-        with Operator(api, regions) as operator:
-            yield Cluster(bench, api, regions, operator)
+    """Three regions, an API server, an operator."""
+    with (
+        Regions(directory / "regions", *NAMES, metadata="etcd") as regions,
+        KubeApi() as api,
+        Operator(api, regions) as operator,
+    ):
+        yield Cluster(bench, api, regions, operator)
 
 
 def making(world: Cluster, count: int, patience: float) -> None:
@@ -194,7 +196,7 @@ def busy(world: Cluster, subscriptions: int, seconds: float) -> None:
     for number in range(subscriptions):
         spec = {"topic": "persistent://public/default/topic-0", "subscription": f"subscription-{number}"}
         world.api.create("replicatedsubscriptions", f"subscription-{number}", spec=spec)
-    wait(lambda: world.ready("replicatedsubscriptions") == subscriptions, "the subscriptions", 120)
+    wait(lambda: world.ready("replicatedsubscriptions") == subscriptions, "the subscriptions", 240)
     client = pulsar.Client(
         f"pulsar://127.0.0.1:{world.regions.port(NAMES[0])}", logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
     )
@@ -229,7 +231,7 @@ def main() -> int:
         bench.figure("objects", count)
         making(world, count, 90 if options.quick else 600)
         resting(world, 10 if options.quick else 30, options.idle or (30 if options.quick else 600))
-        busy(world, 60 if options.quick else 200, 15 if options.quick else 60)
+        busy(world, 30 if options.quick else 100, 15 if options.quick else 60)
     machine = {"processors": os.cpu_count(), "load_before": load_before, "load_after": os.getloadavg()[0]}
     if options.json:
         targets = {name: asdict(target) for name, target in bench.targets.items()}

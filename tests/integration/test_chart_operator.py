@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import yaml
+from meridian_operator.api.settings import Settings
 from support.kubernetes.charts import rendered
 
 AGGREGATED = "rbac.authorization.k8s.io/aggregate-to-"
@@ -108,3 +112,41 @@ def test_prometheus_finds_every_replica_and_is_let_in() -> None:
     opened = {one["name"]: one["containerPort"] for one in pod["spec"]["containers"][0]["ports"]}
     (let_in,) = made["NetworkPolicy", "meridian"]["spec"]["ingress"]
     assert let_in == {"from": prometheus, "ports": [{"protocol": "TCP", "port": opened[port["targetPort"]]}]}
+
+
+def test_it_is_told_the_regions_and_who_has_a_say() -> None:
+    values = {
+        "crds": {"enabled": False},
+        "namespaces": ["shop"],
+        "regions": [
+            {"name": "us-east", "adminUrl": "http://meridian-broker.us-east.svc:8080"},
+            {"name": "elsewhere", "adminUrl": "https://broker.example.org:8443", "tokenSecret": "elsewhere-token"},
+        ],
+        "tenantsByNamespace": {"shop": ["acme"]},
+        "verdicts": {"namespace": "meridian-verifier"},
+    }
+    made = rendered("meridian-operator", values)
+    settings = Settings.model_validate_json(made["ConfigMap", "meridian-settings"]["data"]["settings.json"])
+    assert {name: region.url for name, region in settings.regions.items()} == {
+        "us-east": "http://meridian-broker.us-east.svc:8080",
+        "elsewhere": "https://broker.example.org:8443",
+    }
+    assert settings.allows("shop", "persistent://acme/a/b") and not settings.allows("default", "persistent://acme/a/b")
+    pod = made["Deployment", "meridian"]["spec"]["template"]["spec"]
+    arguments = pod["containers"][0]["args"]
+    assert {"--namespace=shop", "--namespace=meridian-verifier"} <= set(arguments)
+    tokens = next(volume for volume in pod["volumes"] if volume["name"] == "tokens")["projected"]["sources"]
+    assert [(one["secret"]["name"], one["secret"]["items"]) for one in tokens] == [
+        ("meridian-tokens", [{"key": "admin.jwt", "path": "default"}]),
+        ("elsewhere-token", [{"key": "admin.jwt", "path": "elsewhere"}]),
+    ]
+    nothing = rendered("meridian-operator", {"crds": {"enabled": False}})
+    said = nothing["ConfigMap", "meridian-settings"]["data"]["settings.json"]
+    assert Settings.model_validate_json(said) == Settings()
+
+
+def test_the_example_names_the_regions_of_the_examples() -> None:
+    examples = Path(__file__).parents[2] / "examples/kubernetes"
+    listed = yaml.safe_load((examples / "operator.yaml").read_text(encoding="utf-8"))["regions"]
+    assert sorted(one["name"] for one in listed) == ["eu-central", "us-east", "us-west"]
+    assert listed == yaml.safe_load((examples / "verifier.yaml").read_text(encoding="utf-8"))["regions"]

@@ -96,6 +96,10 @@ WRONG_FOR_THE_OPERATOR: dict[str, dict[str, Any]] = {
     "no replica": {"replicas": 0},
     "replicas in words": {"replicas": "2"},
     "an interval without a unit": {"serviceMonitor": {"interval": "30"}},
+    "a region twice": {"regions": [{"name": "a", "adminUrl": "http://a"}, {"name": "a", "adminUrl": "http://b"}]},
+    "two regions at one address": {"regions": [{"name": name, "adminUrl": "http://a"} for name in ("a", "b")]},
+    "a region's address with a path": {"regions": [{"name": "a", "adminUrl": "http://a/admin/v2"}]},
+    "a tenant that is no list": {"tenantsByNamespace": {"shop": "acme"}},
 }
 
 

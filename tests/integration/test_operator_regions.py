@@ -17,7 +17,7 @@ from meridian_operator.plan.history import History
 from meridian_operator.plan.observed import RegionSeen, TopicName
 from meridian_operator.plan.outcome import Plan
 from meridian_operator.regions.client import Ask, Refused, RegionClient
-from meridian_operator.regions.directory import Region, Tokens, region_of
+from meridian_operator.regions.directory import Region, Tokens
 from meridian_operator.regions.observing import Observer
 from support.brokers.broker_process import HttpAnswer, RegionsProcess
 from support.brokers.broker_regions import until
@@ -159,16 +159,6 @@ async def test_one_request_describes_many_topics(clients: dict[str, RegionClient
     too_much: tuple[list[object], ...] = ([], [named("plain")] * 1001, [{}], [named_much], ["plain"])
     for refused in too_much:
         assert describe(*refused).status == 412
-
-
-def test_regions_are_services_with_a_label() -> None:
-    ports = {"ports": [{"name": "pulsar", "port": 6650}, {"name": "http", "port": 8080}]}
-    found = region_of("meridian-broker", "us-east", {"meridian.dev/region": "us-east"}, ports)
-    assert found == Region("us-east", "http://meridian-broker.us-east.svc:8080")
-    both = {"ports": [*ports["ports"], {"name": "https", "port": 8443}]}
-    found = region_of("meridian-broker", "us-east", {"meridian.dev/region": "us-east"}, both)
-    assert found == Region("us-east", "https://meridian-broker.us-east.svc:8443"), "encrypted where that is offered"
-    assert region_of("x", "y", {"meridian.dev/region": "z"}, {"ports": []}) is None
 
 
 def test_a_region_s_own_token_comes_before_the_default(tmp_path: Path) -> None:

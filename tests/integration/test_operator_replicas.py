@@ -101,7 +101,7 @@ def holder(api: KubeApi) -> str:
 
 
 def topic(api: KubeApi, name: str) -> None:
-    """An object that leads to a write: its regions are nowhere."""
+    """An object that leads to a write: it has no say over its topic."""
     api.create("geotopics", name, spec={"topic": f"persistent://public/default/{name}", "regions": ["east", "west"]})
 
 
@@ -137,7 +137,7 @@ def test_one_replica_acts_and_another_takes_over(tmp_path: Path) -> None:
         topic(api, "three")
         told(api, "three")
         assert min(when for when in first.writes if when > killed) - killed < TAKEOVER_SECONDS
-        assert first.measures('meridian_operator_objects{kind="GeoTopic",ready="False",reason="RegionUnreachable"} 3.0')
+        assert first.measures('meridian_operator_objects{kind="GeoTopic",ready="False",reason="TenantNotAllowed"} 3.0')
 
         first.process.terminate()
         assert first.process.wait(30) == 0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.brokers.broker_process import RegionsProcess, wait_until
 from support.kubernetes.kube_api import KubeApi
-from support.kubernetes.running_operator import RunningOperator
+from support.kubernetes.running_operator import VERDICTS_NAMESPACE, RunningOperator
 
 REGIONS = ("east", "west")
 AWAY = "http://127.0.0.1:1"
@@ -47,11 +47,9 @@ def near(regions: RegionsProcess) -> Regions:
 
 @contextmanager
 def watched(urls: dict[str, str]) -> Iterator[tuple[KubeApi, RunningOperator]]:
-    """An API server that knows the regions, and an operator that watches it."""
-    with KubeApi() as api:
-        api.create_regions(REGIONS)
-        with RunningOperator(api, urls) as operator:
-            yield api, operator
+    """An API server, and an operator that watches it and knows the regions."""
+    with KubeApi() as api, RunningOperator(api, urls) as operator:
+        yield api, operator
 
 
 @pytest.fixture(scope="module")
@@ -228,12 +226,57 @@ def test_the_verifier_s_verdict_becomes_a_condition(kube: KubeApi) -> None:
     ready(kube, "geotopics", "verified")
     assert kube.condition("geotopics", "verified", "Aligned")["reason"] == "NotVerifiedYet"
     topic = "persistent://public/default/verified-partition-1"
-    row = {"topic": topic, "subscription": "", "verdict": "misaligned", "detail": "EntryMissing"}
-    told = {"verdict.json": json.dumps({"run": "1", "time": "2026-01-01T00:00:00Z", "subscriptions": [row]})}
-    labelled = {"labels": {"meridian.dev/verdict": "default"}}
-    kube.create("configmaps", "meridian-verdict-default", "meridian-system", metadata=labelled, data=told)
-    kube.annotate("geotopics", "verified", reconcile_now="1")
+
+    def tell(namespace: str, time: str, verdict: str, detail: str) -> None:
+        row = {"topic": topic, "subscription": "", "verdict": verdict, "detail": detail}
+        told = {"verdict.json": json.dumps({"run": time, "time": time, "subscriptions": [row]})}
+        labelled = {"labels": {"meridian.dev/verdict": "default"}}
+        kube.create("configmaps", "meridian-verdict-default", namespace, metadata=labelled, data=told)
+        kube.annotate("geotopics", "verified", reconcile_now=namespace)
+
+    tell("aaa", "9999-01-01T00:00:00Z", "misaligned", "all your data is lost")
+    tell(VERDICTS_NAMESPACE, "2026-01-01T00:00:00Z", "misaligned", "EntryMissing")
     wait_until(lambda: kube.condition("geotopics", "verified", "Aligned").get("reason") == "Misaligned", "the verdict")
+    assert "EntryMissing" in kube.condition("geotopics", "verified", "Aligned")["message"]
+
+
+def test_an_object_has_no_say_over_tenants_that_its_namespace_may_not_name(kube: KubeApi, near: Regions) -> None:
+    kube.create("geotopics", "stranger", "aaa", **geo("coveted", messageTTL="1s"))
+    kube.create("replicatedsubscriptions", "stranger", "aaa", **rsub("coveted"))
+    for plural in ("geotopics", "replicatedsubscriptions"):
+        told = because(kube, plural, "stranger", "TenantNotAllowed", "aaa")
+        assert "tenantsByNamespace.aaa" in told
+    assert not near.has("coveted")
+    kube.create("geotopics", "owner", **geo("coveted"))
+    ready(kube, "geotopics", "owner")
+    near.mark("coveted")
+    kube.create("replicatedsubscriptions", "owner", **rsub("coveted"))
+    ready(kube, "replicatedsubscriptions", "owner")
+    for plural in ("geotopics", "replicatedsubscriptions"):
+        assert not (kube.get(plural, "stranger", "aaa") or {})["metadata"].get("finalizers")
+        kube.delete(plural, "stranger", "aaa")
+        gone(kube, plural, "stranger", "aaa")
+    assert near.is_marked("coveted")
+    assert near.call("GET", "coveted/messageTTL").status == 204
+    assert near.call("GET", "coveted/subscriptions").json == ["billing"]
+
+
+def test_a_labelled_service_is_no_region(kube: KubeApi) -> None:
+    ports = {"ports": [{"name": "http", "port": 80}]}
+    labelled = {"labels": {"meridian.dev/region": "east"}}
+    kube.create("services", "bait", "aaa", metadata=labelled, spec=ports)
+    kube.create("geotopics", "unmoved", **geo("unmoved"))
+    ready(kube, "geotopics", "unmoved")
+    assert not [path for _, path in kube.requests if path.endswith("/services")], "nobody looks at Services"
+    kube.create("geotopics", "nowhere", **geo("nowhere", regions=["east", "north"]))
+    assert "value regions" in because(kube, "geotopics", "nowhere", "RegionUnknown")
+
+
+def test_an_address_that_belongs_to_another_region_gets_no_change(near: Regions) -> None:
+    with watched({"east": near.urls["west"], "west": near.urls["east"]}) as (api, _):
+        api.create("geotopics", "mixed-up", **geo("mixed-up"))
+        assert "is region west, not east" in because(api, "geotopics", "mixed-up", "OtherRegion")
+        assert not near.has("mixed-up") and not near.has("mixed-up", "west")
 
 
 def test_a_subscription_waits_for_its_topic_without_a_warning(kube: KubeApi) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import aiohttp
 import kopf
 
+from meridian_operator.api.settings import Settings
 from meridian_operator.handlers import watching
 from meridian_operator.handlers.desk import Desk
 from meridian_operator.handlers.world import World
@@ -48,7 +49,7 @@ def main() -> None:
 
 async def _run(arguments: argparse.Namespace) -> int:
     """Returns the exit code."""
-    settings, memo, stop = kopf.OperatorSettings(), kopf.Memo(), asyncio.Event()
+    settings, memo, stop = kopf.OperatorSettings(), kopf.Memo(settings=arguments.settings), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):  # once kopf runs it has handlers of its own
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
@@ -116,7 +117,7 @@ async def _operate(
     @kopf.on.startup()
     async def begin(memo: Any, **_: Any) -> None:
         kube = KubeClient(partial(_connection, settings), (*fences, metrics.counting(KUBERNETES)))
-        memo.world = world(arguments.tokens, kube, (*fences, metrics.counting()))
+        memo.world = world(arguments.settings, arguments.tokens, kube, (*fences, metrics.counting()))
         memo.desk = Desk(memo.world)
 
     @kopf.on.cleanup()
@@ -134,13 +135,15 @@ async def _operate(
     )
 
 
-def world(tokens: Path | None, kube: KubeClient, traces: Sequence[aiohttp.TraceConfig] = ()) -> World:
+def world(
+    settings: Settings, tokens: Path | None, kube: KubeClient, traces: Sequence[aiohttp.TraceConfig] = ()
+) -> World:
     """Everything outside of the process, as the operator uses it."""
     # How many calls run at once, and for how long, is each region's own limit: nobody waits for a connection.
     connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
     http = aiohttp.ClientSession(connector=connector, timeout=timeout, trace_configs=list(traces))
     numbers = Budget(NUMBERS_PER_SECOND, NUMBERS_PER_SECOND, time.monotonic)
-    return World(http, Tokens(tokens), kube, random.random, numbers)
+    return World(http, Tokens(tokens), kube, random.random, numbers, settings)
 
 
 def _connection(settings: kopf.OperatorSettings) -> kopf.ConnectionInfo:
@@ -164,6 +167,13 @@ def _arguments() -> argparse.Namespace:
         help="watch this namespace only; may be given again. Default: all namespaces",
     )
     parser.add_argument(
+        "--settings",
+        type=_settings,
+        default=Settings(),
+        metavar="FILE",
+        help="JSON: regions (name to url), tenantsByNamespace (namespace to tenants, * for all) and verdictsNamespace",
+    )
+    parser.add_argument(
         "--tokens",
         type=Path,
         metavar="DIR",
@@ -178,6 +188,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--port", type=int, help="answer /healthz and /metrics there")
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return parser.parse_args()
+
+
+def _settings(path: str) -> Settings:
+    try:
+        return Settings.model_validate_json(Path(path).read_bytes())
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{path}: {error}") from error
 
 
 def _names(text: str) -> tuple[str, str]:

@@ -11,7 +11,7 @@ import copy
 import json
 import threading
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -105,13 +105,6 @@ class KubeApi:
             for _, kind, one in list(self._log)
             if kind == plural and any(told["reason"] == reason for told in one.get("status", {}).get("conditions", ()))
         }
-
-    def create_regions(self, names: Iterable[str]) -> None:
-        """What makes regions known, each in a namespace of its own."""
-        for name in names:
-            ports = {"ports": [{"name": "http", "port": 8080}]}
-            labelled = {"labels": {f"{GROUP}/region": name}}
-            self.create("services", "meridian-broker", name, metadata=labelled, spec=ports)
 
     # -- what happens to objects -----------------------------------------------------------------------------------
 

@@ -6,12 +6,15 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
 
 import aiohttp
 import kopf
 from kopf._cogs.structs.credentials import Vault, VaultKey
+from meridian_operator.api.settings import Settings
 from meridian_operator.handlers import watching
 from meridian_operator.handlers.desk import Desk
 from meridian_operator.handlers.world import World
@@ -21,6 +24,7 @@ from meridian_operator.regions.directory import Region, Tokens
 from meridian_operator.regions.observing import Observer
 from support.kubernetes.kube_api import KubeApi
 
+VERDICTS_NAMESPACE: Final = "meridian-verifier"
 _HANDLERS = watching
 """Importing it registered them."""
 
@@ -39,6 +43,7 @@ class RunningOperator:
     """A context: the operator watches ``api`` inside of it.
 
     :param urls: region -> its admin API. May change while the operator runs.
+    :param tenants: namespace -> tenants of which its objects may speak.
     :param numbers_per_second: statuses in which only numbers moved that it writes.
     :param spread: from 0 to 1; when objects that are there already are looked at.
     """
@@ -48,11 +53,16 @@ class RunningOperator:
         api: KubeApi,
         urls: Mapping[str, str],
         *,
+        tenants: Mapping[str, Sequence[str]] = MappingProxyType({"default": ("public",), "team-x": ("public",)}),
         numbers_per_second: float = 100,
         spread: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._api = api
         self._urls = urls
+        regions = {name: {"url": f"http://{name}"} for name in urls}
+        self._settings = Settings.model_validate(
+            {"regions": regions, "tenantsByNamespace": tenants, "verdictsNamespace": VERDICTS_NAMESPACE}
+        )
         self._numbers = numbers_per_second
         self._spread = spread
         self._stop = threading.Event()
@@ -86,9 +96,11 @@ class RunningOperator:
         kube = KubeClient(lambda: login)
         budget = Budget(self._numbers, self._numbers, time.monotonic)
         async with aiohttp.ClientSession() as http:
-            world = self._world = NearWorld(http, Tokens(None), kube, self._spread, budget, urls=self._urls)
+            world = self._world = NearWorld(
+                http, Tokens(None), kube, self._spread, budget, self._settings, urls=self._urls
+            )
             self._desk, self._loop = Desk(world), asyncio.get_running_loop()
-            memo = kopf.Memo(desk=self._desk, world=world)
+            memo = kopf.Memo(desk=self._desk, world=world, settings=self._settings)
             try:
                 await kopf.operator(
                     settings=settings,

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from meridian_operator.api.crd import KINDS, document
 from meridian_operator.api.metadata_sync_policy import METADATA_SYNC_POLICY
+from meridian_operator.api.settings import Settings
 from meridian_operator.api.shadow_topic import SHADOW_TOPIC
 from meridian_operator.handlers.deleting import FINALIZER
 from meridian_operator.handlers.geo_topics import GeoTopics
@@ -101,11 +102,12 @@ class Witnessed:
     topic: TopicSeen | None
     subscription: SubscriptionSeen | None
     asked: list[Any] = field(default_factory=list)
+    settings: Settings = field(default_factory=lambda: Settings(tenants_by_namespace={"y": ["*"]}))
 
     def now(self) -> str:
         return "2026-01-01T00:00:00Z"
 
-    async def see(self, _: Views, names: Sequence[str], topic: TopicName, subscription: str | None) -> list[RegionSeen]:
+    async def see(self, names: Sequence[str], topic: TopicName, subscription: str | None) -> list[RegionSeen]:
         self.asked.append((tuple(names), topic, subscription))
         known = frozenset((*NAMES, "ca"))
         return [
@@ -113,7 +115,7 @@ class Witnessed:
             for name in names
         ]
 
-    async def apply(self, _: Views, planned: Sequence[Change]) -> list[tuple[str, str]]:
+    async def apply(self, planned: Sequence[Change]) -> list[tuple[str, str]]:
         self.asked.append(tuple(planned))
         return []
 
@@ -137,10 +139,9 @@ def effect(kind: str, spec: dict[str, Any]) -> Any:
     """Everything that an object with this specification leads to: made, or deleted, in each state of the regions."""
     found: list[Any] = []
     views = Views(
-        regions={},
         geo_topics={},
         replicated_subscriptions={},
-        topic_regions={BASE["GeoTopic"]["topic"]: [NAMES], OTHER_TOPIC: [NAMES]},
+        topic_regions={BASE["GeoTopic"]["topic"]: [("y", NAMES)], OTHER_TOPIC: [("y", NAMES)]},
         verdicts={},
         verdict_runs={},
     )

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kopf._core.engines.indexing import OperatorIndexer
+from meridian_operator.api.settings import Settings
 from meridian_operator.api.shared import GROUP
 from meridian_operator.handlers.subject import Views
 from meridian_operator.handlers.world import VERDICT_LABEL, verdict_on, verdict_runs, verdicts
@@ -15,6 +17,7 @@ from meridian_operator.plan.outcome import Finding
 from meridian_operator.plan.verdicts import aligned, rows_of, run_of
 
 TOPIC = "persistent://public/default/orders"
+MEMO = SimpleNamespace(settings=Settings(verdicts_namespace="meridian-system"))
 NEW_YEAR = "2026-01-01T00:00:00Z"
 NEXT_DAY = "2026-01-02T00:00:00Z"
 
@@ -28,7 +31,12 @@ class Indexed:
     def see(self, name: str, document: Any, verifier: str = "default") -> None:
         """A ConfigMap was made or changed."""
         data = {"verdict.json": document if isinstance(document, str) else json.dumps(document)}
-        told = {"namespace": "meridian-system", "labels": {VERDICT_LABEL: verifier}, "body": {"data": data}}
+        told = {
+            "namespace": "meridian-system",
+            "memo": MEMO,
+            "labels": {VERDICT_LABEL: verifier},
+            "body": {"data": data},
+        }
         handlers: dict[str, Any] = {"verdicts": verdicts, "verdict_runs": verdict_runs}
         for index, handler in handlers.items():
             self._indexers[index].replace(("meridian-system", name, None), handler(**told))
@@ -40,7 +48,7 @@ class Indexed:
 
     def condition(self, subscription: str = "billing", now: str = NEW_YEAR) -> Finding:
         indices = {name: indexer.index for name, indexer in self._indexers.items()}
-        views = Views({}, {}, {}, {}, indices["verdicts"], indices["verdict_runs"])
+        views = Views({}, {}, {}, indices["verdicts"], indices["verdict_runs"])
         return aligned(verdict_on(views, TOPIC, subscription), now)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from meridian_operator.api.settings import tenant_of
 from meridian_operator.api.shared import GROUP, DeletionPolicy
 from meridian_operator.handlers.annotations import ABANDON, DRY_RUN, PAUSED, abandoned, is_on, value_of
 from meridian_operator.handlers.reporting import Answer, Report
@@ -27,6 +28,8 @@ async def farewell(subject: Subject[Spec], wish: Wish[Spec], world: World, repor
     body, what = wish.body, subject.what(wish)
     if wish.spec.deletion_policy is DeletionPolicy.RETAIN:
         return _released(body, None)
+    if not wish.is_allowed(body["metadata"]["namespace"]):
+        return _released(body, Event("NothingDeleted", f"{not_allowed(wish)}. {what} stays as it is", warning=True))
     first = ruler(subject.claims(wish))
     if first is not None and not first.is_of(*wish.claim):
         return _released(body, Event("NothingDeleted", f"{first} rules {what}, which stays as it is"))
@@ -45,13 +48,13 @@ async def _delete(subject: Subject[Spec], wish: Wish[Spec], world: World, report
     names = subject.names(wish) or sorted(wish.history.established)
     given_up = abandoned(body, names)
     asked = [name for name in names if name not in given_up]
-    planned = subject.deletion(wish, await world.see(wish.views, asked, *place), given_up)
+    planned = subject.deletion(wish, await world.see(asked, *place), given_up)
     if is_on(body, DRY_RUN):
         sentences = [change.sentence() for change in planned.changes]
         return report.blocked(since, f"annotation {DRY_RUN} holds it back: see status.plan", sentences)
-    failures = [] if planned.problems else await world.apply(wish.views, planned.changes)
+    failures = [] if planned.problems else await world.apply(planned.changes)
     if planned.changes and not planned.problems and not failures:
-        planned = subject.deletion(wish, await world.see(wish.views, asked, *place), given_up)
+        planned = subject.deletion(wish, await world.see(asked, *place), given_up)
     wrong = [sentence for _, _, sentence in planned.problems] + [sentence for _, sentence in failures]
     if wrong:
         hint = f"To leave what a region holds, set annotation {ABANDON} to its name"
@@ -76,6 +79,16 @@ def farewell_unread(body: Mapping[str, Any], report: Report) -> Answer:
         return _released(body, Event("RegionsAbandoned", text, warning=True))
     since = str(body["metadata"]["deletionTimestamp"])
     return report.blocked(since, f"its specification is invalid. Mend it, or set annotation {ABANDON} to *")
+
+
+def not_allowed(wish: Wish[Spec]) -> str:
+    """Why an object has no say over the topic that it names."""
+    namespace, _ = wish.claim
+    tenant = tenant_of(wish.spec.topic)
+    return (
+        f"objects in namespace {namespace} have no say over topics of tenant {tenant}: list the tenant in the value "
+        f"tenantsByNamespace.{namespace} of the operator's chart"
+    )
 
 
 def _released(body: Mapping[str, Any], event: Event | None) -> Answer:

@@ -45,7 +45,7 @@ class GeoTopics(Subject[GeoTopicSpec]):
         return f"topic {wish.spec.topic}"
 
     def claims(self, wish: Wish[GeoTopicSpec]) -> Iterable[Claim]:
-        return list(wish.views.geo_topics.get(wish.spec.topic, ()))
+        return [claim for claim in wish.views.geo_topics.get(wish.spec.topic, ()) if wish.is_allowed(claim.namespace)]
 
     def names(self, wish: Wish[GeoTopicSpec]) -> list[str]:
         return list(wish.spec.regions)

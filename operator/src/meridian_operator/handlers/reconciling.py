@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from meridian_operator.api.shared import DeletionPolicy
 from meridian_operator.handlers.annotations import DRY_RUN, PAUSED, RECREATE, is_on, value_of
-from meridian_operator.handlers.deleting import FINALIZER, farewell, farewell_unread
+from meridian_operator.handlers.deleting import FINALIZER, farewell, farewell_unread, not_allowed
 from meridian_operator.handlers.reporting import AGAIN_SECONDS, Answer, Report
 from meridian_operator.handlers.subject import Look, Spec, Subject, Views, Wish
 from meridian_operator.handlers.world import World
@@ -37,14 +37,17 @@ async def look(subject: Subject[Spec], body: Mapping[str, Any], views: Views, wo
         spec: Spec = subject.model.model_validate(dict(body["spec"]))
     except ValidationError as error:
         return farewell_unread(body, report) if leaving else report.refused("InvalidSpec", str(error))
-    wish = Wish(spec, body, views, history_of(body))
+    wish = Wish(spec, body, views, history_of(body), world.settings)
     if leaving:
         return await farewell(subject, wish, world, report)
     first = ruler(subject.claims(wish))
-    rules = first is None or first.is_of(*wish.claim)
+    allowed = wish.is_allowed(meta["namespace"])
+    rules = allowed and (first is None or first.is_of(*wish.claim))
     if holds != (rules and spec.deletion_policy is DeletionPolicy.DELETE):
         # Before anything is made: what this object makes, its deletion has to find.
         return Answer(finalizers=_toggled(meta.get("finalizers") or ()), again_seconds=AGAIN_SECONDS)
+    if not allowed:
+        return report.refused("TenantNotAllowed", not_allowed(wish))
     if is_on(body, PAUSED):
         return report.paused()
     if not rules:
@@ -59,15 +62,15 @@ async def _reconcile(subject: Subject[Spec], wish: Wish[Spec], world: World, rep
         return report.waiting(*refusal) if refusal[0].startswith("Waiting") else report.refused(*refusal)
     names, history = subject.names(wish), wish.history
     asked = [*names, *sorted(history.established - set(names))]
-    seen = await world.see(wish.views, asked, *subject.place(wish))
+    seen = await world.see(asked, *subject.place(wish))
     first = planned = subject.plan(wish, seen)
     if is_on(wish.body, DRY_RUN):
         return report.dry_run(first)
-    failures = await world.apply(wish.views, first.changes)
+    failures = await world.apply(first.changes)
     refused = {region for region, _ in failures}
     done = [change for change in first.changes if change.region not in refused]
     if first.changes:
-        seen = await world.see(wish.views, asked, *subject.place(wish))
+        seen = await world.see(asked, *subject.place(wish))
         planned = subject.plan(wish, seen)
     findings = [*judge(planned, names, failures), drifted(first.changes if history.settled else ())]
     more, status = subject.report(wish, Look(seen, planned), world.now())

@@ -36,9 +36,9 @@ def replicated_subscriptions(meta: Mapping[str, Any], spec: Mapping[str, Any], *
 
 
 @kopf.index(GROUP, VERSION, "geotopics")
-def topic_regions(spec: Mapping[str, Any], **_: Any) -> Any:
-    """Topic -> its regions, for subscriptions that name none."""
-    return {spec.get("topic"): tuple(spec.get("regions", ()))}
+def topic_regions(namespace: str | None, spec: Mapping[str, Any], **_: Any) -> Any:
+    """Topic -> namespace of the object and its regions, for subscriptions that name none."""
+    return {spec.get("topic"): (namespace, tuple(spec.get("regions", ())))}
 
 
 class ReplicatedSubscriptions(Subject[ReplicatedSubscriptionSpec]):
@@ -51,7 +51,8 @@ class ReplicatedSubscriptions(Subject[ReplicatedSubscriptionSpec]):
         return f"subscription {wish.spec.subscription} of {wish.spec.topic}"
 
     def claims(self, wish: Wish[ReplicatedSubscriptionSpec]) -> Iterable[Claim]:
-        return list(wish.views.replicated_subscriptions.get((wish.spec.topic, wish.spec.subscription), ()))
+        claims = wish.views.replicated_subscriptions.get((wish.spec.topic, wish.spec.subscription), ())
+        return [claim for claim in claims if wish.is_allowed(claim.namespace)]
 
     def names(self, wish: Wish[ReplicatedSubscriptionSpec]) -> list[str]:
         return list(wish.spec.regions) if wish.spec.regions is not None else _of_topic(wish)
@@ -86,7 +87,8 @@ class ReplicatedSubscriptions(Subject[ReplicatedSubscriptionSpec]):
 
 def _of_topic(wish: Wish[ReplicatedSubscriptionSpec]) -> list[str]:
     """The regions of the topic's GeoTopics."""
-    return sorted({name for of_topic in wish.views.topic_regions.get(wish.spec.topic, ()) for name in of_topic})
+    topics = wish.views.topic_regions.get(wish.spec.topic, ())
+    return sorted({name for namespace, names in topics if wish.is_allowed(namespace) for name in names})
 
 
 def _status(seen: list[RegionSeen], look: Look, verdict: Row | None, history: History) -> ReplicatedSubscriptionStatus:

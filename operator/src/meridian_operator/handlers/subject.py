@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from meridian_operator.api.geo_topic import GeoTopicSpec
 from meridian_operator.api.replicated_subscription import ReplicatedSubscriptionSpec
+from meridian_operator.api.settings import Settings
 from meridian_operator.api.shared import Kind, ReconciledStatus
 from meridian_operator.plan.claims import Claim
 from meridian_operator.plan.history import History
@@ -23,7 +24,6 @@ Spec = TypeVar("Spec", bound=GeoTopicSpec | ReplicatedSubscriptionSpec)
 class Views:
     """kopf's indices: what its watches have seen so far. They change in place."""
 
-    regions: Mapping[str, Any]
     geo_topics: Mapping[str, Any]
     replicated_subscriptions: Mapping[tuple[str, str], Any]
     topic_regions: Mapping[str, Any]
@@ -55,12 +55,17 @@ class Wish(Generic[Spec]):
     """The object as Kubernetes has it."""
     views: Views
     history: History
+    settings: Settings
 
     @property
     def claim(self) -> tuple[str, str]:
         """Namespace and name."""
         meta = self.body["metadata"]
         return meta["namespace"], meta["name"]
+
+    def is_allowed(self, namespace: str) -> bool:
+        """May an object of that namespace name the topic that this one names? Otherwise it has no say here."""
+        return self.settings.allows(namespace, self.spec.topic)
 
 
 class Subject(ABC, Generic[Spec]):
@@ -75,7 +80,7 @@ class Subject(ABC, Generic[Spec]):
 
     @abstractmethod
     def claims(self, wish: Wish[Spec]) -> Iterable[Claim]:
-        """All objects that name the same topic or subscription."""
+        """All objects that name the same topic or subscription, and may."""
 
     @abstractmethod
     def names(self, wish: Wish[Spec]) -> list[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What handlers share: the regions that were found, and everything outside of the process.
+"""What handlers share: the regions, and everything outside of the process.
 
 kopf keeps the indices from its watches, so nothing here reads from Kubernetes.
 """
@@ -15,6 +15,7 @@ from typing import Any, Final
 import aiohttp
 import kopf
 
+from meridian_operator.api.settings import Settings
 from meridian_operator.handlers.subject import Views
 from meridian_operator.kube.client import KubeClient
 from meridian_operator.plan.budget import Budget
@@ -22,7 +23,7 @@ from meridian_operator.plan.changes import Change
 from meridian_operator.plan.observed import RegionSeen, TopicName
 from meridian_operator.plan.verdicts import Row, rows_of, run_of, verdict_of
 from meridian_operator.regions.client import Refused, RegionClient
-from meridian_operator.regions.directory import REGION_LABEL, Region, Tokens, region_of
+from meridian_operator.regions.directory import Region, Tokens
 from meridian_operator.regions.observing import TROUBLE, Observer
 
 VERDICT_LABEL: Final = "meridian.dev/verdict"
@@ -45,6 +46,7 @@ class World:
     """From 0 to 1; spreads what would otherwise happen at once."""
     numbers: Budget
     """Writes of statuses in which only numbers moved."""
+    settings: Settings
     now: Callable[[], str] = utc_now
     _observers: dict[str, Observer] = field(default_factory=dict)
     _closing: set[asyncio.Task[None]] = field(default_factory=set)
@@ -74,25 +76,23 @@ class World:
         """Requests to each region so far."""
         return {name: observer.calls for name, observer in self._observers.items()}
 
-    async def see(
-        self, views: Views, names: Sequence[str], topic: TopicName, subscription: str | None
-    ) -> list[RegionSeen]:
+    async def see(self, names: Sequence[str], topic: TopicName, subscription: str | None) -> list[RegionSeen]:
         """All the named regions, asked at the same time."""
-        found = known(views.regions)
 
         async def one(name: str) -> RegionSeen:
-            if name not in found:
-                return RegionSeen(name, "", problem=f"there is no Service labelled {REGION_LABEL}={name}")
-            return await self.observer(found[name]).see(topic, subscription)
+            known = self.settings.regions.get(name)
+            if known is None:
+                text = "the operator does not know it: list it in the value regions of the operator's chart"
+                return RegionSeen(name, "", problem=text, reason="RegionNotListed")
+            return await self.observer(Region(name, known.url)).see(topic, subscription)
 
         return list(await asyncio.gather(*(one(name) for name in names[: 2 * PARALLEL_REGIONS])))
 
-    async def apply(self, views: Views, planned: Sequence[Change]) -> list[tuple[str, str]]:
+    async def apply(self, planned: Sequence[Change]) -> list[tuple[str, str]]:
         """Make the changes, in order within a region. What regions refused: region and sentence."""
-        found = known(views.regions)
 
         async def one(region: str) -> list[tuple[str, str]]:
-            observer = self.observer(found[region])
+            observer = self.observer(Region(region, self.settings.regions[region].url))
             for change in planned:
                 if change.region != region:
                     continue
@@ -100,29 +100,26 @@ class World:
                     await observer.apply(change)
                 except (Refused, *TROUBLE) as error:
                     # What comes after in this region builds on this change.
-                    return [(region, f"{change.sentence()}: {error or type(error).__name__}")]
+                    return [(region, f"{change.sentence()}: {str(error) or type(error).__name__}")]
             return []
 
         failed = await asyncio.gather(*(one(region) for region in {change.region: None for change in planned}))
         return [failure for region in failed for failure in region]
 
 
-@kopf.index("services", labels={REGION_LABEL: kopf.PRESENT})  # type: ignore[arg-type]
-def regions(name: str, namespace: str, labels: Mapping[str, str], spec: Mapping[str, Any], **_: Any) -> Any:
-    """Region's name -> where it is."""
-    found = region_of(name, namespace, labels, spec)
-    return None if found is None else {found.name: found}
-
-
 @kopf.index("configmaps", labels={VERDICT_LABEL: kopf.PRESENT})  # type: ignore[arg-type]
-def verdicts(namespace: str, labels: Mapping[str, str], body: Mapping[str, Any], **_: Any) -> Any:
+def verdicts(namespace: str, labels: Mapping[str, str], body: Mapping[str, Any], memo: Any, **_: Any) -> Any:
     """Topic and subscription -> rows of the verifiers' ConfigMaps, which are read once, when they change."""
+    if namespace != memo.settings.verdicts_namespace:
+        return {}
     return rows_of((namespace, labels[VERDICT_LABEL]), body.get("data") or {})
 
 
 @kopf.index("configmaps", labels={VERDICT_LABEL: kopf.PRESENT})  # type: ignore[arg-type]
-def verdict_runs(namespace: str, labels: Mapping[str, str], body: Mapping[str, Any], **_: Any) -> Any:
+def verdict_runs(namespace: str, labels: Mapping[str, str], body: Mapping[str, Any], memo: Any, **_: Any) -> Any:
     """Verifier -> its run in force."""
+    if namespace != memo.settings.verdicts_namespace:
+        return {}
     run = run_of(body.get("data") or {})
     return {} if run is None else {(namespace, labels[VERDICT_LABEL]): run}
 
@@ -131,8 +128,3 @@ def verdict_on(views: Views, topic: str, subscription: str = "") -> Row | None:
     """What the newest run says of a topic, or of a subscription of it."""
     of_topic = views.verdicts.get((topic, ""), ()) if subscription else ()
     return verdict_of(views.verdicts.get((topic, subscription), ()), of_topic, views.verdict_runs)
-
-
-def known(index: Mapping[str, Any]) -> dict[str, Region]:
-    """The regions in the index. Of two Services for one region the first by URL counts."""
-    return {name: min(found, key=lambda one: one.url) for name, found in index.items()}

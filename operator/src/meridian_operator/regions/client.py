@@ -66,6 +66,10 @@ class RegionClient:
             text = await self._call("POST", "/meridian/v1/describe", {"topics": wanted})
         found = json.loads(text)
         try:
+            if found["region"] != self.region.name:
+                text = f"{self.region.url} is region {found['region']!s:.64}, not {self.region.name}"
+                seen = RegionSeen(self.region.name, self.region.url, problem=text, reason="OtherRegion")
+                return [seen] * len(asks)
             known = frozenset(found["clusters"])
             described = list(zip(asks, found["topics"], strict=False))
             if not described or any(one["topic"] != str(ask.topic) for ask, one in described):
@@ -170,7 +174,11 @@ class RegionClient:
             return text
 
     def _headers(self) -> dict[str, str]:
-        token = self._tokens.of(self.region.name)
+        """:raises Refused: the region's token cannot be read."""
+        try:
+            token = self._tokens.of(self.region.name)
+        except OSError as error:
+            raise Refused(self.region.name, 401, f"the operator cannot read its token: {error}") from error
         return {} if token is None else {"Authorization": f"Bearer {token}"}
 
 

@@ -1,20 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which regions there are: every Service labelled ``meridian.dev/region`` is one.
+"""Regions, and the tokens for them.
 
-The label's value is the region's name. Its admin API is the port named ``https``, else that named ``http``. Tokens come
-from files, one per region and one named ``default``, because a mounted Secret needs no right to read Secrets.
+Tokens come from files, one per region and one named ``default``, because a mounted Secret needs no right to read
+Secrets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-REGION_LABEL: Final = "meridian.dev/region"
-SCHEMES: Final = ("https", "http")
-"""Also the names of the admin API's ports."""
 DEFAULT_TOKEN: Final = "default"
 
 
@@ -24,15 +20,6 @@ class Region:
 
     name: str
     url: str
-
-
-def region_of(name: str, namespace: str, labels: Mapping[str, str], spec: Mapping[str, Any]) -> Region | None:
-    """The region that a Service stands for; None when it has no admin port."""
-    ports = {port.get("name"): port["port"] for port in spec.get("ports", ())}
-    for scheme in SCHEMES:
-        if scheme in ports:
-            return Region(labels[REGION_LABEL], f"{scheme}://{name}.{namespace}.svc:{ports[scheme]}")
-    return None
 
 
 class Tokens:

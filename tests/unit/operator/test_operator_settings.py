@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the operator's installer says: nothing is trusted that is not listed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from meridian_operator.api.settings import Settings
+from pydantic import ValidationError
+
+ORDERS = "persistent://acme/orders/created"
+
+
+def test_nothing_is_allowed_but_what_is_listed() -> None:
+    assert not Settings().allows("default", ORDERS)
+    listed = Settings.model_validate(
+        {"tenantsByNamespace": {"shop": ["acme"], "platform": ["*"], "other": ["umbrella"]}}
+    )
+    assert [listed.allows(one, ORDERS) for one in ("shop", "platform", "other", "")] == [True, True, False, False]
+    assert not listed.allows("shop", "persistent://acme2/orders/created")
+    assert not listed.allows("shop", "acme")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"regions": {"us-east": {"url": "http://broker:8080"}, "us-west": {"url": "http://broker:8080"}}},
+        {"regions": {"us-east": {"url": "http://broker:8080/admin"}}},
+        {"regions": {"us-east": {"url": "http://user:password@broker:8080"}}},
+        {"regions": {"us-east": {"url": "ftp://broker"}}},
+        {"regions": {"../default": {"url": "http://broker:8080"}}},
+        {"regions": {"us-east": {}}},
+        {"tenants": {}},
+    ],
+)
+def test_what_makes_no_sense_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Settings.model_validate(given)
