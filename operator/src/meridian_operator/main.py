@@ -62,28 +62,27 @@ async def _run(arguments: argparse.Namespace) -> int:
         if arguments.port is not None:
             await stack.enter_async_context(served(arguments.port, metrics))
         if leading is None:
-            await _operate(arguments, settings, memo, stop, metrics, ())
+            await _operate(arguments, settings, memo, stop, metrics)
             return 0
         if not await _before(stop, leading.stand_by()):
             return 0
         keeping = asyncio.create_task(leading.keep(), name="lease")
         keeping.add_done_callback(lambda _: stop.set())
-        await _operate(arguments, settings, memo, stop, metrics, (leading.fence(),))
-        lost = keeping.done()
+        await _operate(arguments, settings, memo, stop, metrics, leading)
+        await leading.release()
         keeping.cancel()
         await asyncio.wait([keeping])
-        return 1 if lost else 0
+        return 0 if leading.released else 1
 
 
 @contextlib.asynccontextmanager
 async def _candidacy(settings: kopf.OperatorSettings, namespace: str, name: str) -> AsyncIterator[Leadership]:
-    """A candidate for the Lease, which it gives back at the end."""
+    """A candidate for the Lease."""
     kube = KubeClient(partial(_connection, settings))
     me = f"{socket.gethostname()}_{secrets.token_hex(8)}"
     leading = Leadership(LeaseObject(kube, namespace, name), me, time.monotonic, partial(datetime.now, UTC))
     try:
         yield leading
-        await leading.release()
     finally:
         await kube.close()
 
@@ -106,9 +105,10 @@ async def _operate(
     memo: kopf.Memo,
     stop: asyncio.Event,
     metrics: Metrics,
-    fences: Sequence[aiohttp.TraceConfig],
+    leading: Leadership | None = None,
 ) -> None:
     """Watch and act until told to stop."""
+    fences = () if leading is None else (leading.fence(),)
 
     @kopf.on.login()
     def login(**_: Any) -> kopf.ConnectionInfo | None:
@@ -124,6 +124,8 @@ async def _operate(
     async def end(memo: Any, **_: Any) -> None:
         await memo.desk.close()
         await memo.world.close()
+        if leading is not None:
+            await leading.release()  # kopf takes seconds more, in which nothing is done any more
 
     await kopf.operator(
         settings=settings,

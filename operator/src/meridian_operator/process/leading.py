@@ -47,6 +47,8 @@ class Leadership:
         self._clock = clock
         self._wall = wall
         self._candidate = Candidate(me)
+        self.released = False
+        """It was given back, and not lost."""
 
     @property
     def acts(self) -> bool:
@@ -63,16 +65,18 @@ class Leadership:
         _log.info("%s holds the Lease, and acts", self._candidate.me)
 
     async def keep(self) -> None:
-        """Renew; return when the Lease is lost."""
+        """Renew; return when the Lease is lost, or was released."""
         while self.acts:
             await asyncio.sleep(RENEW_SECONDS)
             await self._try()
-        _log.error("the Lease is lost: it could not be renewed in time, or another replica holds it")
+        if not self.released:
+            _log.error("the Lease is lost: it could not be renewed in time, or another replica holds it")
 
     async def release(self) -> None:
         """Let another replica take over at once."""
         if not self.acts:
             return
+        self.released = True
         self._candidate.lost()
         try:
             async with asyncio.timeout(RENEW_SECONDS):

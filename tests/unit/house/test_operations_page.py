@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/operations.md: its commands for keys, run in their order, refuse nobody in between."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from meridian_broker.gateway.authentication import Authentication, NotAuthenticated
+from meridian_broker.gateway.token_keys import read_secret_keys
+from support.brokers.stand_in_admin import run
+
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+COMMAND = ".venv/bin/meridian "
+
+
+def commands(begin: str) -> list[str]:
+    """Lines of the page that are commands and begin so."""
+    return [line.strip() for line in PAGE.splitlines() if line.startswith("    ") and line.strip().startswith(begin)]
+
+
+def accepted(keys: Path, token: Path) -> bool:
+    """Does a broker take the token that follows these keys?"""
+    try:
+        Authentication(read_secret_keys(str(keys)), frozenset(), "east").check(token.read_bytes().strip())
+    except NotAuthenticated:
+        return False
+    return True
+
+
+def test_keys_are_replaced_by_the_commands_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What brokers see of the two Secrets is one directory: ``secret.key``, and for a while the new key."""
+    monkeypatch.chdir(tmp_path)
+    keys = tmp_path / "seen-by-brokers"
+    keys.mkdir()
+    assert run("tokens", "create-secret-key", str(keys / "secret.key")).exit_code == 0
+    old = tmp_path / "old.jwt"
+    made = run("tokens", "create", "--secret-key", f"{keys}/secret.key", "--subject", "admin", "--to", str(old))
+    assert made.exit_code == 0
+    for command in commands(COMMAND):
+        done = run(*shlex.split(command)[1:])
+        assert done.exit_code == 0, f"{command}\n{done.output}"
+    new = [tmp_path / "admin.jwt", tmp_path / "verify.jwt"]
+    (keys / "2026-11.key").write_bytes((tmp_path / "2026-11.key").read_bytes())
+    assert [accepted(keys, one) for one in (old, *new)] == [True] * 3
+    (keys / "secret.key").write_bytes((tmp_path / "2026-11.key").read_bytes())
+    assert [accepted(keys, one) for one in new] == [True] * 2
+    (keys / "2026-11.key").unlink()
+    assert [accepted(keys, one) for one in (old, *new)] == [False, True, True]
+    assert {file.stat().st_mode & 0o077 for file in tmp_path.iterdir() if file.is_file()} == {0}
+
+
+def test_values_that_the_page_sets_are_values_of_the_charts() -> None:
+    for command in commands("helm upgrade"):
+        found = re.search(r"helm/([a-z-]+)", command)
+        assert found is not None
+        values = yaml.safe_load((ROOT / "helm" / found[1] / "values.yaml").read_text(encoding="utf-8"))
+        for path in re.findall(r"--set ([\w.]+)=", command):
+            known = values
+            for part in path.split("."):
+                assert part in known, f"{command}: {found[1]} has no value {path}"
+                known = known[part]
