@@ -296,7 +296,7 @@ async def test_a_catalog_lives_in_etcd_as_in_the_file(store: EtcdMetadataStore) 
     def now_ms() -> int:
         return 1_700_000_000_000
 
-    catalog = Catalog(store, HybridClock(now_ms, "us-east"), now_ms, asyncio.sleep)
+    catalog = Catalog(store, HybridClock(now_ms, "us-east"), now_ms, asyncio.sleep, lambda _: 0)
     running = asyncio.create_task(catalog.run())
     clusters = {"us-east": ClusterRecord("http://a"), "eu": ClusterRecord("http://b")}
     await catalog.ensure_bootstrap(clusters)
@@ -308,7 +308,7 @@ async def test_a_catalog_lives_in_etcd_as_in_the_file(store: EtcdMetadataStore) 
     with pytest.raises(NotEmpty):
         await catalog.namespaces.delete("public/default")
     assert len({await catalog.allocate_ledger_id() for _ in range(100)}) == 100
-    other = Catalog(store, HybridClock(now_ms, "us-east"), now_ms, asyncio.sleep)
+    other = Catalog(store, HybridClock(now_ms, "us-east"), now_ms, asyncio.sleep, lambda _: 0)
     await other.clusters.create("asia", ClusterRecord())
     await wait_until(lambda: catalog.cluster("asia") is not None)
     running.cancel()

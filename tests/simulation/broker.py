@@ -127,6 +127,7 @@ class SimBroker:
             clock,
             self.scheduler.now_ms,
             self.sleep,
+            world.draw,
             alone=Lock(),
         )
         while True:

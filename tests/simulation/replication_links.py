@@ -217,6 +217,8 @@ class ReplicationRun:
                     *(source.base_incarnation, source.created),
                     connection=target,
                 )
+            if not target.alive:
+                raise Refused(f"{self.remote} cannot be reached")
         connection = self._connection = world.network.connect(self._broker, target)
         connection.on_closed[0] = lambda: self.producer_closed(connection, "the connection broke")
         self._ended = None

@@ -30,6 +30,7 @@ BY_STORIES = (
     "half-a-deletion",
     "half-a-deletion-of-partitions",
     "help-waits-for-a-wall-clock",
+    "ids-go-on-from-the-copy",
     "incarnation-unknown-before-a-topic-is-open",
     "late-entries-dropped",
     "older-volume-is-swept",

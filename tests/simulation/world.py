@@ -53,6 +53,8 @@ class World:
         self.engine = EngineLoop(self.loop) if engine else None
         self.ledger_entries = ledger_entries
         self.weather = Weather(None if chance is None else Random(chance))
+        self.draw = Random(chance or 0).randrange
+        """Random numbers of brokers, apart from the weather's."""
         self.network = Network(self.loop, self.weather)
         self.model = Model(self)
         self.agreement = Agreement(self)

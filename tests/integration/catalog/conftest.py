@@ -29,7 +29,7 @@ async def store(tmp_path: Path) -> AsyncIterator[SqliteMetadataStore]:
 @pytest.fixture
 def make(store: SqliteMetadataStore, clock: Clock) -> Callable[[], Catalog]:
     """Catalogs as several brokers of one region have them."""
-    return lambda: Catalog(store, HybridClock(clock, "us-east"), clock, asyncio.sleep)
+    return lambda: Catalog(store, HybridClock(clock, "us-east"), clock, asyncio.sleep, lambda _: 0)
 
 
 @pytest.fixture

@@ -42,7 +42,7 @@ class TestLedgerIds:
         assert await store.get(keys.LEDGER_IDS) != record
 
     async def test_many_that_ask_at_once_share_writes(self, store: SqliteMetadataStore, clock: Clock) -> None:
-        catalog = Catalog(store, HybridClock(clock, "us-east"), clock, asyncio.sleep, alone=asyncio.Lock())
+        catalog = Catalog(store, HybridClock(clock, "us-east"), clock, asyncio.sleep, lambda _: 0, alone=asyncio.Lock())
         written = await store.put("/before", b"")
         given = await asyncio.gather(*(catalog.allocate_ledger_id() for _ in range(1000)))
         assert len(set(given)) == 1000
@@ -72,7 +72,7 @@ class TestLedgerIds:
     async def test_who_gives_up_waiting_for_an_id_takes_none_from_the_others(
         self, store: SqliteMetadataStore, clock: Clock
     ) -> None:
-        catalog = Catalog(store, HybridClock(clock, "us-east"), clock, asyncio.sleep, alone=asyncio.Lock())
+        catalog = Catalog(store, HybridClock(clock, "us-east"), clock, asyncio.sleep, lambda _: 0, alone=asyncio.Lock())
         asking = [asyncio.ensure_future(catalog.allocate_ledger_id()) for _ in range(100)]
         await asyncio.sleep(0)
         for one in asking[:50]:
@@ -84,6 +84,20 @@ class TestLedgerIds:
         before = await make().allocate_ledger_id()
         clock.now_ms -= 86_400_000
         assert await make().allocate_ledger_id() == before + (1 << 12)
+
+    async def test_brokers_that_start_from_one_copy_with_their_clock_behind_give_other_ids(
+        self, make: Callable[[], Catalog], clock: Clock, store: SqliteMetadataStore
+    ) -> None:
+        await make().allocate_ledger_id()
+        backup = await store.get(keys.LEDGER_IDS)
+        assert backup is not None
+        clock.now_ms -= 86_400_000
+        given: list[int] = []
+        for draw in (lambda _: 3, lambda _: 5):
+            await store.put(keys.LEDGER_IDS, backup.value)
+            broker = Catalog(store, HybridClock(clock, "us-east"), clock, asyncio.sleep, draw)
+            given += [await broker.allocate_ledger_id() for _ in range(100)]
+        assert len(set(given)) == 200
 
     async def test_a_region_restored_from_an_old_backup_repeats_none(
         self, make: Callable[[], Catalog], clock: Clock, store: SqliteMetadataStore
@@ -105,7 +119,7 @@ class TestLedgerIds:
         for region in ("us-east", "us-west", "eu-central"):
             store = await SqliteMetadataStore.open(tmp_path / f"{region}.db")
             try:
-                catalog = Catalog(store, HybridClock(clock, region), clock, asyncio.sleep)
+                catalog = Catalog(store, HybridClock(clock, region), clock, asyncio.sleep, lambda _: 0)
                 seen += [await catalog.allocate_ledger_id() for _ in range(130)]
             finally:
                 await store.close()

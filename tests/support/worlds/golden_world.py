@@ -287,7 +287,7 @@ async def _append(append: Callable[..., int], data: bytes) -> None:
 
 def catalog_on(store: SqliteMetadataStore) -> Catalog:
     """A catalog of us-east whose clock stands still."""
-    return Catalog(store, HybridClock(lambda: TIME_MS, "us-east"), lambda: TIME_MS, asyncio.sleep)
+    return Catalog(store, HybridClock(lambda: TIME_MS, "us-east"), lambda: TIME_MS, asyncio.sleep, lambda _: 0)
 
 
 CLUSTERS = {name: ClusterRecord(f"http://{name}:8080", "", f"pulsar://{name}:6650", "") for name in REGIONS}

@@ -48,14 +48,15 @@ class Catalog:
         clock: HybridClock,
         now_ms: Callable[[], int],
         sleep: Callable[[float], Awaitable[None]],
+        draw: Callable[[int], int],
         alone: AbstractAsyncContextManager[object] = nullcontext(),  # noqa: B008  (stateless)
     ) -> None:
-        """``clock`` is the region's; ``now_ms`` the wall clock; ``sleep`` waits that many seconds; ``alone`` is a lock
-        for taking ledger ids, so that many callers share a write."""
+        """``clock`` is the region's; ``now_ms`` the wall clock; ``sleep`` waits that many seconds; ``draw`` gives a
+        random number below another; ``alone`` is a lock for taking ledger ids, so that many callers share a write."""
         self._access = Access(store, clock)
         self._sleep = sleep
         self._listeners: list[Listener] = []
-        self._ledger_ids = LedgerIds(self._access, now_ms, alone)
+        self._ledger_ids = LedgerIds(self._access, now_ms, draw, alone)
         self._epochs = BrokerEpochs(self._access)
         deletions = Deletions(self._access)
         self.clusters = Clusters(self._access)

@@ -26,6 +26,9 @@ BLOCK: Final = 64
 BLOCKS_AT_ONCE: Final = 16
 """Most blocks taken by one write of the metadata: as many as the callers that wait need, and no more than that."""
 
+LEAP_MS: Final = 1 << 22
+"""How far a broker that starts with its clock behind the last id may leap ahead: 70 minutes of ids, of decades."""
+
 _MS_BITS: Final = 12
 """Ids per millisecond: 64 blocks, of which a region uses one, chosen by its name."""
 
@@ -35,6 +38,9 @@ class LedgerIds:
 
     The upper bits are milliseconds since 2020, or one more than in the last id: after a restore from a backup the
     counter may be old, but time has moved on.
+
+    A clock that was set back says nothing until it has caught up with the last id. Brokers that start from the same
+    copy would all count on from there and use the same ids, so each first leaps ahead by a random stretch.
 
     The lower bits begin with a hash of the region's name. Otherwise regions that start together would number their
     ledgers alike, and an id that a client brings from another region, as clients that move by themselves do, would
@@ -48,13 +54,16 @@ class LedgerIds:
         self,
         access: Access,
         now_ms: Callable[[], int],
+        draw: Callable[[int], int],
         alone: AbstractAsyncContextManager[object] = nullcontext(),  # noqa: B008  (stateless)
     ) -> None:
         """
+        :param draw: a random number from 0 to below the given one.
         :param alone: a lock, if there may be concurrent callers. Without one ids still grow, but blocks are wasted.
         """
         self._access = access
         self._now_ms = now_ms
+        self._draw = draw
         self._alone = alone
         self._waiting = 0
         self._blocks: deque[range] = deque()
@@ -116,7 +125,10 @@ class LedgerIds:
         """More blocks, unless another broker was faster; then the caller looks again whether there is one now."""
         last, _, version = await self._access.value(keys.LEDGER_IDS)
         after = 0 if last is None else (int(last) >> _MS_BITS) + 1
-        first_ms = max(after, self._now_ms() - EPOCH_2020_MS)
+        now = self._now_ms() - EPOCH_2020_MS
+        if now < after and self._newest < 0:
+            after += self._draw(LEAP_MS)
+        first_ms = max(after, now)
         count = min(-(-self._waiting // BLOCK), BLOCKS_AT_ONCE)
         starts = [ms << _MS_BITS | self._lower for ms in range(first_ms, first_ms + count)]
         if starts[-1] + BLOCK > LEDGER_ID_END:

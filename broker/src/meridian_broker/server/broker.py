@@ -13,6 +13,7 @@ import gc
 import logging
 import os
 import random
+import secrets
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -232,7 +233,7 @@ class BrokerProcess:
         process._metadata = store = NotingStore(store)
         process.clock = HybridClock(process.scheduler.now_ms, process.region)
         catalog = process.catalog = Catalog(
-            store, process.clock, process.scheduler.now_ms, asyncio.sleep, alone=asyncio.Lock()
+            *(store, process.clock, process.scheduler.now_ms, asyncio.sleep, secrets.randbelow), alone=asyncio.Lock()
         )
         await catalog.refresh()
         process.scheduler.spawn(catalog.run(), "follow the metadata")
