@@ -18,7 +18,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from meridian_broker.replication.leases.manager import LeaseDesk
+from meridian_broker.replication.leases.manager import LeaseManager
 from meridian_broker.replication.leases.messages import LeaseMessage, Stream
 from meridian_broker.replication.leases.quorums import Electorates
 from meridian_broker.replication.progress import codec
@@ -105,8 +105,8 @@ class Region:
         service: Any = SimpleNamespace(region=region, topics=self.topics, closing=True)
         shares: Any = SharedStreams(service)
         shares.book = self.log
-        self.desk = LeaseDesk(shares, f"{region}#1", lambda: world.now_ms)
-        self.desk.roads = self
+        self.manager = LeaseManager(shares, f"{region}#1", lambda: world.now_ms)
+        self.manager.roads = self
 
     def consume(self, name: str, subscription: str) -> None:
         """A topic with one subscription, which has consumers here."""
@@ -115,17 +115,17 @@ class Region:
         stream = (name, subscription, self.region)
         share = Share(self.held, stream)
         topic.subscriptions[subscription] = Subscription(topic, subscription, record, share)
-        self.desk.want(stream, self.agreed, self.region)
+        self.manager.want(stream, self.agreed, self.region)
 
     def is_up(self, region: str) -> bool:  # noqa: ARG002
         return True
 
     def send_lease(self, region: str, message: LeaseMessage) -> None:
         def back(answer: LeaseMessage) -> None:
-            self.world.carry(answer, self, lambda got: self.desk.received(region, got, lambda _: None))
+            self.world.carry(answer, self, lambda got: self.manager.received(region, got, lambda _: None))
 
         target = self.world.regions[region]
-        self.world.carry(message, target, lambda got: target.desk.received(self.region, got, back))
+        self.world.carry(message, target, lambda got: target.manager.received(self.region, got, back))
 
     def timed(self, work: Callable[[], None]) -> None:
         begin = time.process_time()
@@ -147,7 +147,7 @@ class World:
         for name, region in self.regions.items():
             for other in REGIONS:
                 if other != name:
-                    region.desk.greeted(other, leases=True, renewals=not by_name)
+                    region.manager.greeted(other, leases=True, renewals=not by_name)
             for number in range(subscriptions):
                 region.consume(f"persistent://public/default/orders-of-a-shop-{number}", "billing")
 
@@ -165,10 +165,10 @@ class World:
     def run(self, seconds: float) -> None:
         until = self.now_ms + round(seconds * 1000)
         while True:
-            deadlines = [at for one in self.regions.values() if (at := one.desk.next_deadline()) is not None]
+            deadlines = [at for one in self.regions.values() if (at := one.manager.next_deadline()) is not None]
             self.now_ms = min(max(self.now_ms, min(deadlines)), until)
             for region in self.regions.values():
-                region.timed(region.desk.tick)
+                region.timed(region.manager.tick)
             while self._due:
                 self._due.popleft()()
             if self.now_ms >= until:

@@ -22,7 +22,7 @@ from meridian_broker.metadata.records import ClusterRecord, TopicRecord, decode
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import HybridClock, Position, Stamp
-from meridian_broker.replication.leases.manager import LeaseDesk
+from meridian_broker.replication.leases.manager import LeaseManager
 from meridian_broker.replication.progress.exchange import ProgressExchange
 from meridian_broker.replication.progress.messages import PROTOCOL_VERSION
 from meridian_broker.topics.errors import NotAllowed, TopicError, TopicNotFound
@@ -151,7 +151,7 @@ class SimBroker:
             cache=CacheBudget(1 << 20),
             new_lock=Lock,
         )
-        leases = LeaseDesk(SharedStreams(self.service), f"{home.name}#{fence}", self.mono_ms)
+        leases = LeaseManager(SharedStreams(self.service), f"{home.name}#{fence}", self.mono_ms)
         core = ProgressExchange(self.service, leases=leases, ends=StoredEnds(self.service))
         self.exchange = ExchangeLinks(self, core)
         self.replication = ReplicationLinks(self)

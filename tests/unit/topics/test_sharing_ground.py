@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import cast
 
 import pytest
-from meridian_broker.replication.leases.manager import LeaseDesk
+from meridian_broker.replication.leases.manager import LeaseManager
 from meridian_broker.topics.service.leased_topics import Ground, SharedStreams
 from simulation.story import Story
 
@@ -21,18 +21,18 @@ def told(*lines: str) -> Story:
     return story
 
 
-def desk_of(story: Story, region: str) -> LeaseDesk:
+def manager_of(story: Story, region: str) -> LeaseManager:
     broker = story.world.regions[region].broker
     assert broker is not None
-    desk = broker.exchange.core.leases
-    assert desk is not None
-    return desk
+    manager = broker.exchange.core.leases
+    assert manager is not None
+    return manager
 
 
-def ground_of(desk: LeaseDesk) -> tuple[SharedStreams, Ground]:
+def ground_of(manager: LeaseManager) -> tuple[SharedStreams, Ground]:
     """Of what this region promised eu."""
-    shares = cast("SharedStreams", desk._topics)
-    vote = desk.voter.votes[STREAM]
+    shares = cast("SharedStreams", manager._topics)
+    vote = manager.voter.votes[STREAM]
     assert vote.holder.startswith("eu#")
     assert vote.is_written
     ground = shares.ground(STREAM)
@@ -57,7 +57,7 @@ SHARED = ("subscribe us t sub", "tick 100", "scope us t sub origin", "consumer c
 )
 def test_a_topics_vote_stands_as_long_as_nothing_is_different(trouble: str) -> None:
     story = told(*SHARED)
-    shares, ground = ground_of(desk_of(story, "us"))
+    shares, ground = ground_of(manager_of(story, "us"))
     topic = shares._service.topics[TOPIC]
     if trouble == "gone":
         topic.lives.delete("sub")
@@ -72,7 +72,7 @@ def test_a_topics_vote_stands_as_long_as_nothing_is_different(trouble: str) -> N
 @pytest.mark.parametrize("trouble", ["nothing", "more is known", "live t us eu ap", "forgotten"])
 def test_a_witness_vote_stands_as_long_as_nothing_is_different(trouble: str) -> None:
     story = told("live t us eu", "tick 1500", *SHARED, "witness us t sub ap", "tick 9000")
-    shares, ground = ground_of(desk_of(story, "ap"))
+    shares, ground = ground_of(manager_of(story, "ap"))
     book = shares.book
     asked_ms = book._pages[STREAM[:2]].asked_ms
     if trouble == "more is known":

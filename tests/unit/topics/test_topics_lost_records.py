@@ -13,7 +13,7 @@ from meridian_broker.engines.memory.ledgers import MemoryReader
 from meridian_broker.ledgers.store import LedgerCorrupt
 from meridian_broker.positions import Dropped, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST
-from meridian_broker.replication.leases.manager import LeaseDesk
+from meridian_broker.replication.leases.manager import LeaseManager
 from meridian_broker.topics.journal.progress_log import Kind
 from meridian_broker.topics.journal.subscription_record import SubscriptionRecord, encode_record
 from meridian_broker.topics.lifecycle import replay
@@ -334,9 +334,9 @@ def test_a_region_that_may_have_forgotten_a_vote_abstains_until_it_is_over() -> 
         story.run(line)
     broker = story.world.regions["eu"].broker
     assert broker is not None
-    desk = broker.exchange.core.leases
-    assert isinstance(desk, LeaseDesk)
-    shares, stream = cast("SharedStreams", desk._topics), ("persistent://public/default/t", "sub", "us")
+    manager = broker.exchange.core.leases
+    assert isinstance(manager, LeaseManager)
+    shares, stream = cast("SharedStreams", manager._topics), ("persistent://public/default/t", "sub", "us")
     assert stream[0] in broker.service.topics
     heard: list[object] = []
     shares.hear(
@@ -345,7 +345,7 @@ def test_a_region_that_may_have_forgotten_a_vote_abstains_until_it_is_over() -> 
         lambda *told: heard.append(told),
     )
     assert shares.electorates(stream) is None
-    story.run(f"tick {desk.promise_ms}")
+    story.run(f"tick {manager.promise_ms}")
     assert shares.electorates(stream) is not None
     assert heard == [], "it cannot say that nothing it promised binds"
 

@@ -58,7 +58,7 @@ from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.store import MetadataError, MetadataStore, MetadataUnavailable
 from meridian_broker.positions import HybridClock
 from meridian_broker.replication.leases.leases import LeaseTimes
-from meridian_broker.replication.leases.manager import LeaseDesk
+from meridian_broker.replication.leases.manager import LeaseManager
 from meridian_broker.replication.progress.exchange import ProgressExchange
 from meridian_broker.server.anew import begin_anew
 from meridian_broker.server.behind import BehindBook
@@ -190,7 +190,7 @@ class BrokerProcess:
         self.service: TopicService
         self.exchange: ExchangeShell
         self.behind: BehindBook
-        self.leases: LeaseDesk
+        self.leases: LeaseManager
         self.runner: ReplicatorRunner
         self.catalog: Catalog
         self.calls: RegionCalls
@@ -319,7 +319,7 @@ class BrokerProcess:
         )
         streams = SharedStreams(self.service)
         stack.push_async_callback(streams.book.close)
-        shares = LeaseDesk(
+        shares = LeaseManager(
             streams,
             f"{self.region}#{fence}",
             self.scheduler.monotonic_ms,  # counts suspended time: a lease lasts no longer here than elsewhere (R26)

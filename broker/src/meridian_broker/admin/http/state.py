@@ -16,7 +16,7 @@ from meridian_broker.gateway.region_calls import RegionCalls
 from meridian_broker.gateway.replication import ReplicatorRunner
 from meridian_broker.ledgers.periodic import WorkState
 from meridian_broker.metadata.catalog import Catalog
-from meridian_broker.replication.leases.manager import LeaseDesk
+from meridian_broker.replication.leases.manager import LeaseManager
 from meridian_broker.topics.service.service import TopicService
 from meridian_broker.wire.peer_requests import Guard
 
@@ -32,7 +32,7 @@ class AdminState:
     """Why the metadata store has no room for anything; None: it has."""
     service: TopicService
     catalog: Catalog
-    leases: LeaseDesk
+    leases: LeaseManager
     """Who dispatches what of subscriptions with dispatch scope origin."""
     exchange: ExchangeShell
     replication: ReplicatorRunner

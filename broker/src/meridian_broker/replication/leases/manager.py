@@ -78,7 +78,7 @@ class Roads(Protocol):
     def is_up(self, region: str) -> bool: ...
 
 
-class LeaseDesk:
+class LeaseManager:
     """See the module's text. It is the host of both halves."""
 
     def __init__(

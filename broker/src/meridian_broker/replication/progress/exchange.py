@@ -33,7 +33,7 @@ from dataclasses import dataclass
 
 from meridian_broker.ledgers.store import WhenDurable
 from meridian_broker.positions.progress import Progress
-from meridian_broker.replication.leases.manager import LeaseDesk
+from meridian_broker.replication.leases.manager import LeaseManager
 from meridian_broker.replication.leases.messages import LeaseMessage
 from meridian_broker.replication.progress.anti_entropy import Comparing
 from meridian_broker.replication.progress.barrier import Barriers
@@ -106,7 +106,7 @@ class ProgressExchange:
         digest_interval_ms: int = 5000,
         barrier_ms: int = 250,
         limits: ExchangeLimits | None = None,
-        leases: LeaseDesk | None = None,
+        leases: LeaseManager | None = None,
         ends: EndsSource | None = None,
     ) -> None:
         """

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from meridian_broker.replication.leases.claim import Claim
 from meridian_broker.replication.leases.leases import LeaseTimes
-from meridian_broker.replication.leases.manager import TIDY_MS, LeaseDesk
+from meridian_broker.replication.leases.manager import TIDY_MS, LeaseManager
 from meridian_broker.replication.leases.messages import (
     AnswerItem,
     AskItem,
@@ -49,8 +49,8 @@ class Region:
         self.written = 0
         self.held: set[Stream] = set()
         self.followed = self.confirmed = 0
-        self.desk = LeaseDesk(self, "us#1", lambda: self.now_ms, TIMES)
-        self.desk.roads = self
+        self.manager = LeaseManager(self, "us#1", lambda: self.now_ms, TIMES)
+        self.manager.roads = self
 
     def electorates(self, stream: Stream) -> tuple[Electorates, str] | None:
         return (VOTERS, "") if stream in self.served else None
@@ -100,7 +100,7 @@ class Region:
 
     def want(self, stream: Stream) -> None:
         self.served.add(stream)
-        self.desk.want(stream, VOTERS, "us")
+        self.manager.want(stream, VOTERS, "us")
 
     def grant_all(self) -> None:
         """The others answer what they were asked."""
@@ -108,79 +108,79 @@ class Region:
         for region, message in asked:
             if isinstance(message, LeaseAsk):
                 items = tuple(AnswerItem(item.stream, item.term, True) for item in message.items)
-                self.desk.received(region, LeaseAnswer(message.number, items), lambda _: None)
+                self.manager.received(region, LeaseAnswer(message.number, items), lambda _: None)
             elif isinstance(message, LeaseRenewal):
-                self.desk.received(region, LeaseRenewed(message.number), lambda _: None)
+                self.manager.received(region, LeaseRenewed(message.number), lambda _: None)
 
 
 def test_a_region_of_an_older_version_is_sent_nothing_and_there_are_no_leases() -> None:
     us = Region()
-    assert us.desk.objection(REGIONS) == ""
-    assert us.desk.objection(REGIONS, sure=True) == "ap was not reached yet"
-    us.desk.greeted("ap", leases=True, renewals=True)
-    us.desk.greeted("eu", leases=False, renewals=False)
-    assert us.desk.objection(REGIONS) == "eu runs a version without leases"
+    assert us.manager.objection(REGIONS) == ""
+    assert us.manager.objection(REGIONS, sure=True) == "ap was not reached yet"
+    us.manager.greeted("ap", leases=True, renewals=True)
+    us.manager.greeted("eu", leases=False, renewals=False)
+    assert us.manager.objection(REGIONS) == "eu runs a version without leases"
     us.want(("t", "s", "us"))
-    us.desk.tick()
+    us.manager.tick()
     assert {region for region, _ in us.sent} == {"ap"}
-    us.desk.greeted("eu", leases=True, renewals=True)
-    assert us.desk.objection(REGIONS, sure=True) == ""
+    us.manager.greeted("eu", leases=True, renewals=True)
+    assert us.manager.objection(REGIONS, sure=True) == ""
     assert us.followed == 3
-    us.desk.is_foreign = lambda region: region == "ap"
-    assert us.desk.objection(REGIONS) == "ap is not a Meridian region"
+    us.manager.is_foreign = lambda region: region == "ap"
+    assert us.manager.objection(REGIONS) == "ap is not a Meridian region"
 
 
 def test_a_thousand_streams_are_renewed_in_a_few_messages() -> None:
     us = Region()
     for region in ("ap", "eu"):
-        us.desk.greeted(region, leases=True, renewals=True)
+        us.manager.greeted(region, leases=True, renewals=True)
     for number in range(1000):
         us.want((f"t{number // 10}", f"s{number % 10}", "us"))
-    us.desk.tick()
+    us.manager.tick()
     us.grant_all()
     assert len(us.held) == 1000
     for _ in range(3):
         us.sent.clear()
         us.now_ms += TIMES.beat
-        us.desk.tick()
+        us.manager.tick()
         assert len(us.sent) == 2
         us.grant_all()
     us.now_ms += TIMES.duration - TIMES.beat
-    us.desk.tick()
+    us.manager.tick()
     assert len(us.held) == 1000
     assert us.written == 1000, "a renewal says nothing new"
     assert us.confirmed >= 3, "but it is made sure that nobody else votes for this region"
     for number in range(1000):
-        us.desk.unwant((f"t{number // 10}", f"s{number % 10}", "us"))
+        us.manager.unwant((f"t{number // 10}", f"s{number % 10}", "us"))
     us.sent.clear()
-    us.desk.release_unwanted()
+    us.manager.release_unwanted()
     assert len(us.sent) == 2 * 4
     assert all(isinstance(message, LeaseRelease) for _, message in us.sent)
-    assert us.desk.next_deadline() is None or not us.desk.leases.claims
+    assert us.manager.next_deadline() is None or not us.manager.leases.claims
 
 
 def test_a_region_of_an_older_version_is_asked_by_name_each_time() -> None:
     us = Region()
-    us.desk.greeted("ap", leases=True, renewals=False)
-    us.desk.greeted("eu", leases=True, renewals=True)
+    us.manager.greeted("ap", leases=True, renewals=False)
+    us.manager.greeted("eu", leases=True, renewals=True)
     for number in range(300):
         us.want((f"t{number}", "s", "us"))
-    us.desk.tick()
+    us.manager.tick()
     us.grant_all()
 
     def said() -> list[tuple[str, str]]:
         us.sent.clear()
         us.now_ms += TIMES.beat
-        us.desk.tick()
+        us.manager.tick()
         said = [(region, type(message).__name__) for region, message in us.sent]
         us.grant_all()
         return said
 
     assert sorted(said()) == [("ap", "LeaseAsk"), ("ap", "LeaseAsk"), ("eu", "LeaseRenewal")]
-    us.desk.greeted("ap", leases=True, renewals=True)
+    us.manager.greeted("ap", leases=True, renewals=True)
     assert sorted(said()) == [("ap", "LeaseAsk"), ("ap", "LeaseAsk"), ("eu", "LeaseRenewal")]
     assert sorted(said()) == [("ap", "LeaseRenewal"), ("eu", "LeaseRenewal")]
-    us.desk.greeted("eu", leases=True, renewals=False)
+    us.manager.greeted("eu", leases=True, renewals=False)
     assert said() == [("ap", "LeaseRenewal")]
     assert sorted(said()) == [("ap", "LeaseRenewal"), ("eu", "LeaseAsk"), ("eu", "LeaseAsk")]
     assert len(us.held) == 300
@@ -188,17 +188,17 @@ def test_a_region_of_an_older_version_is_asked_by_name_each_time() -> None:
 
 def test_what_was_given_back_is_said_before_the_rest_is_renewed() -> None:
     us = Region()
-    us.desk.greeted("ap", leases=True, renewals=True)
-    us.desk.greeted("eu", leases=True, renewals=True)
+    us.manager.greeted("ap", leases=True, renewals=True)
+    us.manager.greeted("eu", leases=True, renewals=True)
     for number in range(3):
         us.want((f"t{number}", "s", "us"))
-    us.desk.tick()
+    us.manager.tick()
     us.grant_all()
     us.now_ms += TIMES.beat - TIMES.linger
-    us.desk.unwant(("t1", "s", "us"))
+    us.manager.unwant(("t1", "s", "us"))
     us.sent.clear()
     us.now_ms += TIMES.linger
-    us.desk.tick()
+    us.manager.tick()
     said = [type(message).__name__ for region, message in us.sent if region == "ap"]
     assert said == ["LeaseRelease", "LeaseRenewal"], "else both would find that they do not know the same"
 
@@ -208,28 +208,28 @@ def test_votes_on_what_is_gone_are_let_go_of() -> None:
     gone, kept = ("gone", "s", "eu"), ("kept", "s", "eu")
     us.served |= {gone, kept}
     items = tuple(AskItem(stream, 1, VOTERS.mark, "eu") for stream in (gone, kept))
-    us.desk.received("eu", LeaseAsk(1, "eu#1", 6000, items), lambda _: None)
+    us.manager.received("eu", LeaseAsk(1, "eu#1", 6000, items), lambda _: None)
     us.served.discard(gone)
-    us.desk.tick()
-    assert set(us.desk.voter.votes) == {gone, kept}, "it is promised still"
+    us.manager.tick()
+    assert set(us.manager.voter.votes) == {gone, kept}, "it is promised still"
     us.now_ms += TIDY_MS
-    us.desk.tick()
-    assert set(us.desk.voter.votes) == {kept}
+    us.manager.tick()
+    assert set(us.manager.voter.votes) == {kept}
 
 
 def test_who_dispatches_what_is_told_with_a_reason() -> None:
     us = Region()
     stream = ("t", "s", "us")
-    assert us.desk.holder_of(stream)[2].startswith("no consumer is connected here")
+    assert us.manager.holder_of(stream)[2].startswith("no consumer is connected here")
     us.want(stream)
-    us.desk.tick()
-    assert us.desk.holder_of(stream) == ("", 0, "no majority of ap, eu, us: ap, eu cannot be reached")
+    us.manager.tick()
+    assert us.manager.holder_of(stream) == ("", 0, "no majority of ap, eu, us: ap, eu cannot be reached")
     for region in ("ap", "eu"):
-        us.desk.greeted(region, leases=True, renewals=True)
+        us.manager.greeted(region, leases=True, renewals=True)
     us.now_ms += TIMES.step
-    us.desk.tick()
+    us.manager.tick()
     us.grant_all()
-    holder, left_ms, reason = us.desk.holder_of(stream)
+    holder, left_ms, reason = us.manager.holder_of(stream)
     assert (holder, reason) == ("us", "")
     assert 0 < left_ms <= TIMES.usable
 
