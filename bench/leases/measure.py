@@ -106,7 +106,7 @@ class Region:
         shares: Any = SharedStreams(service)
         shares.book = self.log
         self.manager = LeaseManager(shares, f"{region}#1", lambda: world.now_ms)
-        self.manager.roads = self
+        self.manager.links = self
 
     def consume(self, name: str, subscription: str) -> None:
         """A topic with one subscription, which has consumers here."""

@@ -50,7 +50,7 @@ class Region:
         self.held: set[Stream] = set()
         self.followed = self.confirmed = 0
         self.manager = LeaseManager(self, "us#1", lambda: self.now_ms, TIMES)
-        self.manager.roads = self
+        self.manager.links = self
 
     def electorates(self, stream: Stream) -> tuple[Electorates, str] | None:
         return (VOTERS, "") if stream in self.served else None

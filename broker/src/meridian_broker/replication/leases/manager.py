@@ -69,7 +69,7 @@ class LeasedTopics(Known, Protocol):
         """Whether leases can be had may have changed."""
 
 
-class Roads(Protocol):
+class LeaseLinks(Protocol):
     """The links to other regions."""
 
     def send_lease(self, region: str, message: LeaseMessage) -> None:
@@ -93,7 +93,7 @@ class LeaseManager:
         self.leases = Leases(self, topics.region, holder, times)
         self.voter = Voter(self)
         self.electing = Electing(topics, topics.region, now_ms, self._is_clean, self.can_ask, self.send)
-        self.roads: Roads | None = None
+        self.links: LeaseLinks | None = None
         self.wake: Callable[[], None] = lambda: None
         """Asks for a ``tick`` soon."""
         self.is_foreign: Callable[[str], bool] = lambda _: False
@@ -238,7 +238,7 @@ class LeaseManager:
     def can_ask(self, voter: str) -> bool:
         if voter == self._topics.region:
             return True
-        return self._speaks.get(voter, False) and self.roads is not None and self.roads.is_up(voter)
+        return self._speaks.get(voter, False) and self.links is not None and self.links.is_up(voter)
 
     def can_renew(self, voter: str) -> bool:
         return voter in self._renews
@@ -250,8 +250,8 @@ class LeaseManager:
         self._say_released(voter)  # first, for what follows goes by it
         if voter == self._topics.region:
             self._own.append(message)
-        elif self.roads is not None and self.can_ask(voter):
-            self.roads.send_lease(voter, message)
+        elif self.links is not None and self.can_ask(voter):
+            self.links.send_lease(voter, message)
 
     def promised_ms(self, stream: Stream) -> int:
         now = self.now_ms()
@@ -281,8 +281,8 @@ class LeaseManager:
             release = LeaseRelease(self.leases.holder, tuple(items[some : some + ITEMS_MAX]))
             if voter == self._topics.region:
                 self.voter.released(release)
-            elif self.roads is not None and self.can_ask(voter):
-                self.roads.send_lease(voter, release)
+            elif self.links is not None and self.can_ask(voter):
+                self.links.send_lease(voter, release)
 
     def _hear_own(self, message: LeaseMessage) -> None:
         def answered(answer: LeaseAnswer | LeaseRenewed) -> None:

@@ -132,7 +132,7 @@ class ProgressExchange:
         self._ends = None if ends is None else Ends(self._context, ends)
         self.leases = leases
         if leases is not None:
-            leases.roads = self
+            leases.links = self
 
     def set_wake(self, wake: Callable[[], None]) -> None:
         """:param wake: asks for a ``tick`` soon, when something became durable in nobody's turn."""
@@ -342,7 +342,7 @@ class ProgressExchange:
         """Whether ``compare_ends`` asks that region."""
         return self._ends is not None and self._ends.compares_with(region)
 
-    # -- leases' roads
+    # -- the links of leases
 
     def send_lease(self, region: str, message: LeaseMessage) -> None:
         peer = self._peers.get(region)
