@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from meridian_broker.replication.leases import grant_digests
 from meridian_broker.replication.leases.claim import State
-from meridian_broker.replication.leases.grant_digests import Roll
+from meridian_broker.replication.leases.grant_digests import GrantDigests
 from meridian_broker.replication.leases.messages import (
     AnswerItem,
     AskItem,
@@ -28,7 +28,7 @@ NAMES = ["ap", "eu", "us"]
 KNOWN = Electorates.of(*NAMES)
 OTHER = Electorates.of("eu", "us")
 
-# -- rolls
+# -- digests of grants
 
 WORD = st.sampled_from(["", "a", "b", "ab", "1:a", "a\n"])
 ITEM = st.builds(AskItem, st.tuples(WORD, WORD, WORD), st.integers(0, 2), st.integers(0, 1), WORD)
@@ -39,34 +39,32 @@ ITEM = st.builds(AskItem, st.tuples(WORD, WORD, WORD), st.integers(0, 2), st.int
     st.lists(st.tuples(st.sampled_from(["put", "put", "drop", "empty"]), ITEM), max_size=30),
     st.lists(st.tuples(st.sampled_from(["put", "put", "drop", "empty"]), ITEM), max_size=30),
 )
-def test_rolls_have_the_same_digests_when_the_same_is_on_them(
-    one: list[tuple[str, AskItem]], other: list[tuple[str, AskItem]]
-) -> None:
-    def roll_of(steps: list[tuple[str, AskItem]]) -> tuple[set[AskItem], Roll[AskItem]]:
-        roll, model = Roll[AskItem]("us#1"), dict[Stream, AskItem]()
+def test_equal_grants_have_equal_digests(one: list[tuple[str, AskItem]], other: list[tuple[str, AskItem]]) -> None:
+    def granted_of(steps: list[tuple[str, AskItem]]) -> tuple[set[AskItem], GrantDigests[AskItem]]:
+        granted, model = GrantDigests[AskItem]("us#1"), dict[Stream, AskItem]()
         for kind, item in steps:
             if kind == "put":
-                roll.put(item, item)
+                granted.put(item, item)
                 model[item.stream] = item
             elif kind == "drop":
-                roll.drop(item.stream)
+                granted.drop(item.stream)
                 model.pop(item.stream, None)
             else:
-                index = next(iter(roll.parts), 0)
-                for gone in roll.empty(index):
+                index = next(iter(granted.parts), 0)
+                for gone in granted.empty(index):
                     del model[gone.stream]
-            assert len(roll) == len(model)
-        return set(model.values()), roll
+            assert len(granted) == len(model)
+        return set(model.values()), granted
 
-    (first, left), (second, right) = roll_of(one), roll_of(other)
+    (first, left), (second, right) = granted_of(one), granted_of(other)
     assert (list(left.digests()) == list(right.digests())) == (first == second)
 
 
 def test_another_life_of_the_holder_has_another_roll() -> None:
-    rolls = [Roll[None](holder) for holder in ("us#1", "us#2")]
-    for roll in rolls:
-        roll.put(AskItem(("t", "s", "us"), 1, 2, "us"), None)
-    assert list(rolls[0].digests()) != list(rolls[1].digests())
+    both = [GrantDigests[None](holder) for holder in ("us#1", "us#2")]
+    for granted in both:
+        granted.put(AskItem(("t", "s", "us"), 1, 2, "us"), None)
+    assert list(both[0].digests()) != list(both[1].digests())
 
 
 # -- holders and voters, in bad weather
@@ -159,7 +157,7 @@ def test_holders_believe_what_voters_promised(
 
 @pytest.fixture
 def world() -> LeaseWorld:
-    """Three nodes, each with its own; eu has two more on its roll at us."""
+    """Three nodes, each with its own; eu has two more granted at us."""
     world = LeaseWorld(NAMES, 1, delay_ms=2, disk_ms=2)
     world.streams += [("t", "more", "eu"), ("t", "most", "eu")]
     for node in world.nodes.values():
@@ -213,13 +211,13 @@ def test_only_the_part_that_differs_is_asked_for_by_name(world: LeaseWorld) -> N
     (answer,) = answers(world, renewal)
     assert isinstance(answer, LeaseRenewed)
     (index,) = answer.differing
-    assert index not in us.voter._rolls["eu#1"].parts
+    assert index not in us.voter._granted["eu#1"].parts
     named = world.named
     eu.leases.renewed("us", answer, eu.now_ms())
     assert [one.by_name for one in eu.leases.claims.values()].count({"us"}) == 1
     world.run_ms(20)
     assert world.named == named + 1
-    assert index in us.voter._rolls["eu#1"].parts, "it is promised anew"
+    assert index in us.voter._granted["eu#1"].parts, "it is promised anew"
     assert not any(one.by_name for one in eu.leases.claims.values() if one.is_held)
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What one voter granted one holder, as each of the two knows it, so that it is renewed without being named (R26).
 
-Ten thousand shares are renewed every two seconds although nothing about them changes. So both ends keep a *roll*: the
-asks that were granted, divided into parts, with a digest of each part. A renewal carries the digests. Where the voter's
-own is the same, the renewal is what a ``LeaseAsk`` with just those names would have been, and the answer what its
-answer would have been, because equal digests are equal sets. Where it differs, both empty that part of their rolls and
-its streams are asked for by name, as at first.
+Ten thousand shares are renewed every two seconds although nothing about them changes. So both ends keep the asks that
+were granted, divided into parts, with a digest of each part. A renewal carries the digests. Where the voter's own is
+the same, the renewal is what a ``LeaseAsk`` with just those names would have been, and the answer what its answer would
+have been, because equal digests are equal sets. Where it differs, both empty that part, and its streams are asked for
+by name, as at first.
 
 So nothing is believed that was not said. The invariant, in the terms of ``leases.py``:
 
@@ -13,13 +13,13 @@ So nothing is believed that was not said. The invariant, in the terms of ``lease
     that term, to that life of the holder, among those voters, with that home, and had it on disk.
 
 - A digest is over all of that: ``AskItem``, keyed with the name of the holder's life.
-- On the voter's roll is only what this life of the voter granted by name and has on disk. A voter that starts anew
-  begins with empty rolls, whatever it finds on its disk. What is granted to another, given back, or asked for with
-  another term, mark or home leaves the roll at that moment.
+- The voter keeps only grants that this life of it made by name and has on disk. A voter that starts anew begins with
+  none, whatever it finds on its disk. What is granted to another, given back, or asked for with another term, mark or
+  home is removed at that moment.
 - Before it renews, the voter looks at each promise of the part: does it know the same of who votes, and is it the
   same topic and subscription, in whose log it is written? If not, or if its time is over, the part differs. And it
   writes a line into a log that a later broker of its region would have taken over, as for any renewal.
-- The holder counts it for what was on its roll when it asked, and has been since. What left the roll and came back
+- The holder counts it for grants that it kept when it asked, and has kept since. What was removed and came back
   between question and answer came back after the question, and is counted from another one.
 - Nothing of it depends on the order, the number or the connection of messages. A question that is late, or comes twice,
   makes the voter's promise longer than anybody knows; an answer counts from the moment its question was put, once or
@@ -44,14 +44,14 @@ Grant = TypeVar("Grant")
 
 @dataclass(slots=True)
 class Part(Generic[Grant]):
-    """Some of a roll."""
+    """Some of the grants."""
 
     digest: int = 0
     """Of all that is in it, in no order."""
     grants: dict[Stream, Grant] = field(default_factory=dict)
 
 
-class Roll(Generic[Grant]):
+class GrantDigests(Generic[Grant]):
     """See the module's text. What an end keeps with each grant is its own affair."""
 
     def __init__(self, holder: str) -> None:
@@ -73,7 +73,7 @@ class Roll(Generic[Grant]):
         part.grants[item.stream] = grant
 
     def drop(self, stream: Stream) -> None:
-        """It is to be asked for by name; of no effect when it is not on the roll."""
+        """It is to be asked for by name; of no effect when it is not kept."""
         printed = self._prints.pop(stream, None)
         if printed is not None:
             part = self.parts[printed % PARTS]

@@ -1,36 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The holder's rolls: what each voter granted it, to be renewed without names (R26, ``grant_digests.py``)."""
+"""What each voter granted the holder, to be renewed without names (R26, ``grant_digests.py``)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
 from meridian_broker.replication.leases.claim import Claim
-from meridian_broker.replication.leases.grant_digests import Roll
+from meridian_broker.replication.leases.grant_digests import GrantDigests
 from meridian_broker.replication.leases.messages import LeaseRenewal, LeaseRenewed
 
 
 class Renewals:
-    """A claim is on the roll of each voter, or in ``Claim.by_name``."""
+    """Of each voter a claim is among the grants, or the voter is in ``Claim.by_name``."""
 
     def __init__(self, holder: str) -> None:
         self._holder = holder
-        self._rolls: dict[str, Roll[tuple[Claim, int]]] = {}
-        """Each claim with the number of the last question that was put before it came on the roll."""
+        self._granted: dict[str, GrantDigests[tuple[Claim, int]]] = {}
+        """Each claim with the number of the last question that was put before it was granted."""
 
     def granted(self, voter: str, claim: Claim, number: int) -> None:
         """The voter promised it by name. :param number: of the last question that was put, to whomever."""
         if voter in claim.by_name:
-            roll = self._rolls.get(voter)
-            if roll is None:
-                roll = self._rolls[voter] = Roll(self._holder)
-            roll.put(claim.item, (claim, number))
+            granted = self._granted.get(voter)
+            if granted is None:
+                granted = self._granted[voter] = GrantDigests(self._holder)
+            granted.put(claim.item, (claim, number))
             claim.by_name.discard(voter)
 
     def refused(self, voter: str, claim: Claim) -> None:
         """The voter did not, when it was asked last."""
         if voter not in claim.by_name:
-            self._rolls[voter].drop(claim.stream)
+            self._granted[voter].drop(claim.stream)
             claim.by_name.add(voter)
 
     def left(self, claim: Claim) -> None:
@@ -40,26 +40,26 @@ class Renewals:
 
     def questions(self, number: int, can_renew: Callable[[str], bool]) -> Iterator[tuple[str, LeaseRenewal]]:
         """What is to be sent to whom. :param can_renew: does that voter understand it?"""
-        for voter, roll in self._rolls.items():
+        for voter, granted in self._granted.items():
             if not can_renew(voter):  # it runs an older version by now
-                for index in list(roll.parts):
+                for index in list(granted.parts):
                     self._empty(voter, index)
-            elif roll.parts:
-                yield voter, LeaseRenewal(number, self._holder, tuple(roll.digests()))
+            elif granted.parts:
+                yield voter, LeaseRenewal(number, self._holder, tuple(granted.digests()))
 
     def answered(self, voter: str, answer: LeaseRenewed) -> tuple[list[Claim], list[Claim]]:
         """Claims that were renewed, and those that are to be asked for by name."""
-        roll = self._rolls.get(voter)
-        if roll is None:
+        granted = self._granted.get(voter)
+        if granted is None:
             return [], []
         unknown = [claim for index in answer.differing for claim in self._empty(voter, index)]
         renewed = [
-            claim for part in roll.parts.values() for claim, since in part.grants.values() if since < answer.number
+            claim for part in granted.parts.values() for claim, since in part.grants.values() if since < answer.number
         ]
         return renewed, unknown
 
     def _empty(self, voter: str, index: int) -> list[Claim]:
-        claims = [claim for claim, _ in self._rolls[voter].empty(index)]
+        claims = [claim for claim, _ in self._granted[voter].empty(index)]
         for claim in claims:
             claim.by_name.add(voter)
         return claims

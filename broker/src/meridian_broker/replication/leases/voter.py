@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from meridian_broker.replication.leases.grant_digests import Roll
+from meridian_broker.replication.leases.grant_digests import GrantDigests
 from meridian_broker.replication.leases.messages import (
     HELD,
     NOT_SERVED,
@@ -99,7 +99,7 @@ class Voter:
         self._ballots = ballots
         self.votes: dict[Stream, Vote] = {}
         self._origins: dict[tuple[str, str], set[str]] = {}
-        self._rolls: dict[str, Roll[Vote]] = {}
+        self._granted: dict[str, GrantDigests[Vote]] = {}
         """By holder: what it was promised by name, is on the disk, and has not changed since (``grant_digests.py``)."""
 
     def _put(self, stream: Stream, vote: Vote) -> None:
@@ -110,17 +110,17 @@ class Voter:
     def _strike(self, stream: Stream) -> None:
         """Whatever was promised of the stream is not renewed without its name any more."""
         vote = self.votes.get(stream)
-        roll = None if vote is None else self._rolls.get(vote.holder)
-        if vote is not None and roll is not None:
-            roll.drop(stream)
-            if not roll:
-                del self._rolls[vote.holder]
+        granted = None if vote is None else self._granted.get(vote.holder)
+        if vote is not None and granted is not None:
+            granted.drop(stream)
+            if not granted:
+                del self._granted[vote.holder]
 
-    def _enroll(self, stream: Stream, vote: Vote) -> None:
+    def _keep_grant(self, stream: Stream, vote: Vote) -> None:
         """Its holder is being told that it is promised, and on the disk."""
         if vote.ground is not None:
             item = AskItem(stream, vote.term, vote.mark, vote.home)
-            self._rolls.setdefault(vote.holder, Roll(vote.holder)).put(item, vote)
+            self._granted.setdefault(vote.holder, GrantDigests(vote.holder)).put(item, vote)
 
     def found(self, stream: Stream, holder: str, term: int, duration_ms: int, now_ms: int) -> None:
         """A vote on disk: it counts for its whole length from now on. Of several the one of the highest term counts."""
@@ -190,25 +190,25 @@ class Voter:
             now = self.votes.get(stream)
             if now is not None and now.ballot == vote.ballot:
                 now.is_written = True
-                self._enroll(stream, now)
+                self._keep_grant(stream, now)
         if votes:
             reply(LeaseAnswer(number, tuple(AnswerItem(stream, vote.term, True) for stream, vote in votes)))
 
     def renew(self, renewal: LeaseRenewal, reply: Reply, now_ms: int) -> None:
         """Somebody wants all that it was promised to be promised again (``grant_digests.py``)."""
-        roll = self._rolls.get(renewal.holder)
+        granted = self._granted.get(renewal.holder)
         differing: list[int] = []
         for index, digest in renewal.parts:
-            part = None if roll is None else roll.parts.get(index)
+            part = None if granted is None else granted.parts.get(index)
             if part is not None and part.digest == digest and _stand(part.grants.values(), now_ms):
                 for vote in part.grants.values():
                     vote.until_ms = now_ms + vote.duration_ms
             else:
                 differing.append(index)
-                if roll is not None:
-                    roll.empty(index)
-        if roll is not None and not roll:
-            del self._rolls[renewal.holder]
+                if granted is not None:
+                    granted.empty(index)
+        if granted is not None and not granted:
+            del self._granted[renewal.holder]
         answer = LeaseRenewed(renewal.number, tuple(differing))
         if len(differing) == len(renewal.parts):
             reply(answer)
