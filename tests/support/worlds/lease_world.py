@@ -34,14 +34,14 @@ EAGER = LeaseTimes(duration=2000, step=25, linger=100)
 SUBJECT = ("t", "s")
 
 
-class Ground:
+class VoteBasis:
     """What a node votes on."""
 
     def __init__(self, node: LeaseNode, stream: Stream) -> None:
         self._node, self._stream, self._disk = node, stream, node.disk
         self._known = node.electorates(stream)
 
-    def bears(self) -> bool:
+    def still_valid(self) -> bool:
         return self._node.electorates(self._stream) == self._known and self._node.disk is self._disk
 
 
@@ -245,8 +245,8 @@ class LeaseNode:
     def has(self, stream: Stream, vote: Vote) -> bool:
         return self.disk.get(stream) == vote.ballot
 
-    def ground(self, stream: Stream) -> Ground:
-        return Ground(self, stream)
+    def basis(self, stream: Stream) -> VoteBasis:
+        return VoteBasis(self, stream)
 
     def confirm(self, confirmed: Callable[[], None]) -> None:
         life = self.life

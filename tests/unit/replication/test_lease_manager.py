@@ -27,13 +27,13 @@ VOTERS = Electorates.of(*REGIONS)
 TIMES = LeaseTimes()
 
 
-class Ground:
+class VoteBasis:
     """The stream is served as before."""
 
     def __init__(self, region: Region, stream: Stream) -> None:
         self._region, self._stream = region, stream
 
-    def bears(self) -> bool:
+    def still_valid(self) -> bool:
         return self._stream in self._region.served
 
 
@@ -73,8 +73,8 @@ class Region:
     def has_vote(self, stream: Stream, ballot: tuple[str, int, int]) -> bool:
         return stream in self.served
 
-    def ground(self, stream: Stream) -> Ground:
-        return Ground(self, stream)
+    def basis(self, stream: Stream) -> VoteBasis:
+        return VoteBasis(self, stream)
 
     def confirm(self, confirmed: Callable[[], None]) -> None:
         self.confirmed += 1

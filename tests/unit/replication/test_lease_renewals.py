@@ -207,7 +207,7 @@ def test_a_voter_that_began_anew_renews_nothing_without_its_name(world: LeaseWor
 
 def test_only_the_part_that_differs_is_asked_for_by_name(world: LeaseWorld) -> None:
     renewal, us, eu, stream = question(world), world.nodes["us"], world.nodes["eu"], ("t", "more", "eu")
-    us.voter.votes[stream].ground = None
+    us.voter.votes[stream].basis = None
     (answer,) = answers(world, renewal)
     assert isinstance(answer, LeaseRenewed)
     (index,) = answer.differing

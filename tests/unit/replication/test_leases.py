@@ -296,7 +296,7 @@ def test_a_vote_is_durable_before_it_is_given() -> None:
         def has(self, stream: Stream, vote: Vote) -> bool:
             return self.has_it
 
-        def ground(self, stream: Stream) -> None:
+        def basis(self, stream: Stream) -> None:
             return None
 
         def confirm(self, confirmed: Callable[[], None]) -> None:

@@ -5,7 +5,7 @@ is left out, nothing that a consumer has is sent to another, and what is acknowl
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -14,23 +14,19 @@ from meridian_broker.ledgers.entry import FOREIGN, EntryHeader, pack_foreign, pa
 from meridian_broker.ledgers.store import WhenDurable
 from meridian_broker.positions import Progress
 from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.replication.leases.claim import Claim
+from meridian_broker.replication.leases.messages import Stream
 from meridian_broker.replication.leases.quorums import Electorates
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.dispatch.types import EXCLUSIVE, KEY_SHARED, SHARED, SubscriptionType
 from meridian_broker.topics.dispatch_scope.shares import DRAIN_SECONDS
 from meridian_broker.topics.journal.subscription_record import ORIGIN
-from meridian_broker.topics.ports import Lease, Stream
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.metadata import build_body
 from test_sharing_dispatch import LEDGER, START_MS, Message, World, run
 
 ORIGINS = ("here", "there")
 DURATION_MS = 10_000
-
-
-@dataclass
-class Held:
-    until_ms: int = 0
 
 
 class Leasing:
@@ -40,7 +36,7 @@ class Leasing:
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self.now_ms = now_ms
-        self.leases: dict[str, Held] = {}
+        self.leases: dict[str, Claim] = {}
         self.released: list[str] = []
 
     def objection(self, regions: object) -> str:
@@ -49,8 +45,8 @@ class Leasing:
     def agree(self, topic: str, subscription: str) -> None:
         """These tests have no voters."""
 
-    def want(self, stream: Stream, electorates: Electorates, home: str) -> Lease:
-        return self.leases.setdefault(stream[2], Held())
+    def want(self, stream: Stream, electorates: Electorates, home: str) -> Claim:
+        return self.leases.setdefault(stream[2], Claim(stream, electorates, home))
 
     def unwant(self, stream: Stream) -> None:
         """Nobody else asks in these tests."""

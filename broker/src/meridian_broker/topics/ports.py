@@ -8,10 +8,9 @@ from typing import Protocol
 
 from meridian_broker.ledgers.store import WhenDurable
 from meridian_broker.positions import Progress
+from meridian_broker.replication.leases.claim import Claim
+from meridian_broker.replication.leases.messages import Stream
 from meridian_broker.replication.leases.quorums import Electorates
-
-Stream = tuple[str, str, str]
-"""Topic, subscription, origin."""
 
 
 class Exchange(Protocol):
@@ -47,14 +46,6 @@ class Exchange(Protocol):
         ...
 
 
-class Lease(Protocol):
-    """The right to dispatch a share."""
-
-    @property
-    def until_ms(self) -> int:
-        """It ends then, by ``Leasing.now_ms``; renewals move it on. 0: it is over."""
-
-
 class Leasing(Protocol):
     """Where leases come from."""
 
@@ -71,7 +62,7 @@ class Leasing(Protocol):
     def agree(self, topic: str, subscription: str, /) -> None:
         """It is to be agreed who votes on shares of this subscription."""
 
-    def want(self, stream: Stream, electorates: Electorates, home: str, /) -> Lease:
+    def want(self, stream: Stream, electorates: Electorates, home: str, /) -> Claim:
         """Ask for a lease, and renew it, from now on. ``won`` and ``lost`` of the share hear how it goes."""
 
     def unwant(self, stream: Stream, /) -> None:

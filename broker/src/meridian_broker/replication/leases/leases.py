@@ -13,8 +13,8 @@ Any two of those sets meet, too, but nobody can take a dead home's stream over; 
 is for a person to say, because it takes knowing that the old home is dead. While the voters are being changed several
 lists of them count, and it takes enough of each (``replication/leases/quorums.py``).
 
-What was granted is renewed without being named, by digests of the grants that both ends keep (``grant_digests.py``), and by name
-with whoever does not know it so.
+What was granted is renewed without being named, by digests of the grants that both ends keep (``grant_digests.py``),
+and by name with whoever does not know it so.
 
 The home goes first. Others wait a moment for it, each another one, so that they do not split the votes; who holds a
 stream whose home asks for it is told to hand it over. Who holds one and does not want it any more gives it back.

@@ -29,7 +29,7 @@ from meridian_broker.replication.leases.messages import (
 )
 from meridian_broker.replication.leases.quorums import Electorates, home_among
 from meridian_broker.replication.leases.reconfiguration import Electing, Known, Subject
-from meridian_broker.replication.leases.voter import Ground, Vote, Voter
+from meridian_broker.replication.leases.voter import Vote, VoteBasis, Voter
 
 TURNS: Final = 4
 TIDY_MS: Final = 60_000
@@ -53,8 +53,8 @@ class LeasedTopics(Known, Protocol):
     def has_vote(self, stream: Stream, ballot: tuple[str, int, int]) -> bool:
         """See ``Ballots.has``."""
 
-    def ground(self, stream: Stream) -> Ground | None:
-        """See ``Ballots.ground``."""
+    def basis(self, stream: Stream) -> VoteBasis | None:
+        """See ``Ballots.basis``."""
 
     def confirm(self, confirmed: Callable[[], None]) -> None:
         """See ``Ballots.confirm``."""
@@ -307,8 +307,8 @@ class LeaseManager:
     def has(self, stream: Stream, vote: Vote) -> bool:
         return self._topics.has_vote(stream, vote.ballot)
 
-    def ground(self, stream: Stream) -> Ground | None:
-        return self._topics.ground(stream)
+    def basis(self, stream: Stream) -> VoteBasis | None:
+        return self._topics.basis(stream)
 
     def confirm(self, confirmed: Callable[[], None]) -> None:
         self._topics.confirm(confirmed)

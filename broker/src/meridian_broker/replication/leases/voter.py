@@ -36,10 +36,10 @@ from meridian_broker.replication.leases.quorums import Electorates
 Reply: TypeAlias = Callable[[LeaseAnswer | LeaseRenewed], None]
 
 
-class Ground(Protocol):
+class VoteBasis(Protocol):
     """What a vote was given on: to see cheaply that it would be given again."""
 
-    def bears(self) -> bool:
+    def still_valid(self) -> bool:
         """Would ``Ballots.electorates`` say the same as it did then, and is the stream kept where it was then?"""
 
 
@@ -58,7 +58,7 @@ class Vote:
     home: str = ""
     """Of the stream, as its holder said when it asked."""
     is_written: bool = False
-    ground: Ground | None = None
+    basis: VoteBasis | None = None
     """None: it is renewed by name only."""
 
     @property
@@ -81,7 +81,7 @@ class Ballots(Protocol):
     def has(self, stream: Stream, vote: Vote) -> bool:
         """Is this what was written last, where the stream is kept now? It may have been made anew since."""
 
-    def ground(self, stream: Stream) -> Ground | None:
+    def basis(self, stream: Stream) -> VoteBasis | None:
         """What ``electorates`` and ``has`` rest on now; None: it cannot be said."""
 
     def confirm(self, confirmed: Callable[[], None]) -> None:
@@ -118,7 +118,7 @@ class Voter:
 
     def _keep_grant(self, stream: Stream, vote: Vote) -> None:
         """Its holder is being told that it is promised, and on the disk."""
-        if vote.ground is not None:
+        if vote.basis is not None:
             item = AskItem(stream, vote.term, vote.mark, vote.home)
             self._granted.setdefault(vote.holder, GrantDigests(vote.holder)).put(item, vote)
 
@@ -162,7 +162,7 @@ class Voter:
                 refused.append(refusal)
                 continue
             vote = Vote(ask.holder, item.term, ask.duration_ms, now_ms + ask.duration_ms, item.mark, item.home)
-            vote.ground = self._ballots.ground(item.stream)
+            vote.basis = self._ballots.basis(item.stream)
             before = self.votes.get(item.stream)
             if before is not None and before.holder == ask.holder:
                 vote.until_ms = max(vote.until_ms, before.until_ms)
@@ -249,7 +249,7 @@ class Voter:
 def _stand(votes: Iterable[Vote], now_ms: int) -> bool:
     """Would each of them be promised again by name, as it is, and without being written?"""
     for vote in votes:
-        ground = vote.ground
-        if ground is None or now_ms >= vote.until_ms or not ground.bears():
+        basis = vote.basis
+        if basis is None or now_ms >= vote.until_ms or not basis.still_valid():
             return False
     return True

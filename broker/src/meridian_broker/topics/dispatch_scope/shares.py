@@ -17,9 +17,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.replication.leases.claim import Claim
+from meridian_broker.replication.leases.messages import Stream
 from meridian_broker.replication.leases.quorums import Electorates, Voters, home_among
 from meridian_broker.topics.journal.subscription_record import ORIGIN
-from meridian_broker.topics.ports import Lease, Leasing, Stream
+from meridian_broker.topics.ports import Leasing
 
 if TYPE_CHECKING:
     from meridian_broker.topics.subscriptions.subscription import Subscription
@@ -133,7 +135,7 @@ class Shares:
     def __init__(self, subscription: Subscription, leasing: Leasing) -> None:
         self._subscription = subscription
         self._leasing = leasing
-        self.held: dict[str, Lease] = {}
+        self.held: dict[str, Claim] = {}
         """Origins whose messages are dispatched here while their lease lasts."""
         self._wanted: dict[str, tuple[Electorates, str]] = {}
         """Origin -> voters and home, as asked for."""
@@ -213,7 +215,7 @@ class Shares:
 
     # -- what becomes of it --------------------------------------------------------------------------------------
 
-    def won(self, origin: str, lease: Lease) -> None:
+    def won(self, origin: str, lease: Claim) -> None:
         """The share is ours: it is dispatched once the newest progress of the others is here (R20)."""
         topic = self._subscription.topic
         self._wins[origin] = win = self._wins.get(origin, 0) + 1
@@ -228,7 +230,7 @@ class Shares:
         else:
             topic.exchange.barrier(topic.name, self._subscription.name, passed)
 
-    def _begin(self, origin: str, lease: Lease) -> None:
+    def _begin(self, origin: str, lease: Claim) -> None:
         others = list(self.held)
         self.held[origin] = lease
         dispatcher = self._subscription.dispatcher

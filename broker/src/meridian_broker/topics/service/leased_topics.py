@@ -13,17 +13,21 @@ renewed.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.replication.leases.claim import Claim
+from meridian_broker.replication.leases.messages import Stream
 from meridian_broker.replication.leases.quorums import Electorates, Voters
+from meridian_broker.replication.leases.reconfiguration import Subject
+from meridian_broker.replication.leases.voter import VoteBasis
 from meridian_broker.topics.dispatch_scope import shares
 from meridian_broker.topics.dispatch_scope.shares import Shares
 from meridian_broker.topics.dispatch_scope.votes import Ballot, encode
 from meridian_broker.topics.journal.progress_log import Kind
 from meridian_broker.topics.journal.subscription_record import ORIGIN
-from meridian_broker.topics.ports import Lease, Leasing, Stream
-from meridian_broker.topics.service.witness import Subject, WitnessBook
+from meridian_broker.topics.ports import Leasing
+from meridian_broker.topics.service.witness import WitnessBook
 
 if TYPE_CHECKING:
     from meridian_broker.topics.service.service import TopicService
@@ -113,28 +117,28 @@ class SharedStreams:
         votes = self.book.votes(stream[:2]) if subscription is None else subscription.topic.votes.get(stream[1], {})
         return votes.get(stream[2]) == ballot
 
-    def ground(self, stream: Stream) -> Ground | None:
+    def basis(self, stream: Stream) -> VoteBasis | None:
         """What the answer to who votes rests on; None while the stream is not served here."""
         subscription = self._subscription(stream[:2])
         if subscription is not None:
-            return _Ground(subscription)
-        return None if stream[0] in self._service.topics else self.book.ground(stream[:2])
+            return _SubscriptionBasis(subscription)
+        return None if stream[0] in self._service.topics else self.book.basis(stream[:2])
 
     def confirm(self, confirmed: Callable[[], None]) -> None:
         """``confirmed`` once it is sure that no later broker of this region has begun to vote."""
         self.book.confirm(confirmed)
 
-    def won(self, claim: Held) -> None:
+    def won(self, claim: Claim) -> None:
         shares = self._shares(claim.stream)
         if shares is not None:
             shares.won(claim.stream[2], claim)
 
-    def lost(self, claim: Held) -> None:
+    def lost(self, claim: Claim) -> None:
         shares = self._shares(claim.stream)
         if shares is not None:
             shares.lost(claim.stream[2])
 
-    def wanted_back(self, claim: Held) -> None:
+    def wanted_back(self, claim: Claim) -> None:
         shares = self._shares(claim.stream)
         if shares is not None:
             shares.wanted_back(claim.stream[2])
@@ -165,13 +169,7 @@ class SharedStreams:
         return None if found is None else found.share
 
 
-class Ground(Protocol):
-    """See ``replication.lease_votes.Ground``."""
-
-    def bears(self) -> bool: ...
-
-
-class _Ground:
+class _SubscriptionBasis:
     """A subscription, its record, its topic's regions: each is another object once anything changed.
 
     A topic that is not served any more has a failure. Ten thousand are asked at once: it is to be cheap.
@@ -184,7 +182,7 @@ class _Ground:
         self._record = subscription.record
         self._regions = subscription.topic.followed
 
-    def bears(self) -> bool:
+    def still_valid(self) -> bool:
         subscription = self._subscription
         topic = subscription.topic
         return (
@@ -193,13 +191,6 @@ class _Ground:
             and topic.failure is None
             and subscription.is_there
         )
-
-
-class Held(Lease, Protocol):
-    """A lease that says on what it is."""
-
-    @property
-    def stream(self) -> Stream: ...
 
 
 def follow(topic: Topic) -> None:

@@ -23,6 +23,7 @@ from meridian_broker.metadata.records import TopicRecord
 from meridian_broker.metadata.store import ABSENT, MetadataError
 from meridian_broker.replication.leases import quorums
 from meridian_broker.replication.leases.quorums import Electorates
+from meridian_broker.replication.leases.reconfiguration import Subject
 from meridian_broker.topics.dispatch_scope import votes
 from meridian_broker.topics.dispatch_scope.votes import Ballot
 from meridian_broker.topics.errors import TopicError
@@ -39,8 +40,6 @@ NAME: Final = "persistent://pulsar/system/witness"
 FORGET_MS: Final = 30 * 24 * 3600 * 1000
 RETRY_SECONDS: Final = 1.0
 
-Subject = tuple[str, str]
-"""Topic, subscription."""
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +51,8 @@ class _Page:
     asked_ms: int = 0
 
 
-class PageGround:
-    """What a witness votes on (``sharing.Ground``)."""
+class WitnessBasis:
+    """What a witness votes on (``VoteBasis``)."""
 
     __slots__ = ("_book", "_known", "_page", "_subject")
 
@@ -63,7 +62,7 @@ class PageGround:
         self._known = page.known
         self._subject = subject
 
-    def bears(self) -> bool:
+    def still_valid(self) -> bool:
         """Nothing is known besides, and it is known from this page."""
         return self._page.known is self._known and self._book.is_open_at(self._subject, self._page)
 
@@ -120,10 +119,10 @@ class WitnessBook:
         page = self._pages.get(subject)
         return {} if page is None else page.ballots
 
-    def ground(self, subject: Subject) -> PageGround | None:
+    def basis(self, subject: Subject) -> WitnessBasis | None:
         """What is known of who votes on its shares; None: this region is not known to be its witness."""
         page = self._pages.get(subject)
-        return None if page is None else PageGround(self, page, subject)
+        return None if page is None else WitnessBasis(self, page, subject)
 
     def is_open_at(self, subject: Subject, page: _Page) -> bool:
         """Is this what the region goes by, and did no copy of the topic come to it? It is asked about, then."""

@@ -7,7 +7,8 @@ from typing import cast
 
 import pytest
 from meridian_broker.replication.leases.manager import LeaseManager
-from meridian_broker.topics.service.leased_topics import Ground, SharedStreams
+from meridian_broker.replication.leases.voter import VoteBasis
+from meridian_broker.topics.service.leased_topics import SharedStreams
 from simulation.story import Story
 
 TOPIC = "persistent://public/default/t"
@@ -29,16 +30,16 @@ def manager_of(story: Story, region: str) -> LeaseManager:
     return manager
 
 
-def ground_of(manager: LeaseManager) -> tuple[SharedStreams, Ground]:
+def basis_of(manager: LeaseManager) -> tuple[SharedStreams, VoteBasis]:
     """Of what this region promised eu."""
     shares = cast("SharedStreams", manager._topics)
     vote = manager.voter.votes[STREAM]
     assert vote.holder.startswith("eu#")
     assert vote.is_written
-    ground = shares.ground(STREAM)
-    assert ground is not None
-    assert ground.bears()
-    return shares, ground
+    basis = shares.basis(STREAM)
+    assert basis is not None
+    assert basis.still_valid()
+    return shares, basis
 
 
 SHARED = ("subscribe us t sub", "tick 100", "scope us t sub origin", "consumer c eu t sub auto", "tick 3000")
@@ -57,7 +58,7 @@ SHARED = ("subscribe us t sub", "tick 100", "scope us t sub origin", "consumer c
 )
 def test_a_topics_vote_stands_as_long_as_nothing_is_different(trouble: str) -> None:
     story = told(*SHARED)
-    shares, ground = ground_of(manager_of(story, "us"))
+    shares, basis = basis_of(manager_of(story, "us"))
     topic = shares._service.topics[TOPIC]
     if trouble == "gone":
         topic.lives.delete("sub")
@@ -66,13 +67,13 @@ def test_a_topics_vote_stands_as_long_as_nothing_is_different(trouble: str) -> N
     elif trouble != "nothing":
         story.run(trouble)
         story.run("tick 500")
-    assert ground.bears() == (trouble == "nothing")
+    assert basis.still_valid() == (trouble == "nothing")
 
 
 @pytest.mark.parametrize("trouble", ["nothing", "more is known", "live t us eu ap", "forgotten"])
 def test_a_witness_vote_stands_as_long_as_nothing_is_different(trouble: str) -> None:
     story = told("live t us eu", "tick 1500", *SHARED, "witness us t sub ap", "tick 9000")
-    shares, ground = ground_of(manager_of(story, "ap"))
+    shares, basis = basis_of(manager_of(story, "ap"))
     book = shares.book
     asked_ms = book._pages[STREAM[:2]].asked_ms
     if trouble == "more is known":
@@ -88,6 +89,6 @@ def test_a_witness_vote_stands_as_long_as_nothing_is_different(trouble: str) -> 
         story.run("tick 1000")
     else:
         story.run("tick 1000")
-    assert ground.bears() == (trouble == "nothing")
+    assert basis.still_valid() == (trouble == "nothing")
     if trouble == "nothing":
         assert book._pages[STREAM[:2]].asked_ms > asked_ms, "it is asked about, so it is not forgotten"
