@@ -20,7 +20,7 @@ from typing import Any
 
 from meridian_broker.replication.leases.manager import LeaseManager
 from meridian_broker.replication.leases.messages import LeaseMessage, Stream
-from meridian_broker.replication.leases.quorums import Electorates
+from meridian_broker.replication.leases.quorums import VoterSets
 from meridian_broker.replication.progress import codec
 from meridian_broker.topics.journal.subscription_record import ORIGIN, SubscriptionRecord
 from meridian_broker.topics.service.leased_topics import SharedStreams
@@ -97,7 +97,7 @@ class Region:
     def __init__(self, world: World, region: str) -> None:
         self.world = world
         self.region = region
-        self.agreed = Electorates.of(*REGIONS)
+        self.agreed = VoterSets.of(*REGIONS)
         self.held: set[Stream] = set()
         self.log = Log()
         self.spent = 0.0
@@ -110,7 +110,7 @@ class Region:
 
     def consume(self, name: str, subscription: str) -> None:
         """A topic with one subscription, which has consumers here."""
-        record = SubscriptionRecord(subscription, replicated=True, scope=ORIGIN, electorates=self.agreed)
+        record = SubscriptionRecord(subscription, replicated=True, scope=ORIGIN, voter_sets=self.agreed)
         topic = self.topics[name] = Copy(name, self.log)
         stream = (name, subscription, self.region)
         share = Share(self.held, stream)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from meridian_broker.ledgers.periodic import SomeFailed
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.replication.leases.quorums import Electorates
+from meridian_broker.replication.leases.quorums import VoterSets
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.topics.retention import trimming
 from meridian_broker.topics.service.witness import WitnessBook
@@ -146,16 +146,16 @@ async def test_a_witness_knows_nothing_of_what_it_could_not_write(
     book = WitnessBook(inside.service)
     book.open_soon()
     await until(lambda: book.is_open)
-    told: list[Electorates] = []
+    told: list[VoterSets] = []
     assert book._log is not None
     monkeypatch.setattr(book._log._metadata, "allocate_ledger_id", broken)
-    book.hear(SUBJECT, Electorates.of("a", "b", "c"), told.append)
+    book.hear(SUBJECT, VoterSets.of("a", "b", "c"), told.append)
     await until(lambda: not book.is_open)
     book.open_soon()
     await until(lambda: book.is_open)
     assert book.known(SUBJECT) is None
     assert told == []
-    book.hear(SUBJECT, Electorates.of("a", "b", "c"), told.append)
+    book.hear(SUBJECT, VoterSets.of("a", "b", "c"), told.append)
     await until(lambda: bool(told))
-    assert book.known(SUBJECT) == Electorates.of("a", "b", "c")
+    assert book.known(SUBJECT) == VoterSets.of("a", "b", "c")
     await book.close()

@@ -65,7 +65,7 @@ class ScopeSteps(Teller):
         for region in sorted(self.world.homes_of(topic)):
             subscription = _find(self.world, region, topic, name)
             if subscription is not None:
-                known = subscription.record.electorates
+                known = subscription.record.voter_sets
                 lists = " and ".join(" ".join(voters) for _, voters in known.lists)
                 self.say(f"{region}: {lists or 'nobody'}{'' if known.is_settled else ', to be agreed'}")
 
@@ -156,7 +156,7 @@ def _held_up(world: World, topic: str, name: str) -> set[Origin]:
 
 def _waits_for_the_dead(world: World, subscription: Subscription) -> bool:
     """A first list of voters counts once all of them said so, and one of them never will."""
-    known = subscription.record.electorates
+    known = subscription.record.voter_sets
     return known.settled == ZERO and not world.gone.isdisjoint(known.voters)
 
 

@@ -31,7 +31,7 @@ from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.positions.progress import Progress
 from meridian_broker.positions.reports import Report
 from meridian_broker.replication.leases import messages as lease
-from meridian_broker.replication.leases.quorums import BEGUN, Electorates
+from meridian_broker.replication.leases.quorums import BEGUN, VoterSets
 from meridian_broker.replication.progress import codec
 from meridian_broker.replication.progress import messages as peer
 from meridian_broker.topics.backfill.gaps import Accepted
@@ -174,8 +174,8 @@ def progress_records() -> dict[Kind, bytes]:
 # -- what regions say to each other
 
 
-FIRST = Electorates(((Stamp(TIME_MS, 0, "us-east"), ("us-east", "us-west")),))
-VOTERS = Electorates((*FIRST.lists, (Stamp(TIME_MS + 1, 3, "us-west"), tuple(sorted(REGIONS)))), BEGUN)
+FIRST = VoterSets(((Stamp(TIME_MS, 0, "us-east"), ("us-east", "us-west")),))
+VOTERS = VoterSets((*FIRST.lists, (Stamp(TIME_MS + 1, 3, "us-west"), tuple(sorted(REGIONS)))), BEGUN)
 
 
 def peer_messages() -> list[peer.PeerMessage]:

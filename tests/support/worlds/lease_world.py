@@ -24,7 +24,7 @@ from meridian_broker.replication.leases.messages import (
     VotersAnswer,
     VotersAsk,
 )
-from meridian_broker.replication.leases.quorums import Electorates, Voters, home_among
+from meridian_broker.replication.leases.quorums import Voters, VoterSets, home_among
 from meridian_broker.replication.leases.reconfiguration import Electing, Heard, Subject
 from meridian_broker.replication.leases.voter import Vote, Voter
 
@@ -39,10 +39,10 @@ class VoteBasis:
 
     def __init__(self, node: LeaseNode, stream: Stream) -> None:
         self._node, self._stream, self._disk = node, stream, node.disk
-        self._known = node.electorates(stream)
+        self._known = node.voter_sets(stream)
 
     def still_valid(self) -> bool:
-        return self._node.electorates(self._stream) == self._known and self._node.disk is self._disk
+        return self._node.voter_sets(self._stream) == self._known and self._node.disk is self._disk
 
 
 class LeaseNode:
@@ -54,7 +54,7 @@ class LeaseNode:
         self.rate = rate
         self.began_ms = began_ms
         self.disk: dict[Stream, tuple[str, int, int]] = {}
-        self.known_on_disk = self.electorates_now = Electorates()
+        self.known_on_disk = self.voter_sets_now = VoterSets()
         self.told: Voters = tuple(sorted(world.names))
         """Who is to vote, as this node was told; empty: the topic does not live here."""
         self.homes: dict[Stream, str] = {}
@@ -69,8 +69,8 @@ class LeaseNode:
         self.leases: Leases
         self.voter: Voter
         self.electing: Electing
-        self.know(Electorates.of(*world.names))
-        self.known_on_disk = self.electorates_now
+        self.know(VoterSets.of(*world.names))
+        self.known_on_disk = self.voter_sets_now
         self.start()
 
     def now_ms(self) -> int:
@@ -87,7 +87,7 @@ class LeaseNode:
         self._writing: list[list[tuple[Stream, tuple[str, int, int]]]] = []
         self.voter = Voter(self)
         self.leases = Leases(self, self.name, f"{self.name}#{self.life}", self.world.times)
-        self.electorates_now = self.known_on_disk
+        self.voter_sets_now = self.known_on_disk
         self.electing = Electing(self, self.name, self.now_ms, self._is_clean, self.can_ask, self.send)
         for stream, (holder, term, duration_ms) in self.disk.items():
             self.voter.found(stream, holder, term, duration_ms, self.now_ms())
@@ -102,7 +102,7 @@ class LeaseNode:
     def want(self, stream: Stream) -> None:
         self.wanted.add(stream)
         if self.alive:
-            self.do(lambda: self.leases.want(stream, self.electorates_now, self.home(stream), self.now_ms()))
+            self.do(lambda: self.leases.want(stream, self.voter_sets_now, self.home(stream), self.now_ms()))
 
     def unwant(self, stream: Stream) -> None:
         self.wanted.discard(stream)
@@ -160,17 +160,17 @@ class LeaseNode:
             self.do(self._follow)
 
     def _follow(self) -> None:
-        if self.told and self.electorates_now.lists:  # else there is no record here as yet
-            known = self.electorates_now
+        if self.told and self.voter_sets_now.lists:  # else there is no record here as yet
+            known = self.voter_sets_now
             self.know(known.also(self.told, self.world.stamp(self.name, known.settled)))
-            if not self.electorates_now.is_settled:
+            if not self.voter_sets_now.is_settled:
                 self.electing.ask(SUBJECT)
 
-    def know(self, known: Electorates, then: Callable[[], None] = lambda: None) -> None:
+    def know(self, known: VoterSets, then: Callable[[], None] = lambda: None) -> None:
         """Keep it, as a record that is written; ``then`` once it is on disk."""
         life = self.life
-        if known != self.electorates_now:
-            self.electorates_now = known
+        if known != self.voter_sets_now:
+            self.voter_sets_now = known
             for stream in sorted(self.wanted) if self.alive else ():
                 self.leases.want(stream, known, self.home(stream), self.now_ms())
 
@@ -181,16 +181,16 @@ class LeaseNode:
 
         self.world.after_us(self.world.random.randrange(100, self.world.disk_ms * 1000), synced)
 
-    def known(self, subject: Subject) -> tuple[Electorates, Voters] | None:
-        return (self.electorates_now, self.told) if self.told else None
+    def known(self, subject: Subject) -> tuple[VoterSets, Voters] | None:
+        return (self.voter_sets_now, self.told) if self.told else None
 
-    def hear(self, subject: Subject, told: Electorates, heard: Heard) -> None:
-        known = self.electorates_now.joined(told)
+    def hear(self, subject: Subject, told: VoterSets, heard: Heard) -> None:
+        known = self.voter_sets_now.joined(told)
         self.know(known, lambda: heard(known, self.told))
         self._follow()
 
     def settle(self, subject: Subject, heard: frozenset[str]) -> None:
-        known = self.electorates_now
+        known = self.voter_sets_now
         homes: dict[Voters, set[str]] = {
             voters: {home_among(voters, stream[2]) for stream in self.world.streams}
             for _, voters in known.lists
@@ -239,8 +239,8 @@ class LeaseNode:
 
     # -- the voter's ballots
 
-    def electorates(self, stream: Stream) -> tuple[Electorates, str] | None:
-        return self.electorates_now, self.home(stream)
+    def voter_sets(self, stream: Stream) -> tuple[VoterSets, str] | None:
+        return self.voter_sets_now, self.home(stream)
 
     def has(self, stream: Stream, vote: Vote) -> bool:
         return self.disk.get(stream) == vote.ballot

@@ -21,7 +21,7 @@ from meridian_broker.replication.leases.messages import (
     VotersAsk,
     VotersItem,
 )
-from meridian_broker.replication.leases.quorums import Electorates
+from meridian_broker.replication.leases.quorums import VoterSets
 from meridian_broker.replication.progress import codec as codec
 from meridian_broker.replication.progress.messages import (
     Barrier,
@@ -66,8 +66,8 @@ SHORT = st.integers(0, (1 << 32) - 1)
 STREAM = st.tuples(TEXT, TEXT, TEXT)
 SAID = st.builds(Stamp, NUMBER, NUMBER, st.text(min_size=1, max_size=12))
 NAMES = st.sets(TEXT, max_size=3).map(lambda names: tuple(sorted(names)))
-ELECTORATES = st.builds(Electorates, several(st.tuples(SAID, NAMES)), st.just(ZERO) | SAID)
-VOTERS = st.builds(VotersItem, TEXT, TEXT, ELECTORATES, NAMES, FLAG)
+VOTER_SETS = st.builds(VoterSets, several(st.tuples(SAID, NAMES)), st.just(ZERO) | SAID)
+VOTERS = st.builds(VotersItem, TEXT, TEXT, VOTER_SETS, NAMES, FLAG)
 ITEM = st.builds(DeltaItem, TEXT, TEXT, TEXT, BYTES, st.none() | BYTES, several(TEXT), FLAG)
 SUBSCRIPTION = st.builds(SubscriptionDigest, TEXT, NUMBER, NUMBER, KEY_DIGESTS)
 TOPIC = st.builds(TopicDigest, TEXT, TEXT, NUMBER, FLAG, FLAG, st.none() | several(SUBSCRIPTION))

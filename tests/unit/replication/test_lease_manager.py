@@ -19,11 +19,11 @@ from meridian_broker.replication.leases.messages import (
     LeaseRenewed,
     Stream,
 )
-from meridian_broker.replication.leases.quorums import Electorates, Voters
+from meridian_broker.replication.leases.quorums import Voters, VoterSets
 from meridian_broker.replication.leases.reconfiguration import Heard, Subject
 
 REGIONS = ("ap", "eu", "us")
-VOTERS = Electorates.of(*REGIONS)
+VOTERS = VoterSets.of(*REGIONS)
 TIMES = LeaseTimes()
 
 
@@ -52,13 +52,13 @@ class Region:
         self.manager = LeaseManager(self, "us#1", lambda: self.now_ms, TIMES)
         self.manager.links = self
 
-    def electorates(self, stream: Stream) -> tuple[Electorates, str] | None:
+    def voter_sets(self, stream: Stream) -> tuple[VoterSets, str] | None:
         return (VOTERS, "") if stream in self.served else None
 
-    def known(self, subject: Subject) -> tuple[Electorates, Voters] | None:
+    def known(self, subject: Subject) -> tuple[VoterSets, Voters] | None:
         return VOTERS, REGIONS
 
-    def hear(self, subject: Subject, told: Electorates, heard: Heard) -> None:
+    def hear(self, subject: Subject, told: VoterSets, heard: Heard) -> None:
         heard(VOTERS, REGIONS)
 
     def settle(self, subject: Subject, heard: frozenset[str]) -> None:
@@ -238,11 +238,11 @@ def test_of_two_it_is_said_why_nobody_takes_over_and_a_witness_is_one_more() -> 
     us = Region()
     stream = ("t", "s", "eu")
     us.served.add(stream)
-    us.desk.want(stream, Electorates.of("eu", "us"), "eu")
-    us.desk.tick()
+    us.manager.want(stream, VoterSets.of("eu", "us"), "eu")
+    us.manager.tick()
     alone = "eu cannot be reached: with two regions, only a command lets one take over"
-    assert us.desk.holder_of(stream)[2] == alone
-    us.desk.want(stream, VOTERS, "eu")
-    assert us.desk.holder_of(stream)[2] == "no majority of ap, eu, us: ap, eu cannot be reached"
-    us.desk.greeted("ap", leases=True, renewals=True)
-    assert us.desk.holder_of(stream)[2] == "waiting for votes"
+    assert us.manager.holder_of(stream)[2] == alone
+    us.manager.want(stream, VOTERS, "eu")
+    assert us.manager.holder_of(stream)[2] == "no majority of ap, eu, us: ap, eu cannot be reached"
+    us.manager.greeted("ap", leases=True, renewals=True)
+    assert us.manager.holder_of(stream)[2] == "waiting for votes"

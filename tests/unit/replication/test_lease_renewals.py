@@ -21,12 +21,12 @@ from meridian_broker.replication.leases.messages import (
     LeaseRenewed,
     Stream,
 )
-from meridian_broker.replication.leases.quorums import Electorates
+from meridian_broker.replication.leases.quorums import VoterSets
 from support.worlds.lease_world import EAGER, LeaseNode, LeaseWorld
 
 NAMES = ["ap", "eu", "us"]
-KNOWN = Electorates.of(*NAMES)
-OTHER = Electorates.of("eu", "us")
+KNOWN = VoterSets.of(*NAMES)
+OTHER = VoterSets.of("eu", "us")
 
 # -- digests of grants
 
@@ -237,7 +237,7 @@ def test_what_would_not_be_granted_as_it_is_by_name_differs(world: LeaseWorld, t
     renewal, us, stream = question(world), world.nodes["us"], ("t", "more", "eu")
     vote = us.voter.votes[stream]
     if trouble == "voters":
-        us.electorates_now = OTHER
+        us.voter_sets_now = OTHER
     elif trouble == "home":
         us.homes[stream] = "ap"
     elif trouble == "over":

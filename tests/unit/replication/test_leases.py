@@ -20,12 +20,12 @@ from meridian_broker.replication.leases.messages import (
     LeaseRenewed,
     Stream,
 )
-from meridian_broker.replication.leases.quorums import Electorates
+from meridian_broker.replication.leases.quorums import VoterSets
 from meridian_broker.replication.leases.voter import Vote, Voter
 from support.worlds.lease_world import EAGER, TIMES, LeaseWorld
 
 NAMES = ["af", "ap", "eu", "sa", "us"]
-THREE = Electorates.of("ap", "eu", "us")
+THREE = VoterSets.of("ap", "eu", "us")
 WHO = st.integers(0, 5)
 """One of the nodes, or (5) whoever holds the stream."""
 STEP = st.tuples(
@@ -120,7 +120,7 @@ def test_one_holder_at_a_time_while_the_voters_are_being_changed(
     stays = min(first)  # somebody brings the record to those who join
     orders = [tuple(NAMES[number] for number in sorted({stays, *some})) for some in (first, *lists)]
     for name, node in world.nodes.items():
-        node.electorates_now = node.known_on_disk = Electorates.of(*orders[0]) if name in orders[0] else Electorates()
+        node.voter_sets_now = node.known_on_disk = VoterSets.of(*orders[0]) if name in orders[0] else VoterSets()
         node.told = orders[0] if name in orders[0] else ()
         if node.told:
             node.want(stream)
@@ -152,7 +152,7 @@ def test_one_holder_at_a_time_while_the_voters_are_being_changed(
         node.resume()
         tell(world, name, orders[-1])
     world.run_ms(14 * EAGER.duration)
-    known = {world.nodes[name].electorates_now for name in orders[-1]}
+    known = {world.nodes[name].voter_sets_now for name in orders[-1]}
     assert len(known) == 1
     (agreed,) = known
     assert agreed.is_settled
@@ -248,7 +248,7 @@ def test_a_voter_that_comes_back_counts_its_votes_for_their_whole_length(three: 
     ap.crash()
     ap.start()
     answers: list[LeaseAnswer | LeaseRenewed] = []
-    ask = LeaseAsk(1, "eu#9", TIMES.duration, (AskItem(us, 99, Electorates.of("ap", "eu", "us").mark, "us"),))
+    ask = LeaseAsk(1, "eu#9", TIMES.duration, (AskItem(us, 99, VoterSets.of("ap", "eu", "us").mark, "us"),))
     ap.voter.asked(ask, answers.append, ap.now_ms())
     (answer,) = answers
     assert isinstance(answer, LeaseAnswer)
@@ -258,7 +258,7 @@ def test_a_voter_that_comes_back_counts_its_votes_for_their_whole_length(three: 
 
 def test_voters_that_do_not_agree_who_votes_let_nobody_have_it(three: LeaseWorld) -> None:
     us = three.nodes["us"]
-    claim = us.leases.want(three.streams[2], Electorates.of("ap", "eu", "sa", "us"), "us", us.now_ms())
+    claim = us.leases.want(three.streams[2], VoterSets.of("ap", "eu", "sa", "us"), "us", us.now_ms())
     three.run_ms(2 * TIMES.duration)
     assert not claim.is_held
     assert claim.state in (State.IDLE, State.ASKING)
@@ -287,7 +287,7 @@ def test_a_vote_is_durable_before_it_is_given() -> None:
             self.confirming: list[Callable[[], None]] = []
             self.has_it = True
 
-        def electorates(self, stream: Stream) -> tuple[Electorates, str] | None:
+        def voter_sets(self, stream: Stream) -> tuple[VoterSets, str] | None:
             return THREE, ""
 
         def write(self, votes: list[tuple[Stream, Vote]], durable: Callable[[list[Stream]], None]) -> None:

@@ -16,7 +16,7 @@ from meridian_broker.positions import Progress
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.leases.claim import Claim
 from meridian_broker.replication.leases.messages import Stream
-from meridian_broker.replication.leases.quorums import Electorates
+from meridian_broker.replication.leases.quorums import VoterSets
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.dispatch.types import EXCLUSIVE, KEY_SHARED, SHARED, SubscriptionType
 from meridian_broker.topics.dispatch_scope.shares import DRAIN_SECONDS
@@ -45,8 +45,8 @@ class Leasing:
     def agree(self, topic: str, subscription: str) -> None:
         """These tests have no voters."""
 
-    def want(self, stream: Stream, electorates: Electorates, home: str) -> Claim:
-        return self.leases.setdefault(stream[2], Claim(stream, electorates, home))
+    def want(self, stream: Stream, voter_sets: VoterSets, home: str) -> Claim:
+        return self.leases.setdefault(stream[2], Claim(stream, voter_sets, home))
 
     def unwant(self, stream: Stream) -> None:
         """Nobody else asks in these tests."""

@@ -341,12 +341,12 @@ def test_a_region_that_may_have_forgotten_a_vote_abstains_until_it_is_over() -> 
     heard: list[object] = []
     shares.hear(
         stream[:2],
-        broker.service.topics[stream[0]].subscriptions["sub"].record.electorates,
+        broker.service.topics[stream[0]].subscriptions["sub"].record.voter_sets,
         lambda *told: heard.append(told),
     )
-    assert shares.electorates(stream) is None
+    assert shares.voter_sets(stream) is None
     story.run(f"tick {manager.promise_ms}")
-    assert shares.electorates(stream) is not None
+    assert shares.voter_sets(stream) is not None
     assert heard == [], "it cannot say that nothing it promised binds"
 
 

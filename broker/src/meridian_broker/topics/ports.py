@@ -10,7 +10,7 @@ from meridian_broker.ledgers.store import WhenDurable
 from meridian_broker.positions import Progress
 from meridian_broker.replication.leases.claim import Claim
 from meridian_broker.replication.leases.messages import Stream
-from meridian_broker.replication.leases.quorums import Electorates
+from meridian_broker.replication.leases.quorums import VoterSets
 
 
 class Exchange(Protocol):
@@ -62,7 +62,7 @@ class Leasing(Protocol):
     def agree(self, topic: str, subscription: str, /) -> None:
         """It is to be agreed who votes on shares of this subscription."""
 
-    def want(self, stream: Stream, electorates: Electorates, home: str, /) -> Claim:
+    def want(self, stream: Stream, voter_sets: VoterSets, home: str, /) -> Claim:
         """Ask for a lease, and renew it, from now on. ``won`` and ``lost`` of the share hear how it goes."""
 
     def unwant(self, stream: Stream, /) -> None:

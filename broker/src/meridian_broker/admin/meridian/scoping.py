@@ -130,7 +130,7 @@ def dispatched(admin: AdminState, subscription: Subscription) -> dict[str, Any]:
         "in_force": not objection,
         "scope_reason": objection,
         "witness": record.witness,
-        "voters": [list(voters) for _, voters in record.electorates.lists],
-        "voters_agreed": record.electorates.is_settled,
+        "voters": [list(voters) for _, voters in record.voter_sets.lists],
+        "voters_agreed": record.voter_sets.is_settled,
         "shares": shown,
     }

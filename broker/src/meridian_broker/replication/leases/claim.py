@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from meridian_broker.replication.leases.messages import AnswerItem, AskItem, Stream
-from meridian_broker.replication.leases.quorums import Electorates, Voters
+from meridian_broker.replication.leases.quorums import Voters, VoterSets
 
 Quorums: TypeAlias = tuple[tuple[Voters, int], ...]
 
@@ -26,7 +26,7 @@ class Claim:
     """What this holder has of one stream."""
 
     stream: Stream
-    electorates: Electorates
+    voter_sets: VoterSets
     home: str
     voters: Voters = ()
     """All who are asked."""
@@ -57,4 +57,4 @@ class Claim:
     @property
     def item(self) -> AskItem:
         """What is asked for."""
-        return AskItem(self.stream, self.term, self.electorates.mark, self.home)
+        return AskItem(self.stream, self.term, self.voter_sets.mark, self.home)

@@ -18,7 +18,7 @@ from meridian_broker.replication.leases.messages import (
     VotersAsk,
     VotersItem,
 )
-from meridian_broker.replication.leases.quorums import Electorates
+from meridian_broker.replication.leases.quorums import VoterSets
 from meridian_broker.wire.proto import peer_pb2 as pb
 
 
@@ -147,7 +147,7 @@ def _take_voters(message: pb.Voters) -> tuple[VotersItem, ...]:
         VotersItem(
             item.topic,
             item.subscription,
-            Electorates(
+            VoterSets(
                 tuple((Stamp.parse(one.said), tuple(sorted(one.names))) for one in item.lists),
                 Stamp.parse(item.settled) if item.settled else ZERO,
             ),

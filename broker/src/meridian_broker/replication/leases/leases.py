@@ -40,7 +40,7 @@ from meridian_broker.replication.leases.messages import (
     LeaseRenewed,
     Stream,
 )
-from meridian_broker.replication.leases.quorums import Electorates, home_among
+from meridian_broker.replication.leases.quorums import VoterSets, home_among
 from meridian_broker.replication.leases.renewals import Renewals
 
 CLOCK_RATE: Final = 0.01
@@ -131,18 +131,18 @@ class Leases:
 
     # -- what is wanted
 
-    def want(self, stream: Stream, electorates: Electorates, home: str, now_ms: int) -> Claim:
+    def want(self, stream: Stream, voter_sets: VoterSets, home: str, now_ms: int) -> Claim:
         """Hold the stream as soon as possible, until ``unwant``. Voters and home may be others than before."""
         claim = self.claims.get(stream)
         if claim is None:
-            claim = self.claims[stream] = Claim(stream, electorates, home, term=self._used_term)
-            self._let_vote(claim, electorates, home)
+            claim = self.claims[stream] = Claim(stream, voter_sets, home, term=self._used_term)
+            self._let_vote(claim, voter_sets, home)
             claim.next_ms = now_ms + self._patience(claim)
         claim.unwanted_ms = None
-        if (claim.electorates, claim.home) != (electorates, home):
+        if (claim.voter_sets, claim.home) != (voter_sets, home):
             if claim.home != home:
                 claim.next_ms = min(claim.next_ms, now_ms) if home == self._me else claim.next_ms
-            self._let_vote(claim, electorates, home)
+            self._let_vote(claim, voter_sets, home)
             claim.asked_ms = {voter: asked for voter, asked in claim.asked_ms.items() if voter in claim.voters}
             claim.refusals.clear()
             self._reckon(claim, now_ms)
@@ -152,17 +152,17 @@ class Leases:
         self._wake(claim.next_ms)
         return claim
 
-    def _let_vote(self, claim: Claim, electorates: Electorates, home: str) -> None:
+    def _let_vote(self, claim: Claim, voter_sets: VoterSets, home: str) -> None:
         """These are the voters, and this is the home."""
         self._renewals.left(claim)
-        claim.electorates, claim.home, claim.voters = electorates, home, electorates.voters
+        claim.voter_sets, claim.home, claim.voters = voter_sets, home, voter_sets.voters
         claim.by_name = set(claim.voters)
-        is_first = electorates.settled == ZERO
+        is_first = voter_sets.settled == ZERO
         quorums = tuple(
             ((self._me,), 1)
             if len(voters) == 2 and not is_first and home_among(voters, home) == self._me
-            else (voters, electorates.enough(voters))
-            for _, voters in electorates.lists
+            else (voters, voter_sets.enough(voters))
+            for _, voters in voter_sets.lists
         )
         claim.quorums = self._quorums.setdefault(quorums, quorums)
 

@@ -27,7 +27,7 @@ from meridian_broker.replication.leases.messages import (
     VotersAnswer,
     VotersAsk,
 )
-from meridian_broker.replication.leases.quorums import Electorates, home_among
+from meridian_broker.replication.leases.quorums import VoterSets, home_among
 from meridian_broker.replication.leases.reconfiguration import Electing, Known, Subject
 from meridian_broker.replication.leases.voter import Vote, VoteBasis, Voter
 
@@ -42,8 +42,8 @@ class LeasedTopics(Known, Protocol):
     @property
     def region(self) -> str: ...
 
-    def electorates(self, stream: Stream) -> tuple[Electorates, str] | None:
-        """See ``Ballots.electorates``."""
+    def voter_sets(self, stream: Stream) -> tuple[VoterSets, str] | None:
+        """See ``Ballots.voter_sets``."""
 
     def write_votes(
         self, votes: list[tuple[Stream, tuple[str, int, int]]], durable: Callable[[list[Stream]], None]
@@ -128,8 +128,8 @@ class LeaseManager:
                 return f"{region} {'runs a version without leases' if heard else 'was not reached yet'}"
         return ""
 
-    def want(self, stream: Stream, electorates: Electorates, home: str) -> Claim:
-        claim = self.leases.want(stream, electorates, home, self.now_ms())
+    def want(self, stream: Stream, voter_sets: VoterSets, home: str) -> Claim:
+        claim = self.leases.want(stream, voter_sets, home, self.now_ms())
         self.wake()
         return claim
 
@@ -168,7 +168,7 @@ class LeaseManager:
     def _why_not(self, claim: Claim | None) -> str:
         if claim is None or claim.unwanted_ms is not None:
             return "no consumer is connected here, and this region has not voted"
-        known = claim.electorates
+        known = claim.voter_sets
         if away := [voter for voter in claim.voters if not self.can_ask(voter)]:
             for _, voters in known.lists:
                 gone = ", ".join(voter for voter in voters if voter in away)
@@ -301,8 +301,8 @@ class LeaseManager:
 
     # -- the voter's ballots -------------------------------------------------------------------------------------
 
-    def electorates(self, stream: Stream) -> tuple[Electorates, str] | None:
-        return self._topics.electorates(stream)
+    def voter_sets(self, stream: Stream) -> tuple[VoterSets, str] | None:
+        return self._topics.voter_sets(stream)
 
     def has(self, stream: Stream, vote: Vote) -> bool:
         return self._topics.has_vote(stream, vote.ballot)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from meridian_broker.replication.leases.quorums import Electorates, Voters
+from meridian_broker.replication.leases.quorums import Voters, VoterSets
 
 Stream: TypeAlias = tuple[str, str, str]
 """Between regions: topic or partition, subscription, origin region."""
@@ -36,7 +36,7 @@ class AskItem:
     term: int
     """Grows with each attempt at a stream, whoever makes it; renewals keep it."""
     mark: int
-    """Of what the asker knows of who votes (``Electorates.mark``)."""
+    """Of what the asker knows of who votes (``VoterSets.mark``)."""
     home: str
 
 
@@ -110,7 +110,7 @@ class VotersItem:
 
     topic: str
     subscription: str
-    known: Electorates
+    known: VoterSets
     wanted: Voters = ()
     """Who is to vote, as far as the sender's own settings go; empty: it has none about this."""
     is_clean: bool = False

@@ -41,7 +41,7 @@ Voters = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Electorates:
+class VoterSets:
     """See the module's text."""
 
     lists: tuple[tuple[Stamp, Voters], ...] = ()
@@ -50,7 +50,7 @@ class Electorates:
     """Lists said up to then count no more. ``ZERO``: not even the first one does as yet."""
 
     @classmethod
-    def of(cls, *voters: str) -> Electorates:
+    def of(cls, *voters: str) -> VoterSets:
         """One list, and everybody knows it."""
         return cls(((Stamp(0, 2, "-"), tuple(sorted(voters))),), BEGUN)
 
@@ -71,7 +71,7 @@ class Electorates:
         """Is it one of two voters, of which the home is enough?"""
         return any(len(voters) == 2 and voter in voters for _, voters in self.lists)
 
-    def joined(self, other: Electorates) -> Electorates:
+    def joined(self, other: VoterSets) -> VoterSets:
         """What both know."""
         settled = max(self.settled, other.settled)
         newest: dict[Voters, Stamp] = {}
@@ -79,17 +79,17 @@ class Electorates:
             if stamp > settled:
                 newest[voters] = max(stamp, newest.get(voters, ZERO))
         lists = sorted((stamp, voters) for voters, stamp in newest.items())
-        return Electorates(tuple(lists), settled)
+        return VoterSets(tuple(lists), settled)
 
-    def knows(self, other: Electorates) -> bool:
+    def knows(self, other: VoterSets) -> bool:
         """Everything that the other knows?"""
         return self.joined(other) == self
 
-    def also(self, voters: Iterable[str], stamp: Stamp) -> Electorates:
+    def also(self, voters: Iterable[str], stamp: Stamp) -> VoterSets:
         """One more list counts; itself when it is one of them, or they are too many."""
         if self.has(wanted := tuple(sorted(voters))) or len(self.lists) >= LISTS_MAX:
             return self
-        return self.joined(Electorates(((stamp, wanted),)))
+        return self.joined(VoterSets(((stamp, wanted),)))
 
     def may_settle(
         self, wanted: Collection[str], heard: Collection[str], homes: Mapping[Voters, Collection[str]]
@@ -113,7 +113,7 @@ class Electorates:
                 return False
         return True
 
-    def settle(self, wanted: Collection[str], stamp: Stamp) -> Electorates:
+    def settle(self, wanted: Collection[str], stamp: Stamp) -> VoterSets:
         """One list counts from now on, when it is the last that was said; else it is said again, to be heard again.
 
         So of two regions that know the same and want different lists only one can have its own: each would else let
@@ -123,8 +123,8 @@ class Electorates:
         *others, (said, last) = self.lists
         gone = others[-1][0] if others else BEGUN
         if last != kept or gone >= said:
-            return self.joined(Electorates(((stamp, kept),), self.settled))
-        return Electorates(((said, kept),), max(gone, self.settled, BEGUN))
+            return self.joined(VoterSets(((stamp, kept),), self.settled))
+        return VoterSets(((said, kept),), max(gone, self.settled, BEGUN))
 
     def enough(self, voters: Voters) -> int:
         """How many of one list it takes."""
@@ -145,16 +145,16 @@ def home_among(voters: Voters, home: str) -> str:
     return home if home in voters else voters[0]
 
 
-def to_json(known: Electorates) -> dict[str, object]:
+def to_json(known: VoterSets) -> dict[str, object]:
     return {"lists": [[str(stamp), *voters] for stamp, voters in known.lists], "settled": _text(known.settled)}
 
 
-def from_json(value: object) -> Electorates:
+def from_json(value: object) -> VoterSets:
     """:raises ValueError: these are not lists of voters."""
     try:
         fields = dict(value)  # type: ignore[call-overload]
         lists = tuple((Stamp.parse(said), tuple(sorted(map(str, voters)))) for said, *voters in fields["lists"])
-        return Electorates(lists, Stamp.parse(fields["settled"]) if fields["settled"] else ZERO)
+        return VoterSets(lists, Stamp.parse(fields["settled"]) if fields["settled"] else ZERO)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{value!r} is not a list of voters: {error!r}") from error
 
@@ -164,6 +164,6 @@ def _text(stamp: Stamp) -> str:
 
 
 @lru_cache(maxsize=65536)
-def _mark(known: Electorates) -> int:
+def _mark(known: VoterSets) -> int:
     text = repr(([(str(stamp), voters) for stamp, voters in known.lists], str(known.settled)))
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")

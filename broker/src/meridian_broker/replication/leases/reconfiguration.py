@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from meridian_broker.replication.leases.messages import ITEMS_MAX, VotersAnswer, VotersAsk, VotersItem
-from meridian_broker.replication.leases.quorums import Electorates, Voters
+from meridian_broker.replication.leases.quorums import Voters, VoterSets
 
 FIRST_MS: Final = 20
 """What was said in one region reaches the others in its record first."""
@@ -28,16 +28,16 @@ ROUNDS_MS: Final = 10_000
 
 Subject = tuple[str, str]
 """Topic, subscription."""
-Heard = Callable[[Electorates, Voters], None]
+Heard = Callable[[VoterSets, Voters], None]
 
 
 class Known(Protocol):
     """What is known here of who votes."""
 
-    def known(self, subject: Subject) -> tuple[Electorates, Voters] | None:
+    def known(self, subject: Subject) -> tuple[VoterSets, Voters] | None:
         """And what this region's settings say; None: it has no such record, or asks for nothing of it now."""
 
-    def hear(self, subject: Subject, told: Electorates, heard: Heard) -> None:
+    def hear(self, subject: Subject, told: VoterSets, heard: Heard) -> None:
         """Join it to what is known. ``heard`` what that is then, once it is on disk; never where none of it is known
         here, or can be written."""
 
@@ -120,7 +120,7 @@ class Electing:
         """Somebody wants to know what is known here."""
 
         def answer(item: VotersItem) -> Heard:
-            def heard(known: Electorates, wanted: Voters) -> None:
+            def heard(known: VoterSets, wanted: Voters) -> None:
                 is_clean = self._is_clean((item.topic, item.subscription), known.mark)
                 reply(VotersAnswer((VotersItem(item.topic, item.subscription, known, wanted, is_clean),)))
 
@@ -139,19 +139,19 @@ class Electing:
             question, known = self._open.get(subject), self._known.known(subject)
             if known is None:
                 continue
-            electorates, wanted = known
-            if not electorates.knows(item.known):
+            voter_sets, wanted = known
+            if not voter_sets.knows(item.known):
                 self._known.hear(subject, item.known, lambda *_: None)
                 continue
             if question is None:
                 continue
-            question.follow(electorates)
+            question.follow(voter_sets)
             question.wanted[voter] = item.wanted
-            if item.known != electorates:
+            if item.known != voter_sets:
                 continue
             if item.is_clean:
                 question.heard.add(voter)
-            missing = [v for v in electorates.voters if v not in question.heard and (v == self._me or self._can_ask(v))]
+            missing = [v for v in voter_sets.voters if v not in question.heard and (v == self._me or self._can_ask(v))]
             others = [v for v, theirs in question.wanted.items() if theirs not in ((), wanted) and self._can_ask(v)]
             if not missing and not others:
                 self._known.settle(subject, frozenset(question.heard))
@@ -167,7 +167,7 @@ class _Question:
     wanted: dict[str, Voters] = field(default_factory=dict)
     """Voter -> what its own settings say, or nothing."""
 
-    def follow(self, known: Electorates) -> None:
+    def follow(self, known: VoterSets) -> None:
         if self.mark != known.mark:
             self.mark, self.wait_ms = known.mark, AGAIN_MS
             self.heard.clear()

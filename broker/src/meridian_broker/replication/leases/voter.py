@@ -31,7 +31,7 @@ from meridian_broker.replication.leases.messages import (
     LeaseRenewed,
     Stream,
 )
-from meridian_broker.replication.leases.quorums import Electorates
+from meridian_broker.replication.leases.quorums import VoterSets
 
 Reply: TypeAlias = Callable[[LeaseAnswer | LeaseRenewed], None]
 
@@ -40,7 +40,7 @@ class VoteBasis(Protocol):
     """What a vote was given on: to see cheaply that it would be given again."""
 
     def still_valid(self) -> bool:
-        """Would ``Ballots.electorates`` say the same as it did then, and is the stream kept where it was then?"""
+        """Would ``Ballots.voter_sets`` say the same as it did then, and is the stream kept where it was then?"""
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class Vote:
 class Ballots(Protocol):
     """Where a voter writes."""
 
-    def electorates(self, stream: Stream) -> tuple[Electorates, str] | None:
+    def voter_sets(self, stream: Stream) -> tuple[VoterSets, str] | None:
         """Who votes on the stream, and its home, empty where that does not matter; None: it is not known or not served
         here."""
 
@@ -82,7 +82,7 @@ class Ballots(Protocol):
         """Is this what was written last, where the stream is kept now? It may have been made anew since."""
 
     def basis(self, stream: Stream) -> VoteBasis | None:
-        """What ``electorates`` and ``has`` rest on now; None: it cannot be said."""
+        """What ``voter_sets`` and ``has`` rest on now; None: it cannot be said."""
 
     def confirm(self, confirmed: Callable[[], None]) -> None:
         """``confirmed`` once it is sure that no later broker has begun to vote for this voter."""
@@ -139,7 +139,7 @@ class Voter:
             if not vote.is_released and now_ms < vote.until_ms:
                 continue
             self._strike(stream)
-            if self._ballots.electorates(stream) is None:
+            if self._ballots.voter_sets(stream) is None:
                 del self.votes[stream]
                 origins = self._origins[stream[:2]]
                 origins.discard(stream[2])
@@ -217,11 +217,11 @@ class Voter:
 
     def _refusal(self, ask: LeaseAsk, item: AskItem, now_ms: int) -> AnswerItem | None:
         stream, term = item.stream, item.term
-        known = self._ballots.electorates(stream)
+        known = self._ballots.voter_sets(stream)
         if known is None:
             return AnswerItem(stream, term, False, reason=NOT_SERVED)
-        electorates, home = known
-        if electorates.mark != item.mark or home not in ("", item.home):
+        voter_sets, home = known
+        if voter_sets.mark != item.mark or home not in ("", item.home):
             return AnswerItem(stream, term, False, reason=OTHER_VOTERS)
         vote = self.votes.get(stream)
         if vote is None:

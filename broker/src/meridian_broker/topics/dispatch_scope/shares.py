@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.leases.claim import Claim
 from meridian_broker.replication.leases.messages import Stream
-from meridian_broker.replication.leases.quorums import Electorates, Voters, home_among
+from meridian_broker.replication.leases.quorums import Voters, VoterSets, home_among
 from meridian_broker.topics.journal.subscription_record import ORIGIN
 from meridian_broker.topics.ports import Leasing
 
@@ -49,7 +49,7 @@ def wanted_voters(subscription: Subscription) -> Voters:
 
 def settle(subscription: Subscription, heard: frozenset[str]) -> None:
     """All of these know all lists of voters that count: one may be enough now."""
-    topic, known, wanted = subscription.topic, subscription.record.electorates, wanted_voters(subscription)
+    topic, known, wanted = subscription.topic, subscription.record.voter_sets, wanted_voters(subscription)
     origins = origins_of(subscription)
     homes: dict[Voters, set[str]] = {
         voters: {home_among(voters, home_of(subscription, origin)) for origin in (*origins, *voters)}
@@ -58,18 +58,18 @@ def settle(subscription: Subscription, heard: frozenset[str]) -> None:
     }
     if not known.is_settled and known.may_settle(wanted, heard, homes):
         stamp = topic.clock.next(max(known.settled, *(said for said, _ in known.lists)))
-        topic.lives.set_electorates(subscription, known.settle(wanted, stamp))
+        topic.lives.set_voter_sets(subscription, known.settle(wanted, stamp))
         follow(subscription)
 
 
 def _say_who_votes(subscription: Subscription, leasing: Leasing) -> None:
     """Another list of voters joins those that count, when the topic's regions or the witness are others than before."""
-    topic, known, wanted = subscription.topic, subscription.record.electorates, wanted_voters(subscription)
+    topic, known, wanted = subscription.topic, subscription.record.voter_sets, wanted_voters(subscription)
     if not known.has(wanted):
         stamp = topic.clock.next(max(subscription.record.scope_stamp, known.settled))
         known = known.also(wanted, stamp)
-        if known != subscription.record.electorates:
-            topic.lives.set_electorates(subscription, known)
+        if known != subscription.record.voter_sets:
+            topic.lives.set_voter_sets(subscription, known)
     if not known.is_settled:
         leasing.agree(topic.name, subscription.name)
 
@@ -137,7 +137,7 @@ class Shares:
         self._leasing = leasing
         self.held: dict[str, Claim] = {}
         """Origins whose messages are dispatched here while their lease lasts."""
-        self._wanted: dict[str, tuple[Electorates, str]] = {}
+        self._wanted: dict[str, tuple[VoterSets, str]] = {}
         """Origin -> voters and home, as asked for."""
         self._homes: dict[str, str] = {}
         """Homes as this region knew them when it asked first, or when the other regions had heard of a change."""
@@ -181,10 +181,10 @@ class Shares:
             else:  # whoever dispatched it hears first that it does not any more, when it can be reached
                 topic.progress_log.when_durable(lambda _: self._tell_others(origin, home))
                 return
-        electorates = subscription.record.electorates
-        if self._wanted.get(origin) != (electorates, home):
-            self._wanted[origin] = electorates, home
-            lease = self._leasing.want(self._stream(origin), electorates, home)
+        voter_sets = subscription.record.voter_sets
+        if self._wanted.get(origin) != (voter_sets, home):
+            self._wanted[origin] = voter_sets, home
+            lease = self._leasing.want(self._stream(origin), voter_sets, home)
             if lease.until_ms > 0 and origin not in self.held:
                 self.won(origin, lease)
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.replication.leases import quorums
-from meridian_broker.replication.leases.quorums import Electorates
+from meridian_broker.replication.leases.quorums import VoterSets
 
 LOCAL: Final = "local"
 """Each region dispatches whatever is not acknowledged anywhere (R25)."""
@@ -45,7 +45,7 @@ class SubscriptionRecord:
     """When and where scope, homes and witness were set; later wins. ``ZERO``: nobody ever did."""
     witness: str = ""
     """A region that votes on who dispatches what, although the topic does not live there; empty: none."""
-    electorates: Electorates = field(default_factory=Electorates)
+    voter_sets: VoterSets = field(default_factory=VoterSets)
     """Who votes, as far as the region that keeps the record knows."""
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ def join_records(one: SubscriptionRecord, other: SubscriptionRecord) -> Subscrip
         homes=scope.homes,
         scope_stamp=scope.scope_stamp,
         witness=scope.witness,
-        electorates=one.electorates.joined(other.electorates),
+        voter_sets=one.voter_sets.joined(other.voter_sets),
     )
 
 
@@ -99,8 +99,8 @@ def encode_record(record: SubscriptionRecord) -> bytes:
         fields |= {"scope": record.scope, "homes": homes, "scope_stamp": record.scope_stamp}
     if record.witness:
         fields["witness"] = record.witness
-    if record.electorates.lists:
-        fields["voters"] = quorums.to_json(record.electorates)
+    if record.voter_sets.lists:
+        fields["voters"] = quorums.to_json(record.voter_sets)
     return _ENCODE(fields).encode()
 
 
@@ -120,7 +120,7 @@ def decode_record(data: bytes) -> SubscriptionRecord:
             {str(origin): str(home) for origin, home in dict(fields.get("homes", {})).items()},
             _stamp(fields["scope_stamp"]) if "scope_stamp" in fields else ZERO,
             str(fields.get("witness", "")),
-            quorums.from_json(fields["voters"]) if "voters" in fields else Electorates(),
+            quorums.from_json(fields["voters"]) if "voters" in fields else VoterSets(),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{data[:80]!r} is not a subscription record: {error}") from error

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.replication.leases.claim import Claim
 from meridian_broker.replication.leases.messages import Stream
-from meridian_broker.replication.leases.quorums import Electorates, Voters
+from meridian_broker.replication.leases.quorums import Voters, VoterSets
 from meridian_broker.replication.leases.reconfiguration import Subject
 from meridian_broker.replication.leases.voter import VoteBasis
 from meridian_broker.topics.dispatch_scope import shares
@@ -47,7 +47,7 @@ class SharedStreams:
     def region(self) -> str:
         return self._service.region
 
-    def electorates(self, stream: Stream) -> tuple[Electorates, str] | None:
+    def voter_sets(self, stream: Stream) -> tuple[VoterSets, str] | None:
         """Who votes on the stream, and its home where that matters to this voter; None while it is not served here."""
         if not self.book.is_open:
             self.book.open_soon()
@@ -58,17 +58,17 @@ class SharedStreams:
         if subscription is None:
             witnessed = self.book.known(stream[:2]) if self._service.is_served(stream[0]) else None
             return None if witnessed is None else (witnessed, "")
-        known = subscription.record.electorates
+        known = subscription.record.voter_sets
         return known, shares.home_of(subscription, stream[2]) if known.is_on_pair(self.region) else ""
 
-    def known(self, subject: Subject) -> tuple[Electorates, Voters] | None:
+    def known(self, subject: Subject) -> tuple[VoterSets, Voters] | None:
         """What is known of who votes, and who is to vote as this region's own settings have it."""
         subscription = self._subscription(subject)
         if subscription is None or subscription.record.scope != ORIGIN or shares.objection(subscription):
             return None
-        return subscription.record.electorates, shares.wanted_voters(subscription)
+        return subscription.record.voter_sets, shares.wanted_voters(subscription)
 
-    def hear(self, subject: Subject, told: Electorates, heard: Callable[[Electorates, Voters], None]) -> None:
+    def hear(self, subject: Subject, told: VoterSets, heard: Callable[[VoterSets, Voters], None]) -> None:
         """Another region knows this of who votes: join it. ``heard`` what is known then, once it is on disk."""
         if self._abstains(subject[0]):
             return  # it cannot say that nothing it promised before is binding; it is asked again
@@ -78,15 +78,15 @@ class SharedStreams:
             if is_witness and self._service.is_served(subject[0]):
                 copy = self._service.topics.get(subject[0])
                 alone = None if copy is None else copy.subscriptions.get(subject[1])
-                told = told if alone is None else told.joined(alone.record.electorates)
+                told = told if alone is None else told.joined(alone.record.voter_sets)
                 self.book.hear(subject, told, lambda known: heard(known, ()))
             return
         topic, record = subscription.topic, subscription.record
-        known = record.electorates.joined(told)
-        if known != record.electorates:
-            topic.lives.set_electorates(subscription, known)
+        known = record.voter_sets.joined(told)
+        if known != record.voter_sets:
+            topic.lives.set_voter_sets(subscription, known)
             shares.follow(subscription)
-            known = subscription.record.electorates
+            known = subscription.record.voter_sets
         wanted = shares.wanted_voters(subscription) if record.scope == ORIGIN else ()
         topic.progress_log.when_durable(lambda error: heard(known, wanted) if error is None else None)
 

@@ -22,7 +22,7 @@ from meridian_broker.ledgers.store import Done, LedgerError
 from meridian_broker.metadata.records import TopicRecord
 from meridian_broker.metadata.store import ABSENT, MetadataError
 from meridian_broker.replication.leases import quorums
-from meridian_broker.replication.leases.quorums import Electorates
+from meridian_broker.replication.leases.quorums import VoterSets
 from meridian_broker.replication.leases.reconfiguration import Subject
 from meridian_broker.topics.dispatch_scope import votes
 from meridian_broker.topics.dispatch_scope.votes import Ballot
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Page:
-    known: Electorates
+    known: VoterSets
     ballots: dict[str, Ballot] = field(default_factory=dict)
     asked_ms: int = 0
 
@@ -80,7 +80,7 @@ class WitnessBook:
     def is_open(self) -> bool:
         return self._log is not None and self._log.failure is None
 
-    def known(self, subject: Subject) -> Electorates | None:
+    def known(self, subject: Subject) -> VoterSets | None:
         """Who votes on a subscription's shares; None: this region is not known to be its witness."""
         if not self.is_open:
             self.open_soon()
@@ -91,7 +91,7 @@ class WitnessBook:
         page.asked_ms = self._service.scheduler.now_ms()
         return page.known
 
-    def hear(self, subject: Subject, told: Electorates, heard: Callable[[Electorates], None]) -> None:
+    def hear(self, subject: Subject, told: VoterSets, heard: Callable[[VoterSets], None]) -> None:
         """Join what others know. ``heard`` what is known then, once it is on disk."""
         writer = self._log
         if writer is None or not self.is_open:

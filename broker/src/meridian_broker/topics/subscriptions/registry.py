@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.store import Done, LedgerError
 from meridian_broker.positions import ZERO, Beginning, Position, Progress
-from meridian_broker.replication.leases.quorums import Electorates
+from meridian_broker.replication.leases.quorums import VoterSets
 from meridian_broker.topics.cursors import rewinding
 from meridian_broker.topics.errors import LimitReached, NotAllowed, SubscriptionInUse, SubscriptionNotFound
 from meridian_broker.topics.journal.progress_log import Kind
@@ -172,9 +172,9 @@ class Lives:
         self.write(subscription, done)
         self._record_changed(subscription)
 
-    def set_electorates(self, subscription: Subscription, known: Electorates) -> None:
+    def set_voter_sets(self, subscription: Subscription, known: VoterSets) -> None:
         """Keep what is known of who votes (R26). It is told on where another region told it: a third may not know."""
-        subscription.record = replace(subscription.record, electorates=known)
+        subscription.record = replace(subscription.record, voter_sets=known)
         self._topic.progress_log.append(Kind.SUBSCRIPTION, subscription.name, encode_record(subscription.record))
         if _is_shared(subscription):
             self._tell(subscription.name)
@@ -359,8 +359,8 @@ class Lives:
         if subscription is None or subscription.record.deleted != record.deleted:
             subscriptions[name] = Subscription(self._topic, record, _nothing(record))
         else:
-            known = subscription.record.electorates.joined(record.electorates)
-            subscription.record = replace(record, electorates=known)
+            known = subscription.record.voter_sets.joined(record.voter_sets)
+            subscription.record = replace(record, voter_sets=known)
 
     def snapshot(self) -> Iterator[SubscriptionRecord]:
         """Tombstones that are to be kept."""

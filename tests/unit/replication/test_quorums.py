@@ -12,7 +12,7 @@ from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.replication.leases.quorums import (
     BEGUN,
     LISTS_MAX,
-    Electorates,
+    VoterSets,
     from_json,
     home_among,
     majority,
@@ -23,8 +23,8 @@ NAMES = st.sets(st.sampled_from(["ap", "eu", "sa", "us"]), min_size=1).map(lambd
 STAMP = st.builds(Stamp, st.integers(1, 6), st.integers(0, 1), st.sampled_from(["eu", "us"]))
 
 
-def said(lists: list[tuple[Stamp, tuple[str, ...]]], settled: Stamp) -> Electorates:
-    return Electorates().joined(Electorates(tuple(lists), settled))
+def said(lists: list[tuple[Stamp, tuple[str, ...]]], settled: Stamp) -> VoterSets:
+    return VoterSets().joined(VoterSets(tuple(lists), settled))
 
 
 KNOWN = st.builds(said, st.lists(st.tuples(STAMP, NAMES), max_size=4), st.sampled_from([ZERO, BEGUN]) | STAMP)
@@ -32,7 +32,7 @@ KNOWN = st.builds(said, st.lists(st.tuples(STAMP, NAMES), max_size=4), st.sample
 
 @settings(max_examples=500)
 @given(KNOWN, KNOWN, KNOWN)
-def test_what_is_known_joins_in_any_order(one: Electorates, two: Electorates, three: Electorates) -> None:
+def test_what_is_known_joins_in_any_order(one: VoterSets, two: VoterSets, three: VoterSets) -> None:
     assert one.joined(one) == one
     assert one.joined(two) == two.joined(one)
     assert one.joined(two).joined(three) == one.joined(two.joined(three))
@@ -43,7 +43,7 @@ def test_what_is_known_joins_in_any_order(one: Electorates, two: Electorates, th
 
 @settings(max_examples=500)
 @given(KNOWN, NAMES, STAMP)
-def test_another_list_counts_besides_those_that_do(known: Electorates, voters: tuple[str, ...], stamp: Stamp) -> None:
+def test_another_list_counts_besides_those_that_do(known: VoterSets, voters: tuple[str, ...], stamp: Stamp) -> None:
     more = known.also(voters, stamp)
     assert more.knows(known)
     if stamp > known.settled and len(known.lists) < LISTS_MAX:
@@ -54,7 +54,7 @@ def test_another_list_counts_besides_those_that_do(known: Electorates, voters: t
 @settings(max_examples=500)
 @given(KNOWN, NAMES, st.sets(st.sampled_from(["ap", "eu", "sa", "us"])))
 def test_a_list_goes_only_when_nobody_can_have_enough_of_it_unheard(
-    known: Electorates, wanted: tuple[str, ...], heard: set[str]
+    known: VoterSets, wanted: tuple[str, ...], heard: set[str]
 ) -> None:
     homes = {voters: set(voters) for _, voters in known.lists}
     if not known.may_settle(wanted, heard, homes):
@@ -80,17 +80,17 @@ def test_a_list_goes_only_when_nobody_can_have_enough_of_it_unheard(
 
 
 def test_the_first_list_counts_when_all_on_it_know_it() -> None:
-    first = Electorates().also(("eu", "us"), Stamp(7, 0, "us"))
+    first = VoterSets().also(("eu", "us"), Stamp(7, 0, "us"))
     assert not first.is_settled
     assert first.enough(("eu", "us")) == 2
     assert not first.may_settle(("eu", "us"), {"us"}, {("eu", "us"): {"us"}})
     assert first.may_settle(("eu", "us"), {"eu", "us"}, {})
     settled = first.settle(("eu", "us"), Stamp(8, 0, "us"))
-    assert settled == Electorates(first.lists, BEGUN)
+    assert settled == VoterSets(first.lists, BEGUN)
 
 
 def test_of_two_the_homes_must_have_heard() -> None:
-    both = Electorates.of("eu", "us").also(("ap", "eu", "us"), Stamp(7, 0, "eu"))
+    both = VoterSets.of("eu", "us").also(("ap", "eu", "us"), Stamp(7, 0, "eu"))
     three, pair = ("ap", "eu", "us"), ("eu", "us")
     assert not both.may_settle(three, {"ap", "eu"}, {pair: {"eu", "us"}})
     assert both.may_settle(three, {"ap", "eu"}, {pair: {"eu"}}), "a person said that eu is home of everything"
@@ -98,7 +98,7 @@ def test_of_two_the_homes_must_have_heard() -> None:
 
 
 def test_no_more_lists_than_are_bounded() -> None:
-    known = Electorates.of("us")
+    known = VoterSets.of("us")
     for number in range(20):
         known = known.also(("us", f"r{number}"), Stamp(number + 1, 0, "us"))
     assert len(known.lists) == LISTS_MAX
