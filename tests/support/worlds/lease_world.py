@@ -25,7 +25,7 @@ from meridian_broker.replication.leases.messages import (
     VotersAsk,
 )
 from meridian_broker.replication.leases.quorums import Voters, VoterSets, home_among
-from meridian_broker.replication.leases.reconfiguration import Electing, Heard, Subject
+from meridian_broker.replication.leases.reconfiguration import Heard, Reconfiguration, Subject
 from meridian_broker.replication.leases.voter import Vote, Voter
 
 TIMES = LeaseTimes(duration=3000, step=200, linger=500)
@@ -68,7 +68,7 @@ class LeaseNode:
         """Only the last of the timers counts."""
         self.leases: Leases
         self.voter: Voter
-        self.electing: Electing
+        self.reconfiguration: Reconfiguration
         self.know(VoterSets.of(*world.names))
         self.known_on_disk = self.voter_sets_now
         self.start()
@@ -88,7 +88,7 @@ class LeaseNode:
         self.voter = Voter(self)
         self.leases = Leases(self, self.name, f"{self.name}#{self.life}", self.world.times)
         self.voter_sets_now = self.known_on_disk
-        self.electing = Electing(self, self.name, self.now_ms, self._is_clean, self.can_ask, self.send)
+        self.reconfiguration = Reconfiguration(self, self.name, self.now_ms, self._is_clean, self.can_ask, self.send)
         for stream, (holder, term, duration_ms) in self.disk.items():
             self.voter.found(stream, holder, term, duration_ms, self.now_ms())
         for stream in sorted(self.wanted):
@@ -139,7 +139,7 @@ class LeaseNode:
             if self.alive and self.life == life and self._wakes == number:
                 self.do(self._tick)
 
-        deadlines = (self.leases.next_deadline(), self.electing.next_deadline())
+        deadlines = (self.leases.next_deadline(), self.reconfiguration.next_deadline())
         deadline = min((one for one in deadlines if one is not None), default=None)
         if deadline is not None:
             self._wakes += 1
@@ -148,7 +148,7 @@ class LeaseNode:
             self.world.after_us(int(wait_ms * 1000 / self.rate) + 500, tick)
 
     def _tick(self) -> None:
-        self.electing.tick()
+        self.reconfiguration.tick()
         self.leases.tick(self.now_ms())
 
     # -- who votes
@@ -164,7 +164,7 @@ class LeaseNode:
             known = self.voter_sets_now
             self.know(known.also(self.told, self.world.stamp(self.name, known.settled)))
             if not self.voter_sets_now.is_settled:
-                self.electing.ask(SUBJECT)
+                self.reconfiguration.ask(SUBJECT)
 
     def know(self, known: VoterSets, then: Callable[[], None] = lambda: None) -> None:
         """Keep it, as a record that is written; ``then`` once it is on disk."""
@@ -293,11 +293,11 @@ class LeaseNode:
                 for item in message.items:
                     self.world.check(item.stream)
                 if any(item.reason in (OTHER_VOTERS, NOT_SERVED) for item in message.items):
-                    self.electing.tell(region, {SUBJECT})
+                    self.reconfiguration.tell(region, {SUBJECT})
             case VotersAsk():
-                self.electing.asked(message, reply)
+                self.reconfiguration.asked(message, reply)
             case VotersAnswer():
-                self.electing.answered(region, message)
+                self.reconfiguration.answered(region, message)
                 for stream in self.world.streams:
                     self.world.check(stream)
 

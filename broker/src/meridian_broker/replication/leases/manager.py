@@ -28,7 +28,7 @@ from meridian_broker.replication.leases.messages import (
     VotersAsk,
 )
 from meridian_broker.replication.leases.quorums import VoterSets, home_among
-from meridian_broker.replication.leases.reconfiguration import Electing, Known, Subject
+from meridian_broker.replication.leases.reconfiguration import Reconfiguration, Subject, VoterDirectory
 from meridian_broker.replication.leases.voter import Vote, VoteBasis, Voter
 
 TURNS: Final = 4
@@ -36,7 +36,7 @@ TIDY_MS: Final = 60_000
 """How often votes on what is gone are let go of."""
 
 
-class LeasedTopics(Known, Protocol):
+class LeasedTopics(VoterDirectory, Protocol):
     """The topics whose streams these are."""
 
     @property
@@ -92,7 +92,7 @@ class LeaseManager:
         self.now_ms = now_ms
         self.leases = Leases(self, topics.region, holder, times)
         self.voter = Voter(self)
-        self.electing = Electing(topics, topics.region, now_ms, self._is_clean, self.can_ask, self.send)
+        self.reconfiguration = Reconfiguration(topics, topics.region, now_ms, self._is_clean, self.can_ask, self.send)
         self.links: LeaseLinks | None = None
         self.wake: Callable[[], None] = lambda: None
         """Asks for a ``tick`` soon."""
@@ -135,7 +135,7 @@ class LeaseManager:
 
     def agree(self, topic: str, subscription: str) -> None:
         """It is to be agreed who votes."""
-        self.electing.ask((topic, subscription))
+        self.reconfiguration.ask((topic, subscription))
         self.wake()
 
     def unwant(self, stream: Stream) -> None:
@@ -177,7 +177,7 @@ class LeaseManager:
                         return f"{gone} cannot be reached: with two regions, only a command lets one take over"
                 elif len([voter for voter in voters if voter not in away]) < known.enough(voters):
                     return f"no majority of {', '.join(voters)}: {gone} cannot be reached"
-        if lacking := self.electing.lacking(claim.stream[:2]):
+        if lacking := self.reconfiguration.lacking(claim.stream[:2]):
             return f"the list of voters is changing: {', '.join(lacking)} did not confirm it yet"
         refusals = sorted(f"{voter}: {item.reason} {item.holder}".strip() for voter, item in claim.refusals.items())
         return f"waiting for votes; {'; '.join(refusals)}" if refusals else "waiting for votes"
@@ -211,11 +211,11 @@ class LeaseManager:
             case LeaseAnswer():
                 self.leases.answered(region, message, now)
                 unknown = {item.stream[:2] for item in message.items if item.reason in (OTHER_VOTERS, NOT_SERVED)}
-                self.electing.tell(region, unknown)
+                self.reconfiguration.tell(region, unknown)
             case VotersAsk():
-                self.electing.asked(message, reply)
+                self.reconfiguration.asked(message, reply)
             case VotersAnswer():
-                self.electing.answered(region, message)
+                self.reconfiguration.answered(region, message)
         self._drain()
 
     def tick(self) -> None:
@@ -230,7 +230,7 @@ class LeaseManager:
                 return
 
     def next_deadline(self) -> int | None:
-        times = (self.leases.next_deadline(), self.electing.next_deadline())
+        times = (self.leases.next_deadline(), self.reconfiguration.next_deadline())
         return min((time for time in times if time is not None), default=None)
 
     # -- the host of claims --------------------------------------------------------------------------------------

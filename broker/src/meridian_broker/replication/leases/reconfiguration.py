@@ -31,7 +31,7 @@ Subject = tuple[str, str]
 Heard = Callable[[VoterSets, Voters], None]
 
 
-class Known(Protocol):
+class VoterDirectory(Protocol):
     """What is known here of who votes."""
 
     def known(self, subject: Subject) -> tuple[VoterSets, Voters] | None:
@@ -45,12 +45,12 @@ class Known(Protocol):
         """These know all that is known here: one list may be enough now."""
 
 
-class Electing:
+class Reconfiguration:
     """See the module's text. One per broker."""
 
     def __init__(
         self,
-        known: Known,
+        directory: VoterDirectory,
         me: str,
         now_ms: Callable[[], int],
         is_clean: Callable[[Subject, int], bool],
@@ -58,7 +58,7 @@ class Electing:
         send: Callable[[str, VotersAsk | VotersAnswer], None],
     ) -> None:
         """:param is_clean: has this voter promised nothing that binds, since it knows what has this mark?"""
-        self._known = known
+        self._directory = directory
         self._me = me
         self._now_ms = now_ms
         self._is_clean = is_clean
@@ -75,7 +75,7 @@ class Electing:
 
     def lacking(self, subject: Subject) -> list[str]:
         """Who did not say yet that it knows; empty: nothing is asked for."""
-        question, known = self._open.get(subject), self._known.known(subject)
+        question, known = self._open.get(subject), self._directory.known(subject)
         return [] if question is None or known is None else [v for v in known[0].voters if v not in question.heard]
 
     def next_deadline(self) -> int | None:
@@ -91,7 +91,7 @@ class Electing:
             return
         items: dict[str, list[VotersItem]] = {}
         for subject, question in list(self._open.items()):
-            known = self._known.known(subject)
+            known = self._directory.known(subject)
             if known is None or known[0].is_settled:
                 del self._open[subject]
             elif now >= question.next_ms:
@@ -112,7 +112,9 @@ class Electing:
 
     def tell(self, voter: str, subjects: set[Subject]) -> None:
         """A voter does not know what is known here, or knows more."""
-        items = [VotersItem(*one, *known) for one in sorted(subjects) if (known := self._known.known(one)) is not None]
+        items = [
+            VotersItem(*one, *known) for one in sorted(subjects) if (known := self._directory.known(one)) is not None
+        ]
         if items and voter != self._me and self._can_ask(voter):
             self._send(voter, VotersAsk(tuple(items)))
 
@@ -127,7 +129,7 @@ class Electing:
             return heard
 
         for item in ask.items:
-            self._known.hear((item.topic, item.subscription), item.known, answer(item))
+            self._directory.hear((item.topic, item.subscription), item.known, answer(item))
 
     def answered_by_me(self, answer: VotersAnswer) -> None:
         self.answered(self._me, answer)
@@ -136,12 +138,12 @@ class Electing:
         """A voter said what it knows."""
         for item in answer.items:
             subject = (item.topic, item.subscription)
-            question, known = self._open.get(subject), self._known.known(subject)
+            question, known = self._open.get(subject), self._directory.known(subject)
             if known is None:
                 continue
             voter_sets, wanted = known
             if not voter_sets.knows(item.known):
-                self._known.hear(subject, item.known, lambda *_: None)
+                self._directory.hear(subject, item.known, lambda *_: None)
                 continue
             if question is None:
                 continue
@@ -154,7 +156,7 @@ class Electing:
             missing = [v for v in voter_sets.voters if v not in question.heard and (v == self._me or self._can_ask(v))]
             others = [v for v, theirs in question.wanted.items() if theirs not in ((), wanted) and self._can_ask(v)]
             if not missing and not others:
-                self._known.settle(subject, frozenset(question.heard))
+                self._directory.settle(subject, frozenset(question.heard))
 
 
 @dataclass(slots=True)

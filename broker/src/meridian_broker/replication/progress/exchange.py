@@ -231,7 +231,7 @@ class ProgressExchange:
         """Do what is due."""
         self._context.now_ms = now_ms
         if self.leases is not None:  # first, for what is agreed upon is told below
-            self.leases.electing.tick()
+            self.leases.reconfiguration.tick()
         for peer in list(self._peers.values()):
             if peer.next_count_ms is not None and peer.next_count_ms <= now_ms:
                 if peer.up:  # a digest is to hold nothing that was not sent before it
