@@ -24,7 +24,7 @@ from meridian_broker.gateway.client_errors import (
 )
 from meridian_broker.gateway.client_options import ClientOptions, split_url
 from meridian_broker.gateway.client_wire import ClientWire
-from meridian_broker.ledgers.telling import tell_each
+from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
@@ -350,4 +350,4 @@ class PulsarClientConnection(ClientWire):
         consumers, self._consumers = self._consumers, {}
         told = [producer.producer_closed for producer in producers.values()]
         told += [consumer.consumer_closed for consumer in consumers.values()]
-        tell_each([*told, *([] if self._on_lost is None else [self._on_lost])], reason)
+        notify_all([*told, *([] if self._on_lost is None else [self._on_lost])], reason)

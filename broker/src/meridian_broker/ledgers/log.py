@@ -21,12 +21,12 @@ from meridian_broker.ledgers.damage import Mend
 from meridian_broker.ledgers.entry import MARKER, NO_ORIGIN, EntryHeader, pack_foreign, pack_own, unpack
 from meridian_broker.ledgers.holes import Hole, Holes, is_break
 from meridian_broker.ledgers.index import LedgerIndex
+from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.ledgers.pending import AppendedToLog, Held, OwnEntry, Pending
 from meridian_broker.ledgers.reading import ReadableLog
 from meridian_broker.ledgers.restored import standing
 from meridian_broker.ledgers.scheduling import Scheduler, next_turn
 from meridian_broker.ledgers.store import LedgerError, LedgerStore, Writer
-from meridian_broker.ledgers.telling import tell_each
 from meridian_broker.positions.position import EARLIEST, Position
 
 _log: Final = logging.getLogger(__name__)
@@ -362,7 +362,7 @@ class TopicLog(ReadableLog):
             refusal = self._refusal
             self._fail(refusal)
             failed, self._pending = self._pending, deque()
-            tell_each([partial(group.done, group.tokens) for group in failed], refusal)
+            notify_all([partial(group.done, group.tokens) for group in failed], refusal)
         if self._settling:
             self._settle()
         if mistake is not None:
@@ -378,7 +378,7 @@ class TopicLog(ReadableLog):
         while self._settling and (self._settling[0][0] <= self._settled or self.failure is not None):
             asked, callback = self._settling.popleft()
             due.append(partial(callback, None if asked <= self._settled else self.failure))
-        tell_each(due)
+        notify_all(due)
 
     def _wake(self) -> None:
         self._waking = False
@@ -389,7 +389,7 @@ class TopicLog(ReadableLog):
                 self._shrink_tail(self._limits.tail_bytes)
             if self._cache.used > self._cache.limit:
                 self._shrink_tail(max(0, self._tail_bytes - (self._cache.used - self._cache.limit)))
-            tell_each(tuple(self._watchers))
+            notify_all(tuple(self._watchers))
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
         """``callback`` runs, once per turn of the loop, after entries became durable. Returns how to stop it."""
@@ -408,11 +408,11 @@ class TopicLog(ReadableLog):
             self._forget_tail()
             self._scheduler.defer(lambda: self._fail_held(error))
             self._settle()
-            tell_each(tuple(self._watchers))
+            notify_all(tuple(self._watchers))
 
     def _fail_held(self, error: LedgerError) -> None:
         held, self._held = self._held, deque()
-        tell_each([partial(each.done, each.tokens) for each in held], error)
+        notify_all([partial(each.done, each.tokens) for each in held], error)
 
     # -- roll-over -----------------------------------------------------------------------------------------------
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
+from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.ledgers.scheduling import Scheduler, Timer
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.ledgers.telling import tell_each
 
 PATIENCE_SECONDS: Final = 10.0
 """How long a close waits. What is not durable by then was never confirmed: its messages are delivered again."""
@@ -71,7 +71,7 @@ class UnderWay:
         while self._waiting and self._waiting[0].upto <= self._oldest:
             waiter = self._waiting.popleft()
             due.append(partial(waiter.tell, waiter.error))
-        tell_each(due)
+        notify_all(due)
 
     def when_over(self, tell: Over) -> None:
         """``tell`` hears when all that was begun so far is over, at once when it is."""

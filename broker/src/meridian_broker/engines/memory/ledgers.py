@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.ledgers.store import (
     LABEL_BYTES_MAX,
     AppendDone,
@@ -23,7 +24,6 @@ from meridian_broker.ledgers.store import (
     LedgerNotFound,
     LedgerWriteFailed,
 )
-from meridian_broker.ledgers.telling import tell_each
 
 Schedule = Callable[[Callable[[], None]], object]
 """Runs a callback soon, never at once: `loop.call_soon`, or the simulator's own."""
@@ -159,7 +159,7 @@ class MemoryLedgerStore:
         if self._stopped is not None:
             return 0
         part, self._queue = (self._queue, []) if writes is None else (self._queue[:writes], self._queue[writes:])
-        tell_each([partial(self._settle, write) for write in part])
+        notify_all([partial(self._settle, write) for write in part])
         return len(part)
 
     def _settle(self, write: _Write) -> None:

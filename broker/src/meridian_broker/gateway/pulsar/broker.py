@@ -15,7 +15,7 @@ from meridian_broker.gateway.peer_identity import PeerIdentity
 from meridian_broker.gateway.pulsar.connected import Connected
 from meridian_broker.gateway.pulsar.expiry import Expiries
 from meridian_broker.gateway.pulsar.flow import BYTES, STOPPING, WRITE_BYTES, turn_bytes
-from meridian_broker.ledgers.telling import tell_each
+from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.topics.service.service import TopicService
 
 LONG_ANSWERS: Final = 4
@@ -140,7 +140,7 @@ class Broker:
         """Everything is open: clients that wait are answered."""
         self.ready = True
         waiting, self.waiting = self.waiting, {}
-        tell_each(list(waiting.values()))
+        notify_all(list(waiting.values()))
 
     def hear_no_more(self) -> None:
         """Read nothing more from clients: what they send from now on is not stored, and they send it again."""
@@ -168,4 +168,4 @@ class Broker:
         for one in tuple(self.connections) if peers else ():
             if one.is_peer and not self.identity.holds(one.peer_secret):
                 one.end("the peer secret that it proved was removed")
-        tell_each([one.keep_alive for one in self.connections if one.is_peer == peers])
+        notify_all([one.keep_alive for one in self.connections if one.is_peer == peers])

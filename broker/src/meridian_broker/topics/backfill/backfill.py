@@ -26,8 +26,8 @@ from meridian_broker.ledgers.damage import is_damaged
 from meridian_broker.ledgers.entry import EntryFormatError, EntryHeader, pack_foreign, unpack
 from meridian_broker.ledgers.finding import origins_between, stored_at
 from meridian_broker.ledgers.holes import Hole, is_break
+from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.ledgers.telling import tell_each
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics.backfill.intake import Offered
@@ -283,7 +283,7 @@ class Recall:
     def _told_ready(self) -> None:
         self._is_tried = True
         waiting, self._waiting = self._waiting, []
-        tell_each(waiting, None)
+        notify_all(waiting, None)
 
     # -- our own entries (R5)
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from meridian_broker.ledgers.entry import BATCH, MARKER, unpack
 from meridian_broker.ledgers.labels import Kind, Label
+from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.ledgers.reading import Stored
 from meridian_broker.ledgers.store import (
     LedgerCorrupt,
@@ -32,7 +33,6 @@ from meridian_broker.ledgers.store import (
     LedgerStore,
     LedgerUnreadable,
 )
-from meridian_broker.ledgers.telling import tell_each
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.compaction.compactor import CompactionLimits, Compactor
@@ -180,7 +180,7 @@ class Compaction:
             self.last_error = "" if error is None else f"{error}" or type(error).__name__
             self.status = Status.SUCCESS if error is None else Status.ERROR
             waiting, self._waiting = self._waiting, []
-            tell_each(waiting, None)
+            notify_all(waiting, None)
 
     def _ready(self) -> tuple[Workshop, TopicMetadata]:
         if self._workshop is None or self._metadata is None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.ledgers.store import Done, LedgerError
-from meridian_broker.ledgers.telling import tell_each
 from meridian_broker.positions import Progress
 from meridian_broker.topics.cursors import drops
 from meridian_broker.topics.journal.progress_log import Kind
@@ -89,7 +89,7 @@ class Claims:
         topic = subscription.topic
         if not subscription.is_there:
             gone = LedgerError(f"subscription {subscription.name!r} was deleted: nothing of it is kept")
-            tell_each(confirmations or (), gone)
+            notify_all(confirmations or (), gone)
             return
         topic.progress_log.append(Kind.ACKED, subscription.name, delta.encode())
         try:
@@ -109,4 +109,4 @@ class Claims:
             if subscription.replicated and subscription.topic.exchange is not None:
                 subscription.topic.exchange.send_pending()
         finally:
-            tell_each(confirmations, error)
+            notify_all(confirmations, error)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meridian_broker.ledgers.entry import EntryHeader
 from meridian_broker.ledgers.index import Place
+from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.ledgers.telling import tell_each
 from meridian_broker.positions import ZERO, Progress, Stamp
 from meridian_broker.positions.position import Position
 from meridian_broker.topics.cursors import acknowledging
@@ -119,6 +119,6 @@ class LookUps:
             for number, job, _ in jobs:
                 job.close()
                 look_ups.end(number, lost)
-            tell_each([confirmed for _, _, confirmed in jobs if confirmed is not None], lost)
+            notify_all([confirmed for _, _, confirmed in jobs if confirmed is not None], lost)
         if unheard is not None:
             raise unheard

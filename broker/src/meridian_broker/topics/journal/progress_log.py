@@ -19,9 +19,9 @@ from typing import Final, NamedTuple, Protocol
 
 from meridian_broker.ledgers.labels import Belonging, Label
 from meridian_broker.ledgers.labels import Kind as LedgerKind
+from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.ledgers.scheduling import Scheduler, next_turn
 from meridian_broker.ledgers.store import Done, LedgerCorrupt, LedgerError, LedgerNotFound, LedgerStore, Writer
-from meridian_broker.ledgers.telling import tell_each
 from meridian_broker.ledgers.under_way import UnderWay
 from meridian_broker.metadata.store import MetadataUnavailable
 
@@ -274,7 +274,7 @@ class ProgressLog:
         due: list[Done] = []
         while self._settling and (self._settling[0][0] <= self._settled or self.failure is not None):
             due.append(self._settling.popleft()[1])
-        tell_each(due, self.failure)
+        notify_all(due, self.failure)
 
     def _write_change(self, writer: Writer, record: bytes, done: Done | None) -> None:
         self._since_bytes += len(record)
@@ -417,7 +417,7 @@ class ProgressLog:
 
     def _refuse_held(self, failure: LedgerError) -> None:
         held, self._held = self._held, []
-        tell_each([done for _, done in held if done is not None], failure)
+        notify_all([done for _, done in held if done is not None], failure)
 
     async def close(self) -> None:
         """Write what was taken, then seal; later appends fail. A roll-over that hangs is waited for a bounded time."""

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from meridian_broker.ledgers.telling import tell_each
+from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.topics.errors import ProducerBusy, ProducerFenced, TopicFenced, TopicTerminated
 from meridian_broker.topics.publishing.access_modes import AccessMode, Asked, Present, Verdict, decide, next_epoch
@@ -143,7 +143,7 @@ class Admission:
         waiting, self._waiting = self._waiting, deque()
         self._exclusive = producer  # nobody else may slip in while the others go
         taken = ProducerFenced(f"producer {producer.name!r} took {self._topic.name} for itself alone")
-        tell_each([one.told for one in waiting], taken)
+        notify_all([one.told for one in waiting], taken)
         for other in list(self._topic.producers.values()):
             if other.remote_region is None:
                 self._topic.remove_producer(other)
@@ -224,4 +224,4 @@ class Admission:
     def _turn_away(self, error: Exception) -> None:
         waiting, self._waiting = self._waiting, deque()
         self._exclusive = None
-        tell_each([one.told for one in waiting], error)
+        notify_all([one.told for one in waiting], error)

@@ -10,8 +10,8 @@ import pytest
 from meridian_broker.engines.memory.ledgers import MemoryDisk, MemoryLedgerStore
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
 from meridian_broker.ledgers.log import TopicLog
+from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.ledgers.telling import tell_each
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.topics.journal.progress_log import Kind, ProgressLog
 from support.worlds.topic_record import TopicRecord
@@ -26,7 +26,7 @@ def wrong(*_: object) -> None:
 def test_all_hear_and_the_first_mistake_is_raised() -> None:
     heard: list[int] = []
     with pytest.raises(ValueError, match="a mistake") as raised:
-        tell_each([heard.append, wrong, heard.append, wrong, heard.append], 1)
+        notify_all([heard.append, wrong, heard.append, wrong, heard.append], 1)
     assert heard == [1, 1, 1]
     assert raised.value.__notes__ == ["and another callback raised ValueError('a mistake')"]
 

@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Telling everybody who waits: the mistake of one must not leave the others in silence."""
+"""Calling every callback that waits: an exception in one must not keep the others from being called."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import ParamSpec
 
-Said = ParamSpec("Said")
+Args = ParamSpec("Args")
 
 
-def tell_each(callbacks: Iterable[Callable[Said, object]], *said: Said.args, **more: Said.kwargs) -> None:
-    """Call every one, also where one before it raised. What was raised comes at the end, so that it is not hidden.
+def notify_all(callbacks: Iterable[Callable[Args, object]], *args: Args.args, **kwargs: Args.kwargs) -> None:
+    """Call every one, even if an earlier one raised. The first exception is raised once all were called.
 
-    :raises Exception: the first that was raised; others are its notes.
+    :raises Exception: the first one; the others are its notes.
     """
     first: Exception | None = None
     for callback in callbacks:
         try:
-            callback(*said, **more)
+            callback(*args, **kwargs)
         except Exception as error:
             if first is None:
                 first = error
