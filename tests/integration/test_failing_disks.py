@@ -243,7 +243,7 @@ async def test_a_topic_that_nobody_could_open_is_opened_by_itself_with_its_ackno
         with pytest.raises(TopicFenced, match=r"failed 2 times in a row .*Input/output error"):
             await inside.service.topic(name, create=False)
         await until(lambda: problem(inside, OPENING) is not None)
-        shown = (await asyncio.to_thread(http, "GET", inside.doors.admin_url + "/meridian/v1/health")).json
+        shown = (await asyncio.to_thread(http, "GET", inside.listeners.admin_url + "/meridian/v1/health")).json
         assert not shown["healthy"]
         assert [one["topic"] for one in shown["failingTopics"]["first"]] == [ONE]
         region.disk.fault = None
@@ -268,11 +268,11 @@ async def test_the_state_of_periodic_work_is_shown(tmp_path: Path) -> None:
     region = Region(tmp_path)
 
     async def shown() -> tuple[bool, dict[str, object]]:
-        answer = (await asyncio.to_thread(http, "GET", inside.doors.admin_url + "/meridian/v1/health")).json
+        answer = (await asyncio.to_thread(http, "GET", inside.listeners.admin_url + "/meridian/v1/health")).json
         return answer["healthy"], next(work for work in answer["work"] if work["name"] == SPACE)
 
     async def measured(name: str) -> float:
-        text = (await asyncio.to_thread(http, "GET", inside.doors.admin_url + "/metrics")).text
+        text = (await asyncio.to_thread(http, "GET", inside.listeners.admin_url + "/metrics")).text
         lines = [line for line in text.splitlines() if line.startswith(name + "{") and f'work="{SPACE}"' in line]
         return float(lines[0].rpartition(" ")[2])
 

@@ -95,7 +95,7 @@ async def subscribed(wire: RawConnection, name: str, consumer_id: int, topic: st
 
 
 async def health(broker: BrokerProcess) -> Any:
-    return (await asyncio.to_thread(http, "GET", f"{broker.doors.admin_url}/meridian/v1/health")).json
+    return (await asyncio.to_thread(http, "GET", f"{broker.listeners.admin_url}/meridian/v1/health")).json
 
 
 async def test_a_full_etcd_stops_what_is_new_and_is_well_again_once_it_has_room(
@@ -118,7 +118,7 @@ async def test_a_full_etcd_stops_what_is_new_and_is_well_again_once_it_has_room(
     other.ask_producer(OTHER, 2)
     refused = await other.hear(T.ERROR)
     assert "is full" in refused.message
-    tenant = f"{inside.doors.admin_url}/admin/v2/tenants/t"
+    tenant = f"{inside.listeners.admin_url}/admin/v2/tenants/t"
     answer = await asyncio.to_thread(http, "PUT", tenant, {"allowedClusters": ["inside"]})
     assert (answer.status, "is full" in answer.reason) == (503, True)
     assert "defragment" in (await health(inside))["metadataFull"]

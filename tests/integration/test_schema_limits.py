@@ -56,14 +56,14 @@ async def test_a_client_gets_a_part_of_the_metadata_store(inside: BrokerProcess)
 
 async def test_a_full_metadata_store_is_seen(inside: BrokerProcess) -> None:
     async def health() -> Any:
-        return (await asyncio.to_thread(http, "GET", f"{inside.doors.admin_url}/meridian/v1/health")).json
+        return (await asyncio.to_thread(http, "GET", f"{inside.listeners.admin_url}/meridian/v1/health")).json
 
     store = inside._metadata._store
     assert isinstance(store, SqliteMetadataStore)
     assert (await health())["metadataFull"] is None
     await inside.service.topic(parse(TOPIC), create=True)
     await store._ask(lambda transaction: transaction.sql.execute("PRAGMA max_page_count = 8"))
-    path = f"{inside.doors.admin_url}/admin/v2/schemas/public/default/schemas/schema"
+    path = f"{inside.listeners.admin_url}/admin/v2/schemas/public/default/schemas/schema"
     schema = {"type": "STRING", "schema": os.urandom(100_000).hex()}
     answer = await asyncio.to_thread(http, "POST", path, schema)
     assert (answer.status, "the disk is full" in answer.text) == (503, True)

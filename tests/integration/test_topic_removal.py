@@ -87,7 +87,7 @@ async def test_a_producer_that_comes_during_a_deletion_leaves_no_schema(
         wire = await RawConnection.open(inside.settings.network.broker_service_port)
         wire.ask_producer("persistent://public/default/t", schema=pb.Schema(name="t", schema_data=b"", type="String"))
         await looked.wait()
-        url = f"{inside.doors.admin_url}{TOPICS}/default/t?force=true&deleteSchema=true"
+        url = f"{inside.listeners.admin_url}{TOPICS}/default/t?force=true&deleteSchema=true"
         assert (await asyncio.to_thread(http, "DELETE", url)).status == 204
         deleted.set()
         assert (await wire.hear(T.ERROR)).error == pb.ServiceNotReady

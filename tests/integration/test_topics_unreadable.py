@@ -34,7 +34,7 @@ async def test_it_is_refused_with_the_reason_and_the_others_are_opened(tmp_path:
         assert "kind 200, which this broker does not know: a newer broker wrote it" in refused.message
         await connection.producer(PLAIN)
         path = "/admin/v2/persistent/public/default/a-newer/stats"
-        answer = await asyncio.to_thread(http, "GET", inside.doors.admin_url + path)
+        answer = await asyncio.to_thread(http, "GET", inside.listeners.admin_url + path)
         assert answer.status == 500
         assert "a newer broker wrote it" in answer.reason
         await connection.close()

@@ -66,7 +66,7 @@ async def refusal(inside: BrokerProcess) -> pb.CommandError | None:
 
 
 async def admin(inside: BrokerProcess, method: str, path: str) -> HttpAnswer:
-    return await asyncio.to_thread(http, method, inside.doors.admin_url + path)
+    return await asyncio.to_thread(http, method, inside.listeners.admin_url + path)
 
 
 @pytest.mark.parametrize("deletes", [False, True])

@@ -64,10 +64,10 @@ from meridian_broker.server.anew import begin_anew
 from meridian_broker.server.behind import BehindBook
 from meridian_broker.server.chores import Chores
 from meridian_broker.server.descriptors import Shares, limit, raise_limit, shares
-from meridian_broker.server.doors import Doors, client_tls
 from meridian_broker.server.draining import settled
 from meridian_broker.server.early import PATIENCE_SECONDS, EarlyPorts
 from meridian_broker.server.keys import Keys
+from meridian_broker.server.listeners import Listeners, client_tls
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.server.privacy import close_to_others
 from meridian_broker.server.rank import served
@@ -140,7 +140,7 @@ async def _run(settings: Settings, files: Callable[[Path], FilePort] | None, ear
         process = await _started(BrokerProcess.start(settings, stack, files, early), stop)
         if process is None:
             return
-        log.info("region %s serves %s", process.region, process.doors)
+        log.info("region %s serves %s", process.region, process.listeners)
         gc.collect()
         gc.freeze()  # long-lived objects: collections need not visit them again
         gc.set_threshold(*GC_THRESHOLD)
@@ -203,7 +203,9 @@ class BrokerProcess:
         self._metadata: NotingStore
         self.keys = Keys(settings)
         self._connections = shares(limit())
-        self.doors = Doors(settings, _http_places(settings, self._connections), self._connections.handshakes, early)
+        self.listeners = Listeners(
+            settings, _http_places(settings, self._connections), self._connections.handshakes, early
+        )
         self._client_tls = client_tls(settings)
         self._names = 0
 
@@ -251,11 +253,11 @@ class BrokerProcess:
         await catalog.never_below(max(stored, default=-1))  # the metadata may be an older copy than the volume (R1)
         fence = await catalog.next_broker_epoch(BROKER_ID, above=process.ledgers.newest_fence())
         await process._build(fence, stack)
-        await process._open_doors(stack)
+        await process._open_listeners(stack)
         await process._bootstrap()
         await process.service.make_topics()
         await process.behind.open()
-        await process.doors.serve()
+        await process.listeners.serve()
         process.speak_with_regions()
         await process.exchange.first_contact(CONTACT_SECONDS)
         process.chores.start()
@@ -344,7 +346,7 @@ class BrokerProcess:
             region=self.region,
             service=self.service,
             peers=self.exchange,
-            addresses=self.doors.addresses,
+            addresses=self.listeners.addresses,
             authentication=self.keys.authentication,
             identity=identity,
             max_message_bytes=settings.network.max_message_size,
@@ -361,7 +363,7 @@ class BrokerProcess:
         stack.push_async_callback(self.runner.close)
         stack.push_async_callback(self.exchange.close)
 
-    async def _open_doors(self, stack: AsyncExitStack) -> None:
+    async def _open_listeners(self, stack: AsyncExitStack) -> None:
         self.chores = Chores(
             settings=self.settings,
             scheduler=self.scheduler,
@@ -390,17 +392,17 @@ class BrokerProcess:
             data_directory=self.settings.region.data_directory,
             faults=self.settings.process.fault_injection_enabled,
             sync_metrics=self.settings.replication.expose_subscription_sync_metrics_in_prometheus,
-            admin_url=lambda: self.doors.admin_url,
+            admin_url=lambda: self.listeners.admin_url,
             calls=self.calls,
             guard=Guard(self.region, os.urandom(NONCE_BYTES), lambda: self.keys.peer_secrets),
         )
         self.gateway.objections = partial(objections, self.admin)
         self.service.used_elsewhere = partial(used_elsewhere, self.admin)
-        await self.doors.open(self.gateway, self.admin, stack)
+        await self.listeners.open(self.gateway, self.admin, stack)
 
     async def _bootstrap(self) -> None:
         """Create what every region needs: the clusters, tenant ``public``, namespace ``public/default``."""
-        mine = self.doors.addresses("") or Addresses()
+        mine = self.listeners.addresses("") or Addresses()
         clusters = {
             self.region: ClusterRecord(
                 mine.admin_url or "", mine.admin_url_tls or "", mine.service_url or "", mine.service_url_tls or ""
@@ -445,7 +447,7 @@ class BrokerProcess:
     async def drain(self) -> None:
         """Hand everything over in good order."""
         self.gateway.draining = True
-        self.doors.close()
+        self.listeners.close()
         limit = self.settings.process.broker_shutdown_timeout_ms / 1000
         try:
             async with asyncio.timeout(limit):

@@ -28,7 +28,7 @@ from meridian_broker.server.setting_fields import SettingsError
 from meridian_broker.server.settings import Settings
 
 
-class Doors:
+class Listeners:
     """The listeners of one process. ``open`` them, let clients in with ``serve``, and ``close`` them to new ones."""
 
     def __init__(self, settings: Settings, http: Places, handshakes: int, early: EarlyPorts | None = None) -> None:
