@@ -131,7 +131,7 @@ class World:
             for origin in REGIONS[1:]:
                 progress.ack(ZERO, origin, EARLIEST, Position(750_000_000_000_123, int(name.rpartition("-")[2])))
             held[topic][name] = progress
-            self.exchanges[region]._context.book.mark(topic, name)
+            self.exchanges[region]._context.digests.mark(topic, name)
 
     def _way(self, source: str, target: str) -> Callable[[PeerMessage], None]:
         """From one region to another, and the way back for answers."""

@@ -104,7 +104,7 @@ class Region:
         self.topics: dict[str, Copy] = {}
         service: Any = SimpleNamespace(region=region, topics=self.topics, closing=True)
         shares: Any = SharedStreams(service)
-        shares.book = self.log
+        shares.witness = self.log
         self.manager = LeaseManager(shares, f"{region}#1", lambda: world.now_ms)
         self.manager.links = self
 

@@ -14,7 +14,7 @@ from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.replication.leases.quorums import VoterSets
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.topics.retention import trimming
-from meridian_broker.topics.service.witness import WitnessBook
+from meridian_broker.topics.service.witness import WitnessStore
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.topic_name import parse
 from support.brokers.broker_inside import broker_inside
@@ -143,19 +143,19 @@ async def test_names_that_were_only_asked_for_leave_no_locks_behind(inside: Brok
 async def test_a_witness_knows_nothing_of_what_it_could_not_write(
     inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    book = WitnessBook(inside.service)
-    book.open_soon()
-    await until(lambda: book.is_open)
+    store = WitnessStore(inside.service)
+    store.open_soon()
+    await until(lambda: store.is_open)
     told: list[VoterSets] = []
-    assert book._log is not None
-    monkeypatch.setattr(book._log._metadata, "allocate_ledger_id", broken)
-    book.hear(SUBJECT, VoterSets.of("a", "b", "c"), told.append)
-    await until(lambda: not book.is_open)
-    book.open_soon()
-    await until(lambda: book.is_open)
-    assert book.known(SUBJECT) is None
+    assert store._log is not None
+    monkeypatch.setattr(store._log._metadata, "allocate_ledger_id", broken)
+    store.hear(SUBJECT, VoterSets.of("a", "b", "c"), told.append)
+    await until(lambda: not store.is_open)
+    store.open_soon()
+    await until(lambda: store.is_open)
+    assert store.known(SUBJECT) is None
     assert told == []
-    book.hear(SUBJECT, VoterSets.of("a", "b", "c"), told.append)
+    store.hear(SUBJECT, VoterSets.of("a", "b", "c"), told.append)
     await until(lambda: bool(told))
-    assert book.known(SUBJECT) == VoterSets.of("a", "b", "c")
-    await book.close()
+    assert store.known(SUBJECT) == VoterSets.of("a", "b", "c")
+    await store.close()

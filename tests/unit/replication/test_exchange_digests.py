@@ -109,7 +109,7 @@ def test_of_what_differs_unseen_a_part_is_listed() -> None:
     world.replicate_all("topic 7")
     world.cut("us", "eu")
     here.know("topic 7", S, entries[0])
-    here.exchange._context.book.mark("topic 7", S)
+    here.exchange._context.digests.mark("topic 7", S)
     heard = world.listen()
     world.sent_bytes.clear()
     world.connect_all()
@@ -166,7 +166,7 @@ def test_of_many_topics_only_those_that_differ_are_listed() -> None:
     entries = world.produce("us", "topic 7", 3)
     world.replicate_all("topic 7")
     here.know("topic 7", S, entries[0])
-    here.exchange._context.book.mark("topic 7", S)  # nobody was told of it
+    here.exchange._context.digests.mark("topic 7", S)  # nobody was told of it
     world.sent.clear()
     heard = world.listen()
     world.run(6000)
@@ -279,7 +279,7 @@ def test_a_region_that_forgot_is_not_even_once_the_link_is_new() -> None:
     assert here.exchange._peers["eu"].even == {T}
     world.cut("us", "eu")
     there.topics[T].subscriptions[S].progress = Progress()
-    there.exchange._context.book.mark(T, S)
+    there.exchange._context.digests.mark(T, S)
     world.connect_all()
     done: list[tuple[bool, bool]] = []
 
@@ -399,12 +399,12 @@ def test_digests_follow_merges_whenever_the_host_joins(late: bool) -> None:
     eu = world.regions["eu"]
     eu.joins_when_durable, eu.disk_ms = late, 20
     us = world.regions["us"]
-    before = eu.exchange._context.book.topic(T)
+    before = eu.exchange._context.digests.topic(T)
     us.ack(T, S, us.topics[T].entries[:3])
     world.run(5)
-    eu.exchange._context.book.topic(T)
+    eu.exchange._context.digests.topic(T)
     world.run(50)
-    assert eu.exchange._context.book.topic(T) == us.exchange._context.book.topic(T) != before
+    assert eu.exchange._context.digests.topic(T) == us.exchange._context.digests.topic(T) != before
 
 
 def test_nothing_useless_travels_under_steady_traffic() -> None:

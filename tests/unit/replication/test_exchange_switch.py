@@ -240,9 +240,9 @@ def test_an_equal_digest_that_is_not_durable_yet_confirms_nothing() -> None:
     ack(world, "us", 3)
     world.cut("us", "eu")
     world.connect("us", "eu")
-    book = here.exchange._context.book
+    digests = here.exchange._context.digests
     for unsettled, sends in ((True, 1), (False, 0)):
-        equal = Digest(0, 0, (TopicDigest(T, "", book.topic(T), unsettled),))
+        equal = Digest(0, 0, (TopicDigest(T, "", digests.topic(T), unsettled),))
         answers: list[PeerMessage] = []
         here.exchange.received("eu", equal, answers.append, world.now_ms)
         world.sent.clear()

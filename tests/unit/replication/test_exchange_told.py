@@ -63,7 +63,7 @@ def forget(world: World) -> None:
     world.run(DISK_MS)
     eu = world.regions["eu"]
     del eu.topics[T].subscriptions[S], eu.disk.progress[T, S], eu.disk.records[T, S]
-    eu.exchange._context.book.mark(T, S)
+    eu.exchange._context.digests.mark(T, S)
     ack(world, "us", 1)
     world.run(1)
 

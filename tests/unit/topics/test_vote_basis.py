@@ -74,15 +74,15 @@ def test_a_topics_vote_stands_as_long_as_nothing_is_different(trouble: str) -> N
 def test_a_witness_vote_stands_as_long_as_nothing_is_different(trouble: str) -> None:
     story = told("live t us eu", "tick 1500", *SHARED, "witness us t sub ap", "tick 9000")
     shares, basis = basis_of(manager_of(story, "ap"))
-    book = shares.book
-    asked_ms = book._pages[STREAM[:2]].asked_ms
+    store = shares.witness
+    asked_ms = store._records[STREAM[:2]].asked_ms
     if trouble == "more is known":
-        known = book.known(STREAM[:2])
+        known = store.known(STREAM[:2])
         assert known is not None
-        book.hear(STREAM[:2], known.also(("eu", "xx"), known.lists[-1][0]), lambda _: None)
-        assert book.known(STREAM[:2]) != known
+        store.hear(STREAM[:2], known.also(("eu", "xx"), known.lists[-1][0]), lambda _: None)
+        assert store.known(STREAM[:2]) != known
     elif trouble == "forgotten":
-        del book._pages[STREAM[:2]]
+        del store._records[STREAM[:2]]
     elif trouble != "nothing":
         story.run(trouble)
         story.run("produce ap t x1")
@@ -91,4 +91,4 @@ def test_a_witness_vote_stands_as_long_as_nothing_is_different(trouble: str) -> 
         story.run("tick 1000")
     assert basis.still_valid() == (trouble == "nothing")
     if trouble == "nothing":
-        assert book._pages[STREAM[:2]].asked_ms > asked_ms, "it is asked about, so it is not forgotten"
+        assert store._records[STREAM[:2]].asked_ms > asked_ms, "it is asked about, so it is not forgotten"

@@ -19,7 +19,7 @@ from meridian_broker.metadata.store import MetadataError
 log = logging.getLogger(__name__)
 
 
-class BehindBook:
+class BehindRecord:
     """Implements ``topics.unconfirmed.Before`` for a broker and keeps it on record."""
 
     def __init__(self, catalog: Catalog, broker_id: str, exchange: ExchangeShell, wall_ms: Callable[[], int]) -> None:

@@ -61,7 +61,7 @@ from meridian_broker.replication.leases.leases import LeaseTimes
 from meridian_broker.replication.leases.manager import LeaseManager
 from meridian_broker.replication.progress.exchange import ProgressExchange
 from meridian_broker.server.anew import begin_anew
-from meridian_broker.server.behind import BehindBook
+from meridian_broker.server.behind import BehindRecord
 from meridian_broker.server.chores import Chores
 from meridian_broker.server.descriptors import Shares, limit, raise_limit, shares
 from meridian_broker.server.draining import settled
@@ -189,7 +189,7 @@ class BrokerProcess:
         self.scheduler = LoopScheduler()
         self.service: TopicService
         self.exchange: ExchangeShell
-        self.behind: BehindBook
+        self.behind: BehindRecord
         self.leases: LeaseManager
         self.runner: ReplicatorRunner
         self.catalog: Catalog
@@ -320,7 +320,7 @@ class BrokerProcess:
             queue_size=replication.replication_producer_queue_size,
         )
         streams = SharedStreams(self.service)
-        stack.push_async_callback(streams.book.close)
+        stack.push_async_callback(streams.witness.close)
         shares = LeaseManager(
             streams,
             f"{self.region}#{fence}",
@@ -340,7 +340,7 @@ class BrokerProcess:
         )
         self.service.exchange = self.service.missing.exchange = self.exchange
         self.service.leasing = self.leases = shares
-        self.service.before = self.behind = BehindBook(self.catalog, BROKER_ID, self.exchange, self.scheduler.now_ms)
+        self.service.before = self.behind = BehindRecord(self.catalog, BROKER_ID, self.exchange, self.scheduler.now_ms)
         self.service.replication = self.runner
         self.gateway = Broker(
             region=self.region,

@@ -14,7 +14,7 @@ from meridian_broker.engines.local.store import LocalLedgerStore
 from meridian_broker.gateway.client_options import PEER_KEEP_ALIVE_SECONDS
 from meridian_broker.gateway.pulsar.broker import Broker
 from meridian_broker.ledgers.periodic import PeriodicWork, WorkState
-from meridian_broker.server.behind import BehindBook
+from meridian_broker.server.behind import BehindRecord
 from meridian_broker.server.keys import LOOK_SECONDS as KEYS_SECONDS
 from meridian_broker.server.keys import Keys
 from meridian_broker.server.loop import LoopScheduler
@@ -42,7 +42,7 @@ class Chores:
     keys: Keys
     ledgers: LocalLedgerStore
     held: HeldLedgers
-    behind: BehindBook
+    behind: BehindRecord
     speak_with_regions: Callable[[], None]
     """Keep links to exactly the regions that the metadata name."""
     look_for_room: Callable[[], Awaitable[None]]

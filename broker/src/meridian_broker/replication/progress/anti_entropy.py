@@ -64,15 +64,15 @@ class Comparing:
         context = self._context
         peer.forget_confirmed()
         context.forget_settled()
-        context.book.refresh_topics()
-        peer.lag.forget(context.book.has_topic)
+        context.digests.refresh_topics()
+        peer.lag.forget(context.digests.has_topic)
         for topic in list(islice(peer.waiting, RECONSIDERED)):
             context.held(peer, topic)
         if peer.version >= SUMMARY_VERSION:
             peer.is_new = is_new or (peer.is_new and peer.to_summarize)
             self._summing.begin(peer)
             return
-        topics = [topic for topic in context.book.topics() if peer.region in context.host.regions_of(topic)]
+        topics = [topic for topic in context.digests.topics() if peer.region in context.host.regions_of(topic)]
         peer.forced = set(topics) if is_new else peer.forced.intersection(topics)
         peer.to_announce = deque(topics)
         self.announce_some(peer)
@@ -86,11 +86,11 @@ class Comparing:
         looked_at = 0
         while peer.to_announce and len(topics) < limits.items_per_message and looked_at < limits.subscriptions_at_once:
             topic = peer.to_announce.popleft()
-            subscriptions = self._context.book.refresh(topic)
+            subscriptions = self._context.digests.refresh(topic)
             looked_at += subscriptions
             if subscriptions:
                 topics.append(topic)
-        summary = self._context.book.summary(peer.region)
+        summary = self._context.digests.summary(peer.region)
         for topic in topics:
             summary.changed(topic)
         summary.work_out()  # a message's topics at a time: all of them at once would hold up everything
@@ -103,7 +103,7 @@ class Comparing:
         return TopicDigest(
             topic,
             context.host.incarnation(topic),
-            context.book.topic(topic),
+            context.digests.topic(topic),
             context.unsettled(topic, peer.region),
             topic in peer.forced,
         )
@@ -150,7 +150,7 @@ class Comparing:
         self._tell(peer, listings, reply)
 
     def _listing(self, peer: Peer, topic: str, subscription: str | None) -> Iterator[TopicDigest]:
-        for piece in self._context.book.listing(topic, subscription):
+        for piece in self._context.digests.listing(topic, subscription):
             yield replace(piece, unsettled=self._context.unsettled(topic, peer.region))
 
     def _show(self, peer: Peer, items: list[StateItem], reply: Reply) -> None:
@@ -248,7 +248,7 @@ class Comparing:
             peer.catching.same([topic])
             return True
         peer.release(topic)
-        if theirs.digest != context.book.topic(topic):
+        if theirs.digest != context.digests.topic(topic):
             peer.catching.differs(topic)
             return False
         peer.catching.same([topic])
@@ -283,11 +283,11 @@ class Comparing:
             self.compare(peer, digest, reply)
 
     def _compare_listing(self, peer: Peer, listing: TopicDigest) -> None:
-        book, host, topic = self._context.book, self._context.host, listing.topic
+        digests, host, topic = self._context.digests, self._context.host, listing.topic
         for theirs in listing.subscriptions or ():
             name = theirs.subscription
             asked = peer.fetching.pop((topic, name), None) is not None
-            ours = book.subscription(topic, name)
+            ours = digests.subscription(topic, name)
             if ours is not None and ours.digest == theirs.digest:
                 if not listing.unsettled:
                     peer.lag.same((topic, name))

@@ -14,7 +14,7 @@ from collections.abc import Collection
 
 
 class CatchingUp:
-    """The book of one peer, from the moment our link to it is up."""
+    """What is caught up with one peer, from the moment our link to it is up."""
 
     def __init__(self, *, most: int) -> None:
         """:param most: topics noted; with more than that only two numbers that are equal tell that it is over."""

@@ -11,7 +11,7 @@ from typing import Final, Protocol, TypeAlias
 
 from meridian_broker.ledgers.store import Done, LedgerError, WhenDurable
 from meridian_broker.positions.progress import Progress
-from meridian_broker.replication.progress.digests import DigestBook
+from meridian_broker.replication.progress.digests import DigestCache
 from meridian_broker.replication.progress.lag import Why
 from meridian_broker.replication.progress.messages import (
     NOT_A_REGION,
@@ -131,7 +131,7 @@ class ExchangeContext:
     def __init__(self, host: ProgressHost, limits: ExchangeLimits) -> None:
         self.host = host
         self.limits = limits
-        self.book = DigestBook(host, limits)
+        self.digests = DigestCache(host, limits)
         self.counters = ExchangeCounters()
         self.peers: dict[str, Peer] = {}
         self.now_ms = 0
@@ -216,7 +216,7 @@ class ExchangeContext:
         word."""
         topic = key[0]
         self._undurable[topic] += 1
-        self.book.mark(*key)
+        self.digests.mark(*key)
 
         def settled(reason: str) -> None:
             self._settled(topic)
@@ -259,7 +259,7 @@ class ExchangeContext:
 
         def durable(reason: str | None) -> None:
             self._settled(topic)
-            self.book.mark(topic, subscription)
+            self.digests.mark(topic, subscription)
             if reason is None:
                 settled("", "", delta)
                 return
@@ -271,7 +271,7 @@ class ExchangeContext:
             if other.region != region:  # it may not have heard of this, and not learn of it from whoever acked
                 other.even.discard(topic)
         self._undurable[topic] += 1
-        self.book.mark(topic, subscription)
+        self.digests.mark(topic, subscription)
         try:
             self.host.merge(topic, subscription, incarnation, delta, record, durable)
         except ValueError as error:
@@ -294,7 +294,7 @@ class ExchangeContext:
         return {topic for topic in topics if self.unsettled(topic, peer)}
 
     def forget_settled(self) -> None:
-        """Keep the book of recent merges as small as what is recent."""
+        """Keep the record of recent merges as small as what is recent."""
         since = self.now_ms - SETTLE_MS
         self._merged_at = {
             topic: regions for topic, regions in self._merged_at.items() if max(regions.values()) > since

@@ -53,7 +53,7 @@ class _Entry:
     record: int
 
 
-class DigestBook:
+class DigestCache:
     """Digests of everything replicated here, worked out again only where something was marked as changed."""
 
     def __init__(self, source: DigestSource, limits: ExchangeLimits) -> None:

@@ -28,7 +28,7 @@ def apart_from(context: ExchangeContext, peer: Peer) -> dict[str, str]:
     for (topic, name), trouble in islice(peer.troubles.items(), SHOWN):
         if topic not in found:
             found[f"{topic} {name}"] = f"{trouble.why}: {trouble.text}"
-    missed = (key for key, book in peer.lag.behind() if book.missed_since_ms is not None)
+    missed = (key for key, behind in peer.lag.behind() if behind.missed_since_ms is not None)
     for topic, name in islice(missed if peer.up else (), SHOWN):
         if topic not in found:
             found.setdefault(f"{topic} {name}", f"{Why.CATCHING_UP}: {peer.region} lacks what it missed")

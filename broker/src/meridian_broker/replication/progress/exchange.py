@@ -154,7 +154,7 @@ class ProgressExchange:
         if region in self._peers:
             self.disconnected(region, self._context.now_ms)
             del self._peers[region]
-            self._context.book.forget_summary(region)
+            self._context.digests.forget_summary(region)
 
     def connected(self, region: str, send: Callable[[PeerMessage], None], now_ms: int) -> None:
         """Our link to the region is up; ``send`` puts a message on it, and does nothing once the link is gone.
@@ -213,7 +213,7 @@ class ProgressExchange:
         """
         self._context.now_ms = now_ms
         key = (topic, subscription)
-        is_new = key not in self._context.book
+        is_new = key not in self._context.digests
         record = self._host.record(*key) if record_changed or is_new else None
         said_of = self._host.incarnation(topic)
         self._context.changed(
@@ -383,9 +383,9 @@ class ProgressExchange:
         """``(topic, region)`` -> entries and milliseconds that the region is behind, over all subscriptions."""
         found: dict[tuple[str, str], tuple[int, int]] = {}
         for region, peer in self._peers.items():
-            for (topic, _), book in peer.lag.behind():
+            for (topic, _), behind in peer.lag.behind():
                 entries, oldest = found.get((topic, region), (0, 0))
-                found[topic, region] = entries + book.entries, max(oldest, now_ms - (book.since() or now_ms))
+                found[topic, region] = entries + behind.entries, max(oldest, now_ms - (behind.since() or now_ms))
         return found
 
     def apart(self, now_ms: int) -> dict[str, dict[str, str]]:
@@ -413,17 +413,17 @@ class ProgressExchange:
         peer = self._peers.get(region)
         if peer is None or peer.up:
             return
-        book = peer.lag.get(key)
-        if book is None or book.missed_since_ms is None:
+        behind = peer.lag.get(key)
+        if behind is None or behind.missed_since_ms is None:
             peer.lag.missed(key, entries, since_ms)
 
     def _status(self, region: str, key: SubscriptionKey, now_ms: int) -> PeerStatus:
         peer = self._peers.get(region)
         if peer is None:
             return PeerStatus(region, False, 0, 0, 0, reason=Why.LINK_DOWN)
-        book = peer.lag.get(key) or Behind()
-        since = book.since()
-        trouble = self._trouble(peer, key, book, now_ms)
+        behind = peer.lag.get(key) or Behind()
+        since = behind.since()
+        trouble = self._trouble(peer, key, behind, now_ms)
         numbers, queued = peer.carries(key)
 
         def ago(at_ms: int | None) -> int | None:
@@ -435,17 +435,17 @@ class ProgressExchange:
             peer.next_number - 1,
             peer.confirmed,
             len(numbers) + queued,
-            book.entries,
+            behind.entries,
             ago(since) or 0,
             "" if trouble is None else trouble.why,
             "" if trouble is None else trouble.text,
             None if trouble is None or trouble.since_ms < 0 else ago(trouble.since_ms),
-            ago(book.sent_ms),
-            ago(book.confirmed_ms),
-            ago(book.applied_ms),
+            ago(behind.sent_ms),
+            ago(behind.confirmed_ms),
+            ago(behind.applied_ms),
         )
 
-    def _trouble(self, peer: Peer, key: SubscriptionKey, book: Behind, now_ms: int) -> Trouble | None:
+    def _trouble(self, peer: Peer, key: SubscriptionKey, behind: Behind, now_ms: int) -> Trouble | None:
         """Why the two are not in step; None: they are, or will be in a moment."""
         if not peer.up:
             down = -1 if peer.down_since_ms is None else peer.down_since_ms
@@ -454,11 +454,11 @@ class ProgressExchange:
             return refused
         held = peer.waiting.get(key[0])
         known = peer.troubles.get(key) if held is None else held.trouble
-        since = book.since()
+        since = behind.since()
         if known is not None or since is None:
             return known
         late_ms = 2 * self._digest_interval_ms
-        if book.missed_since_ms is None:
+        if behind.missed_since_ms is None:
             return Trouble(Why.NOT_CONFIRMED, "", since) if now_ms - since > late_ms else None
         if now_ms - max(peer.heard_ms, peer.up_since_ms) > late_ms:
             return Trouble(Why.NOT_CONFIRMED, "", max(peer.heard_ms, peer.up_since_ms))

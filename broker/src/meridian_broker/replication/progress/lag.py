@@ -109,7 +109,7 @@ class Lag:
         """:param most: subscriptions remembered; beyond it those that are in step are forgotten, then new ones."""
         self._most = most
         self._count = 0
-        self._books: dict[str, dict[str, Behind]] = {}
+        self._behind: dict[str, dict[str, Behind]] = {}
         """By topic and subscription."""
         self._missed: dict[str, set[str]] = {}
         """Topic -> subscriptions of which something was missed."""
@@ -118,35 +118,35 @@ class Lag:
         return self._count
 
     def get(self, key: SubscriptionKey) -> Behind | None:
-        return self._books.get(key[0], _NONE).get(key[1])
+        return self._behind.get(key[0], _NONE).get(key[1])
 
     def of(self, key: SubscriptionKey) -> Behind:
-        """The subscription's book; one that is thrown away when there are too many."""
+        """What the peer lacks of the subscription; an object that is thrown away when there are too many."""
         topic, name = key
-        book = self._books.get(topic, _NONE).get(name)
-        if book is None:
-            book = Behind()
+        behind = self._behind.get(topic, _NONE).get(name)
+        if behind is None:
+            behind = Behind()
             if self._count >= self._most:
                 self._forget_idle()
             if self._count < self._most:
-                self._books.setdefault(topic, {})[name] = book
+                self._behind.setdefault(topic, {})[name] = behind
                 self._count += 1
-        return book
+        return behind
 
     def behind(self) -> Iterator[tuple[SubscriptionKey, Behind]]:
         """Subscriptions with which the peer is behind."""
-        for topic, books in self._books.items():
-            for name, book in books.items():
-                if not book.is_idle:
-                    yield (topic, name), book
+        for topic, lacks in self._behind.items():
+            for name, behind in lacks.items():
+                if not behind.is_idle:
+                    yield (topic, name), behind
 
     def _forget_idle(self) -> None:
         kept = {
-            topic: {name: book for name, book in books.items() if not book.is_idle}
-            for topic, books in self._books.items()
+            topic: {name: behind for name, behind in lacks.items() if not behind.is_idle}
+            for topic, lacks in self._behind.items()
         }
-        self._books = {topic: books for topic, books in kept.items() if books}
-        self._count = sum(map(len, self._books.values()))
+        self._behind = {topic: lacks for topic, lacks in kept.items() if lacks}
+        self._count = sum(map(len, self._behind.values()))
 
     # -- what happens to a delta
 
@@ -162,31 +162,31 @@ class Lag:
 
     def confirmed(self, key: SubscriptionKey, pending: Pending, now_ms: int) -> None:
         """The peer has it on disk."""
-        book = self._over(key, pending)
-        book.confirmed_ms = now_ms
-        if book.told_ms is not None and pending.since_ms >= book.told_ms:
-            book.has_all()
+        behind = self._over(key, pending)
+        behind.confirmed_ms = now_ms
+        if behind.told_ms is not None and pending.since_ms >= behind.told_ms:
+            behind.has_all()
 
     def taken_back(self, key: SubscriptionKey, pending: Pending) -> None:
         """It is offered anew in another form."""
         self._over(key, pending)
 
     def _over(self, key: SubscriptionKey, pending: Pending) -> Behind:
-        book = self.of(key)
-        waiting = book.outstanding
+        behind = self.of(key)
+        waiting = behind.outstanding
         if waiting and waiting[0] is pending:
             del waiting[0]  # confirmations come in order, nearly always
         else:
-            book.outstanding = [one for one in waiting if one is not pending]
-        return book
+            behind.outstanding = [one for one in waiting if one is not pending]
+        return behind
 
     # -- what digests say
 
     def told(self, key: SubscriptionKey, now_ms: int) -> None:
         """The peer was sent the state it asked for."""
-        book = self.get(key)
-        if book is not None and book.missed_since_ms is not None:
-            book.told_ms = now_ms
+        behind = self.get(key)
+        if behind is not None and behind.missed_since_ms is not None:
+            behind.told_ms = now_ms
 
     def same_topic(self, topic: str) -> None:
         """The peer's digest of the topic equals ours."""
@@ -204,14 +204,14 @@ class Lag:
 
     def same(self, key: SubscriptionKey) -> None:
         """The peer's digest of the subscription equals ours."""
-        book = self.get(key)
-        if book is not None:
-            book.has_all()
+        behind = self.get(key)
+        if behind is not None:
+            behind.has_all()
 
     def forget(self, is_known: Callable[[str], bool]) -> None:
         """Let go of topics that are gone."""
-        for topic in [topic for topic in self._books if not is_known(topic)]:
-            self._count -= len(self._books.pop(topic))
+        for topic in [topic for topic in self._behind if not is_known(topic)]:
+            self._count -= len(self._behind.pop(topic))
             self._missed.pop(topic, None)
 
 

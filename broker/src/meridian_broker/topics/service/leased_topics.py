@@ -3,11 +3,11 @@
 
 A vote is a record in the progress log of its topic: durable in the same group commit as everything else, and fenced
 with the topic, so that a broker that was replaced can vote no more. Where the topic does not live here this region may
-still be its witness, and keeps its votes in a book of its own (``witness.py``). A copy that is here and not open, as
+still be its witness, and keeps its votes in a store of its own (``witness.py``). A copy that is here and not open, as
 when the broker has just begun, holds votes that nobody has read yet: until it is open there is no vote on it.
 
-No broker votes before it has opened the book; so a line in it is enough to know that no other one does, when votes are
-renewed.
+No broker votes before it has opened that store; so a record in it is enough to know that no other one does, when votes
+are renewed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from meridian_broker.topics.dispatch_scope.votes import Ballot, encode
 from meridian_broker.topics.journal.progress_log import Kind
 from meridian_broker.topics.journal.subscription_record import ORIGIN
 from meridian_broker.topics.ports import Leasing
-from meridian_broker.topics.service.witness import WitnessBook
+from meridian_broker.topics.service.witness import WitnessStore
 
 if TYPE_CHECKING:
     from meridian_broker.topics.service.service import TopicService
@@ -40,8 +40,8 @@ class SharedStreams:
 
     def __init__(self, service: TopicService) -> None:
         self._service = service
-        self.book = WitnessBook(service)
-        self.book.open_soon()
+        self.witness = WitnessStore(service)
+        self.witness.open_soon()
 
     @property
     def region(self) -> str:
@@ -49,14 +49,14 @@ class SharedStreams:
 
     def voter_sets(self, stream: Stream) -> tuple[VoterSets, str] | None:
         """Who votes on the stream, and its home where that matters to this voter; None while it is not served here."""
-        if not self.book.is_open:
-            self.book.open_soon()
+        if not self.witness.is_open:
+            self.witness.open_soon()
             return None
         if self._abstains(stream[0]):
             return None
         subscription = self._subscription(stream[:2])
         if subscription is None:
-            witnessed = self.book.known(stream[:2]) if self._service.is_served(stream[0]) else None
+            witnessed = self.witness.known(stream[:2]) if self._service.is_served(stream[0]) else None
             return None if witnessed is None else (witnessed, "")
         known = subscription.record.voter_sets
         return known, shares.home_of(subscription, stream[2]) if known.is_on_pair(self.region) else ""
@@ -74,12 +74,12 @@ class SharedStreams:
             return  # it cannot say that nothing it promised before is binding; it is asked again
         subscription = self._subscription(subject)
         if subscription is None:
-            is_witness = self.region in told.voters or self.book.known(subject) is not None
+            is_witness = self.region in told.voters or self.witness.known(subject) is not None
             if is_witness and self._service.is_served(subject[0]):
                 copy = self._service.topics.get(subject[0])
                 alone = None if copy is None else copy.subscriptions.get(subject[1])
                 told = told if alone is None else told.joined(alone.record.voter_sets)
-                self.book.hear(subject, told, lambda known: heard(known, ()))
+                self.witness.hear(subject, told, lambda known: heard(known, ()))
             return
         topic, record = subscription.topic, subscription.record
         known = record.voter_sets.joined(told)
@@ -105,7 +105,7 @@ class SharedStreams:
             done = _when_done([(topic_name, name, origin) for origin in ballots], durable)
             subscription = self._subscription((topic_name, name))
             if subscription is None:
-                self.book.write((topic_name, name), ballots, done)
+                self.witness.write((topic_name, name), ballots, done)
             else:
                 topic = subscription.topic
                 topic.votes.setdefault(name, {}).update(ballots)
@@ -114,7 +114,7 @@ class SharedStreams:
     def has_vote(self, stream: Stream, ballot: Ballot) -> bool:
         """Is it what was written last of the stream, in the log that its topic has now?"""
         subscription = self._subscription(stream[:2])
-        votes = self.book.votes(stream[:2]) if subscription is None else subscription.topic.votes.get(stream[1], {})
+        votes = self.witness.votes(stream[:2]) if subscription is None else subscription.topic.votes.get(stream[1], {})
         return votes.get(stream[2]) == ballot
 
     def basis(self, stream: Stream) -> VoteBasis | None:
@@ -122,11 +122,11 @@ class SharedStreams:
         subscription = self._subscription(stream[:2])
         if subscription is not None:
             return _SubscriptionBasis(subscription)
-        return None if stream[0] in self._service.topics else self.book.basis(stream[:2])
+        return None if stream[0] in self._service.topics else self.witness.basis(stream[:2])
 
     def confirm(self, confirmed: Callable[[], None]) -> None:
         """``confirmed`` once it is sure that no later broker of this region has begun to vote."""
-        self.book.confirm(confirmed)
+        self.witness.confirm(confirmed)
 
     def won(self, claim: Claim) -> None:
         shares = self._shares(claim.stream)

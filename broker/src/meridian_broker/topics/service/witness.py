@@ -40,12 +40,11 @@ NAME: Final = "persistent://pulsar/system/witness"
 FORGET_MS: Final = 30 * 24 * 3600 * 1000
 RETRY_SECONDS: Final = 1.0
 
-
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Page:
+class _Record:
     known: VoterSets
     ballots: dict[str, Ballot] = field(default_factory=dict)
     asked_ms: int = 0
@@ -54,27 +53,27 @@ class _Page:
 class WitnessBasis:
     """What a witness votes on (``VoteBasis``)."""
 
-    __slots__ = ("_book", "_known", "_page", "_subject")
+    __slots__ = ("_known", "_record", "_store", "_subject")
 
-    def __init__(self, book: WitnessBook, page: _Page, subject: Subject) -> None:
-        self._book = book
-        self._page = page
-        self._known = page.known
+    def __init__(self, store: WitnessStore, record: _Record, subject: Subject) -> None:
+        self._store = store
+        self._record = record
+        self._known = record.known
         self._subject = subject
 
     def still_valid(self) -> bool:
-        """Nothing is known besides, and it is known from this page."""
-        return self._page.known is self._known and self._book.is_open_at(self._subject, self._page)
+        """Nothing is known besides, and it is known from this record."""
+        return self._record.known is self._known and self._store.is_open_at(self._subject, self._record)
 
 
-class WitnessBook:
+class WitnessStore:
     """See the module's text. One per broker."""
 
     def __init__(self, service: TopicService) -> None:
         self._service = service
         self._log: ProgressLog | None = None
         self._opening = False
-        self._pages: dict[Subject, _Page] = {}
+        self._records: dict[Subject, _Record] = {}
 
     @property
     def is_open(self) -> bool:
@@ -85,11 +84,11 @@ class WitnessBook:
         if not self.is_open:
             self.open_soon()
             return None
-        page = self._pages.get(subject)
-        if page is None:
+        record = self._records.get(subject)
+        if record is None:
             return None
-        page.asked_ms = self._service.scheduler.now_ms()
-        return page.known
+        record.asked_ms = self._service.scheduler.now_ms()
+        return record.known
 
     def hear(self, subject: Subject, told: VoterSets, heard: Callable[[VoterSets], None]) -> None:
         """Join what others know. ``heard`` what is known then, once it is on disk."""
@@ -97,66 +96,66 @@ class WitnessBook:
         if writer is None or not self.is_open:
             self.open_soon()
             return
-        page = self._pages.get(subject)
-        known = told if page is None else page.known.joined(told)
-        if page is None:
-            page = self._pages[subject] = _Page(known)
-        elif page.known == known:
+        record = self._records.get(subject)
+        known = told if record is None else record.known.joined(told)
+        if record is None:
+            record = self._records[subject] = _Record(known)
+        elif record.known == known:
             writer.when_durable(lambda error: heard(known) if error is None else None)
             return
-        page.known, page.asked_ms = known, self._service.scheduler.now_ms()
+        record.known, record.asked_ms = known, self._service.scheduler.now_ms()
         self._write(writer, subject, {}, lambda error: heard(known) if error is None else None)
 
     def write(self, subject: Subject, ballots: dict[str, Ballot], done: Done) -> None:
         """Votes that are to be durable before they are given."""
-        page, writer = self._pages.get(subject), self._log
-        if page is not None and writer is not None:
-            page.ballots.update(ballots)
+        record, writer = self._records.get(subject), self._log
+        if record is not None and writer is not None:
+            record.ballots.update(ballots)
             self._write(writer, subject, ballots, done)
 
     def votes(self, subject: Subject) -> Mapping[str, Ballot]:
         """What was written of a subscription's shares, by origin."""
-        page = self._pages.get(subject)
-        return {} if page is None else page.ballots
+        record = self._records.get(subject)
+        return {} if record is None else record.ballots
 
     def basis(self, subject: Subject) -> WitnessBasis | None:
         """What is known of who votes on its shares; None: this region is not known to be its witness."""
-        page = self._pages.get(subject)
-        return None if page is None else WitnessBasis(self, page, subject)
+        record = self._records.get(subject)
+        return None if record is None else WitnessBasis(self, record, subject)
 
-    def is_open_at(self, subject: Subject, page: _Page) -> bool:
+    def is_open_at(self, subject: Subject, record: _Record) -> bool:
         """Is this what the region goes by, and did no copy of the topic come to it? It is asked about, then."""
         topic, service = subject[0], self._service
-        if self._pages.get(subject) is not page or topic in service.topics or not service.is_served(topic):
+        if self._records.get(subject) is not record or topic in service.topics or not service.is_served(topic):
             return False
-        page.asked_ms = self._service.scheduler.now_ms()
+        record.asked_ms = self._service.scheduler.now_ms()
         return True
 
     def confirm(self, confirmed: Callable[[], None]) -> None:
-        """``confirmed`` once something was written: no later broker has opened the book."""
+        """``confirmed`` once something was written: no later broker has opened the store."""
         if self._log is not None:
             self._log.append(Kind.VOTES, "", b"", lambda error: confirmed() if error is None else None)
 
     def _write(self, writer: ProgressLog, subject: Subject, ballots: dict[str, Ballot], done: Done) -> None:
-        writer.append(Kind.VOTES, subject[0], self._page(subject, ballots), done)
+        writer.append(Kind.VOTES, subject[0], self._encode(subject, ballots), done)
 
-    def _page(self, subject: Subject, ballots: dict[str, Ballot]) -> bytes:
-        page = self._pages[subject]
+    def _encode(self, subject: Subject, ballots: dict[str, Ballot]) -> bytes:
+        record = self._records[subject]
         fields = {
             "subscription": subject[1],
-            "voters": quorums.to_json(page.known),
+            "voters": quorums.to_json(record.known),
             "ballots": ballots,
-            "asked": page.asked_ms,
+            "asked": record.asked_ms,
         }
         return json.dumps(fields, separators=(",", ":")).encode()
 
     def _snapshot(self) -> Iterator[tuple[Kind, str, bytes]]:
         now = self._service.scheduler.now_ms()
-        for subject, page in list(self._pages.items()):
-            if now - page.asked_ms > FORGET_MS:
-                del self._pages[subject]
+        for subject, record in list(self._records.items()):
+            if now - record.asked_ms > FORGET_MS:
+                del self._records[subject]
             else:
-                yield Kind.VOTES, subject[0], self._page(subject, page.ballots)
+                yield Kind.VOTES, subject[0], self._encode(subject, record.ballots)
 
     # -- opening
 
@@ -174,15 +173,15 @@ class WitnessBook:
             if not await metadata.claim(service.fence):
                 await service.catalog.topics.put(name, TopicRecord(owner=service.fence), ABSENT)
                 await metadata.claim(service.fence)
-            book = ProgressLog(service.store, metadata, service.fence, service.scheduler, self._snapshot)
+            store = ProgressLog(service.store, metadata, service.fence, service.scheduler, self._snapshot)
             adopted = await orphans.adopt(service, name, metadata)
-            pages: dict[Subject, _Page] = {}
-            await book.open(list(metadata.record.progress_ledgers), adopted.progress)
+            records: dict[Subject, _Record] = {}
+            await store.open(list(metadata.record.progress_ledgers), adopted.progress)
             lost: list[Damaged] = []
-            async for changes in book.changes(lost.append):
+            async for changes in store.changes(lost.append):
                 for change in changes:
                     if change.subscription:
-                        _recall(pages, change.subscription, change.payload)
+                        _recall(records, change.subscription, change.payload)
         except (LedgerError, MetadataError, TopicError, ProgressLogError) as error:
             log.warning("this region cannot be a witness now: %s", error)
             service.scheduler.later(RETRY_SECONDS, self._may_open_again)
@@ -193,13 +192,13 @@ class WitnessBook:
                 "%d votes of the witness are damaged: it votes again in %.0f s, once they are over", len(lost), pause
             )
             await service.scheduler.answer(lambda over: service.scheduler.later(pause, lambda: over(None)))
-        self._pages = pages  # of what could not be written before, nothing is known
-        for (topic, subscription), page in pages.items():
-            for origin, ballot in page.ballots.items():
+        self._records = records  # of what could not be written before, nothing is known
+        for (topic, subscription), record in records.items():
+            for origin, ballot in record.ballots.items():
                 if service.leasing is not None:
                     service.leasing.found((topic, subscription, origin), *ballot)
         service.labels.forget(NAME)
-        self._log, self._opening = book, False
+        self._log, self._opening = store, False
 
     def _may_open_again(self) -> None:
         self._opening = False
@@ -210,15 +209,15 @@ class WitnessBook:
             await self._log.close()
 
 
-def _recall(pages: dict[Subject, _Page], topic: str, payload: bytes) -> None:
-    """A page that was written. :raises ProgressLogError: it is no page."""
+def _recall(records: dict[Subject, _Record], topic: str, payload: bytes) -> None:
+    """A record that was written. :raises ProgressLogError: it is no record."""
     try:
         fields = json.loads(payload)
         subject = (topic, str(fields["subscription"]))
         told = quorums.from_json(fields["voters"])
-        page = pages.setdefault(subject, _Page(told))
-        page.known = page.known.joined(told)
-        page.asked_ms = max(page.asked_ms, int(fields["asked"]))
-        page.ballots.update(votes.from_json(fields["ballots"]))
+        record = records.setdefault(subject, _Record(told))
+        record.known = record.known.joined(told)
+        record.asked_ms = max(record.asked_ms, int(fields["asked"]))
+        record.ballots.update(votes.from_json(fields["ballots"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ProgressLogError(f"{payload[:80]!r} is not a page of a witness's record: {error}") from error
+        raise ProgressLogError(f"{payload[:80]!r} is not a record of a witness's record: {error}") from error

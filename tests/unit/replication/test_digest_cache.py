@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The book of digests: it works out what changed and nothing else, and says what working everything out would say."""
+"""The cache of digests: it works out what changed and nothing else, and says what working everything out would say."""
 
 from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.positions.progress import Progress
-from meridian_broker.replication.progress.digests import DigestBook
+from meridian_broker.replication.progress.digests import DigestCache
 from meridian_broker.replication.progress.messages import ExchangeLimits
 
 
@@ -37,24 +37,24 @@ class Source:
         return [name for other, name in self.held if other == topic]
 
 
-def refresh(book: DigestBook) -> None:
-    book.refresh_topics()
-    for topic in book.topics():
-        book.refresh(topic)
+def refresh(cache: DigestCache) -> None:
+    cache.refresh_topics()
+    for topic in cache.topics():
+        cache.refresh(topic)
 
 
 def test_only_what_changed_is_looked_at() -> None:
     source = Source()
-    book = DigestBook(source, ExchangeLimits())
+    cache = DigestCache(source, ExchangeLimits())
     for number in range(100):
         source.held["t", f"s{number}"] = Progress()
-    refresh(book)
-    book.topic("t")
+    refresh(cache)
+    cache.topic("t")
     assert len(source.asked) == 100
     source.asked.clear()
-    book.mark("t", "s7")
-    refresh(book)
-    book.topic("t")
+    cache.mark("t", "s7")
+    refresh(cache)
+    cache.topic("t")
     assert source.asked == ["s7"]
 
 
@@ -69,37 +69,37 @@ def test_only_what_changed_is_looked_at() -> None:
         )
     )
 )
-def test_the_book_is_what_a_new_book_would_be(steps: list[tuple[str, str, str, int]]) -> None:
+def test_the_cache_is_what_a_new_cache_would_be(steps: list[tuple[str, str, str, int]]) -> None:
     """Kept up to date by marks, it says what working everything out says."""
     source = Source()
-    book = DigestBook(source, ExchangeLimits())
-    book.summary("eu")  # from the first round of a link on
+    cache = DigestCache(source, ExchangeLimits())
+    cache.summary("eu")  # from the first round of a link on
     closed: dict[tuple[str, str], Progress] = {}
     for what, topic, name, entry in steps:
         if what == "put":
             source.held[topic, name] = Progress()
             source.held[topic, name].raise_floor("us", (1, entry))  # type: ignore[arg-type]
-            book.mark(topic, name)
+            cache.mark(topic, name)
         elif what == "load":  # its topic is opened again, as it was: nobody marks anything
             source.held.setdefault((topic, name), closed.pop((topic, name), Progress()))
         elif what == "drop" and (topic, name) in source.held:
             closed[topic, name] = source.held.pop((topic, name))
         elif what == "one":
-            book.subscription(topic, name)
+            cache.subscription(topic, name)
         elif what == "sum":
-            book.summary("eu").work_out()
+            cache.summary("eu").work_out()
         elif what == "read":
-            book.topic(topic)
+            cache.topic(topic)
         else:
-            refresh(book)
-    refresh(book)
-    fresh = DigestBook(source, ExchangeLimits())
+            refresh(cache)
+    refresh(cache)
+    fresh = DigestCache(source, ExchangeLimits())
     refresh(fresh)
-    assert sorted(book.topics()) == sorted(fresh.topics())
+    assert sorted(cache.topics()) == sorted(fresh.topics())
     for topic in "tu":
-        assert book.topic(topic) == fresh.topic(topic)
-        assert list(book.listing(topic, None)) == list(fresh.listing(topic, None))
+        assert cache.topic(topic) == fresh.topic(topic)
+        assert list(cache.listing(topic, None)) == list(fresh.listing(topic, None))
     anew = fresh.summary("eu")
     for topic in fresh.topics():
         anew.changed(topic)
-    assert book.summary("eu").work_out() == anew.work_out()
+    assert cache.summary("eu").work_out() == anew.work_out()
