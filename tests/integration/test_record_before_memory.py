@@ -142,7 +142,7 @@ async def test_a_copy_counts_as_filled_once_that_is_on_record(
 ) -> None:
     topic = await inside.service.topic(parse(NAME), create=True)
     assert topic.metadata is not None
-    joining = Joining(topic, SimpleNamespace(), set, is_joining=True)
+    joining = Joining(topic, topic.subscriptions, SimpleNamespace(), set, is_joining=True)
     joining._saved = (True, {})
     with monkeypatch.context() as broken:
         broken.setattr(topic.metadata, "save_joining", away)

@@ -16,7 +16,6 @@ from meridian_broker.metadata.rules import Rules
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.replication.entries.source import DeletionNotice
-from meridian_broker.topics import policies
 from meridian_broker.topics.lifecycle.deletion import delete_as_elsewhere, expire_subscriptions, remove_unused
 from meridian_broker.topics.lifecycle.incarnations import follow
 from meridian_broker.topics.service.service import TopicService
@@ -251,11 +250,11 @@ async def test_what_is_to_be_kept_stays(tmp_path: Path, monkeypatch: pytest.Monk
         an_hour_passes(service, monkeypatch)
         for retention in (Retention(-1, -1), Retention(-1, 5), Retention(90, 100)):
             service.defaults = Rules(inactive_topics=rule, retention=retention)
-            policies.follow(topic, service.rules(parse(topic.name)))
+            topic.follow(service.rules(parse(topic.name)))
             await remove_unused(service)
             assert service.topics.get(topic.name) is topic
         service.defaults = Rules(inactive_topics=rule, retention=Retention(50, 100))
-        policies.follow(topic, service.rules(parse(topic.name)))
+        topic.follow(service.rules(parse(topic.name)))
         await remove_unused(service)
         assert topic.name not in service.topics
         assert await service.catalog.topics.find(parse(topic.name)) is None

@@ -24,7 +24,6 @@ from meridian_broker.metadata.rules import Rules
 from meridian_broker.positions import HybridClock
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.server.loop import LoopScheduler
-from meridian_broker.topics import policies
 from meridian_broker.topics.cursors import rewinding
 from meridian_broker.topics.dispatch import in_flight, key_shared
 from meridian_broker.topics.dispatch.consumer import Consumer
@@ -149,7 +148,7 @@ class World:
             return ProgressLog(store, record, 1, self.scheduler, lambda: replay.snapshot(topic))
 
         self.topic = Topic("t", -1, "here", "", log, progress_log, self.scheduler, clock, TopicLimits(), None)
-        policies.follow(self.topic, Rules(max_unacked_per_consumer=12, max_unacked_per_subscription=20))
+        self.topic.follow(Rules(max_unacked_per_consumer=12, max_unacked_per_subscription=20))
         await self.topic.progress_log.open([])
         self.subscription: Subscription = self.topic.create_subscription("s", EARLIEST)
         await self.settle()

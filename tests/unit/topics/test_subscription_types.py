@@ -9,7 +9,6 @@ import pytest
 from meridian_broker.metadata.policy_values import SUBSCRIPTION_TYPES
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.positions.position import Position
-from meridian_broker.topics import policies
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.dispatch.selection import Selection
 from meridian_broker.topics.dispatch.shared import SharedDispatcher
@@ -68,7 +67,7 @@ def test_the_table_agrees_with_the_wire() -> None:
 
 async def test_a_type_that_is_only_a_row_is_served() -> None:
     one = await region(sub=False)
-    policies.follow(one.topic, RULES)
+    one.topic.follow(RULES)
     subscription = one.topic.subscriptions["sub"]
     poor, rich = Port(), Port()
     for number, (port, permits) in enumerate(((poor, 2), (rich, 10))):
@@ -93,7 +92,7 @@ async def test_a_type_that_is_only_a_row_is_served() -> None:
 
 async def test_policies_switch_it_on_and_off_by_its_name() -> None:
     one = await region(sub=False)
-    policies.follow(one.topic, RULES)
+    one.topic.follow(RULES)
     subscription = one.topic.subscriptions["sub"]
     with pytest.raises(NotAllowed, match="takes no Shared subscriptions"):
         one.topic.add_consumer(subscription, Port(), 1, "a", SHARED, 0, None)

@@ -248,7 +248,7 @@ def _topic(reading: Reading, admin: AdminState, topic: Topic, lags: Mapping[tupl
     labels = (topic_name.parse(topic.name).namespace_name, topic.name)
     log = topic.log
     producers = sum(1 for one in topic.producers.values() if one.remote_region is None)
-    consumers, out, out_bytes = 0, topic.messages_out_before, topic.bytes_out_before
+    consumers, out, out_bytes = 0, topic.lives.messages_out_before, topic.lives.bytes_out_before
     for name, one in topic.subscriptions.items():
         own = (*labels, name)
         consumers += len(one.consumers)
@@ -269,7 +269,7 @@ def _topic(reading: Reading, admin: AdminState, topic: Topic, lags: Mapping[tupl
     reading.put("pulsar_in_bytes_total", labels, size)
     reading.put("pulsar_out_messages_total", labels, out)
     reading.put("pulsar_out_bytes_total", labels, out_bytes)
-    reading.put("meridian_replicated_in_messages_total", labels, topic.messages_replicated_in)
+    reading.put("meridian_replicated_in_messages_total", labels, topic.stored.messages_replicated_in)
     reading.put("meridian_held_for_regions_bytes", labels, topic.holding.bytes_held)
     reading.put("meridian_held_for_regions_given_up_total", labels, topic.holding.entries_let_go)
     reading.put("meridian_replication_holes_given_up_total", labels, topic.log.holes.given_up)

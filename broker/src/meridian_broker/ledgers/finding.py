@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Final
 
+from meridian_broker.ledgers.entry import unpack
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.reading import Stored
 from meridian_broker.ledgers.store import LedgerNotFound
@@ -72,3 +73,20 @@ async def stored_at(log: TopicLog, places: list[tuple[Position, Position]]) -> A
         for stored in await log.read_after(Position(first.ledger, first.entry - 1), count, READ_BYTES):
             yield places[at][0], stored
             at += 1
+
+
+async def last_message(log: TopicLog) -> Position:
+    """The last entry a client may see: markers do not count. -1:-1 when there is none.
+
+    :raises LedgerError: the entries' headers cannot be read.
+    """
+    position = log.last_confirmed
+    while log.holds(position):
+        index = await log.load_index(position.ledger)
+        if index.place(position.entry) is not None or not unpack(await log.read_one(position)).is_marker:
+            return position
+        before = log.before(position)
+        if before >= position:
+            break
+        position = before
+    return Position(-1, -1)

@@ -90,3 +90,10 @@ class Throttle:
     def messages_available(self, now_ms: int, most: int) -> int:
         """How many messages may come now, at most ``most``."""
         return most if self._messages is None else min(most, self._messages.available(now_ms))
+
+
+def throttle_for(rate: Rate, before: Throttle | None, now_ms: int) -> Throttle | None:
+    """The throttle that keeps a rate, None if it does not limit; ``before``, with what it counted, if that one does."""
+    if not rate.is_limited:
+        return None
+    return before if before is not None and before.rate == rate else Throttle(rate, now_ms)

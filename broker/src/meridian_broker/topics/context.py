@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from meridian_broker.ledgers.log import TopicLog
     from meridian_broker.ledgers.scheduling import Scheduler
     from meridian_broker.positions import HybridClock, Position, Progress, Stamp
+    from meridian_broker.positions.skipped import Skipped
     from meridian_broker.topics.journal.progress_log import ProgressLog
     from meridian_broker.topics.journal.topic_record import TopicMetadata
     from meridian_broker.topics.limits import TopicLimits
@@ -81,6 +82,8 @@ class TopicContext:
         """Subscription -> origin -> what this region voted: holder, term, milliseconds (R26)."""
         self.remotes: set[str] = set()
         """Regions a replicator runs to."""
+        self.keeps_quotas = True
+        """Backlog quotas are enforced."""
         self.is_ended = False
         """It takes no more messages."""
         self.terminated: Position | None = None
@@ -107,6 +110,10 @@ class TopicContext:
         """:raises TopicFenced: it is not served now."""
         if self.failure is not None:
             raise TopicFenced(f"{self.name} is not served now ({self.failure}): look it up again")
+
+    def skipped_for(self, remote: str) -> Skipped | None:
+        """What an operator skipped of the backlog of a region; None: nothing."""
+        return None if self.metadata is None else self.metadata.record.skipped.get(remote)
 
     def refusal(self) -> TopicTerminated:
         """Why nothing can be published to a terminated topic."""

@@ -11,17 +11,18 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
-from meridian_broker.ledgers.entry import unpack
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.reading import Stored
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.ledgers.store import Done
-from meridian_broker.ledgers.throttling import Rate
+from meridian_broker.ledgers.throttling import Rate, Throttle
 from meridian_broker.ledgers.times import first_since
 from meridian_broker.ledgers.under_way import UnderWay, all_over
+from meridian_broker.metadata.rules import Rules
 from meridian_broker.positions import Beginning, HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
-from meridian_broker.topics import names, policies, validation
+from meridian_broker.topics import names, validation
+from meridian_broker.topics.backfill.backfill import Recall
 from meridian_broker.topics.backfill.gaps import Gaps
 from meridian_broker.topics.backfill.holds import Holding
 from meridian_broker.topics.backfill.intake import Intake
@@ -32,8 +33,8 @@ from meridian_broker.topics.context import TopicContext
 from meridian_broker.topics.cursors import seeking
 from meridian_broker.topics.dispatch.consumer import Consumer, ConsumerPort
 from meridian_broker.topics.dispatch.key_ranges import KeySharedPolicy
-from meridian_broker.topics.dispatch.rates import Pacing
-from meridian_broker.topics.dispatch_scope import shares
+from meridian_broker.topics.dispatch.rates import DispatchRates, dispatch_rate
+from meridian_broker.topics.dispatch_scope.shares import follow
 from meridian_broker.topics.errors import (
     NotAllowed,
     SubscriptionExists,
@@ -43,22 +44,22 @@ from meridian_broker.topics.errors import (
 from meridian_broker.topics.journal.progress_log import ProgressLog
 from meridian_broker.topics.journal.topic_record import SET_ASIDE
 from meridian_broker.topics.limits import TopicLimits
+from meridian_broker.topics.policies import bounds
 from meridian_broker.topics.ports import Exchange
 from meridian_broker.topics.publishing.admission import Admission
 from meridian_broker.topics.publishing.deduplication import Deduplication
 from meridian_broker.topics.publishing.producer import Producer
-from meridian_broker.topics.publishing.storing import store_foreign, store_own
-from meridian_broker.topics.subscriptions.damaged_records import LostRecords
+from meridian_broker.topics.publishing.rates import PublishRates
+from meridian_broker.topics.publishing.storing import Storing
 from meridian_broker.topics.subscriptions.registry import Lives
 from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.wire.proto import pulsar_pb2 as pb
-from meridian_broker.wire.pulsar.frames import Send
 
 if TYPE_CHECKING:
-    from meridian_broker.positions.skipped import Skipped
     from meridian_broker.replication.entries.source import DeletionNotice
-    from meridian_broker.topics.backfill.backfill import Recall
+    from meridian_broker.topics.backfill.questions import Peers
     from meridian_broker.topics.dispatch.types import SubscriptionType
+    from meridian_broker.topics.journal.topic_record import TopicMetadata
 
 log = logging.getLogger(__name__)
 
@@ -81,50 +82,87 @@ class Topic(TopicContext):
         clock: HybridClock,
         limits: TopicLimits,
         exchange: Exchange | None,
+        *,
+        metadata: TopicMetadata | None = None,
+        regions: Callable[[], frozenset[str]] | None = None,
+        publish_throttle: Throttle | None = None,
+        peers: Peers | None = None,
+        add_schema: AddSchema | None = None,
     ) -> None:
-        # What it consists of follows; the context is what these parts share.
+        """
+        :param regions: where it lives now, this region included; None: here alone.
+        :param publish_throttle: shared by all topics of the broker.
+        :param peers: the other regions, which are asked for what is lacking here.
+        :param add_schema: gives a schema of theirs a number here.
+        """
         super().__init__(
             *(name, partition, region, incarnation, log, progress_log(self)),
             *(scheduler, clock, limits, exchange),
         )
+        self.metadata = metadata
+        if regions is not None:
+            self.regions = regions
         self.progress_log.on_failure = self.fence
         self.when_fenced(self._send_clients_away)
-        self.pacing = Pacing(self)
         self.producers: dict[str, Producer] = {}
         self.admission = Admission(self)
-        self.deduplication = Deduplication(self)
-        self.compaction = Compaction(self)
-        self.holding = Holding(self)
-        self.subscriptions: dict[str, Subscription] = {}
-        self.lives = Lives(self, shares.follow)
-        self.gaps = Gaps(self)
-        self.lost_records = LostRecords(self)
-        self.mending = Mending(self)
-        log.on_damage = self.mending.noticed
-        self.intake = Intake(self)
-        self.keeps_quotas = True
-        """Backlog quotas are enforced."""
-        self.reopen = True  # anew after a failure; false once it is closed on purpose
+        self.admit = self.admission.admit
+        self.deduplication = Deduplication(self, self.producers)
+        self.publish_rates = PublishRates(scheduler, publish_throttle)
+        self.compaction: Compaction = Compaction(self)
+        self.lives = Lives(self, self.compaction, lambda record, progress: Subscription(self, record, progress), follow)
+        self.subscriptions = self.lives.subscriptions
+        self.lost_records = self.lives.lost_records
+        self.dispatch_rates: DispatchRates = DispatchRates(scheduler, self.subscriptions)
+        self.intake = Intake(self, self.subscriptions)
+        self.stored = Storing(self, self.publish_rates, self.intake.check_pushed)
+        self.publish = self.stored.own
+        self.publish_foreign = self.stored.foreign
+        self.gaps = Gaps(
+            *(self, self.subscriptions, self.compaction),
+            damaged=lambda: self.mending.gaps(),
+            give_up=lambda gap: self.mending.give_up(gap),
+            ask=self._ask_others,
+        )
         self.recall: Recall | None = None
-        self.rolled_back: Callable[[str], None] = lambda _: None
-        self.came_back: Callable[[str, Position, Position], bool] = lambda *_: False
+        if peers is not None and add_schema is not None:
+            self.recall = Recall(
+                *(self, peers, self.subscriptions, self.producers, self.intake, self.gaps),
+                add_schema=add_schema,
+                given_back=self.deduplication.given_back,
+                is_joining=metadata is not None and metadata.record.joining,
+            )
+        self.holding = Holding(self, self.recall)
+        self.mending: Mending = Mending(self, self.subscriptions, self.gaps, self.recall)
+        log.on_damage = self.mending.noticed
+        self.reopen = True  # anew after a failure; false once it is closed on purpose
         self.deleted_elsewhere: Callable[[DeletionNotice], None] = lambda _: None
         self.own_before = log.own_before
         self.schema_source: Callable[[bytes], Awaitable[pb.Schema | None]] | None = None
-        self.add_schema: AddSchema | None = None
         self.was_alone = False
         """It lived in this region only, when that was last looked at."""
-        self.messages_in = 0
-        self.bytes_in = 0
-        self.messages_replicated_in = 0
-        self.bytes_replicated_in = 0
-        self.messages_out_before = 0
-        """Sent by subscriptions that are gone, so that the topic's totals only grow."""
-        self.bytes_out_before = 0
         self.replicated_positions: dict[str, Position] = {}
         """How far each remote region has confirmed, in local positions: retention keeps the rest."""
         self.last_used_ms = scheduler.now_ms()
         self.created_ms = scheduler.now_ms()
+
+    def _ask_others(self) -> None:
+        if self.recall is not None:
+            self.recall.start()
+
+    def follow(self, rules: Rules) -> None:
+        """These rules hold from now on, also for the clients that are there."""
+        before, self.rules = self.bounds, rules
+        self.bounds = bounds(self.limits, rules)
+        self.admission.limit = self.bounds.producers
+        self.deduplication.follow(rules.deduplication)
+        self.publish_rates.follow(rules.publish_rate)
+        self.dispatch_rates.follow(rules.dispatch_rate, rules.subscription_dispatch_rate)
+        if self.bounds != before:
+            for subscription in self.subscriptions.values():
+                for consumer in subscription.consumers:
+                    consumer.blocked = consumer.unacked_messages >= self.bounds.unacked_per_consumer
+                subscription.dispatch_soon()
 
     # -- closing -------------------------------------------------------------------------------------------------
 
@@ -178,17 +216,10 @@ class Topic(TopicContext):
         self.admission.gone(producer)
         self.last_used_ms = self.scheduler.now_ms()
 
-    def publish(self, producer: Producer, sends: list[Send]) -> int:
-        """Store messages of a client, see ``publishing.store_own``."""
-        return store_own(self, producer, sends)
-
-    def publish_foreign(self, producer: Producer, send: Send) -> None:
-        """Store an entry of another region, see ``publishing.store_foreign``."""
-        store_foreign(self, producer, send)
-
     def came_in(self) -> tuple[int, int]:
         """Messages and bytes stored since it was opened, of clients and of other regions, as Pulsar counts them."""
-        return self.messages_in + self.messages_replicated_in, self.bytes_in + self.bytes_replicated_in
+        stored = self.stored
+        return stored.messages_in + stored.messages_replicated_in, stored.bytes_in + stored.bytes_replicated_in
 
     # -- subscriptions -------------------------------------------------------------------------------------------
 
@@ -228,7 +259,7 @@ class Topic(TopicContext):
             return
         try:
             self.lives.check_open(name)
-            policies.check_new_subscription(self, name)
+            self.lives.check_room(name)
         except TopicError as error:
             ready(error)
             return
@@ -300,12 +331,12 @@ class Topic(TopicContext):
         read_compacted: bool = False,
     ) -> Consumer:
         """:raises ConsumerBusy, ConsumerAssignError: see ``Subscription.add_consumer``.
-        :raises NotAllowed: see ``ruling.check_new_consumer``.
+        :raises NotAllowed: see ``Lives.check_new_consumer``.
         :raises TopicFenced: the subscription was deleted since it was found.
         """
         self.check_open()
         subscription.check_open()
-        policies.check_new_consumer(subscription, kind)
+        self.lives.check_new_consumer(subscription, kind)
         if read_compacted and subscription.share is not None:
             raise NotAllowed(f"subscription {subscription.name!r} has dispatch scope origin: it reads the whole log")
         now_ms = self.scheduler.now_ms()
@@ -325,33 +356,7 @@ class Topic(TopicContext):
         subscription.remove_consumer(consumer)
         self.last_used_ms = self.scheduler.now_ms()
         if not (subscription.durable or subscription.consumers):
-            self.forget_reader(subscription)
-
-    def forget_reader(self, subscription: Subscription) -> None:
-        """A subscription that is not durable goes; its reader is not here."""
-        if self.subscriptions.pop(subscription.name, None) is not None:
-            self.count_gone(subscription)
-
-    def count_gone(self, subscription: Subscription) -> None:
-        """A subscription goes; what it sent stays in the topic's totals."""
-        self.messages_out_before += subscription.messages_out
-        self.bytes_out_before += subscription.bytes_out
-
-    async def last_message(self) -> Position:
-        """Last entry a client may see: markers do not count. -1:-1 when there is none.
-
-        :raises LedgerError: the entries' headers cannot be read.
-        """
-        position = self.log.last_confirmed
-        while self.log.holds(position):
-            index = await self.log.load_index(position.ledger)
-            if index.place(position.entry) is not None or not unpack(await self.log.read_one(position)).is_marker:
-                return position
-            before = self.log.before(position)
-            if before >= position:
-                break
-            position = before
-        return Position(-1, -1)
+            self.lives.forget_reader(subscription)
 
     async def position_at(self, time_ms: int, *, read_compacted: bool = False) -> Position:
         """The first entry published at or after ``time_ms``; right after the last one when there is none.
@@ -377,9 +382,16 @@ class Topic(TopicContext):
             await self.log.load_index(entries[0][0].ledger)
         return entries
 
+    def rolled_back(self, remote: str) -> None:
+        if self.recall is not None:
+            self.recall.doubt(remote)
+
+    def came_back(self, remote: str, after: Position, before: Position) -> bool:
+        return self.recall is not None and self.recall.came_back(remote, after, before)
+
     @property
     def replication_rate(self) -> Rate:
-        return self.pacing.replication
+        return dispatch_rate(self.rules.replicator_dispatch_rate)
 
     def last_own(self) -> Position:
         return self.log.last_own
@@ -395,9 +407,6 @@ class Topic(TopicContext):
 
     def replicated_to(self, remote: str, position: Position) -> None:
         self.replicated_positions[remote] = position
-
-    def skipped_for(self, remote: str) -> Skipped | None:
-        return None if self.metadata is None else self.metadata.record.skipped.get(remote)
 
     def region_left(self, remote: str) -> None:
         """It is no region of the topic any more: nothing is kept for it."""

@@ -52,8 +52,10 @@ class TopicStats:
             "msgThroughputOut": sum(one["msgThroughputOut"] for one in subscriptions.values()),
             "bytesInCounter": size,
             "msgInCounter": messages,
-            "bytesOutCounter": topic.bytes_out_before + sum(one["bytesOutCounter"] for one in subscriptions.values()),
-            "msgOutCounter": topic.messages_out_before + sum(one["msgOutCounter"] for one in subscriptions.values()),
+            "bytesOutCounter": topic.lives.bytes_out_before
+            + sum(one["bytesOutCounter"] for one in subscriptions.values()),
+            "msgOutCounter": topic.lives.messages_out_before
+            + sum(one["msgOutCounter"] for one in subscriptions.values()),
             "averageMsgSize": bytes_in / rate_in if rate_in else 0.0,
             "msgChunkPublished": False,
             "storageSize": topic.log.size,

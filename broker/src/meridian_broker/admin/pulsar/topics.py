@@ -30,6 +30,7 @@ from meridian_broker.admin.http.requests import (
 )
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.admin.http.web_pages import check_no_other_site
+from meridian_broker.ledgers.finding import last_message
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.topic_catalog import MAX_PARTITIONS
 from meridian_broker.positions import Stamp
@@ -357,7 +358,7 @@ async def terminate_partitions(request: web.Request) -> web.Response:
 async def last_message_id(request: web.Request) -> web.Response:
     """Id of the last message; ``-1:-1`` when there is none."""
     topic = await opened_one(request)
-    return answer(id_json(await topic.last_message(), topic.partition))
+    return answer(id_json(await last_message(topic.log), topic.partition))
 
 
 async def backlog_size(request: web.Request) -> web.Response:

@@ -11,6 +11,7 @@ from meridian_broker.bounds.clients import ACK_IDS
 from meridian_broker.gateway.pulsar.patience import patiently
 from meridian_broker.gateway.pulsar.refusals import REFUSALS, code_of
 from meridian_broker.ledgers.entry import BATCH, unpack
+from meridian_broker.ledgers.finding import last_message
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics import validation
@@ -370,7 +371,7 @@ async def _last_message_id(connection: Connection, request_id: int, consumer: Co
 
 
 async def _last_in_log(topic: Topic) -> tuple[Position, int]:
-    last = await topic.last_message()
+    last = await last_message(topic.log)
     if not topic.log.holds(last):
         return last, -1
     header = unpack(await topic.log.read_one(last))

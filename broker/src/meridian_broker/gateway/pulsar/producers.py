@@ -185,7 +185,7 @@ async def _admit(connection: Connection, request_id: int, made: Producer) -> Non
     """Come in, now or when the others are gone. :raises TopicError: it may not."""
 
     def ask(told: Admitted) -> None:
-        if made.topic.admission.admit(made, told):
+        if made.topic.admit(made, told):
             if connection.waiting_producers is None:
                 connection.waiting_producers = {}
             connection.waiting_producers[made.producer_id] = made

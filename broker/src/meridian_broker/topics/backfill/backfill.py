@@ -17,7 +17,7 @@ chain is broken for everybody, what is missing is lost; that is accepted only on
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final
@@ -39,8 +39,12 @@ from meridian_broker.wire.pulsar import metadata as message_metadata
 from meridian_broker.wire.pulsar.metadata import BodyError
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.backfill.gaps import Gap
-    from meridian_broker.topics.topic import Topic
+    from meridian_broker.topics.backfill.gaps import Gap, Gaps
+    from meridian_broker.topics.backfill.intake import Intake
+    from meridian_broker.topics.backfill.schema_numbers import AddSchema
+    from meridian_broker.topics.context import TopicContext
+    from meridian_broker.topics.publishing.producer import Producer
+    from meridian_broker.topics.subscriptions.subscription import Subscription
 
 log = logging.getLogger(__name__)
 
@@ -53,21 +57,21 @@ UNFED_MS: Final = 3000
 """A region whose replicator has not been here for so long is not waited for any more: it may be unable to dial us."""
 
 
-async def find(topic: Topic, asker: str, want: Want) -> Found:
+async def find(topic: TopicContext, recall: Recall | None, asker: str, want: Want) -> Found:
     """Answer another region. The longest chained run, or the first entry there is when not even that one follows.
 
     :raises LedgerError: the entries cannot be read.
     """
     is_own = want.origin == topic.region
-    if topic.recall is not None and want.origin not in topic.remotes:
-        topic.recall.left(want.origin)  # who asks has entries of it
+    if recall is not None and want.origin not in topic.remotes:
+        recall.left(want.origin)  # who asks has entries of it
     is_authority = is_own and want.before != LATEST  # of a hole: what its origin gave back is missed by nobody
     end = topic.log.last_own if is_own else topic.log.last_origin.get(want.origin, EARLIEST)
     after, skipped = want.after, topic.skipped_for(asker) if is_own else None
     if skipped is not None and skipped.applies_to(after):
         after = skipped.own  # as the replicator goes on
     await topic.scheduler.answer(topic.log.when_durable)  # what is not stored below the end counts as given back
-    settled = is_own and topic.recall is not None and topic.recall.is_settled
+    settled = is_own and recall is not None and recall.is_settled
     if after >= min(end, want.before):  # of nearly all that ask, and no ledger is looked into
         return Found((), is_chained=True, is_settled=settled, last=end)
     last, entries, size, is_chained = after, list[bytes](), 0, True
@@ -142,17 +146,33 @@ class Recall:
     """What one topic asks of the other regions."""
 
     def __init__(
-        self, topic: Topic, peers: Peers, regions: Callable[[], Collection[str]], *, is_joining: bool = False
+        self,
+        topic: TopicContext,
+        peers: Peers,
+        subscriptions: Mapping[str, Subscription],
+        producers: Mapping[str, Producer],
+        intake: Intake,
+        gaps: Gaps,
+        *,
+        add_schema: AddSchema,
+        given_back: Callable[[bytes], None],
+        is_joining: bool = False,
     ) -> None:
         """
-        :param regions: of the topic, now.
+        :param subscriptions: of the topic, now.
+        :param producers: likewise.
+        :param given_back: hears of each entry of our own that came back and is durable.
         :param is_joining: the copy here is not known to be filled (R21).
         """
-        self.joining = Joining(topic, peers, self.others, is_joining=is_joining)
-        self.schema_numbers = SchemaNumbers(topic, peers)
+        self.joining = Joining(topic, subscriptions, peers, self.others, is_joining=is_joining)
+        self.schema_numbers = SchemaNumbers(topic.name, peers, add_schema)
         self._topic = topic
         self._peers = peers
-        self._regions = regions
+        self._subscriptions = subscriptions
+        self._producers = producers
+        self._intake = intake
+        self._gaps = gaps
+        self._given_back = given_back
         self._asked: set[str] = set()
         """Regions that gave back all they had of our own entries."""
         self._is_running = False
@@ -178,7 +198,7 @@ class Recall:
 
     def others(self) -> set[str]:
         """The topic's other regions, now."""
-        return set(self._regions()) - {self._topic.region}
+        return set(self._topic.regions()) - {self._topic.region}
 
     def _outsiders(self) -> set[str]:
         """Regions that are none of the topic's and may have entries of ours all the same.
@@ -246,7 +266,7 @@ class Recall:
         if self._topic.is_ended and others <= self._asked and not self.joining.is_due:
             return Due.NOT
         absent, sources = self.absent(others)
-        is_waiting = self.joining.is_due or self._topic.gaps.open()
+        is_waiting = self.joining.is_due or self._gaps.open()
         if not sources <= self._asked or self._foreign_holes() or is_waiting:
             return Due.NOW
         return Due.POLL if absent and sources else Due.NOT
@@ -259,9 +279,9 @@ class Recall:
     def _unfed(self, others: Collection[str]) -> set[str]:
         """Regions that have not brought their entries themselves for a while."""
         now = self._topic.scheduler.monotonic_ms()
-        fed = {producer.remote_region for producer in self._topic.producers.values()}
+        fed = {producer.remote_region for producer in self._producers.values()}
         known = self._unfed_since_ms
-        fed |= self._topic.intake.refusals().keys()  # what it may not bring is not fetched either
+        fed |= self._intake.refusals().keys()  # what it may not bring is not fetched either
         self._unfed_since_ms = {region: known.get(region, now) for region in others if region not in fed}
         return {region for region, since in self._unfed_since_ms.items() if now - since >= UNFED_MS}
 
@@ -324,12 +344,12 @@ class Recall:
 
     async def _ask_for_others(self) -> None:
         topic, others = self._topic, self.others()
-        if why := await topic.intake.closed():
+        if why := await self._intake.closed():
             self.problem = why
             return
         for region, hole in self._foreign_holes():
             await self._fill(region, hole, others)
-        for gap in topic.gaps.open():
+        for gap in self._gaps.open():
             await self._bridge(gap, others - {gap.origin})
         unfed = self._unfed(others)
         self.joining.drained.clear()
@@ -355,14 +375,14 @@ class Recall:
                 lost_upto = min(lost_upto, max(unpack(found.entries[0]).prev, after))
         # A damaged copy may be whole again, or given up there: until then it is not known what its region can give.
         away = tuple(region for region, found in answers.items() if found is None or found.is_damaged)
-        topic.gaps.judged(replace(gap, after=after), lost_upto, away)
-        if topic.gaps.concerns_nobody(gap.origin):
+        self._gaps.judged(replace(gap, after=after), lost_upto, away)
+        if self._gaps.concerns_nobody(gap.origin):
             if gap.origin in self.others():
                 origin = answers[gap.origin] = await self._answer(gap.origin, want)
                 if origin is not None and (origin.entries or not origin.is_settled):
                     return  # what was damaged there, or lost, is back, or may be in a while
-            if self._knows_all_of(answers.values()) and topic.gaps.concerns_nobody(gap.origin):
-                await topic.gaps.pass_over(gap.origin)
+            if self._knows_all_of(answers.values()) and self._gaps.concerns_nobody(gap.origin):
+                await self._gaps.pass_over(gap.origin)
 
     async def _answer(self, region: str, want: Want) -> Found | None:
         """None: there is none."""
@@ -373,7 +393,7 @@ class Recall:
 
     def _knows_all_of(self, answers: Iterable[Found | None]) -> bool:
         """Whether every region answered, and none has more replicated subscriptions than are known here."""
-        known = sum(one.durable and one.replicated for one in self._topic.subscriptions.values())
+        known = sum(one.durable and one.replicated for one in self._subscriptions.values())
         return all(one is not None and (one.feed is None or one.feed.subscriptions <= known) for one in answers)
 
     async def _fill(self, region: str, hole: Hole, others: set[str]) -> None:
@@ -486,14 +506,14 @@ class Recall:
             after = header.origin
             topic.log.holes.fill(want.origin, after)
             if want.origin == topic.region:
-                topic.deduplication.given_back(pack_foreign(header._replace(stored_time_ms=now)) + body)
+                self._given_back(pack_foreign(header._replace(stored_time_ms=now)) + body)
         if want.origin == topic.region:
             self.returned += len(taken)
         return after
 
     def _let_in(self, want: Want, taken: list[tuple[EntryHeader, bytes]]) -> list[tuple[EntryHeader, bytes]]:
         """Those before the first one that may not be stored: what follows it is chained to it."""
-        intake, is_own = self._topic.intake, want.origin == self._topic.region
+        intake, is_own = self._intake, want.origin == self._topic.region
         for count, (header, body) in enumerate(taken):
             assert header.origin is not None
             size = len(body) - message_metadata.appended_bytes(body, want.origin, *header.origin)

@@ -38,9 +38,11 @@ from meridian_broker.topics.errors import GapNotAcceptable
 from meridian_broker.topics.journal.progress_log import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
 
-    from meridian_broker.topics.topic import Topic
+    from meridian_broker.topics.compaction.compaction import Compaction
+    from meridian_broker.topics.context import TopicContext
+    from meridian_broker.topics.subscriptions.subscription import Subscription
 
 log = logging.getLogger(__name__)
 
@@ -105,8 +107,28 @@ class Accepted:
 class Gaps:
     """See the module's text. Each topic has one."""
 
-    def __init__(self, topic: Topic) -> None:
+    def __init__(
+        self,
+        topic: TopicContext,
+        subscriptions: Mapping[str, Subscription],
+        compaction: Compaction,
+        *,
+        damaged: Callable[[], list[Gap]],
+        give_up: Callable[[Gap], Awaitable[None]],
+        ask: Callable[[], None],
+    ) -> None:
+        """
+        :param subscriptions: of the topic, now.
+        :param damaged: what is damaged now (``repair.py``).
+        :param give_up: pass over a stretch of that.
+        :param ask: have the other regions asked for what is missing.
+        """
         self._topic = topic
+        self._subscriptions = subscriptions
+        self._compaction = compaction
+        self._damaged = damaged
+        self._give_up = give_up
+        self._ask = ask
         self._open: dict[str, Gap] = {}
         self.accepted: list[Accepted] = []
         """Oldest first."""
@@ -124,7 +146,7 @@ class Gaps:
 
     def all(self) -> list[Gap]:
         """What is missing now, and what is damaged."""
-        return [*self.open(), *self._topic.mending.gaps()]
+        return [*self.open(), *self._damaged()]
 
     def told(self, origin: str, upto: Position) -> None:
         """The region cannot send its entries up to this one any more: ask the others."""
@@ -138,8 +160,7 @@ class Gaps:
         if known is None or (known.after, known.upto) != (after, upto):
             since_ms = self._topic.scheduler.now_ms() if known is None else known.since_ms
             self._open[origin] = Gap(origin, after, upto, since_ms)
-        if self._topic.recall is not None:
-            self._topic.recall.start()
+        self._ask()
 
     def judged(self, gap: Gap, lost_upto: Position, away: tuple[str, ...]) -> None:
         """The others were asked for what is missing after ``gap.after``. That says nothing of a gap that grew since."""
@@ -149,7 +170,7 @@ class Gaps:
 
     def owed_to(self, gap: Gap, upto: Position) -> list[str]:
         """Names of durable subscriptions here that may be owed some of what is missing up to a place."""
-        durable = [one for one in self._topic.subscriptions.values() if one.durable]
+        durable = [one for one in self._subscriptions.values() if one.durable]
         return sorted(one.name for one in durable if not one.progress.all_acked(gap.origin, gap.after, upto))
 
     def concerns_nobody(self, origin: str) -> bool:
@@ -162,8 +183,7 @@ class Gaps:
     @property
     def is_compacted(self) -> bool:
         """A compacted view is owed what everybody acknowledged."""
-        rules = self._topic.rules
-        return self._topic.compaction.holds_from() is not None or rules.compaction_threshold_bytes > 0
+        return self._compaction.is_wanted
 
     async def pass_over(self, origin: str) -> None:
         """Go on behind what ``concerns_nobody``. :raises TopicFenced: the topic was closed meanwhile."""
@@ -177,7 +197,7 @@ class Gaps:
         :raises MetadataError: it is not on record; they are asked for again.
         """
         await self._accept(Accepted(gap.origin, gap.after, gap.upto, self._topic.scheduler.now_ms(), NOBODY))
-        await self._topic.mending.give_up(gap)
+        await self._give_up(gap)
 
     def _last(self, origin: str) -> Position:
         return self._topic.log.last_origin.get(origin, EARLIEST)
@@ -213,14 +233,14 @@ class Gaps:
         accepted = Accepted(origin, gap.after, gap.lost_upto, topic.scheduler.now_ms(), by)
         lost = Dropped()
         lost.add(Cause.LOST, origin, accepted.after, accepted.upto)
-        names = [one.name for one in topic.subscriptions.values() if one.durable]
+        names = [one.name for one in self._subscriptions.values() if one.durable]
         # All in one turn: nothing of the origin is stored in between. The drops come first, so that a crash leaves
         # either nothing, or a gap that is asked about again.
         for name in names:
-            drops.record(topic.subscriptions[name], lost)
+            drops.record(self._subscriptions[name], lost)
         await self._accept(accepted)
         if gap.is_damage:
-            await topic.mending.give_up(gap)
+            await self._give_up(gap)
         return accepted, names
 
     async def _accept(self, accepted: Accepted) -> None:

@@ -18,7 +18,7 @@ from meridian_broker.topics.backfill.questions import PeerAway, Want
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.chapters import Chapter
-    from meridian_broker.topics.topic import Topic
+    from meridian_broker.topics.context import TopicContext
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +26,10 @@ log = logging.getLogger(__name__)
 class Holding:
     """What one topic holds back for others."""
 
-    def __init__(self, topic: Topic) -> None:
+    def __init__(self, topic: TopicContext, recall: Recall | None) -> None:
+        """:param recall: what asks the other regions; None: there are none to ask."""
         self._topic = topic
+        self._recall = recall
         self._known: dict[tuple[str, str], Position] = {}
         """``(region, origin)``: how far the region was known to have the origin."""
         self.reason = ""
@@ -42,7 +44,7 @@ class Holding:
         :raises LedgerError: an entry cannot be read.
         :raises TopicFenced: the topic was closed or deleted while another region was asked.
         """
-        topic, recall = self._topic, self._topic.recall
+        topic, recall = self._topic, self._recall
         self.reason, self.bytes_held = "", 0
         if recall is None or not recall.others():
             return below
@@ -92,7 +94,7 @@ class Holding:
         known = self._known.get(key, EARLIEST)
         if known >= last:
             return ""
-        found = await find(topic, region, Want(topic.name, topic.incarnation, origin, known, end))
+        found = await find(topic, recall, region, Want(topic.name, topic.incarnation, origin, known, end))
         if not found.entries:
             return ""  # what it has not is not meant for it, or gone here, too
         return f"held for {region}, which has entries of {origin} up to {known} only, not to {last}"

@@ -11,16 +11,18 @@ size keeps them out, only the end of a topic that was terminated before them.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meridian_broker.positions.position import Position
 from meridian_broker.topics.errors import BacklogQuotaHold, MessageTooLarge, TopicError
 from meridian_broker.topics.policies import METADATA_BYTES
-from meridian_broker.topics.retention import backlog_quotas
+from meridian_broker.topics.subscriptions.backlogs import exceeded
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.topic import Topic
+    from meridian_broker.topics.context import TopicContext
+    from meridian_broker.topics.subscriptions.subscription import Subscription
 
 REMEMBERED_MS: Final = 15_000
 """A replicator that was turned away tries again within five seconds. One that has not for so long cannot dial us."""
@@ -72,8 +74,10 @@ def decide(offered: Offered, standing: Standing) -> Verdict:
 class Intake:
     """The gate of one topic."""
 
-    def __init__(self, topic: Topic) -> None:
+    def __init__(self, topic: TopicContext, subscriptions: Mapping[str, Subscription]) -> None:
+        """:param subscriptions: of the topic, now."""
         self._topic = topic
+        self._subscriptions = subscriptions
         self._full = ""
         """How the backlog quota was exceeded when that was looked at last; empty: it was not."""
         self._turned_away: dict[str, tuple[str, int]] = {}
@@ -120,7 +124,7 @@ class Intake:
 
     async def look(self) -> None:
         """Is the backlog quota exceeded? :raises LedgerError: the oldest message cannot be read."""
-        self.found(await backlog_quotas.exceeded(self._topic))
+        self.found(await exceeded(self._topic, self._subscriptions.values()))
 
     def found(self, problem: str | None) -> None:
         """How the backlog quota is exceeded, as somebody just found; None: it is not."""

@@ -24,7 +24,8 @@ from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics.backfill.questions import Feed, Found, HasOtherKind, NotWanted, PeerAway, Peers, Want
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.topic import Topic
+    from meridian_broker.topics.context import TopicContext
+    from meridian_broker.topics.subscriptions.subscription import Subscription
 
 
 class Readiness(NamedTuple):
@@ -44,9 +45,21 @@ OUTSIDE: Final = Feed(EARLIEST, EARLIEST, 0, "we are no region of the topic ther
 class Joining:
     """See the module's text. Each topic that is replicated has one."""
 
-    def __init__(self, topic: Topic, peers: Peers, others: Callable[[], set[str]], *, is_joining: bool) -> None:
-        """:param is_joining: the topic was just made here, or was not filled yet when it was closed."""
+    def __init__(
+        self,
+        topic: TopicContext,
+        subscriptions: Mapping[str, Subscription],
+        peers: Peers,
+        others: Callable[[], set[str]],
+        *,
+        is_joining: bool,
+    ) -> None:
+        """
+        :param subscriptions: of the topic, now.
+        :param is_joining: the topic was just made here, or was not filled yet when it was closed.
+        """
         self._topic = topic
+        self._subscriptions = subscriptions
         self._peers = peers
         self._others = others
         self.is_joining = is_joining
@@ -150,7 +163,7 @@ class Joining:
             f"entries of {region}, which is no longer a region of the topic, are still coming"
             for region in sorted(self.origins - others - self.drained)
         )
-        known = sum(one.durable and one.replicated for one in self._topic.subscriptions.values())
+        known = sum(one.durable and one.replicated for one in self._subscriptions.values())
         for region, feed in sorted(self._feeds.items()):
             if feed is not None and feed.subscriptions > known:
                 waits.append(f"{region} has {feed.subscriptions} replicated subscriptions, and {known} are known here")

@@ -37,14 +37,15 @@ from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.backfill.backfill import Recall, checked
-from meridian_broker.topics.backfill.gaps import Gap
+from meridian_broker.topics.backfill.gaps import Gap, Gaps
 from meridian_broker.topics.backfill.questions import PeerAway, Want
 from meridian_broker.topics.errors import TopicError
 from meridian_broker.wire.pulsar import metadata as message_metadata
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.index import Place
-    from meridian_broker.topics.topic import Topic
+    from meridian_broker.topics.context import TopicContext
+    from meridian_broker.topics.subscriptions.subscription import Subscription
 
 log = logging.getLogger(__name__)
 
@@ -79,8 +80,18 @@ class _Run(NamedTuple):
 class Mending:
     """See the module's text. Each topic has one."""
 
-    def __init__(self, topic: Topic) -> None:
+    def __init__(
+        self, topic: TopicContext, subscriptions: Mapping[str, Subscription], lacking: Gaps, recall: Recall | None
+    ) -> None:
+        """
+        :param subscriptions: of the topic, now.
+        :param lacking: where what no region has is passed over.
+        :param recall: what asks the other regions; None: there are none to ask.
+        """
         self._topic = topic
+        self._subscriptions = subscriptions
+        self._lacking = lacking
+        self._recall = recall
         self._away: dict[Position, tuple[str, ...]] = {}
         """Entries that no region gave when they were asked, and those that could not be asked."""
         self._since_ms: dict[Position, int] = {}
@@ -192,7 +203,7 @@ class Mending:
 
     async def _fetch(self, run: _Run) -> None:
         """Ask every region until the whole run is back."""
-        recall, lacking, away = self._topic.recall, dict(run.places), set[str]()
+        recall, lacking, away = self._recall, dict(run.places), set[str]()
         members = set[str]() if recall is None else recall.others()
         for region in sorted(set() if recall is None else recall.sources()):
             assert recall is not None
@@ -266,7 +277,7 @@ class Mending:
         self._tell(entries)
 
     def _tell(self, entries: Mapping[Position, bytes]) -> None:
-        for subscription in list(self._topic.subscriptions.values()):
+        for subscription in list(self._subscriptions.values()):
             subscription.mended(entries)
 
     def _is_other(self, position: Position, copy: bytes) -> bool:
@@ -324,14 +335,14 @@ class Mending:
                 await next_turn(topic.scheduler)
             gap = self._gap(run)
             if gap.since_ms <= patient_ms and gap.is_judged and not gap.away:
-                if topic.gaps.is_compacted or self._is_owed(run.places.items()):
+                if self._lacking.is_compacted or self._is_owed(run.places.items()):
                     hopeless[next(iter(run.places))] = gap
                 else:
-                    await topic.gaps.pass_over_damaged(gap)
+                    await self._lacking.pass_over_damaged(gap)
         self._hopeless = hopeless
 
     def _is_owed(self, places: Iterable[tuple[Position, Place]]) -> bool:
-        durable = [one for one in self._topic.subscriptions.values() if one.durable]
+        durable = [one for one in self._subscriptions.values() if one.durable]
         return any(not one.is_settled(place.region, place.origin, at) for at, place in places for one in durable)
 
 

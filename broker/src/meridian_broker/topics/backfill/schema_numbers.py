@@ -10,15 +10,12 @@ is rewritten before the entry is stored. So whatever a region stores has its own
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from meridian_broker.ledgers.entry import EntryHeader
 from meridian_broker.topics.backfill.questions import Peers
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import metadata as message_metadata
-
-if TYPE_CHECKING:
-    from meridian_broker.topics.topic import Topic
 
 KNOWN_MAX: Final = 1000
 """Numbers remembered of one topic."""
@@ -32,9 +29,10 @@ AddSchema = Callable[[pb.Schema], Awaitable[bytes]]
 class SchemaNumbers:
     """Of one topic."""
 
-    def __init__(self, topic: Topic, peers: Peers) -> None:
+    def __init__(self, topic: str, peers: Peers, add: AddSchema) -> None:
         self._topic = topic
         self._peers = peers
+        self._add = add
         self._known: dict[tuple[str, bytes], bytes] = {}
 
     async def renumbered(self, region: str, header: EntryHeader, body: bytes) -> bytes:
@@ -60,9 +58,9 @@ class SchemaNumbers:
     async def _ours(self, region: str, theirs: bytes) -> bytes:
         known = self._known.get((region, theirs))
         if known is None:
-            schema, add = await self._peers.schema(region, self._topic.name, theirs), self._topic.add_schema
+            schema = await self._peers.schema(region, self._topic, theirs)
             # One that nobody there knows: the number means nothing, so it stays as it is.
-            known = theirs if schema is None or add is None else await add(schema)
+            known = theirs if schema is None else await self._add(schema)
             if len(self._known) >= KNOWN_MAX:
                 self._known.clear()
             self._known[region, theirs] = known

@@ -22,6 +22,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 from meridian_broker.ledgers.entry import BATCH, MARKER, unpack
+from meridian_broker.ledgers.finding import last_message
 from meridian_broker.ledgers.labels import Kind, Label
 from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.ledgers.reading import Stored
@@ -40,8 +41,8 @@ from meridian_broker.topics.compaction.view import CompactedView, survey
 from meridian_broker.topics.errors import CompactionRunning, TopicError, TopicFenced
 
 if TYPE_CHECKING:
+    from meridian_broker.topics.context import TopicContext
     from meridian_broker.topics.journal.topic_record import TopicMetadata
-    from meridian_broker.topics.topic import Topic
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class Workshop:
 class Compaction:
     """See the module's text. ``await open`` before anything else."""
 
-    def __init__(self, topic: Topic) -> None:
+    def __init__(self, topic: TopicContext) -> None:
         self.view: CompactedView | None = None
         self.status = Status.NOT_RUN
         self.last_error = ""
@@ -87,6 +88,15 @@ class Compaction:
         self._forgetting = False
         self._at_work = False
         self._waiting: list[Callable[[None], None]] = []
+        self._readers: list[Callable[[CompactedView | None], None]] = []
+
+    def when_view_changes(self, callback: Callable[[CompactedView | None], None]) -> None:
+        """``callback`` hears the view that is in force from then on; None: there is none any more."""
+        self._readers.append(callback)
+
+    def _view_changed(self, view: CompactedView | None) -> None:
+        for callback in self._readers:
+            callback(view)
 
     async def open(
         self, metadata: TopicMetadata, workshop: Workshop, unnamed: Sequence[tuple[int, Position]] = ()
@@ -147,6 +157,11 @@ class Compaction:
         if self._forgetting:
             return EARLIEST
         return self._from if self.view is None else self.view.horizon
+
+    @property
+    def is_wanted(self) -> bool:
+        """There is a compacted view, or there will be one: it is owed what every subscription acknowledged."""
+        return self.holds_from() is not None or self._topic.rules.compaction_threshold_bytes > 0
 
     def bytes_to_do(self) -> int:
         """Bytes of the log that the view does not cover, about."""
@@ -224,10 +239,7 @@ class Compaction:
         view = CompactedView(record, workshop.store, self._in_log)
         view.index(compactor.kept)
         self.view, self._is_indexed, self._is_damaged = view, True, False
-        for subscription in topic.subscriptions.values():
-            if subscription.compacted is not None:
-                subscription.compacted.compare(view)
-                subscription.advance()
+        self._view_changed(view)
         await self._clear_scraps()
 
     def _scraps(self) -> tuple[int, ...]:
@@ -256,9 +268,7 @@ class Compaction:
         try:
             await metadata.save_compaction(None, (self.view.record.ledger_id,))
             self.view, self._is_indexed = None, False
-            for subscription in self._topic.subscriptions.values():
-                if subscription.durable and subscription.compacted is not None:
-                    subscription.read_anew()
+            self._view_changed(None)
             await self._clear_scraps()
         finally:
             self._forgetting = False
@@ -385,7 +395,7 @@ class Compaction:
         :raises LedgerError: it cannot be read.
         """
         view = self.view
-        if view is None or await self._topic.last_message() > view.horizon:
+        if view is None or await last_message(self._topic.log) > view.horizon:
             return None
         if view.last is None:
             return Position(-1, -1), -1
@@ -397,7 +407,7 @@ class Compaction:
         return view.last, header.messages - 1 if header.kept is None else header.kept.bit_length() - 1
 
 
-def _is_whole(topic: Topic) -> bool:
+def _is_whole(topic: TopicContext) -> bool:
     """Whether the log was never given back any of: it holds all that a view of it may cover."""
     spans = topic.log.spans()
     return bool(spans) and spans[0].own_before == EARLIEST and not spans[0].origins_before and not topic.log.joined

@@ -16,7 +16,7 @@ merges old rewinds (``rewind_merging.py``) only as far as what it stores is acke
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.store import LedgerError
@@ -30,28 +30,26 @@ if TYPE_CHECKING:
     from meridian_broker.ledgers.index import LedgerIndex, Place
     from meridian_broker.ledgers.log import TopicLog
     from meridian_broker.topics.subscriptions.subscription import Subscription
-    from meridian_broker.topics.topic import Topic
 
 WALK: Final = 20_000
 """Entries behind a cursor that are looked at one by one; those behind them count as owed."""
 
 
-async def look_after(topic: Topic) -> None:
+async def look_after(subscription: Subscription) -> None:
     """Called once in a while: report what is new, and let floors rise.
 
     :raises LedgerError: an index cannot be read.
     """
-    for subscription in list(topic.subscriptions.values()):
-        _forget_drops(subscription)
-        has_old_rewinds = rewind_merging.are_many(subscription)
-        if _is_of_many(subscription):
-            if has_old_rewinds or subscription.progress.count_detail():
-                await _report(subscription)
-                rise(subscription)
-        elif has_old_rewinds and not rewind_merging.are_kept(subscription):
-            done = await _settled(subscription, _acked_or_gone_upto(subscription))
-            if done is not None:
-                rewind_merging.merge_done(subscription, done)
+    _forget_drops(subscription)
+    has_old_rewinds = rewind_merging.are_many(subscription)
+    if _is_of_many(subscription):
+        if has_old_rewinds or subscription.progress.count_detail():
+            await _report(subscription)
+            rise(subscription)
+    elif has_old_rewinds and not rewind_merging.are_kept(subscription):
+        done = await _settled(subscription, _acked_or_gone_upto(subscription))
+        if done is not None:
+            rewind_merging.merge_done(subscription, done)
 
 
 def rise(subscription: Subscription) -> None:
@@ -59,7 +57,7 @@ def rise(subscription: Subscription) -> None:
     if not subscription.progress.reports or not _is_of_many(subscription):
         return
     topic, progress = subscription.topic, subscription.progress
-    floors = vouched(progress.reports, _regions(topic), progress.state(), progress.floors())
+    floors = vouched(progress.reports, topic.regions(), progress.state(), progress.floors())
     if floors:
         subscription.claims.flush_pending()
         delta = progress.empty_delta()
@@ -70,7 +68,7 @@ def rise(subscription: Subscription) -> None:
         topic.tell_others(subscription.name, delta)
         subscription.advance()
     if rewind_merging.are_many(subscription):
-        rewind_merging.merge(subscription, _regions(topic))
+        rewind_merging.merge(subscription, topic.regions())
 
 
 def apply(subscription: Subscription, delta: Progress) -> None:
@@ -89,11 +87,7 @@ def _forget_drops(subscription: Subscription) -> None:
 
 
 def _is_of_many(subscription: Subscription) -> bool:
-    return subscription.durable and subscription.replicated and len(_regions(subscription.topic)) > 1
-
-
-def _regions(topic: Topic) -> Collection[str]:
-    return {topic.region} if topic.recall is None else {topic.region, *topic.recall.others()}
+    return subscription.durable and subscription.replicated and len(subscription.topic.regions()) > 1
 
 
 async def _report(subscription: Subscription) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.positions import Stamp
 from meridian_broker.topics import validation
-from meridian_broker.topics.backfill.backfill import Recall
 from meridian_broker.topics.errors import LimitReached, NotAllowed, OtherKind, TopicFenced, TopicNotFound
 from meridian_broker.topics.journal.progress_log import ProgressLog
 from meridian_broker.topics.journal.topic_record import TopicMetadata
@@ -59,9 +58,12 @@ async def open_topic(
         topic.partitions = growing_to or base.partitions
         topic.created, topic.base_incarnation = base.created, base.incarnation
     topic.schema_source = service.schemas.for_topic(name)
-    topic.add_schema = lambda schema: service.add_schema(name, schema, topic.check_open)
-    if service.replication is not None:
-        _recall(service, topic, metadata)
+    if topic.recall is not None:
+        topic.log.joined = {**topic.log.joined, **metadata.record.joined}
+        topic.log.is_joined = topic.recall.is_settled
+    topic.deleted_elsewhere = lambda told: service.scheduler.spawn(
+        incarnations.follow(service, topic, told), "follow a deletion in another region"
+    )
     topic.log.watch(topic.dispatch_all)
     topic.mending.noticed()
     topic.when_fenced(lambda _: service.fenced(topic))
@@ -121,9 +123,12 @@ async def _open(service: TopicService, name: TopicName, metadata: TopicMetadata,
         service.clock,
         service.topic_limits,
         service.exchange,
+        metadata=metadata,
+        regions=lambda: service.regions_of(str(name)),
+        publish_throttle=service.publishing,
+        peers=service.replication,
+        add_schema=lambda schema: service.add_schema(name, schema, topic.check_open),
     )
-    topic.pacing.of_broker(service.publishing)
-    topic.metadata = metadata
     topic.admission.recall(record.topic_epoch)
     await topic.compaction.open(metadata, service.workshop, adopted.views)
     if record.terminated is not None:
@@ -136,19 +141,6 @@ async def _open(service: TopicService, name: TopicName, metadata: TopicMetadata,
         await replay.recover(topic, lacking.acked)
         await lacking.tell(topic)
     return topic
-
-
-def _recall(service: TopicService, topic: Topic, metadata: TopicMetadata) -> None:
-    """What it lacks it asks the other regions for."""
-    assert service.replication is not None
-    record = metadata.record
-    topic.recall = Recall(topic, service.replication, lambda: service.regions_of(topic.name), is_joining=record.joining)
-    topic.log.joined = {**topic.log.joined, **record.joined}
-    topic.log.is_joined = topic.recall.is_settled
-    topic.rolled_back, topic.came_back = topic.recall.doubt, topic.recall.came_back
-    topic.deleted_elsewhere = lambda told: service.scheduler.spawn(
-        incarnations.follow(service, topic, told), "follow a deletion in another region"
-    )
 
 
 async def _may_create(service: TopicService, name: TopicName, create: bool, *, foreign: bool = False) -> None:

@@ -58,6 +58,7 @@ class NonPersistentTopic:
         self.bounds = bounds(limits, self.rules)
         self.producers: dict[str, Producer] = {}
         self.admission = Admission(self)
+        self.admit = self.admission.admit
         self.subscriptions: dict[str, NonPersistentSubscription] = {}
         self.failure: str | None = None
         self.messages_in = 0

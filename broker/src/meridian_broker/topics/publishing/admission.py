@@ -18,9 +18,7 @@ from meridian_broker.topics.errors import ProducerBusy, ProducerFenced, TopicFen
 from meridian_broker.topics.publishing.access_modes import AccessMode, Asked, Present, Verdict, decide, next_epoch
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.nonpersistent.topic import NonPersistentTopic
-    from meridian_broker.topics.publishing.producer import Producer
-    from meridian_broker.topics.topic import Topic
+    from meridian_broker.topics.publishing.producer import Producer, ProducerHost
 
 _NEVER_REACHED: Final = 1 << 63
 """No epoch that was counted up to."""
@@ -36,7 +34,7 @@ class _Waiting(NamedTuple):
 class Admission:
     """The door of one topic."""
 
-    def __init__(self, topic: Topic | NonPersistentTopic) -> None:
+    def __init__(self, topic: ProducerHost) -> None:
         self._topic = topic
         self._waiting: deque[_Waiting] = deque()
         self._exclusive: Producer | None = None

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import FOREIGN, HEADER, MARKER, unpack
@@ -40,8 +40,8 @@ from meridian_broker.topics.publishing.sequence_ids import (
 from meridian_broker.wire.pulsar import metadata as message_metadata
 
 if TYPE_CHECKING:
+    from meridian_broker.topics.context import TopicContext
     from meridian_broker.topics.publishing.producer import Producer
-    from meridian_broker.topics.topic import Topic
     from meridian_broker.wire.pulsar.frames import Send
 
 RECORD_BYTES: Final = 64 << 20
@@ -53,9 +53,11 @@ SCAN_BYTES: Final = 1 << 20
 class Deduplication:
     """What one topic knows of its producers' sequence ids."""
 
-    def __init__(self, topic: Topic) -> None:
+    def __init__(self, topic: TopicContext, producers: Mapping[str, Producer]) -> None:
+        """:param producers: of the topic, now."""
         self._topic = topic
-        self._ids = SequenceIds(topic.limits.dedup_producers, lambda name: name in topic.producers)
+        self._producers = producers
+        self._ids = SequenceIds(topic.limits.dedup_producers, lambda name: name in producers)
         self.enabled = False
         self._switches = 0
         self._switching = 0
@@ -138,7 +140,7 @@ class Deduplication:
             self._switch_off()
         else:
             return
-        for producer in self._topic.producers.values():
+        for producer in self._producers.values():
             self.attach(producer)
 
     def _switch_on(self) -> None:

@@ -12,9 +12,10 @@ from meridian_broker.topics.publishing.access_modes import AccessMode
 from meridian_broker.wire.pulsar.metadata import plain_start
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.nonpersistent.topic import NonPersistentTopic
+    from meridian_broker.ledgers.scheduling import Scheduler
+    from meridian_broker.topics.journal.topic_record import TopicMetadata
+    from meridian_broker.topics.limits import TopicLimits
     from meridian_broker.topics.publishing.deduplication import Gate
-    from meridian_broker.topics.topic import Topic
     from meridian_broker.wire.pulsar.frames import Send
 
 
@@ -46,6 +47,62 @@ class ProducerPort(Protocol):
         ...
 
 
+class ProducerHost(Protocol):
+    """What a producer publishes to: a topic of either kind."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def limits(self) -> TopicLimits: ...
+
+    @property
+    def scheduler(self) -> Scheduler: ...
+
+    @property
+    def metadata(self) -> TopicMetadata | None:
+        """Where an exclusive producer's epoch is put on record; None: nowhere."""
+        ...
+
+    @property
+    def failure(self) -> str | None:
+        """Why it is not served any more; None: it is."""
+        ...
+
+    @property
+    def producers(self) -> dict[str, Producer]:
+        """Those that were let in, by name."""
+        ...
+
+    def check_open(self) -> None:
+        """:raises TopicFenced: it is not served now."""
+        ...
+
+    def fence(self, reason: str) -> None:
+        """Stop serving: send every client away."""
+        ...
+
+    def admit(self, producer: Producer, told: Callable[[Exception | None], None], /) -> bool:
+        """Let a client's producer in, or not. ``told`` hears the outcome, now or later; True: it waits for others."""
+        ...
+
+    def entered(self, producer: Producer) -> None:
+        """A producer was let in."""
+        ...
+
+    def remove_producer(self, producer: Producer) -> None:
+        """A producer left, or does not want to come in any more."""
+        ...
+
+    def publish(self, producer: Producer, sends: list[Send], /) -> int:
+        """Take messages of a client, in order; returns how many bytes of them are on their way to the disk."""
+        ...
+
+    def publish_foreign(self, producer: Producer, send: Send, /) -> None:
+        """Take an entry of another region. :raises TopicError: it may not come in."""
+        ...
+
+
 class Producer:
     """One PRODUCER."""
 
@@ -71,7 +128,7 @@ class Producer:
 
     def __init__(
         self,
-        topic: Topic | NonPersistentTopic,
+        topic: ProducerHost,
         port: ProducerPort,
         producer_id: int,
         name: str,

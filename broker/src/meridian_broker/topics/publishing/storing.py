@@ -7,6 +7,7 @@ order, and only as its origin stored it (R3, R4, R7).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.entry import CHUNK
@@ -21,88 +22,114 @@ from meridian_broker.wire.pulsar import metadata as message_metadata
 from meridian_broker.wire.pulsar.frames import Send
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.topic import Topic
+    from meridian_broker.topics.context import TopicContext
+    from meridian_broker.topics.publishing.rates import PublishRates
 
 
-def store_own(topic: Topic, producer: Producer, sends: list[Send]) -> int:
-    """Store messages of a client, in order. The producer's port hears the outcome of each.
+class Storing:
+    """How one topic stores messages, and how many it stored since it was opened."""
 
-    Returns how many bytes of them are on their way to the disk.
+    __slots__ = (
+        "_append_own",
+        "_check_pushed",
+        "_rates",
+        "_topic",
+        "bytes_in",
+        "bytes_replicated_in",
+        "messages_in",
+        "messages_replicated_in",
+    )
 
-    They come as one read of the connection brought them: what is paid per call is paid once for all of them.
-    """
-    if topic.is_ended:
+    def __init__(self, topic: TopicContext, rates: PublishRates, check_pushed: Callable[[str, int], None]) -> None:
+        """:param check_pushed: whether an entry of another region, with its size, may come in: raises if not."""
+        self._topic = topic
+        self._append_own = topic.log.append_own
+        self._rates = rates
+        self._check_pushed = check_pushed
+        self.messages_in = 0
+        self.bytes_in = 0
+        self.messages_replicated_in = 0
+        self.bytes_replicated_in = 0
+
+    def own(self, producer: Producer, sends: list[Send]) -> int:
+        """Store messages of a client, in order. The producer's port hears the outcome of each.
+
+        Returns how many bytes of them are on their way to the disk.
+
+        They come as one read of the connection brought them: what is paid per call is paid once for all of them.
+        """
+        topic = self._topic
+        if topic.is_ended:
+            for send in sends:
+                producer.port.refused(producer, send, topic.refusal())
+            return 0
+        largest, longest_delay = topic.bounds.body_bytes, topic.bounds.delay_ms
+        entries: list[OwnEntry] = []
+        taken: list[Send] = []
+        messages = size = 0
         for send in sends:
-            producer.port.refused(producer, send, topic.refusal())
-        return 0
-    largest, longest_delay = topic.bounds.body_bytes, topic.bounds.delay_ms
-    entries: list[OwnEntry] = []
-    taken: list[Send] = []
-    messages = size = 0
-    for send in sends:
-        _, _, _, _, count, is_chunk, marker, message_id, origin, transactional, _, body = send
-        facts = message_metadata.plain_facts(body, producer.plain_start)
-        is_plain = not (is_chunk or marker or transactional or count != 1 or len(body) > largest)
-        try:
-            if facts is not None and is_plain and message_id is None and origin is None:
-                entries.append((0, 1, 0, facts[1], facts[0], b"", body))  # it says nothing that could be refused
-            else:
-                view = validation.message(send, largest, longest_delay)
-                entries.append(own_entry(CHUNK if is_chunk else 0, view, body))
-        except (TopicError, message_metadata.BodyError) as error:
-            producer.port.refused(producer, send, error)
-            continue
-        taken.append(send)
-        messages += count
-        size += len(body)
-    done = producer.done
-    if producer.gate is not None:
-        entries, taken = producer.gate.sift(entries, taken)
-        messages, size = sum(send.num_messages for send in taken), sum(len(send.body) for send in taken)
-        done = producer.gate.done
-    if not taken:
-        return 0
-    producer.messages_in += messages
-    producer.bytes_in += size
-    topic.messages_in += messages
-    topic.bytes_in += size
-    topic.log.append_own(entries, done, taken)
-    if topic.pacing.publish:
-        topic.pacing.published(producer, messages, size)
-    return size
+            _, _, _, _, count, is_chunk, marker, message_id, origin, transactional, _, body = send
+            facts = message_metadata.plain_facts(body, producer.plain_start)
+            is_plain = not (is_chunk or marker or transactional or count != 1 or len(body) > largest)
+            try:
+                if facts is not None and is_plain and message_id is None and origin is None:
+                    entries.append((0, 1, 0, facts[1], facts[0], b"", body))  # it says nothing that could be refused
+                else:
+                    view = validation.message(send, largest, longest_delay)
+                    entries.append(own_entry(CHUNK if is_chunk else 0, view, body))
+            except (TopicError, message_metadata.BodyError) as error:
+                producer.port.refused(producer, send, error)
+                continue
+            taken.append(send)
+            messages += count
+            size += len(body)
+        done = producer.done
+        if producer.gate is not None:
+            entries, taken = producer.gate.sift(entries, taken)
+            messages, size = sum(send.num_messages for send in taken), sum(len(send.body) for send in taken)
+            done = producer.gate.done
+        if not taken:
+            return 0
+        producer.messages_in += messages
+        producer.bytes_in += size
+        self.messages_in += messages
+        self.bytes_in += size
+        self._append_own(entries, done, taken)
+        if self._rates.throttles:
+            self._rates.published(producer, messages, size)
+        return size
 
+    def foreign(self, producer: Producer, send: Send) -> None:
+        """Store an entry of another region, once and in its origin's order.
 
-def store_foreign(topic: Topic, producer: Producer, send: Send) -> None:
-    """Store an entry of another region, once and in its origin's order.
-
-    :raises NotAllowed: the sender is no replicator, or speaks for a region it is not (R7).
-    :raises ReplicationGap: it is not the next one of its origin (R4).
-    :raises OriginConflict: its bytes are not those its origin stored (R7).
-    :raises TopicTerminated, BacklogQuotaHold, MessageTooLarge: it may not come in, see ``topics/backfill/intake.py``.
-    """
-    stamp = send.origin
-    if stamp is None or producer.remote_region is None or stamp.region != producer.remote_region:
-        raise NotAllowed("only the replicator of a region may send that region's entries")
-    if stamp.region == topic.region:
-        raise NotAllowed(f"{topic.region} cannot be told its own entries by a replicator")
-    origin, prev = Position(stamp.ledger, stamp.entry), Position(stamp.prev_ledger, stamp.prev_entry)
-    if not EARLIEST <= prev < origin or not 0 <= origin.entry < ENTRY_LIMIT or prev.entry >= ENTRY_LIMIT:
-        raise NotAllowed(f"{stamp.region} says that its entry {origin} comes after {prev}: no such chain (R3)")
-    last = topic.log.last_origin.get(stamp.region, EARLIEST)
-    if origin <= last:
-        topic.log.when_durable(lambda error: producer.done([send], last if error is None else error))
-        return
-    topic.intake.check_pushed(stamp.region, len(send.body) - stamp.appended_metadata_bytes)
-    if Position(stamp.sent_prev_ledger, stamp.sent_prev_entry) != last:
-        raise ReplicationGap(
-            f"{stamp.region} sent {origin} after {stamp.sent_prev_ledger}:{stamp.sent_prev_entry}, "
-            f"but the last entry stored from there is {last}: resume from it"
-        )
-    if message_metadata.origin_checksum(send.body, stamp.appended_metadata_bytes) != stamp.checksum:
-        raise OriginConflict(f"entry {stamp.region}/{origin} arrived with other bytes than its origin stored")
-    header = foreign_header(send, stamp, prev, origin, topic.scheduler.now_ms())
-    producer.messages_in += header.messages
-    producer.bytes_in += len(send.body)
-    topic.messages_replicated_in += header.messages
-    topic.bytes_replicated_in += len(send.body)
-    topic.log.append_foreign(header, send.body, producer.done, send)
+        :raises NotAllowed: the sender is no replicator, or speaks for a region it is not (R7).
+        :raises ReplicationGap: it is not the next one of its origin (R4).
+        :raises OriginConflict: its bytes are not those its origin stored (R7).
+        :raises TopicTerminated, BacklogQuotaHold, MessageTooLarge: it may not come in (``backfill/intake.py``).
+        """
+        topic, stamp = self._topic, send.origin
+        if stamp is None or producer.remote_region is None or stamp.region != producer.remote_region:
+            raise NotAllowed("only the replicator of a region may send that region's entries")
+        if stamp.region == topic.region:
+            raise NotAllowed(f"{topic.region} cannot be told its own entries by a replicator")
+        origin, prev = Position(stamp.ledger, stamp.entry), Position(stamp.prev_ledger, stamp.prev_entry)
+        if not EARLIEST <= prev < origin or not 0 <= origin.entry < ENTRY_LIMIT or prev.entry >= ENTRY_LIMIT:
+            raise NotAllowed(f"{stamp.region} says that its entry {origin} comes after {prev}: no such chain (R3)")
+        last = topic.log.last_origin.get(stamp.region, EARLIEST)
+        if origin <= last:
+            topic.log.when_durable(lambda error: producer.done([send], last if error is None else error))
+            return
+        self._check_pushed(stamp.region, len(send.body) - stamp.appended_metadata_bytes)
+        if Position(stamp.sent_prev_ledger, stamp.sent_prev_entry) != last:
+            raise ReplicationGap(
+                f"{stamp.region} sent {origin} after {stamp.sent_prev_ledger}:{stamp.sent_prev_entry}, "
+                f"but the last entry stored from there is {last}: resume from it"
+            )
+        if message_metadata.origin_checksum(send.body, stamp.appended_metadata_bytes) != stamp.checksum:
+            raise OriginConflict(f"entry {stamp.region}/{origin} arrived with other bytes than its origin stored")
+        header = foreign_header(send, stamp, prev, origin, topic.scheduler.now_ms())
+        producer.messages_in += header.messages
+        producer.bytes_in += len(send.body)
+        self.messages_replicated_in += header.messages
+        self.bytes_replicated_in += len(send.body)
+        topic.log.append_foreign(header, send.body, producer.done, send)

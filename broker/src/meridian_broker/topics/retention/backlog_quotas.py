@@ -15,12 +15,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from meridian_broker.ledgers.entry import unpack
 from meridian_broker.metadata.policy_values import QUOTA_KINDS, QUOTA_POLICIES, BacklogQuota
 from meridian_broker.positions import Cause
-from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.positions.position import EARLIEST
 from meridian_broker.topics.cursors import drops
 from meridian_broker.topics.errors import BacklogQuotaException, BacklogQuotaHold
+from meridian_broker.topics.subscriptions.backlogs import beyond, exceeded, quotas, waiting
 
 if TYPE_CHECKING:
     from meridian_broker.topics.publishing.producer import Producer
@@ -39,22 +39,10 @@ async def check_producer(topic: Topic) -> None:
 
     :raises BacklogQuotaHold, BacklogQuotaException: too much waits there.
     """
-    for kind, quota in _quotas(topic):
+    for kind, quota in quotas(topic):
         if quota.policy != EVICTION and (problem := await _problem(topic, kind, quota)) is not None:
             text = f"{topic.name}: {problem}; producers may connect once the backlog is smaller"
             raise BacklogQuotaHold(text) if quota.policy == HOLD else BacklogQuotaException(text)
-
-
-async def exceeded(topic: Topic) -> str | None:
-    """How subscriptions exceed a quota that keeps entries of other regions out, in words; None: they do not.
-
-    :raises LedgerError: the oldest message cannot be read.
-    """
-    slowest = min(_waiting_subscriptions(topic), default=topic.log.last_confirmed)
-    for kind, quota in _quotas(topic):
-        if quota.policy != EVICTION and (problem := await _beyond(topic, kind, quota, slowest)) is not None:
-            return problem
-    return None
 
 
 async def enforce(topic: Topic) -> None:
@@ -62,7 +50,7 @@ async def enforce(topic: Topic) -> None:
 
     :raises LedgerError, TopicError: not now; it is right to try again.
     """
-    for kind, quota in _quotas(topic):
+    for kind, quota in quotas(topic):
         problem = await _problem(topic, kind, quota)
         if problem is None:
             continue
@@ -70,41 +58,18 @@ async def enforce(topic: Topic) -> None:
             await _evict(topic, kind, quota)
         else:
             _send_away(topic, [one for one in topic.producers.values() if one.remote_region is None], problem)
-    problem = await exceeded(topic)
+    problem = await exceeded(topic, topic.subscriptions.values())
     topic.intake.found(problem)
     if problem is not None:
         _send_away(topic, [one for one in topic.producers.values() if one.remote_region is not None], problem)
-
-
-def _quotas(topic: Topic) -> list[tuple[str, BacklogQuota]]:
-    is_kept = topic.keeps_quotas and topic.failure is None
-    return sorted(topic.rules.backlog_quotas.items()) if is_kept else []
 
 
 async def _problem(topic: Topic, kind: str, quota: BacklogQuota) -> str | None:
     """How a quota is exceeded, in words; None: it is not."""
     # Of a region not reached yet nobody knows what waits for it.
     places = [place for place in topic.replicated_positions.values() if place != EARLIEST]
-    slowest = min([*_waiting_subscriptions(topic), *places], default=topic.log.last_confirmed)
-    return await _beyond(topic, kind, quota, slowest)
-
-
-async def _beyond(topic: Topic, kind: str, quota: BacklogQuota, slowest: Position) -> str | None:
-    """The same of what stands behind a place."""
-    if kind == SIZE:
-        size = topic.log.bytes_after(slowest)
-        if 0 <= quota.limit_bytes <= size:
-            return f"{size} bytes wait for the slowest subscription or region, its backlog quota is {quota.limit_bytes}"
-    elif quota.limit_seconds > 0:
-        oldest = await topic.log.read_after(slowest, 1, 1)
-        seconds = (topic.scheduler.now_ms() - unpack(oldest[0][1]).publish_time_ms) // 1000 if oldest else 0
-        if seconds > quota.limit_seconds:
-            return f"the oldest message waits for {seconds} s, its backlog quota is {quota.limit_seconds} s"
-    return None
-
-
-def _waiting_subscriptions(topic: Topic) -> list[Position]:
-    return [one.mark_delete for one in topic.subscriptions.values() if one.durable]
+    slowest = min([*waiting(topic.subscriptions.values()), *places], default=topic.log.last_confirmed)
+    return await beyond(topic, kind, quota, slowest)
 
 
 def _send_away(topic: Topic, producers: list[Producer], problem: str) -> None:

@@ -110,7 +110,7 @@ async def trim(topic: Topic) -> None:
     keep_bytes = None if retention.size_mb < 0 else retention.size_mb << 20
     topic.deduplication.tidy()
     _forget_readers(topic, now)
-    await floors.look_after(topic)
+    await _raise_floors(topic)
     await _give_back(topic, keep_bytes, keep_since)
     if now - topic.last_used_ms > 60_000:
         topic.log.drop_tail()
@@ -118,12 +118,17 @@ async def trim(topic: Topic) -> None:
     topic.late.pack({ledger for ledger, _, _ in topic.log.counts()})
 
 
+async def _raise_floors(topic: Topic) -> None:
+    for subscription in list(topic.subscriptions.values()):
+        await floors.look_after(subscription)
+
+
 def _forget_readers(topic: Topic, now_ms: int) -> None:
     """A subscription that is not durable goes with its reader, also when that does not come back after a seek."""
     for subscription in list(topic.subscriptions.values()):
         is_left = not subscription.durable and not subscription.consumers
         if is_left and now_ms - subscription.last_left_ms > READER_BACK_MS:
-            topic.forget_reader(subscription)
+            topic.lives.forget_reader(subscription)
 
 
 async def truncate(topic: Topic) -> None:
@@ -138,7 +143,7 @@ async def truncate(topic: Topic) -> None:
     await topic.log.roll()
     await drops.drop_upto(topic, list(topic.subscriptions.values()), Cause.TRUNCATED, topic.log.last_confirmed)
     topic.deduplication.tidy()
-    await floors.look_after(topic)
+    await _raise_floors(topic)
     await _give_back(topic, 0, None)
 
 

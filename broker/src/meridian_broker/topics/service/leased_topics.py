@@ -205,7 +205,6 @@ def follow(topic: Topic) -> None:
 def opened(service: TopicService, topic: Topic) -> None:
     """A topic is served from now on: what this region voted is known, and its shares are asked for."""
     topic.leasing = service.leasing
-    topic.regions = lambda: service.regions_of(topic.name)
     if topic.leasing is not None:
         if topic.lost_records.may_have_voted:
             topic.lost_records.votes_from_ms = topic.leasing.now_ms() + _longest_ms(topic, topic.leasing)

@@ -27,7 +27,6 @@ from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import HybridClock, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics import policies
 from meridian_broker.topics.backfill.backfill import find
 from meridian_broker.topics.backfill.questions import NOTHING_TO_SEND, Found, Peers, Want
 from meridian_broker.topics.backfill.skipping import Replicators
@@ -434,7 +433,7 @@ class TopicService:
             raise NotAllowed(f"{asker} is not a region of {topic.name} here")
         if topic.incarnation != want.incarnation:
             raise TopicFenced(f"{asker} speaks of another incarnation of {topic.name}: wait until both know it (R8)")
-        found = await find(topic, asker, want)
+        found = await find(topic, topic.recall, asker, want)
         feed = None if self.replication is None else self.replication.feed(topic.name, asker)
         if feed is not None:
             shared = sum(one.durable and one.replicated for one in topic.subscriptions.values())
@@ -477,7 +476,7 @@ class TopicService:
             if self.replication is not None:
                 self.replication.stop(topic.name, remote)
         before = topic.rules.message_ttl_seconds
-        policies.follow(topic, self.rules(topic_name.parse(topic.name)))
+        topic.follow(self.rules(topic_name.parse(topic.name)))
         leased_topics.follow(topic)
         if topic.rules.message_ttl_seconds != before:
             self.scheduler.spawn(trimming.expire_soon(topic), "expire old messages")

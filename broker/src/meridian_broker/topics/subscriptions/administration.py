@@ -17,7 +17,6 @@ from meridian_broker.topics import names
 from meridian_broker.topics.cursors import rewinding, seeking
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.errors import InvalidName, NotAllowed, SubscriptionNotFound, TopicFenced
-from meridian_broker.topics.policies import check_new_subscription
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.store import Done
@@ -161,7 +160,7 @@ async def make_subscription(
     """
     if not names.is_free(name):
         raise InvalidName(f"a subscription cannot be called {name!r}")
-    check_new_subscription(topic, name)
+    topic.lives.check_room(name)
     places = await seeking.for_new(topic, place)
 
     def make(done: Done) -> None:

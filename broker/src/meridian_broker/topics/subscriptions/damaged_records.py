@@ -23,17 +23,17 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.positions import ZERO, Beginning, Progress, Stamp
 from meridian_broker.topics.journal.progress_log import Damaged, Kind, ProgressLogError, decode
 from meridian_broker.topics.journal.subscription_record import SubscriptionRecord
-from meridian_broker.topics.subscriptions.subscription import Subscription
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.topic import Topic
+    from meridian_broker.topics.context import TopicContext
+    from meridian_broker.topics.subscriptions.subscription import Subscription
 
 log = logging.getLogger(__name__)
 
@@ -85,8 +85,22 @@ class _Found:
 class LostRecords:
     """See the module's text. Each topic has one."""
 
-    def __init__(self, topic: Topic) -> None:
+    def __init__(
+        self,
+        topic: TopicContext,
+        subscriptions: dict[str, Subscription],
+        tombstones: Mapping[str, SubscriptionRecord],
+        make: Callable[[SubscriptionRecord, Progress], Subscription],
+    ) -> None:
+        """
+        :param subscriptions: of the topic; those that are made again join them.
+        :param tombstones: of deleted ones.
+        :param make: a durable subscription with this record and progress.
+        """
         self._topic = topic
+        self._subscriptions = subscriptions
+        self._tombstones = tombstones
+        self._make_one = make
         self._losses: dict[int, Loss] = {}
         self._found: dict[int, _Found] = {}
         self._missing: dict[str, tuple[int, Stamp]] = {}
@@ -140,7 +154,7 @@ class LostRecords:
             self.may_have_voted = True
         elif kind in _OF_SUBSCRIPTIONS:
             found.names.add(name)
-            if name in self._topic.subscriptions or kind == Kind.REMOVED:
+            if name in self._subscriptions or kind == Kind.REMOVED:
                 return
             if kind == Kind.SUBSCRIPTION and self._deleted(name) != ZERO:
                 found.in_doubt = True  # another deletion, or a creation in another region, which will tell it again
@@ -168,14 +182,13 @@ class LostRecords:
 
     def _deleted(self, name: str) -> Stamp:
         """The deletion that was read last; ``ZERO``: none."""
-        grave = self._topic.lives.tombstones.get(name)
+        grave = self._tombstones.get(name)
         return ZERO if grave is None else grave.deleted
 
     def _make(self, name: str, life: Stamp = ZERO) -> Subscription:
-        topic = self._topic
         progress = Progress()
         progress.begin(Beginning(life, ZERO, {}))  # nothing says where it began: that is for other regions to tell
-        made = topic.subscriptions[name] = Subscription(topic, self._record(name, life), progress)
+        made = self._subscriptions[name] = self._make_one(self._record(name, life), progress)
         return made
 
     def _record(self, name: str, life: Stamp) -> SubscriptionRecord:
@@ -190,7 +203,7 @@ class LostRecords:
 
     def finish(self) -> None:
         """All of the log was read: make what is missing."""
-        known = self._topic.subscriptions
+        known = self._subscriptions
         for name, (ledger, life) in self._missing.items():
             if name in known:
                 continue

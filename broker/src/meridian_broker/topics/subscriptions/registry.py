@@ -19,7 +19,13 @@ from meridian_broker.ledgers.store import Done, LedgerError
 from meridian_broker.positions import ZERO, Beginning, Position, Progress
 from meridian_broker.replication.leases.quorums import VoterSets
 from meridian_broker.topics.cursors import rewinding
-from meridian_broker.topics.errors import LimitReached, NotAllowed, SubscriptionInUse, SubscriptionNotFound
+from meridian_broker.topics.errors import (
+    ConsumerBusy,
+    LimitReached,
+    NotAllowed,
+    SubscriptionInUse,
+    SubscriptionNotFound,
+)
 from meridian_broker.topics.journal.progress_log import Kind
 from meridian_broker.topics.journal.subscription_record import (
     SubscriptionRecord,
@@ -28,10 +34,14 @@ from meridian_broker.topics.journal.subscription_record import (
     join_records,
 )
 from meridian_broker.topics.journal.subscription_snapshot import Whole
-from meridian_broker.topics.subscriptions.subscription import Subscription
+from meridian_broker.topics.subscriptions.damaged_records import LostRecords
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.topic import Topic
+    from meridian_broker.topics.compaction.compaction import Compaction
+    from meridian_broker.topics.compaction.view import CompactedView
+    from meridian_broker.topics.context import TopicContext
+    from meridian_broker.topics.dispatch.types import SubscriptionType
+    from meridian_broker.topics.subscriptions.subscription import Subscription
 
 TOMBSTONES_MAX: Final = 100_000
 """Tombstones per topic; about 25 MB. None is dropped early to make room, because a region that was away would bring its
@@ -43,11 +53,27 @@ TOMBSTONE_MS: Final = 30 * 86_400_000
 class Lives:
     """See the module's text. Each topic has one."""
 
-    def __init__(self, topic: Topic, record_changed: Callable[[Subscription], None]) -> None:
-        """:param record_changed: called when a subscription of other regions came, or its flag or scope changed."""
+    def __init__(
+        self,
+        topic: TopicContext,
+        compaction: Compaction,
+        make: Callable[[SubscriptionRecord, Progress], Subscription],
+        record_changed: Callable[[Subscription], None],
+    ) -> None:
+        """
+        :param make: a durable subscription with this record and progress.
+        :param record_changed: called when a subscription of other regions came, or its flag or scope changed.
+        """
         self._topic = topic
+        self._make = make
         self._record_changed = record_changed
+        self.subscriptions: dict[str, Subscription] = {}
         self.tombstones: dict[str, SubscriptionRecord] = {}
+        self.lost_records = LostRecords(topic, self.subscriptions, self.tombstones, make)
+        self.messages_out_before = 0
+        """Sent by subscriptions that are gone, so that the topic's totals only grow."""
+        self.bytes_out_before = 0
+        compaction.when_view_changes(self._view_changed)
         self._closed_until_ms: dict[str, int] = {}
         """Ordered by time: every name stays closed equally long."""
 
@@ -56,16 +82,16 @@ class Lives:
     def shared(self) -> list[str]:
         """Names of which other regions hear, deleted ones among them."""
         tombstones = self.tombstones
-        names = [name for name, one in self._topic.subscriptions.items() if one.durable and one.record.is_shared]
+        names = [name for name, one in self.subscriptions.items() if one.durable and one.record.is_shared]
         return [*(name for name in names if name not in tombstones), *tombstones] if tombstones else names
 
     def has_shared(self) -> bool:
         """Are there any?"""
-        return bool(self.tombstones) or any(map(_is_shared, self._topic.subscriptions.values()))
+        return bool(self.tombstones) or any(map(_is_shared, self.subscriptions.values()))
 
     def progress(self, name: str) -> Progress | None:
         """What other regions hear of its progress, this turn's acknowledgements included; None: it is not shared."""
-        subscription = self._topic.subscriptions.get(name)
+        subscription = self.subscriptions.get(name)
         if subscription is not None and subscription.durable and subscription.replicated:
             subscription.claims.flush_pending()
             return subscription.progress
@@ -78,7 +104,7 @@ class Lives:
         return None if record is None else encode_record(record)
 
     def _shared_record(self, name: str) -> SubscriptionRecord | None:
-        subscription = self._topic.subscriptions.get(name)
+        subscription = self.subscriptions.get(name)
         if subscription is not None and _is_shared(subscription):
             return subscription.record
         return self.tombstones.get(name)
@@ -106,6 +132,25 @@ class Lives:
             f"subscription {name!r} was deleted a moment ago: make it by the admin API, or subscribe again in "
             f"{left // 1000 + 1} s"
         )
+
+    def check_room(self, name: str) -> None:
+        """:raises LimitReached: the topic has as many subscriptions as it may have."""
+        most = self._topic.rules.max_subscriptions
+        durable = sum(subscription.durable for subscription in self.subscriptions.values()) if most else 0
+        if most and durable >= most:
+            raise LimitReached(f"{self._topic.name} has {durable} subscriptions, its limit: {name!r} is not made")
+
+    def check_new_consumer(self, subscription: Subscription, kind: SubscriptionType) -> None:
+        """:raises NotAllowed: subscriptions of this type are switched off.
+        :raises ConsumerBusy: there are as many consumers as there may be.
+        """
+        topic, rules = self._topic, self._topic.rules
+        if kind.name not in rules.subscription_types:
+            raise NotAllowed(f"{topic.name} takes no {kind.name} subscriptions: its policies do not enable them")
+        if (most := rules.max_consumers) and sum(len(one.consumers) for one in self.subscriptions.values()) >= most:
+            raise ConsumerBusy(f"{topic.name} has {most} consumers, its limit: close some")
+        if (most := rules.max_consumers_per_subscription) and len(subscription.consumers) >= most:
+            raise ConsumerBusy(f"subscription {subscription.name!r} has {most} consumers, its limit: close some")
 
     def begun(self, name: str, *, replicated: bool, properties: Mapping[str, str]) -> SubscriptionRecord:
         """The record of a subscription made now. A flag that nobody asked for is nobody's decision (R17).
@@ -190,7 +235,7 @@ class Lives:
             )
 
     def _find(self, name: str) -> Subscription:
-        subscription = self._topic.subscriptions.get(name)
+        subscription = self.subscriptions.get(name)
         if subscription is None:
             raise SubscriptionNotFound(f"there is no subscription {name!r} on {self._topic.name}")
         return subscription
@@ -221,9 +266,30 @@ class Lives:
             done(None)
 
     def _remove(self, subscription: Subscription) -> None:
-        del self._topic.subscriptions[subscription.name]
-        self._topic.count_gone(subscription)
+        del self.subscriptions[subscription.name]
+        self.count_gone(subscription)
         subscription.disconnect_consumers()
+
+    def count_gone(self, subscription: Subscription) -> None:
+        """A subscription goes; what it sent stays in the topic's totals."""
+        self.messages_out_before += subscription.messages_out
+        self.bytes_out_before += subscription.bytes_out
+
+    def forget_reader(self, subscription: Subscription) -> None:
+        """A subscription that is not durable goes; its reader is not here."""
+        if self.subscriptions.pop(subscription.name, None) is not None:
+            self.count_gone(subscription)
+
+    def _view_changed(self, view: CompactedView | None) -> None:
+        """Another compacted view is in force, or none."""
+        for subscription in self.subscriptions.values():
+            if subscription.compacted is None:
+                continue
+            if view is not None:
+                subscription.compacted.compare(view)
+                subscription.advance()
+            elif subscription.durable:
+                subscription.read_anew()
 
     def _close(self, name: str, since_ms: int | None = None) -> None:
         now_ms = self._topic.scheduler.now_ms()
@@ -265,7 +331,7 @@ class Lives:
         except ValueError as error:
             done(str(error))
             return
-        subscription, grave = self._topic.subscriptions.get(name), self._shared_record(name)
+        subscription, grave = self.subscriptions.get(name), self._shared_record(name)
         life = grave.deleted if grave is not None else ZERO
         if subscription is None and grave is None:
             done(f"there is no subscription {name!r} here, and its record did not come with the delta")
@@ -279,10 +345,10 @@ class Lives:
     def _adopt(self, told: SubscriptionRecord) -> None:
         """:raises ValueError: a subscription of that name is here that has nothing to do with it."""
         topic, name = self._topic, told.name
-        subscription = topic.subscriptions.get(name)
+        subscription = self.subscriptions.get(name)
         known = self.tombstones.get(name) if subscription is None else subscription.record
         joined = told if known is None else join_records(known, told)
-        is_for_another = subscription is not None and topic.lost_records.stands_in(subscription)
+        is_for_another = subscription is not None and self.lost_records.stands_in(subscription)
         if is_for_another and known is not None and known.deleted == told.deleted and not told.is_gone:
             joined = replace(joined, created=told.created, properties=told.properties)  # whatever the clock here says
         if joined == known or (known is None and self._is_too_old(told)):
@@ -304,7 +370,7 @@ class Lives:
             return
         self.tombstones.pop(name, None)
         if subscription is None:
-            subscription = topic.subscriptions[name] = Subscription(topic, joined, _nothing(joined))
+            subscription = self.subscriptions[name] = self._make(joined, _nothing(joined))
             subscription.start_cursor()
             topic.progress_log.append(Kind.SUBSCRIPTION, name, encode_record(joined))
             self._record_changed(subscription)
@@ -341,7 +407,7 @@ class Lives:
         A tombstone ends the life before it. One that stands behind a subscription of a later life, or of one that other
         regions never knew, says nothing of that one: a new ledger begins with subscriptions, and then with tombstones.
         """
-        subscriptions, name = self._topic.subscriptions, record.name
+        subscriptions, name = self.subscriptions, record.name
         subscription = subscriptions.get(name)
         if record.is_gone:
             self.tombstones[name] = record
@@ -355,9 +421,9 @@ class Lives:
         if record.is_shared:
             self.tombstones.pop(name, None)
         if subscription is not None:
-            self._topic.lost_records.follow_progress(subscription)
+            self.lost_records.follow_progress(subscription)
         if subscription is None or subscription.record.deleted != record.deleted:
-            subscriptions[name] = Subscription(self._topic, record, _nothing(record))
+            subscriptions[name] = self._make(record, _nothing(record))
         else:
             known = subscription.record.voter_sets.joined(record.voter_sets)
             subscription.record = replace(record, voter_sets=known)

@@ -111,7 +111,7 @@ class Subscription:
         """True while dispatch waits for the newest progress of the other regions (R20)."""
         self.messages_out = 0
         self.bytes_out = 0
-        self.pace: Pace | None = topic.pacing.pace(self)
+        self.pace: Pace | None = topic.dispatch_rates.pace(self)
         """The rates that it keeps; None: there are none."""
         self.unacked_messages = 0
         """Shared: sent to all consumers and not yet acked."""
