@@ -6,8 +6,12 @@ The tests build on one another, in order. The first that fails ends the walk.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import re
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,8 @@ QUICKSTART = ROOT / "docs/quickstart-kubernetes.md"
 TOPIC = "persistent://public/default/orders"
 PORTS = {"us-east": 30650, "us-west": 30651, "eu-central": 30652}
 ADMIN = {region: f"http://meridian-broker.{region}.svc:8080" for region in PORTS}
+INSTALLED = {("meridian", "us-east"): 3, ("operator", "meridian-system"): 4}
+"""Releases, and how many commands their notes hold."""
 SUBSCRIPTION = "/meridian/v1/subscriptions/persistent/public/default/orders/billing"
 
 
@@ -44,6 +50,21 @@ def clients(cluster: Cluster) -> Iterator[dict[str, pulsar.Client]]:
 def commands() -> list[str]:
     """The ten commands of the quickstart."""
     return re.findall(r"^```sh\n(.*?)\n```$", QUICKSTART.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def section(heading: str) -> list[str]:
+    """The commands of the quickstart below a heading, a line each."""
+    _, _, rest = QUICKSTART.read_text(encoding="utf-8").partition(f"\n## {heading}\n")
+    found = re.search(r"^```\n(.*?)\n```$", rest, re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found[1].splitlines()
+
+
+def noted(cluster: Cluster, release: str, namespace: str) -> list[str]:
+    """The commands that Helm printed when the release was installed."""
+    notes = cluster.run(f"helm get notes {release} -n {namespace}")
+    behind_labels = re.findall(r"^ +[\w ]+: +((?:kubectl|helm) .*)$", notes, re.MULTILINE)
+    return behind_labels + re.findall(r"^kubectl .*<<END\n(?:.*\n)*?END$", notes, re.MULTILINE)
 
 
 def numbers(file: Path) -> list[int]:
@@ -218,16 +239,30 @@ def test_a_planned_switch_repeats_nothing(cluster: Cluster, clients: dict[str, p
     after.close()
 
 
+def test_what_helm_printed_can_be_pasted(cluster: Cluster) -> None:
+    told = {(release, namespace): noted(cluster, release, namespace) for release, namespace in INSTALLED}
+    assert {key: len(found) for key, found in told.items()} == INSTALLED
+    for command in (command for found in told.values() for command in found):
+        print(f"noted: {command}")
+        cluster.run(command)
+    cluster.run(commands()[5])  # the topic as it was
+
+
 def test_the_verifier_says_aligned_and_sees_a_broken_cursor(
     cluster: Cluster, clients: dict[str, pulsar.Client]
 ) -> None:
     values = "-f examples/kubernetes/verifier.yaml --set suspend=true"
     refused = cluster.run(f"! helm install verifier helm/meridian-verifier -n us-east {values} 2>&1")
     assert "install the verifier in a namespace of its own" in refused
-    cluster.run("kubectl create namespace meridian-verifier")
-    cluster.run("kubectl -n meridian-verifier apply -f tokens/verifier.json")
-    cluster.run(f"helm install verifier helm/meridian-verifier -n meridian-verifier {values}")
-    assert _verdict(cluster, "after-failover")["status"] == "True"
+    written = section("Proof, on a schedule")
+    for command in written:
+        cluster.run(command, seconds=700)
+    cluster.run(f"helm upgrade verifier helm/meridian-verifier -n meridian-verifier {values}")
+    printed = noted(cluster, "verifier", "meridian-verifier")
+    assert set(printed) & set(written), "the job is made by the same command"
+    for command in printed:
+        if command not in written:
+            cluster.run(command)
     # A few messages that nobody has acknowledged, and a broker that is told to lose them.
     cluster.run(
         "helm upgrade meridian helm/meridian-region -n us-east --reuse-values "
@@ -263,6 +298,83 @@ def test_pods_are_restricted(cluster: Cluster) -> None:
             "pod-security.kubernetes.io/enforce=restricted 2>&1"
         )
         assert "Warning" not in told, told
+
+
+def test_another_replica_of_the_operator_takes_over(cluster: Cluster) -> None:
+    def holder() -> str:
+        return cluster.run("kubectl -n meridian-system get lease operator -o jsonpath='{.spec.holderIdentity}'")
+
+    before = holder()
+    cluster.run(f"kubectl -n meridian-system delete pod {before.rpartition('_')[0]} --grace-period=0 --force 2>&1")
+    killed = time.monotonic()
+    cluster.wait(lambda: holder() not in ("", before), "another replica to act", seconds=20)
+    manifest = (cluster.directory / "examples/kubernetes/orders.yaml").read_text().partition("\n---\n")[0]
+    (cluster.directory / "later.yaml").write_text(re.sub(r"\borders\b", "later", manifest))
+    cluster.run("kubectl apply -f later.yaml && kubectl wait --for=condition=Ready --timeout=30s geotopic/later")
+    print(f"an object was ready {time.monotonic() - killed:.1f} s after the kill")
+    cluster.run("kubectl delete geotopic/later")
+
+
+def test_an_upgrade_under_traffic_loses_nothing(cluster: Cluster, clients: dict[str, pulsar.Client]) -> None:
+    """200 messages a second, while a changed setting replaces the broker's pod."""
+    topic = "persistent://public/default/upgraded"
+    consumer = clients["us-west"].subscribe(topic, "all", consumer_type=pulsar.ConsumerType.Shared)
+    producer = clients["us-west"].create_producer(topic, send_timeout_millis=120_000, max_pending_messages=50_000)
+    receipts: list[float] = []
+    refused: list[str] = []
+    came: list[int] = []
+    over = threading.Event()
+
+    def answered(result: pulsar.Result, _: object) -> None:
+        if result == pulsar.Result.Ok:
+            receipts.append(time.monotonic())
+        else:
+            refused.append(str(result))
+
+    def consume() -> None:
+        while not over.is_set():
+            with contextlib.suppress(pulsar.Timeout):
+                message = consumer.receive(200)
+                came.append(int(message.data()))
+                consumer.acknowledge(message)
+
+    def publish() -> None:
+        while not over.is_set():
+            producer.send_async(str(len(sent)).encode(), answered)
+            sent.append(len(sent))
+            time.sleep(0.005)
+
+    sent: list[int] = []
+    consuming, publishing = threading.Thread(target=consume), threading.Thread(target=publish)
+    consuming.start()
+    publishing.start()
+    try:
+        cluster.wait(lambda: len(came) > 400, "traffic")
+        cluster.run(
+            "helm upgrade meridian helm/meridian-region -n us-west --reuse-values "
+            "--set broker.config.keepAliveIntervalSeconds=31 --wait --timeout 180s"
+        )
+        upto = len(sent)
+        cluster.wait(lambda: len(set(came)) > upto, "all that was sent meanwhile")
+    finally:
+        over.set()
+        publishing.join()
+        consuming.join()
+    producer.flush()
+    pause = max(after - before for before, after in itertools.pairwise(receipts))
+    print(f"{len(sent)} messages, longest pause {pause:.2f} s, {len(came) - len(set(came))} came twice")
+    assert not refused
+    assert set(came) >= set(range(upto)), "nothing is lost"
+    assert len(came) - len(set(came)) <= 20, "what a client acknowledges within a tenth of a second"
+    producer.close()
+    consumer.close()
+
+
+def test_to_end_it_all(cluster: Cluster) -> None:
+    for command in section("To end it"):
+        cluster.run(command, seconds=400)
+    left = cluster.run("kubectl get namespaces -o name")
+    assert not [name for name in NAMESPACES if f"namespace/{name}" in left]
 
 
 def _drain(consumer: pulsar.Consumer, wanted: set[str]) -> list[str]:
