@@ -12,7 +12,7 @@ import pytest
 from meridian_operator.api.geo_topic import GeoTopicSpec
 from meridian_operator.api.replicated_subscription import ReplicatedSubscriptionSpec
 from meridian_operator.plan import geo_topic, replicated_subscription
-from meridian_operator.plan.changes import SetPolicy
+from meridian_operator.plan.changes import SetPolicy, Unlink
 from meridian_operator.plan.history import History
 from meridian_operator.plan.observed import RegionSeen, TopicName
 from meridian_operator.plan.outcome import Plan
@@ -23,6 +23,7 @@ from support.brokers.broker_process import HttpAnswer, RegionsProcess
 from support.brokers.broker_regions import until
 
 REGIONS = ("east", "west")
+PARTED = "/admin/v2/persistent/public/default/parted"
 
 
 @pytest.fixture
@@ -93,6 +94,33 @@ async def test_a_topic_becomes_what_its_object_says(clients: dict[str, RegionCli
         assert seen.topic.policies == {"replication": list(REGIONS)}
     for change in geo_topic.deletion(grown, await see(clients, "shaped")).changes:
         await clients[change.region].apply(change)
+
+
+async def test_a_tenant_and_its_namespace_are_made(clients: dict[str, RegionClient]) -> None:
+    spec = GeoTopicSpec.model_validate(
+        {"topic": "persistent://acme/shop/orders", "regions": list(REGIONS), "createNamespace": True}
+    )
+    name = TopicName.parse(spec.topic)
+
+    async def settled() -> bool:
+        seen = [(await client.describe([Ask(name)]))[0] for client in clients.values()]
+        planned = geo_topic.plan(spec, seen)
+        for change in planned.changes:
+            await clients[change.region].apply(change)
+        return planned.settled
+
+    await until(settled)
+
+
+async def test_a_region_that_the_topic_left_sends_nowhere(
+    clients: dict[str, RegionClient], regions: RegionsProcess
+) -> None:
+    await carry_out(clients, "parted", made(geo("parted")))
+    await clients["west"].apply(Unlink("west", TopicName.parse("persistent://public/default/parted")))
+    (left,) = [one.topic for one in await see(clients, "parted") if one.name == "west"]
+    assert left is not None and left.policies["replication"] == ["west"]
+    await until(lambda: not regions.http("west", "GET", f"{PARTED}/stats").json["replication"])
+    assert geo_topic.is_linked((await see(clients, "parted"))[1]) is False
 
 
 async def test_a_subscription_appears_in_both_regions(clients: dict[str, RegionClient]) -> None:

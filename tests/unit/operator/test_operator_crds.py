@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,3 +69,20 @@ def test_every_field_of_a_spec_has_a_sentence_or_a_name_that_needs_none(kind: Ki
     spec = version(kind)["schema"]["openAPIV3Schema"]["properties"]["spec"]
     assert spec["description"]
     assert yaml.safe_load(text(kind)) == document(kind)
+
+
+def test_what_users_write_is_refused_with_a_sentence(kind: Kind) -> None:
+    """A pattern is no sentence: only names of regions have one, which nobody gets wrong twice."""
+    spec = version(kind)["schema"]["openAPIV3Schema"]["properties"]["spec"]
+    for path, schema in schemas(spec):
+        assert "pattern" not in schema or "egion" in path or path == ".witness", path
+        for rule in schema.get("x-kubernetes-validations", ()):
+            if "self.matches(r'" in rule["rule"]:
+                re.compile(rule["rule"].partition("r'")[2].removesuffix("')"))
+
+
+def test_why_an_object_is_not_ready_is_a_column(kind: Kind) -> None:
+    columns = {column["name"]: column for column in version(kind)["additionalPrinterColumns"]}
+    assert columns["Reason"]["priority"] == 0 and columns["Reason"]["jsonPath"].endswith(".reason")
+    raw = [column["name"] for column in columns.values() if column["jsonPath"] in (".spec.regions", ".spec")]
+    assert not raw, "a list is shown as JSON"

@@ -82,8 +82,8 @@ def others(name: str, schema: dict[str, Any]) -> list[Any]:
             return [list(NAMES[:2])]
     if name in TEXTS:
         return TEXTS[name]
-    kind = "duration" if "(ms|s|m|h|d)" in schema.get("pattern", "") else "size" if "Ki" in schema["pattern"] else ""
-    return TEXTS[kind]
+    rules = str(schema["x-kubernetes-validations"])
+    return TEXTS["duration" if "{1,9}ms" in rules else "size" if "Ki" in rules else "unknown"]
 
 
 def changed(spec: dict[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
@@ -101,6 +101,7 @@ class Witnessed:
 
     topic: TopicSeen | None
     subscription: SubscriptionSeen | None
+    namespace_exists: bool
     asked: list[Any] = field(default_factory=list)
     settings: Settings = field(default_factory=lambda: Settings(tenants_by_namespace={"y": ["*"]}))
 
@@ -111,7 +112,14 @@ class Witnessed:
         self.asked.append((tuple(names), topic, subscription))
         known = frozenset((*NAMES, "ca"))
         return [
-            RegionSeen(name, "", known_regions=known, topic=self.topic, subscription=self.subscription)
+            RegionSeen(
+                name,
+                "",
+                namespace_exists=self.namespace_exists,
+                known_regions=known,
+                topic=self.topic,
+                subscription=self.subscription,
+            )
             for name in names
         ]
 
@@ -122,7 +130,7 @@ class Witnessed:
 
 TOPIC = TopicSeen(4, links=tuple(Link(name, True, 0, 0) for name in NAMES))
 PLACE = SubscriptionSeen(replicated=True, mark_delete="", holes=0, backlog=0, consumers=0, synced=True)
-STATES = ((None, None), (TOPIC, None), (TOPIC, PLACE))
+STATES = ((None, None, False), (None, None, True), (TOPIC, None, True), (TOPIC, PLACE, True))
 
 
 @dataclass

@@ -388,3 +388,24 @@ def test_a_limit_of_the_retention_that_is_not_named_is_no_limit(
 ) -> None:
     made = geo_topic.policies(geo(retention=retention))["retention"]
     assert (made["retentionTimeInMinutes"], made["retentionSizeInMB"]) == policy
+
+
+def test_a_namespace_is_made_for_those_who_ask_for_it() -> None:
+    seen = [region("ap", namespace_exists=False), region("eu"), region("us")]
+    refused = geo_topic.plan(geo(), seen)
+    assert [reason for _, reason, _ in refused.problems] == ["NamespaceNotFound"]
+    assert "createNamespace" in refused.problems[0][2]
+    planned = geo_topic.plan(geo(createNamespace=True), seen)
+    assert not planned.problems
+    assert [type(one) for one in planned.changes if one.region == "ap"][:2] == [
+        changes.CreateNamespace,
+        changes.CreateTopic,
+    ]
+    assert not [one for one in planned.changes if isinstance(one, changes.CreateNamespace) and one.region != "ap"]
+
+
+@pytest.mark.parametrize("wrong", ["999999999d", "1000000h", "soon", "-1s", "1.5h", ""])
+def test_a_duration_is_no_longer_than_years(wrong: str) -> None:
+    with pytest.raises(ValidationError):
+        geo(messageTTL=wrong)
+    assert geo(messageTTL="9999d").message_ttl == "9999d"

@@ -18,7 +18,7 @@ from meridian_operator.api.geo_topic import GEO_TOPIC
 from meridian_operator.api.metadata_sync_policy import METADATA_SYNC_POLICY
 from meridian_operator.api.replicated_subscription import REPLICATED_SUBSCRIPTION
 from meridian_operator.api.shadow_topic import SHADOW_TOPIC
-from meridian_operator.api.shared import CATEGORY, GROUP, VERSION, Kind, Model
+from meridian_operator.api.shared import CATEGORY, GROUP, SENTENCE, VERSION, Kind, Model, rule
 
 KINDS: Final = (GEO_TOPIC, SHADOW_TOPIC, REPLICATED_SUBSCRIPTION, METADATA_SYNC_POLICY)
 HEADER: Final = """\
@@ -92,8 +92,11 @@ def _structural(schema: Document, definitions: Document) -> Document:
     made = {
         key: value
         for key, value in schema.items()
-        if key not in ("$defs", "title", "additionalProperties", "properties", "items", "default")
+        if key not in ("$defs", "title", "additionalProperties", "properties", "items", "default", SENTENCE)
     }
+    if SENTENCE in schema:  # the API server would show the pattern
+        matches = rule(f"self.matches(r'{made.pop('pattern')}')", schema[SENTENCE])
+        made["x-kubernetes-validations"] = [matches, *made.get("x-kubernetes-validations", ())]
     if "description" in made:
         made["description"] = " ".join(made["description"].split())
     if schema.get("default") is not None and schema["default"] != []:
@@ -128,8 +131,9 @@ def _one_string(choices: list[Document]) -> Document:
 
     :raises ValueError: the alternatives are of another kind; no model has them.
     """
-    patterns = []
+    patterns, sentences = [], []
     for one in choices:
+        sentences += [one[SENTENCE]] if SENTENCE in one else []
         if one.get("type") != "string":
             raise ValueError(f"alternatives other than strings have no structural schema: {choices}")
         patterns += [one["pattern"]] if "pattern" in one else [f"^{value}$" for value in one["enum"]]
@@ -137,6 +141,7 @@ def _one_string(choices: list[Document]) -> Document:
         "type": "string",
         "pattern": "|".join(patterns),
         "maxLength": max(one.get("maxLength", 0) for one in choices),
+        **({SENTENCE: f"{sentences[0]}, or -1 for no limit"} if sentences else {}),
     }
 
 

@@ -13,6 +13,7 @@ from meridian_operator.api.shared import (
     AGE_COLUMN,
     MESSAGE_COLUMN,
     READY_COLUMN,
+    REASON_COLUMN,
     DeletionPolicy,
     Kind,
     Model,
@@ -54,7 +55,14 @@ class Retention(Model):
 class BacklogQuota(Model):
     """What happens when a subscription's backlog grows too large or too old."""
 
-    rules = (rule("has(self.size) || has(self.time)", "say size, time or both: a quota without a limit does nothing"),)
+    rules = (
+        rule("has(self.size) || has(self.time)", "say size, time or both: a quota without a limit does nothing"),
+        rule(
+            "!has(self.size) || !self.size.matches('^0+(Ki|Mi|Gi|Ti)?$')",
+            "a quota of size 0 would stop every producer",
+            field=".size",
+        ),
+    )
 
     size: Size | None = Field(default=None, description="Largest backlog of a subscription.")
     time: Duration | None = Field(default=None, description="Greatest age of a subscription's oldest message.")
@@ -137,6 +145,10 @@ class GeoTopicSpec(Model):
         ),
     ]
     regions: Annotated[Regions, Field(min_length=2, description="Where the topic lives; two regions or more.")]
+    create_namespace: bool = Field(
+        default=False,
+        description="Make the topic's tenant and namespace in regions that lack them. They stay when the object goes.",
+    )
     partitions: Annotated[int, Field(ge=1, le=1000)] | None = Field(
         default=None, description="Number of partitions; absent: the topic is not partitioned."
     )
@@ -213,6 +225,7 @@ GEO_TOPIC = Kind(
         PrinterColumn(name="Regions", path=".status.regionsReady"),
         PrinterColumn(name="Partitions", path=".spec.partitions", type="integer"),
         READY_COLUMN,
+        REASON_COLUMN,
         PrinterColumn(name="Lag", path=".status.maxLagSeconds", type="integer", priority=1),
         MESSAGE_COLUMN,
         AGE_COLUMN,

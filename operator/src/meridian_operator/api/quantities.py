@@ -8,7 +8,10 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field
 
-DURATION_PATTERN: Final = r"^([0-9]{1,9}(ms|s|m|h|d))+$"
+from meridian_operator.api.shared import Sentence
+
+DURATION_PATTERN: Final = r"^([0-9]{1,9}ms|[0-9]{1,8}s|[0-9]{1,7}m|[0-9]{1,5}h|[0-9]{1,4}d)+$"
+"""Years, and no more: what is longer is a slip, and overflows elsewhere."""
 SIZE_PATTERN: Final = r"^[0-9]{1,12}(Ki|Mi|Gi|Ti)?$"
 UNLIMITED: Final = "-1"
 """In place of a duration or size of a retention."""
@@ -48,5 +51,15 @@ def _checked_size(text: str) -> str:
     return text
 
 
-Duration = Annotated[str, Field(pattern=DURATION_PATTERN, max_length=32), AfterValidator(_checked_duration)]
-Size = Annotated[str, Field(pattern=SIZE_PATTERN, max_length=16), AfterValidator(_checked_size)]
+Duration = Annotated[
+    str,
+    Field(pattern=DURATION_PATTERN, max_length=32),
+    Sentence("write a duration such as 500ms, 30s, 72h or 7d, of at most 9999 days"),
+    AfterValidator(_checked_duration),
+]
+Size = Annotated[
+    str,
+    Field(pattern=SIZE_PATTERN, max_length=16),
+    Sentence("write a size in bytes, or such as 512Mi or 10Gi"),
+    AfterValidator(_checked_size),
+]

@@ -7,6 +7,7 @@ apply`` itself. Everything that a rule walks over has a bound, because the API s
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -19,13 +20,32 @@ GROUP: Final = "meridian.dev"
 VERSION: Final = "v1alpha1"
 CATEGORY: Final = "meridian"
 
+SENTENCE: Final = "x-sentence"
+"""Key of a schema: what users read who wrote what its pattern does not allow. In a CRD it becomes a rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """Goes with a pattern, for those who do not read patterns."""
+
+    text: str
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {**handler(schema), SENTENCE: self.text}
+
+
 TOPIC_PATTERN: Final = r"^persistent://[-=:.\w]+/[-=:.\w]+/[^/\s]+$"
 RegionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][-_.A-Za-z0-9]{0,63}$", max_length=64)]
 TopicName = Annotated[
     str,
     Field(pattern=TOPIC_PATTERN, max_length=600, description="Full name, persistent://tenant/namespace/name."),
+    Sentence("write the topic's full name, persistent://tenant/namespace/name"),
 ]
-SubscriptionName = Annotated[str, Field(min_length=1, max_length=256, pattern=r"^[^/\s]+$")]
+SubscriptionName = Annotated[
+    str,
+    Field(min_length=1, max_length=256, pattern=r"^[^/\s]+$"),
+    Sentence("a subscription's name has no slash and no blank"),
+]
 Plan = Annotated[list[Annotated[str, Field(max_length=512)]], Field(max_length=64)]
 """Sentences that say what would be done."""
 Regions = Annotated[
@@ -128,6 +148,7 @@ class PrinterColumn(BaseModel):
 
 
 READY_COLUMN: Final = PrinterColumn(name="Ready", path='.status.conditions[?(@.type=="Ready")].status')
+REASON_COLUMN: Final = PrinterColumn(name="Reason", path='.status.conditions[?(@.type=="Ready")].reason')
 MESSAGE_COLUMN: Final = PrinterColumn(name="Message", path='.status.conditions[?(@.type=="Ready")].message', priority=1)
 AGE_COLUMN: Final = PrinterColumn(name="Age", path=".metadata.creationTimestamp", type="date")
 

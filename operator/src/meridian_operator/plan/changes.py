@@ -24,6 +24,17 @@ class Change(ABC):
 
 
 @dataclass(frozen=True, slots=True)
+class CreateNamespace(Change):
+    """Make the topic's namespace, and its tenant where there is none."""
+
+    regions: tuple[str, ...]
+    """Those in which a new tenant may have topics."""
+
+    def sentence(self) -> str:
+        return f"{self.region}: make namespace {self.topic.tenant}/{self.topic.namespace}"
+
+
+@dataclass(frozen=True, slots=True)
 class CreateTopic(Change):
     """Make the topic, with ``partitions`` partitions or, when 0, without."""
 

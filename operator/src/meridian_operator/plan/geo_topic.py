@@ -17,6 +17,7 @@ from meridian_operator.api.quantities import UNLIMITED, duration_ms, size_bytes
 from meridian_operator.plan.changes import (
     AddSchema,
     Change,
+    CreateNamespace,
     CreateTopic,
     DeleteTopic,
     GrowTopic,
@@ -194,12 +195,12 @@ def replicating(spec: GeoTopicSpec, seen: Sequence[RegionSeen]) -> Finding:
 def _problem(spec: GeoTopicSpec, topic: TopicName, region: RegionSeen) -> tuple[str, str] | None:
     if not region.reachable:
         return region.reason, _unreachable(region)
-    if not region.namespace_exists:
+    if not region.namespace_exists and not spec.create_namespace:
         return (
             "NamespaceNotFound",
             (
                 f"{region.name} has no namespace {topic.tenant}/{topic.namespace}: make it there "
-                f"(meridian namespaces create {topic.tenant}/{topic.namespace})"
+                f"(meridian namespaces create {topic.tenant}/{topic.namespace}), or set spec.createNamespace"
             ),
         )
     unknown = sorted(set(spec.regions) - region.known_regions)
@@ -234,6 +235,8 @@ def _unreachable(region: RegionSeen) -> str:
 
 def _topic(spec: GeoTopicSpec, topic: TopicName, region: RegionSeen) -> Iterable[Change]:
     partitions = spec.partitions or 0
+    if not region.namespace_exists:
+        yield CreateNamespace(region.name, topic, tuple(sorted(spec.regions)))
     if region.topic is None:
         yield CreateTopic(region.name, topic, partitions)
     elif 0 < region.topic.partitions < partitions:

@@ -102,6 +102,11 @@ class RegionClient:
         path = _topic_path(change.topic)
         async with asyncio.timeout(CALL_SECONDS):
             match change:
+                case changes.CreateNamespace(regions=regions):
+                    tenant, namespace = change.topic.tenant, change.topic.namespace
+                    await self._call("PUT", f"/admin/v2/tenants/{tenant}", {"allowedClusters": regions}, allow=(409,))
+                    here = {"replication_clusters": [self.region.name]}
+                    await self._call("PUT", f"/admin/v2/namespaces/{tenant}/{namespace}", here, allow=(409,))
                 case changes.CreateTopic(partitions=0):
                     await self._call("PUT", path, allow=(409,))
                 case changes.CreateTopic(partitions=partitions):
