@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -17,7 +18,9 @@ from meridian_broker.replication.leases.manager import LeaseManager
 from meridian_broker.topics.journal.progress_log import Kind
 from meridian_broker.topics.journal.subscription_record import SubscriptionRecord, encode_record
 from meridian_broker.topics.lifecycle import replay
+from meridian_broker.topics.lifecycle.deletion import expire_subscriptions
 from meridian_broker.topics.service.leased_topics import SharedStreams
+from meridian_broker.topics.service.service import TopicService
 from meridian_broker.topics.subscriptions.damaged_records import DOUBT_MS
 from meridian_broker.topics.subscriptions.subscription import Subscription
 from simulation.story import Story
@@ -165,6 +168,38 @@ async def test_one_that_was_made_again_follows_a_deletion_in_another_region_for_
     await restarted(one)
     assert "s" not in one.topic.subscriptions
     assert one.topic.lives.tombstones["s"] == GRAVE
+
+
+async def test_one_that_was_made_again_is_deleted_in_all_regions_for_they_may_share_it(rot: Rot) -> None:
+    one = await region(s=True, own=False)
+    await rot.damage(one, Kind.WHOLE, "s")
+    await restarted(one)
+    rot.clear()
+    one.topic.lives.delete("s")
+    one.topic.lives.delete("own")
+    assert list(one.topic.lives.tombstones) == ["s"]
+    await restarted(one)
+    assert not one.topic.subscriptions
+    assert list(one.topic.lives.tombstones) == ["s"]
+
+
+async def test_one_that_was_made_again_does_not_expire_while_other_regions_may_use_it(rot: Rot) -> None:
+    one = await region(s=True, own=False)
+    await rot.damage(one, Kind.WHOLE, "s")
+    await restarted(one)
+    rot.clear()
+    one.topic.rules = replace(one.topic.rules, subscription_expiration_minutes=1)
+    one.scheduler.ms += 3_600_000
+    asked: list[str] = []
+
+    async def cannot_say(_: str, name: str, __: int) -> str:
+        asked.append(name)
+        return "the other region does not answer"
+
+    await expire_subscriptions(
+        cast("TopicService", SimpleNamespace(topics={"t": one.topic}, used_elsewhere=cannot_say))
+    )
+    assert (asked, list(one.topic.subscriptions)) == (["s"], ["s"])
 
 
 async def test_one_that_was_made_again_is_of_the_life_that_another_region_tells(rot: Rot) -> None:

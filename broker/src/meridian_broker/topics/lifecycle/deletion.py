@@ -438,7 +438,7 @@ async def expire_subscriptions(service: TopicService) -> None:
         topic = subscription.topic
         if topic.failure is not None or not is_abandoned(subscription):
             return
-        if subscription.record.is_shared:
+        if topic.lives.may_be_shared(subscription):
             asked += 1
             if asked > ASKED_MAX or await _is_used_elsewhere(service, subscription):
                 return

@@ -224,6 +224,10 @@ class Lives:
         if _is_shared(subscription):
             self._tell(subscription.name)
 
+    def may_be_shared(self, subscription: Subscription) -> bool:
+        """Other regions know of it; or perhaps, because it was made again here from a damaged record."""
+        return _is_shared(subscription) or self.lost_records.stands_in(subscription)
+
     def check_unused(self, name: str) -> None:
         """:raises SubscriptionNotFound: there is none.
         :raises SubscriptionInUse: it has consumers in this region (R16).
@@ -241,7 +245,7 @@ class Lives:
         return subscription
 
     def delete(self, name: str, done: Done | None = None, *, forced: bool = False) -> None:
-        """Delete it, in all regions when they share it.
+        """Delete it, in all regions when they share it, or when that is not known (``damaged_records.py``).
 
         :param forced: send its consumers away; clients cannot make it again by themselves for a while, because they
             may not know yet (R16).
@@ -252,11 +256,13 @@ class Lives:
         if not forced:
             self.check_unused(name)
         record = subscription.record
-        shared = _is_shared(subscription)
+        is_shared, may_be_shared = _is_shared(subscription), self.may_be_shared(subscription)
         self._remove(subscription)
         if forced and subscription.durable:
             self._close(name)
-        if shared:
+        if may_be_shared:
+            if not is_shared:
+                self._end_unshared(name)
             stamp = self._topic.clock.next(after=max(record.created, record.deleted, subscription.progress.epoch))
             self._bury(SubscriptionRecord(name, True, ZERO, ZERO, {}, stamp, forced), done)
             self._tell(name)
@@ -269,6 +275,10 @@ class Lives:
         del self.subscriptions[subscription.name]
         self.count_gone(subscription)
         subscription.disconnect_consumers()
+
+    def _end_unshared(self, name: str) -> None:
+        """A tombstone that follows does not end what nobody shared (``recall``): this record does."""
+        self._topic.progress_log.append(Kind.REMOVED, name, b"")
 
     def count_gone(self, subscription: Subscription) -> None:
         """A subscription goes; what it sent stays in the topic's totals."""
@@ -358,7 +368,7 @@ class Lives:
                 if not is_for_another:
                     self._leave_alone(told)
                     return
-                topic.progress_log.append(Kind.REMOVED, name, b"")  # a tombstone alone does not end what nobody shared
+                self._end_unshared(name)
             if joined.forced or subscription.consumers:
                 self._close(name)
             self._remove(subscription)
