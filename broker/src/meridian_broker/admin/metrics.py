@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/metrics``: Prometheus text. Pulsar's names where Pulsar has the metric, ``meridian_`` for what only we have.
+"""``/metrics``: Prometheus text. Pulsar's names where Pulsar has the metric, ``meridian_`` for our own.
 
-Numbers are read on the loop, a few topics per turn, and never by walking entries; the text is made in a thread.
+Numbers are read on the loop, a few topics per turn, and never by walking entries; the text is rendered in a thread.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar import topic_name
 
 TURN_SECONDS: Final = 0.002
-"""Reading goes on for so long before the loop gets its turn."""
+"""Maximum duration of one turn of reading."""
 
 TOPIC: Final = ("cluster", "namespace", "topic")
 NAMESPACE: Final = ("cluster", "namespace")
@@ -165,7 +165,7 @@ Labels = tuple[str, ...]
 
 @dataclass(slots=True)
 class Reading:
-    """Numbers of one moment; made anew for each scrape."""
+    """Numbers of one moment; a new object for each scrape."""
 
     cluster: str
     values: dict[str, dict[Labels, float]] = field(default_factory=dict)
@@ -219,7 +219,7 @@ def _text(reading: Reading) -> bytes:
 
 
 async def read(admin: AdminState) -> Reading:
-    """All numbers; the loop goes on in between."""
+    """All numbers, in several turns of the loop."""
     reading = Reading(admin.region)
     began = time.monotonic()
     lags = admin.exchange.lags()
@@ -294,7 +294,7 @@ def _topic(reading: Reading, admin: AdminState, topic: Topic, lags: Mapping[tupl
 
 
 def _pairs(reading: Reading, admin: AdminState, labels: Labels, subscription: Subscription) -> None:
-    """One series per subscription and region: only where somebody asked for it."""
+    """One series per subscription and region: only if a setting enables it."""
     for peer in lagging.peers(admin, subscription):
         far = (*labels, subscription.name, peer.region)
         reading.put("meridian_subscription_progress_lag_entries", far, peer.lag_entries)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every path that is answered, in one table: what the server serves and what the OpenAPI document says."""
+"""Every path that is answered, in one table: for the server and for the OpenAPI document."""
 
 from __future__ import annotations
 

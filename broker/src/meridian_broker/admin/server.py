@@ -32,7 +32,7 @@ BACKLOG: Final = 1024
 
 
 class AdminServer:
-    """What is behind the listeners. ``await start(...)``, ``listen`` once or more, then ``await close()``."""
+    """The application behind the listeners. ``await start(...)``, ``listen`` once or more, then ``await close()``."""
 
     def __init__(self, state: AdminState, exports: Exports, host: str, hall: Hall) -> None:
         self.state = state

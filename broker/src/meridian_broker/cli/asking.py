@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Asking before something is destroyed, where somebody is there to answer."""
+"""Asks for confirmation before something is destroyed, if a person can answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask. Scripts
 
 
 def confirm(yes: bool, question: str) -> None:
-    """Go on only if the person agrees. Where standard input is no terminal, nothing is asked.
+    """Continue only if the user agrees. If standard input is not a terminal, there is no question.
 
     :raises SystemExit: the answer was no.
     """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``meridian consume``: messages of a subscription become lines, acknowledged once they are written.
+"""``meridian consume``: prints the messages of a subscription as lines, acknowledged once they are written.
 
-A message is acknowledged after its line has left this process, and of a batch only what was printed, so that
-``meridian consume ... | head`` takes nothing away that nobody saw.
+A message is acknowledged after its line has left this process, and of a batch only the printed messages, so that
+``meridian consume ... | head`` does not consume messages that were never shown.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TYPES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What was asked for."""
+    """The options of the command."""
 
     topic: TopicName
     subscription: str
@@ -142,9 +142,9 @@ async def _run(job: Job) -> int:
 
 
 async def _consume(service: Service, job: Job, printer: Printer, consumers: list[tuple[str, Consumer]]) -> None:
-    """Subscribe to the topic or its partitions, and print until it is enough.
+    """Subscribe to the topic or its partitions, and print until the count or the time-out is reached.
 
-    ``consumers`` is the caller's, who closes them also after a Ctrl-C.
+    ``consumers`` belongs to the caller, who closes them even after a Ctrl-C.
     """
     for topic in await service.topics(str(job.topic)):
         consumer = await Consumer.subscribe(
@@ -182,7 +182,7 @@ async def _feed(
 
 
 class Printer:
-    """Writes messages to standard output and acknowledges what was written."""
+    """Writes messages to standard output and acknowledges those written."""
 
     def __init__(self, job: Job) -> None:
         self.printed = 0
@@ -192,7 +192,7 @@ class Printer:
         self._job = job
 
     async def run(self, arrivals: asyncio.Queue[tuple[str, Consumer, Delivery | UnreadablePayload]]) -> None:
-        """Until the count is reached, patience has ended or nobody reads."""
+        """Until the count is reached, the time-out has passed or standard output was closed."""
         while self._job.count is None or self.printed < self._job.count:
             try:
                 async with asyncio.timeout(self._job.patience):
@@ -206,7 +206,7 @@ class Printer:
                 return
 
     def _show(self, topic: str, consumer: Consumer, delivery: Delivery) -> bool:
-        """False: there is nobody to show it to."""
+        """False: standard output was closed."""
         left = len(delivery.messages) if self._job.count is None else self._job.count - self.printed
         shown = delivery.messages[:left]
         out = sys.stdout.buffer
@@ -215,7 +215,7 @@ class Printer:
                 out.write(self._line(topic, delivery, message) + b"\n")
             out.flush()
         except BrokenPipeError:
-            # What is still buffered would be written again at the end of the process, and fail again.
+            # Buffered output would be written again at the end of the process, and fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             self.nobody_reads = True
             return False
@@ -231,7 +231,7 @@ class Printer:
 
 
 def as_json(topic: str, delivery: Delivery, message: Received) -> dict[str, Any]:
-    """A message as ``--json`` prints it. A payload that is no UTF-8 is given as ``payloadBase64`` instead."""
+    """A message as ``--json`` prints it. A payload that is not UTF-8 is printed as ``payloadBase64`` instead."""
     described = delivery.metadata
     place = f"{delivery.position.ledger}:{delivery.position.entry}"
     shown: dict[str, Any] = {

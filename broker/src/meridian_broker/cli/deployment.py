@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The other regions of a deployment, for commands that change something in several of them.
 
-Each region keeps its own tenants and namespaces, so a change to them is one request to each region. Addresses come from
-the cluster records of the region in ``--url``, or from ``--at``. A token goes only to addresses that the person typed:
-otherwise whoever may edit one region's cluster records could collect the tokens of administrators of the others.
+Each region keeps its own tenants and namespaces, so changing them takes one request to each region. Addresses come from
+the cluster records of the region in ``--url``, or from ``--at``. A token is sent only to addresses that the user typed:
+otherwise anyone who may edit one region's cluster records could collect the administrators' tokens of the others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ here_option = click.option("--only-here", is_flag=True, help="Only in the region
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one request to each of several regions."""
+    """Results of one request sent to several regions."""
 
     done: list[str]
     existed: list[str]
@@ -67,10 +67,10 @@ class Deployment:
         return cls(found["region"], tuple(one["name"] for one in found["regions"]), own, _addresses(addresses))
 
     def admins(self, regions: Collection[str]) -> dict[str, Admin]:
-        """A way to the admin API of each of these regions.
+        """Clients for the admin API of each of these regions.
 
         :raises AdminRefused: a region is not known.
-        :raises AdminUnreachable: there is no address to use.
+        :raises AdminUnreachable: no address can be used.
         """
         return {region: self._admin(region) for region in sorted(regions)}
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command ``meridian``: programs, nouns with their verbs, and what other distributions add.
+"""The command ``meridian``: programs, nouns with their verbs, and commands that other distributions add.
 
-A command is imported only when it is called for, so ``meridian --help`` and the completion of names stay quick; its
-line in the list of commands therefore stands here. Another distribution adds a command by registering a click command
+A command is imported only when it is used, so ``meridian --help`` and completion stay fast; therefore its
+line in the list of commands is in this module. Another distribution adds a command by registering a click command
 in the entry point group ``meridian.commands``.
 """
 
@@ -103,7 +103,7 @@ class MeridianGroup(click.Group):
 
 
 def build(factory: programs.Programs) -> click.Group:
-    """The whole command line, with what its programs start passed in."""
+    """The whole command line, with the programs that it starts passed in."""
     group = MeridianGroup("meridian", help=_HELP, context_settings={"help_option_names": ["-h", "--help"]})
     group.programs = factory
     click.version_option(version("meridian-broker"), message="meridian %(version)s")(group)
@@ -133,7 +133,7 @@ def _load(found: EntryPoint) -> click.Command:
 
 
 def _unavailable(name: str, sentence: str) -> click.Command:
-    """A stand-in that says why there is no such command, whatever arguments follow."""
+    """A placeholder that reports why the command is not available, whatever arguments follow."""
 
     @click.command(name, help=sentence, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
     def stand_in() -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names as a person types them, and the admin paths they lead to.
+"""Names as users type them, and their admin paths.
 
 A topic may be typed ``orders``, ``tenant/namespace/orders`` or ``persistent://tenant/namespace/orders``; all three are
-made into the last form, with tenant ``public`` and namespace ``default`` where nothing else is said.
+converted to the last form, with tenant ``public`` and namespace ``default`` as defaults.
 """
 
 from __future__ import annotations

@@ -38,12 +38,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def say(*lines: str, err: bool = False) -> None:
-    """Print lines for people. Names in them come from others, so what a terminal would obey is escaped."""
+    """Print lines for people. Names in them come from others, so control characters are escaped."""
     click.echo("\n".join(map(shown, lines)), err=err)
 
 
 def error(sentence: object) -> None:
-    """The one way to say that something went wrong."""
+    """The one way to report an error."""
     say(f"Error: {sentence}", err=True)
 
 
@@ -57,7 +57,7 @@ def forced(force: bool) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Console:
-    """What every command that talks to a broker gets: the API, and where to say the result."""
+    """Passed to every command that talks to a broker: the API, and how to print results."""
 
     admin: Admin
     as_json: bool
@@ -81,9 +81,9 @@ class Console:
         click.echo(json.dumps(value) if self.as_json else json.dumps(value, indent=2))
 
     def done(self, sentence: str, *, regions: Sequence[str] = ()) -> None:
-        """A change was made. JSON prints an object, so that a program can parse every output.
+        """Report a change. With ``--json`` this prints an object, so that programs can parse every output.
 
-        :param regions: where, if the command went to several.
+        :param regions: where, if the command changed several.
         """
         said: dict[str, Any] = {"done": sentence} | ({"regions": list(regions)} if regions else {})
         click.echo(json.dumps(said) if self.as_json else shown(sentence))
@@ -98,9 +98,9 @@ trust_option = click.option(
 
 
 def trusting(authorities: Path | None) -> ContextSource | None:
-    """TLS as ``--tls-trust-certs`` asks for it; None: as the system has it.
+    """TLS according to ``--tls-trust-certs``; None: the system's trust store.
 
-    :raises click.BadParameter: there are no certificates in the file.
+    :raises click.BadParameter: the file contains no certificates.
     """
     if authorities is None:
         return None

@@ -23,12 +23,12 @@ from meridian_broker.positions.position import Position
 
 CHUNK_BYTES: Final = 65536
 LAST_RECEIPTS_SECONDS: Final = 10.0
-"""How long Ctrl-C waits for the receipts of what was sent before it."""
+"""How long Ctrl-C waits for the receipts of messages already sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What was asked for."""
+    """The options of the command."""
 
     topic: TopicName
     access: Access
@@ -43,7 +43,7 @@ class Job:
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the messages."""
+    """Counts of messages sent and stored."""
 
     sent: int = 0
     stored: int = 0
@@ -53,7 +53,7 @@ class Tally:
     failed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def hear(self, receipt: asyncio.Future[Position]) -> None:
-        """A receipt, or the reason why there is none."""
+        """Record a receipt, or the reason why there is none."""
         failure = receipt.exception()
         if failure is None:
             position = receipt.result()
@@ -191,7 +191,7 @@ class Publisher:
         self._watchers: list[asyncio.Task[None]] = []
 
     async def publish_all(self) -> None:
-        """Send until there is no more, the count is reached or something failed, also while nothing is to be sent.
+        """Send until the input ends, the count is reached, or a send fails, even while waiting for input.
 
         :raises ClientError: a producer cannot be opened, or the connection is gone.
         :raises RequestRefused: a message is too large.
@@ -269,10 +269,10 @@ class Publisher:
 
 
 def key_hash(key: str) -> int:
-    """Which partition a key belongs to is this number modulo their count, as in Pulsar's Java client by default.
+    """The hash of a key; modulo the number of partitions it gives the key's partition, as in Pulsar's Java client.
 
     It is the hash that the Java language defines for strings, over UTF-16, without its sign. Pulsar's C++ and Python
-    clients choose otherwise, so let one kind of client write a key.
+    clients hash differently, so publish a key with one kind of client only.
     """
     value = 0
     data = key.encode("utf-16-le", "surrogatepass")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``meridian up``, ``meridian standalone`` and ``meridian broker``, which run until they are stopped, and ``meridian
-secure-etcd``, which prepares what they need.
+secure-etcd``, which prepares etcd for them.
 
-This room may not import the one that builds brokers, so the programs come in from outside as ``Programs``: what
-is typed is understood here, what it starts is made there.
+This room may not import the one that builds brokers, so the programs are passed in as ``Programs``: this module
+parses the options, the other one starts the program.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Sources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpOptions:
-    """What ``meridian up`` was asked for."""
+    """The options of ``meridian up``."""
 
     regions: tuple[str, ...]
     data_directory: Path
@@ -44,7 +44,7 @@ class UpOptions:
 
 
 class Programs(Protocol):
-    """What the composition root passes in. Each returns the process's exit code once it is stopped or done."""
+    """Passed in by the composition root. Each returns the process's exit code once it is stopped or done."""
 
     def broker(self, sources: Sources, supervisor: int | None) -> int:
         """One broker. ``supervisor`` is the process id it must not outlive, if any."""
@@ -84,7 +84,7 @@ def region_names(text: str) -> tuple[str, ...]:
 
 
 def command(name: str, programs: Programs) -> click.Command:
-    """One of the commands, bound to what it starts."""
+    """One of the commands, bound to the program that it starts."""
     return {"up": _up, "standalone": _standalone, "broker": _broker, "secure-etcd": _secure_etcd}[name](programs)
 
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The admin REST API as the command line sees it: one blocking request at a time, and two kinds of failure.
+"""The admin REST API for the command line: one blocking request at a time, and two kinds of failure.
 
 The difference matters to scripts. ``AdminRefused`` is an answer: the broker understood and refused (exit code 1).
 ``AdminUnreachable`` is no answer: no connection, a timeout, or a broker in trouble (2).
 
 A broker that does not own the topic answers 307 with another broker's address. The standard library follows such a
-redirect only for GET, so requests with a body are repeated here by hand, as Pulsar's own clients do. Proxies from the
+redirect only for GET, so requests with a body are repeated here, as in Pulsar's own clients. Proxies from the
 environment are not used: the API belongs inside the region's network.
 """
 
@@ -31,7 +31,7 @@ minute at most, and then says so."""
 
 
 class AdminRefused(Exception):
-    """The broker said no. ``status`` is the HTTP status; the message is the broker's reason."""
+    """The broker refused. ``status`` is the HTTP status; the message is the broker's reason."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -39,7 +39,7 @@ class AdminRefused(Exception):
 
 
 class AdminUnreachable(Exception):
-    """No usable answer: the message names the address and says what happened."""
+    """No usable answer: the message names the address and the failure."""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -55,7 +55,7 @@ class Admin:
     """For example ``http://127.0.0.1:8080``."""
     token: str | None = None
     tls: ssl.SSLContext | None = None
-    """For ``https://``; None: the system's trust store."""
+    """TLS for ``https://``; None: the system's trust store."""
     timeout_seconds: float = TIMEOUT_SECONDS
     """Longest wait for a part of an answer."""
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``meridian produce`` and ``meridian consume`` share: the way to the broker of a topic, Ctrl-C, and exit codes.
+"""Shared by ``meridian produce`` and ``meridian consume``: finding the broker of a topic, Ctrl-C, and exit codes.
 
-The exit codes are those of all commands (``output``): 1 for what the broker refuses, 2 for a request that never reached
+The exit codes are those of all commands (``output``): 1 if the broker refuses, 2 for a request that never reached
 it or was never answered.
 """
 
@@ -54,12 +54,12 @@ class Access:
     authorities: Path | None
     """CA certificates to trust; None: the system's."""
     listener: str | None
-    """Which of the brokers' advertised addresses to use; None: their usual ones."""
+    """Name of the brokers' advertised listener to use; None: the default one."""
 
     def options(self) -> ClientOptions:
-        """How connections are made.
+        """Options of the connections.
 
-        :raises click.BadParameter: there are no certificates in that file.
+        :raises click.BadParameter: the file contains no certificates.
         """
         options = ClientOptions(client_version="meridian-cli", tls=trusting(self.authorities))
         if self.token is None:
@@ -110,7 +110,7 @@ class Service:
     """Connections to the brokers of a region, one per broker. Use it with ``async with``."""
 
     def __init__(self, access: Access) -> None:
-        """:raises click.BadParameter: there are no certificates in the file of authorities."""
+        """:raises click.BadParameter: the file of CA certificates contains none."""
         self.url = access.url
         self._options = access.options()
         self._listener = access.listener
@@ -179,7 +179,7 @@ async def until_signal(work: Coroutine[Any, Any, None]) -> bool:
 
 
 def finish(program: Coroutine[Any, Any, int]) -> None:
-    """Run a command's asynchronous half and leave with its exit code, or with that of what went wrong.
+    """Run a command's asynchronous half and exit with its code, or with that of its failure.
 
     :raises SystemExit: always.
     """

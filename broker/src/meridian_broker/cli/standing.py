@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``subscriptions status``, ``topics status`` and ``regions status`` make of an answer: tables and verdicts."""
+"""Tables and verdicts for ``subscriptions status``, ``topics status`` and ``regions status``."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def _worse(one: Json, other: Json) -> dict[str, Any]:
 
 
 def verdict(answer: Json, most_ms: int) -> tuple[int, list[str]]:
-    """The exit code, and a sentence for each thing that is not as it should be.
+    """The exit code, and a sentence for each problem.
 
-    :param most_ms: so old may what is not confirmed be.
+    :param most_ms: maximum age of an acknowledgement that is not confirmed.
     """
     wrong: list[str] = []
     unknown: list[str] = []
@@ -77,7 +77,7 @@ def verdict(answer: Json, most_ms: int) -> tuple[int, list[str]]:
 
 
 def tables(answer: Json, now_ms: int) -> Iterator[str]:
-    """For people: each region, each pair of regions, and with dispatch scope ``origin`` each share."""
+    """For people: a table of regions, one of region pairs, and with dispatch scope ``origin`` one of shares."""
     regions = sorted(answer["regions"].items())
     rows = []
     for region, seen in regions:
@@ -100,7 +100,7 @@ def tables(answer: Json, now_ms: int) -> Iterator[str]:
 
 
 def _shares(seen: Json) -> Iterator[tuple[str, list[Json]]]:
-    """What began in each region, by partition."""
+    """The shares per origin region, by partition."""
     found: dict[str, list[Json]] = {}
     for part in parts_of(seen):
         for share in part.get("shares", ()):
@@ -109,7 +109,7 @@ def _shares(seen: Json) -> Iterator[tuple[str, list[Json]]]:
 
 
 def _share(region: str, origin: str, parts: list[Json]) -> tuple[object, ...]:
-    """The partitions of a share have leases of their own: the shortest is told."""
+    """Each partition of a share has its own lease: the shortest one is shown."""
     holders = sorted({str(part["dispatched_by"] or "nobody") for part in parts})
     left = min(part["lease_ms_left"] for part in parts)
     reasons = sorted({str(part["reason"]) for part in parts if part["reason"]})
@@ -140,7 +140,7 @@ def ago(at_ms: int | None, now_ms: int) -> str:
 
 
 def link_rows(replication: Mapping[str, Json]) -> list[tuple[object, ...]]:
-    """For people: how far each other region has the messages of this one."""
+    """For people: how many of this region's messages each other region has."""
     rows: list[tuple[object, ...]] = []
     for remote, link in sorted(replication.items()):
         behind = link["meridian"]["unreplicated"]
@@ -189,7 +189,7 @@ def _not_open(listed: Json) -> list[str]:
 
 
 def links_of(answer: Json) -> Iterator[str]:
-    """For people: how one region's links to the others are, and what is wrong with them."""
+    """For people: the state of one region's links to the others, and what is wrong with them."""
     rows: list[tuple[object, ...]] = []
     for region in answer["regions"]:
         name = region["name"]

@@ -280,7 +280,7 @@ def subscriptions_reset(
 
 
 def check_place(console: Console, topic: TopicName, place: dict[str, int]) -> None:
-    """The broker moves to the nearest message there is, as Pulsar does; a person who mistyped an id wants to know.
+    """The broker moves to the nearest existing message, as in Pulsar; a user who mistyped an id wants to know.
 
     :raises AdminRefused: the topic has no such ledger in this region.
     """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``meridian tokens``: the keys of a deployment, and the tokens that are signed with them. No broker is involved:
-anyone who has a signing key can make tokens."""
+"""``meridian tokens``: the keys of a deployment, and tokens signed with them. No broker is involved:
+anyone who has a signing key can create tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def tokens() -> None:
     """Keys and tokens that clients authenticate with.
 
     A token is signed with a key and names a role. Brokers check it with the same secret key (create-secret-key), or
-    with the public half of a pair (create-key-pair), which cannot sign: then no broker holds what makes tokens.
+    with the public half of a pair (create-key-pair), which cannot sign: then no broker holds a key that creates tokens.
     """
 
 
@@ -36,8 +36,8 @@ def tokens() -> None:
 def create_secret_key(file: Path) -> None:
     """Write a new secret key to FILE, readable by you only, for the setting tokenSecretKey.
 
-    Anyone who has the key can make tokens for any role. To be able to replace it later without rejecting clients, keep
-    it in a directory of its own, under a name that ends in .key, and set tokenSecretKey to the directory:
+    Anyone who has the key can create tokens for any role. To be able to replace it later without rejecting clients,
+    keep it in a directory of its own, under a name that ends in .key, and set tokenSecretKey to the directory:
 
     \b
       meridian tokens create-secret-key keys/2026-05.key
@@ -149,8 +149,8 @@ def create(
     help="Write three Secrets to this new directory, one for each part, which holds what that part needs.",
 )
 def manifest(name: str, subject: str, expires: str, to: Path | None, directory: Path | None) -> None:
-    """Make a Kubernetes Secret with a new key, a new peer secret and two tokens: admin.jwt, of a super-user, for people
-    and the operator; verify.jwt, which can only read the export, for the verifier.
+    """Create a Kubernetes Secret with a new key, a new peer secret and two tokens: admin.jwt, with a super-user's role,
+    for people and the operator; verify.jwt, which can only read the export, for the verifier.
 
     It is printed, or written to a file readable by you only. All regions need the same Secret: keep it, and apply it
     in the namespace of each region. With --directory there are three: regions.json, with the key and the peer secret,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``topics stats`` for people: tables made of what the admin API answers."""
+"""``topics stats`` for people: tables made from the admin API's answers."""
 
 from __future__ import annotations
 

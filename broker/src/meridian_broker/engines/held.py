@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A ledger store in which deletions are never forgotten: of ledgers somebody still reads, and of those that fail.
+"""A ledger store that never forgets a deletion: of ledgers that are still being read, and of those that fail.
 
-The export names ledgers to a child process that reads them from disk a while later; trimming and topic deletion must
-not wait for it, and must not take the ledgers away from it either. So the deletion is noted, in a file too, and done
-when the last hold ends, or at the next start: ids are never used twice (R1), so doing it late deletes nothing else.
-A deletion that the disk refuses is noted too and tried again later: whoever asked has let go of the ledger already.
+The export names ledgers to a child process that reads them from disk later; trimming and topic deletion must
+not wait for it, nor delete the ledgers while it reads. So the deletion is recorded, in a file too, and executed
+when the last hold ends, or at the next start: ids are never reused (R1), so doing it late deletes nothing else.
+A deletion that the disk refuses is recorded, too, and retried later: its caller no longer references the ledger.
 
-Each line of the file is an id and its checksum. A digit that the disk damaged would name a ledger that is in use.
+Each line of the file is an id and its checksum. Without it, a digit that the disk damaged could name a ledger in use.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ class HeldLedgers:
     """Any ``LedgerStore`` with holds. See the module's text."""
 
     def __init__(self, store: LedgerStore, note: Path, scheduler: Scheduler) -> None:
-        """:param note: file of the ids that are to be deleted and still there."""
+        """:param note: file with the ids of ledgers to be deleted."""
         self._store = store
         self._note = note
         self._scheduler = scheduler
         self._holds: Counter[int] = Counter()
         self._waiting: set[int] = set()
         self._noted: set[int] = set()
-        """What the file says."""
+        """The content of the file."""
         self._is_noting = False
         self._refused = False
         """The note could not be written the last time."""
 
     async def finish_deletions(self) -> None:
-        """Delete what was held when the process ended. Call it once, before anything is held."""
+        """Delete ledgers that were held when the process ended. Call it once, before anything is held."""
         try:
             lines = self._note.read_bytes().splitlines()
         except FileNotFoundError:
@@ -64,12 +64,12 @@ class HeldLedgers:
                 len(lines),
             )
         self._waiting |= noted
-        self._noted = noted | {-1}  # whatever the file says, it is written anew
+        self._noted = noted | {-1}  # whatever the file contains, rewrite it
         await self._delete(noted)
         self._write_note()
 
     async def retry_deletions(self) -> None:
-        """Try again what the disk refused to delete: ``RETRIES`` ledgers at most. Call it once in a while."""
+        """Retry deletions that the disk refused: at most ``RETRIES`` ledgers. Call it periodically."""
         refused = sorted(self._waiting - self._holds.keys())[:RETRIES]
         if refused:
             await self._delete(set(refused))
@@ -105,7 +105,7 @@ class HeldLedgers:
             self._scheduler.defer(self._write_note)
 
     def _write_note(self) -> None:
-        """The file says what ``_waiting`` says. It is a hint: without its last write, ledgers whose deletion a stop
+        """Write ``_waiting`` to the file. It is a hint: without its last write, ledgers whose deletion a stop
         interrupts keep their space. So it is not synced, and a full disk, where deleting matters most, is no obstacle.
         """
         self._is_noting = False
@@ -136,7 +136,7 @@ class HeldLedgers:
         return await self._store.recover(ledger_id, fence)
 
     async def delete(self, ledger_id: int) -> None:
-        """Delete it, or note that it goes when the last hold ends, or when the disk lets it go."""
+        """Delete it now, or record that it is to be deleted when the last hold ends or when the disk allows it."""
         self._waiting.add(ledger_id)
         if self._holds[ledger_id]:
             self._write_note()

@@ -26,7 +26,7 @@ _SCHEMES: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Of one broker, as one kind of client reaches it; None: not that way."""
+    """One broker's addresses for one kind of client; None: not reachable that way."""
 
     service_url: str | None = None
     service_url_tls: str | None = None
@@ -44,7 +44,7 @@ class BindAddress(NamedTuple):
 
 
 AddressBook = Callable[[str], Addresses | None]
-"""The addresses for a listener's name, empty for whoever names none; None: there is no such listener."""
+"""The addresses for a listener's name, which is empty for clients that name none; None: there is no such listener."""
 
 
 def parse_listeners(text: str) -> dict[str, Addresses]:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who a client is: signed tokens (JSON Web Tokens, RFC 7519), as Pulsar's token authentication has them.
+"""Client authentication by signed tokens (JSON Web Tokens, RFC 7519), as in Pulsar's token authentication.
 
 A token is signed with one of the region's keys and names a role, its subject. Nothing about clients is stored. Brokers
-of other regions are no role: a connection is a peer's because of what it knows (R7), never because of a name that a
-token bears. A token is never logged and never part of an error.
+of other regions have no role: a connection is a peer's because it proved the peer secret (R7), never because of a name
+in a token. A token is never logged and never part of an error.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ METHOD: Final = "token"
 RESERVED_ROLES: Final = frozenset({"meridian-peer"})
 """Names that brokers use among themselves. No token may bear one: people hand out tokens by users' own names."""
 SCOPE_CLAIM: Final = "meridian_scope"
-"""Claim that narrows what a token is good for. A name of our own: ``scope`` is other people's."""
+"""Claim that limits what a token is valid for. The name is our own: ``scope`` is used by other issuers."""
 ADMIN_SCOPE: Final = "admin"
 """The admin API, and neither producing nor consuming."""
 EXPORT_SCOPE: Final = "export"
 """The export alone, which the verifier reads, and nothing else of the admin API."""
 SCOPES: Final = {ADMIN_SCOPE: "admin API", EXPORT_SCOPE: "export"}
-"""What each is for. They narrow what a token's role may do and never widen it: whoever issues tokens may let users
+"""Description of each scope. Scopes narrow what a token's role may do and never widen it: an issuer may let users
 choose claims."""
 LARGEST_TOKEN: Final = 16 * 1024
-"""Bytes: more is no token, and is not decoded."""
+"""Bytes: anything larger is not a token, and is not decoded."""
 
 _SENTENCES: Final = {
     "ExpiredSignatureError": "the token has expired: get a new one",
@@ -36,32 +36,32 @@ _SENTENCES: Final = {
     "InvalidSubjectError": "the token names no role: its subject is not a string",
     "PyJWTError": "this is not a token, or it is damaged",
 }
-"""What client and log are told, by PyJWT's error. PyJWT's own texts quote the token, which anybody can write."""
+"""Messages for client and log, by PyJWT's error. PyJWT's own texts quote the token, which may hold arbitrary text."""
 
 
 class NotAuthenticated(Exception):
-    """The client did not show who it is. The message says what is missing and is fit for the client."""
+    """The client did not authenticate. The message says what is missing and may be sent to the client."""
 
 
 class Granted(NamedTuple):
-    """What a token that is good says."""
+    """The content of a valid token."""
 
     role: str
     expires: int | None = None
     """Seconds since 1970; None: never."""
     key: TokenKey | None = None
-    """What it is signed with; None where nobody is asked for a token."""
+    """The key that signed it; None if no token is required."""
     scope: str | None = None
     """One of ``SCOPES``, which is all that it is good for; None: for all that its role may do."""
 
 
 NAMELESS: Final = Granted("")
-"""Everybody, where nobody is asked for a token."""
+"""The grant for every client when no token is required."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """Where tokens say what is asked of them, as in Pulsar's settings."""
+    """Names of the claims that are checked, as in Pulsar's settings."""
 
     role: str = "sub"
     audience: str = "aud"
@@ -80,8 +80,8 @@ class Authentication:
         claims: Claims = Claims(),
     ) -> None:
         """
-        :param keys: with which tokens may be signed; None: nobody needs a token.
-        :param audience: of which tokens must be that are bound to an audience; as a rule the region's name.
+        :param keys: keys that may sign tokens; None: no token is required.
+        :param audience: required audience of tokens that are bound to one; usually the region's name.
         """
         if keys is not None:
             import jwt  # noqa: F401  # large: only brokers that check tokens load it, and before they serve
@@ -100,9 +100,10 @@ class Authentication:
         self._keys = keys
 
     def check(self, token: bytes) -> Granted:
-        """What a token is good for.
+        """Check a token and return its content.
 
-        :raises NotAuthenticated: it is none of ours, changed, not valid yet, expired, or for another region.
+        :raises NotAuthenticated: it is not signed with our key, was changed, is not valid yet, has expired, or is for
+            another region.
         """
         if self._keys is None:
             return NAMELESS
@@ -124,10 +125,10 @@ class Authentication:
         return Granted(self._role(said), None if expires is None else int(expires), key, scope)
 
     def _verified(self, token: bytes, keys: tuple[TokenKey, ...]) -> tuple[TokenKey, dict[str, Any]]:
-        """The key that signed the token, and what the token says.
+        """The key that signed the token, and the token's claims.
 
-        The token's algorithm and key id only choose among our keys; an id that names none of them, as other issuers
-        write it, says nothing.
+        The token's algorithm and key id only select among our keys; an id that names none of them, as other issuers
+        write it, is ignored.
         """
         import jwt
 

@@ -2,9 +2,9 @@
 """One outgoing connection that speaks the client's side of the Pulsar protocol.
 
 Replicators and peer links use it to reach another region, ``meridian produce`` and ``consume`` to reach their own. It
-pairs requests with answers and hands everything else that arrives to whoever it concerns: a producer, a consumer, or
+pairs requests with answers and passes everything else that arrives to its receiver: a producer, a consumer, or
 ``on_command``. A waiting caller owns its wait. Callbacks run on the loop and must not block; one that raises ends the
-connection. The bytes and the connection's life are in ``client_wire``, the errors in ``client_errors``.
+connection. ``client_wire`` handles the bytes and the connection's lifetime, ``client_errors`` defines the errors.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _ANSWERS: Final = frozenset(
 
 
 class ProducerEvents(Protocol):
-    """What a producer hears."""
+    """Callbacks of a producer."""
 
     def receipt(self, receipt: pb.CommandSendReceipt) -> None: ...
 
@@ -69,7 +69,7 @@ class ProducerEvents(Protocol):
 
 
 class ConsumerEvents(Protocol):
-    """What a consumer hears."""
+    """Callbacks of a consumer."""
 
     def message(self, message: Message) -> None: ...
 
@@ -126,12 +126,12 @@ class PulsarClientConnection(ClientWire):
         on_command: Callable[[int, Any], None] | None = None,
         on_lost: Callable[[str], None] | None = None,
     ) -> PulsarClientConnection:
-        """Connect and shake hands. Of several addresses in ``url`` the first that answers counts.
+        """Connect and shake hands. If ``url`` has several addresses, the first one that answers is used.
 
-        :param on_command: gets (type, message) of every command that is neither an answer nor a producer's or a
-            consumer's, the peer protocol's among them.
+        :param on_command: gets (type, message) of every command that is neither an answer nor meant for a producer or
+            consumer, including the peer protocol's.
         :param on_lost: called once with the reason when the connection ends, also after ``close``.
-        :raises ConnectFailed: no address answered, or the broker turned us away.
+        :raises ConnectFailed: no address answered, or the broker refused the connection.
         """
         options = options or ClientOptions()
         if options.peer is not None and not options.peer.secrets():
@@ -195,9 +195,9 @@ class PulsarClientConnection(ClientWire):
             self._requests.pop(request_id, None)
 
     async def partitions(self, topic: str, *, create: bool = False) -> int:
-        """Number of partitions of a topic; 0: it has none, or (without ``create``) there may be no such topic.
+        """Number of partitions of a topic; 0: it has none, or (without ``create``) the topic may not exist.
 
-        :raises RequestRefused: also when there is no such topic, from brokers that tell.
+        :raises RequestRefused: also when the topic does not exist, with brokers that report it.
         """
         answer: pb.CommandPartitionedTopicMetadataResponse = await self.request(
             _T.PARTITIONED_METADATA,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong between us and another broker, by situation.
+"""Errors of connections to other brokers, by situation.
 
-``ConnectFailed``: never got there. ``ConnectionLost``: was there. ``RequestRefused``: the other side said no, with its
-code. ``RequestTimedOut``: it said nothing. ``MisbehavedPeer`` is a ``ConnectionLost`` for which the other side is to
-blame.
+``ConnectFailed``: no connection was established. ``ConnectionLost``: it was, and ended. ``RequestRefused``: the other
+side refused, with its code. ``RequestTimedOut``: it did not answer. ``MisbehavedPeer`` is a ``ConnectionLost`` that is
+the other side's fault.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ class ClientError(Exception):
 
 
 class ConnectFailed(ClientError):
-    """No connection came about: nobody listens there, TLS failed, or the broker turned us away."""
+    """No connection was established: nothing listens there, TLS failed, or the broker refused it."""
 
 
 class ConnectionLost(ClientError):
-    """The connection is gone, and with it the answer. What was asked may have happened."""
+    """The connection is gone, and with it the answer. The request may have been executed."""
 
 
 class MisbehavedPeer(ConnectionLost):
-    """We ended the connection, because what came over it was against the protocol."""
+    """We ended the connection, because the other side violated the protocol."""
 
 
 class RequestTimedOut(ClientError):
-    """No answer in time. What was asked may have happened."""
+    """No answer in time. The request may have been executed."""
 
 
 class RequestRefused(ClientError):

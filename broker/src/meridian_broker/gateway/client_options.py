@@ -13,8 +13,8 @@ from meridian_broker.gateway.tls import ContextSource
 PEER_AUTH_METHOD: Final = "meridian-peer"
 """Authentication method with which brokers of one deployment know each other (R7)."""
 PEER_KEEP_ALIVE_SECONDS: Final = 5.0
-"""Silence after which brokers ask whether the other one is still there; twice that ends their connection. A network
-that loses every packet closes none, and until it is noticed nothing goes by a third region (R6)."""
+"""Silence after which a broker pings the other one; twice that ends their connection. A network that loses every packet
+closes no connection, and until the loss is noticed nothing is relayed by a third region (R6)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ClientOptions:
     write_buffer: int = 1024 * 1024
     """Bytes waiting for the socket above which ``drain`` waits."""
     tls: ContextSource | None = None
-    """For ``pulsar+ssl://``; None: the system's trust store."""
+    """TLS for ``pulsar+ssl://``; None: the system's trust store."""
 
     def towards(self, region: str) -> ClientOptions:
         """The same, for a connection to that region."""

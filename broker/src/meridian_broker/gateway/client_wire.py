@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes of one outgoing connection, and its life: the handshake, keep-alive, what is written, the end.
+"""The bytes of one outgoing connection, and its lifetime: the handshake, keep-alive, writes, the end.
 
-It starts no task: bytes are handled in ``data_received``, time in loop timers. What is said over it is ``client``'s.
+It starts no task: bytes are handled in ``data_received``, time in loop timers. ``client`` defines what is sent.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ClientWire(asyncio.Protocol):
         self.protocol_version = 0
         self.max_message_size = 0
         self.peer_version = 0
-        """Version of the peer protocol the other side announced; 0: it is no Meridian broker."""
+        """Version of the peer protocol that the other side announced; 0: it is not a Meridian broker."""
         self.is_proven = False
         """The other side proved that it is the region that we meant to reach."""
         self._proven_secret = b""
@@ -68,7 +68,7 @@ class ClientWire(asyncio.Protocol):
     # -- the end ----------------------------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """End the connection and wait until it is gone. What was written before is still sent, for a second at most."""
+        """End the connection and wait until it is gone. Earlier writes are still sent, for up to a second."""
         if self._transport is None:
             return
         if self.failure is None:
@@ -99,7 +99,7 @@ class ClientWire(asyncio.Protocol):
             self._transport.abort()
 
     def _give_up(self, error: ClientError) -> None:
-        """Of a connection nobody ever got."""
+        """End a connection that was never handed out."""
         self.failure = error
         if self._connected.done() and not self._connected.cancelled():
             self._connected.exception()
@@ -109,11 +109,11 @@ class ClientWire(asyncio.Protocol):
     # -- writing ----------------------------------------------------------------------------------------------------
 
     def write(self, frames: Sequence[bytes]) -> None:
-        """Write buffers that make up complete frames. All writes of one turn of the loop leave in one piece.
+        """Write buffers that make up complete frames. All writes of one turn of the loop are sent together.
 
         Wait for ``drain`` before writing much.
 
-        :raises ConnectionLost: there is no connection any more.
+        :raises ConnectionLost: the connection is gone.
         """
         if self.failure is not None or self._transport is None:
             raise self._lost()
@@ -139,7 +139,7 @@ class ClientWire(asyncio.Protocol):
     async def drain(self) -> None:
         """Wait until the socket has room again.
 
-        :raises ConnectionLost: there is no connection any more.
+        :raises ConnectionLost: the connection is gone.
         """
         if not self._writable.is_set():
             await self._writable.wait()
@@ -150,7 +150,7 @@ class ClientWire(asyncio.Protocol):
         failure = self.failure or ConnectionLost(f"there is no connection to {self.url}")
         return type(failure)(str(failure)) if not isinstance(failure, RequestRefused) else ConnectionLost(str(failure))
 
-    # -- what the loop calls ----------------------------------------------------------------------------------------
+    # -- callbacks of the loop --------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -218,7 +218,7 @@ class ClientWire(asyncio.Protocol):
         self._ended(reason)
 
     def _tick(self) -> None:
-        """Twice in a row nothing heard, the second time in spite of a PING: nobody is there."""
+        """Nothing was received for two intervals, the second time despite a PING: the other side is gone."""
         peer = self.options.peer
         if peer is not None and self.is_proven and not peer.holds(self._proven_secret):
             self.fail(ConnectionLost(f"the peer secret that {self.url} proved was removed"))
@@ -234,7 +234,7 @@ class ClientWire(asyncio.Protocol):
         self._timer = self._loop.call_later(self.options.keep_alive, self._tick)
 
     def _shake_hands(self, command: Any) -> None:
-        """What comes while the other side has not proven which region it is: the handshake's commands and no others."""
+        """Handle commands before the other side has proven its region: only those of the handshake are accepted."""
         kind = command[0]
         if kind == pb.BaseCommand.AUTH_CHALLENGE and self._dialling is not None:
             try:
@@ -251,7 +251,7 @@ class ClientWire(asyncio.Protocol):
             self._take = self._dispatch
             self._dispatch(command)
         elif kind == pb.BaseCommand.CONNECTED and not command.message.feature_flags.peer_protocol_version:
-            self._shake(command.message)  # a foreign broker; whoever asked for the connection ends it
+            self._shake(command.message)  # a foreign broker; the caller that opened the connection ends it
         elif kind in (pb.BaseCommand.ERROR, pb.BaseCommand.PING, pb.BaseCommand.PONG):
             self._dispatch(command)
         else:

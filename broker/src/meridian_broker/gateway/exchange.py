@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class ExchangeShell:
-    """What topics call (``topics.topic.Exchange``) and what connections hand peer commands to."""
+    """Implements ``topics.topic.Exchange`` for topics, and receives peer commands from connections."""
 
     def __init__(
         self,
@@ -66,9 +66,9 @@ class ExchangeShell:
         self.links.set_regions(wanted)
 
     async def first_contact(self, seconds: float) -> None:
-        """Wait until every region is reached or was found to be away; no longer than that.
+        """Wait until every region is reached or found to be unreachable, at most ``seconds``.
 
-        A broker that has just started must hear what was acknowledged elsewhere before it dispatches (R10), and the
+        A broker that has just started must learn what was acknowledged elsewhere before it dispatches (R10), and the
         barrier asks only regions that are reached (R20).
         """
         until = self._loop.time() + seconds
@@ -78,7 +78,7 @@ class ExchangeShell:
             await asyncio.sleep(CONTACT_POLL_SECONDS)
 
     async def close(self) -> None:
-        """End the links; what was not confirmed is found by digests later."""
+        """End the links; digests later find what was not confirmed."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -128,7 +128,7 @@ class ExchangeShell:
         return self.core.lags(self._now_ms())
 
     def apart(self) -> dict[str, dict[str, str]]:
-        """Region -> why it and this one do not know the same, by what that is about."""
+        """Per region, why it and this one do not have the same state, by subject."""
         return self.core.apart(self._now_ms())
 
     def behind_for(self) -> dict[str, int]:
@@ -136,11 +136,11 @@ class ExchangeShell:
         return self.core.behind_for(self._now_ms())
 
     def was_away(self, region: str, ago_ms: int) -> None:
-        """It went so long ago, and was not back before this broker started."""
+        """The region left that long ago, and did not return before this broker started."""
         self.core.was_away(region, self._now_ms() - ago_ms)
 
     def was_behind(self, region: str, topic: str, subscription: str, entries: int, ago_ms: int) -> None:
-        """It lacks so many entries that were acknowledged before this broker started, since so long ago."""
+        """The region has lacked this many entries that were acknowledged before this broker started, for ``ago_ms``."""
         self.core.was_behind(region, (topic, subscription), entries, self._now_ms() - ago_ms)
 
     def compare_ends(self, origins: Collection[str]) -> None:

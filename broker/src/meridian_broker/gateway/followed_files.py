@@ -18,7 +18,7 @@ Identity = tuple[str, int, int, int]
 
 
 def identity(path: Path) -> Identity | None:
-    """A value that changes when a file is written or replaced; None when there is no file."""
+    """A value that changes when a file is written or replaced; None if there is no file."""
     try:
         found = path.stat()
     except OSError:
@@ -33,7 +33,7 @@ class FollowedFiles(Generic[T]):
     """
 
     def __init__(self, paths: Callable[[], list[Path]], read: Callable[[], T]) -> None:
-        """Reads the files. :raises Exception: whatever ``read`` raises."""
+        """Reads the files. :raises Exception: everything that ``read`` raises."""
         self._paths = paths
         self._read = read
         self._in_force = self._identities()
@@ -41,9 +41,9 @@ class FollowedFiles(Generic[T]):
         self.first = read()
 
     def look(self) -> T | None:
-        """The new content; None while nothing has changed, or a change has not settled.
+        """The new content; None while nothing has changed, or while a change is still in progress.
 
-        :raises Exception: whatever ``read`` raises, on each call until the files can be used again.
+        :raises Exception: everything that ``read`` raises, on each call until the files can be used again.
         """
         found = self._identities()
         settled, self._changing = found == self._changing, found

@@ -17,7 +17,7 @@ LARGEST: Final = 64 * 1024
 
 
 class BadKey(Exception):
-    """A file of keys cannot be used. The message names the setting, the file and what is wrong."""
+    """A key file cannot be used. The message names the setting, the file and the reason."""
 
 
 def read_peer_secrets(path: Path) -> tuple[bytes, ...]:
@@ -43,7 +43,7 @@ def read_peer_secrets(path: Path) -> tuple[bytes, ...]:
 
 
 def read_file(setting: str, path: Path) -> bytes:
-    """What a file holds.
+    """The content of a file.
 
     :param setting: names the file in errors.
     :raises BadKey: it cannot be read, or is too large to be a key.

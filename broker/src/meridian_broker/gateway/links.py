@@ -33,9 +33,9 @@ FIRST_DELAY: Final = 0.05
 LAST_DELAY: Final = 1.0
 """Seconds between attempts in the long run; one attempt a second costs next to nothing."""
 STEADY: Final = 1.0
-"""A connection that lasted so many seconds was a good one: after its loss the delays begin anew."""
+"""A connection that lasted this many seconds counts as good: after its loss the retry delays start again."""
 UNSENT_LIMIT: Final = 32 * 1024 * 1024
-"""A peer that leaves so many bytes unread is taken for gone; what it missed is found by digests later."""
+"""A peer that leaves this many bytes unread counts as gone; digests later find what it missed."""
 
 Resolver = Callable[[str], "tuple[str, str | None] | None"]
 """Region -> (service URL, admin URL); None: not known at present."""
@@ -92,14 +92,14 @@ class Link:
         on_down: Callable[[], None] | None = None,
         on_command: Callable[[int, Any], None] | None = None,
     ) -> None:
-        """:param purpose: what it carries, for the log."""
+        """:param purpose: what the link carries, for the log."""
         self.region = region
         self._name = f"{purpose} link to {region}"
         self.connection: PulsarClientConnection | None = None
         """The connection while it is up."""
         self.problem: str | None = None
         self.is_foreign = False
-        """Whoever answered last at that address is no Meridian broker."""
+        """The last answer at that address came from a broker that is not Meridian."""
         self._resolve = resolve
         self._options = options.towards(region)
         self._backoff = Backoff(jitter)
@@ -206,7 +206,7 @@ class PeerLinks:
         """
         :param on_up: (region, send) when a link came up.
         :param on_down: (region) when it went down; ``send`` must not be used any more.
-        :param on_command: (region, type, message, reply) of each command that came back over a link.
+        :param on_command: (region, type, message, reply) for each command that arrived over a link.
         """
         self._resolve = resolve
         self._options = options
@@ -229,7 +229,7 @@ class PeerLinks:
             task.add_done_callback(self._closing.discard)
 
     def nudge(self, region: str) -> None:
-        """The region was heard of: try to reach it now."""
+        """There is a sign of life from the region: try to reach it now."""
         link = self._links.get(region)
         if link is not None and link.connection is None:
             link.nudge()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who this broker is among the regions, and how it proves it to another one (see ``wire.peer_proof``)."""
+"""This broker's identity among the regions, and its proof of it to another one (see ``wire.peer_proof``)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class PeerIdentity:
 
     region: str
     secrets: Callable[[], tuple[bytes, ...]]
-    """The peer secrets in force, the one to use first; none: this region is nobody's peer."""
+    """The peer secrets in force, the preferred one first; empty: this region has no peers."""
     random: Callable[[int], bytes]
-    """So many random bytes that nobody can guess."""
+    """Returns that many cryptographically secure random bytes."""
 
     def holds(self, key: bytes) -> bool:
         """Is the secret with this id still in force? Connections that proved another one end."""
@@ -28,5 +28,5 @@ class PeerIdentity:
         return Dialling(self.secrets(), self.region, region, self.random(NONCE_BYTES), binding)
 
     def answer(self, binding: bytes) -> Answering:
-        """For a connection that somebody opened to us."""
+        """For an incoming connection."""
         return Answering(self.secrets(), self.region, self.random(NONCE_BYTES), binding)

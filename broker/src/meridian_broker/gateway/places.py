@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A fixed number of places for connections that nobody knows yet, in all and for one address.
+"""Limits on connections whose client is not identified yet: a fixed number of places, in total and per address.
 
-A newcomer that finds none free takes the place of the connection that has been idle for longest: of its own address if
-that address has all it may have. So whoever holds connections open keeps nobody out, and an address that opens many
-drops its own first. Only when every connection is busy is a newcomer refused.
+A new connection that finds no free place takes the place of the one that has been idle for longest: of its own address
+if that address has reached its limit. So holding connections open keeps nobody else out, and an address that opens many
+drops its own first. A new connection is refused only if every other one is busy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Guest(Protocol):
     has_place: bool
 
     def give_way(self) -> None:
-        """Close: somebody else gets its place."""
+        """Close the connection: another one gets its place."""
 
 
 class Hall:
@@ -59,7 +59,7 @@ class Hall:
         return self._addresses.total()
 
     def enter(self, guest: Guest) -> str | None:
-        """One more, idle. Says why there is no place for it, if so."""
+        """Add an idle connection. Returns the reason if there is no place for it."""
         places, address = self._places, guest.address
         if self._addresses[address] >= places.per_address and not self._make_room(address):
             return f"{address} has reached the limit of {places.per_address} active connections"
@@ -95,7 +95,7 @@ class Hall:
                 del self._addresses[guest.address]
 
     def busy(self, guest: Guest) -> None:
-        """It is being served: it gives way to nobody."""
+        """The connection is being served: it does not give way."""
         self._idle.pop(guest, None)
 
     def idle(self, guest: Guest) -> None:

@@ -19,10 +19,10 @@ from meridian_broker.wire.peer_proof import NotProven
 from meridian_broker.wire.peer_requests import PROOF_HEADER, SCHEME, Call, Caller, Signed
 
 CONNECT_SECONDS: Final = 4.0
-"""How long another region may take to take the connection: TCP tries three times in it. Where a network loses every
-packet, nobody answers at all, and whoever asked us waits for that."""
+"""How long another region may take to accept a connection: TCP tries three times within it. Where a network loses every
+packet there is no answer at all, and our own caller waits for that long."""
 ANSWER_MAX: Final = 64 << 20
-"""Bytes of an answer. It is read before it is known whose it is."""
+"""Limit on an answer in bytes. It is read before its sender is verified."""
 UNAUTHORIZED: Final = 401
 REASON_MAX: Final = 200
 
@@ -31,7 +31,7 @@ Resolver = Callable[[str], "tuple[str, str | None] | None"]
 
 
 class CallFailed(ClientError):
-    """The other region cannot be reached, or whoever answered is not that region. The message is a sentence's end."""
+    """The other region cannot be reached, or the answer did not come from it. The message completes a sentence."""
 
 
 class RegionCalls:
@@ -44,7 +44,7 @@ class RegionCalls:
         tls: ContextSource | None,
         now_ms: Callable[[], int],
     ) -> None:
-        """:param tls: for ``https://``; None: ``http://``. :param now_ms: a clock that only goes forward."""
+        """:param tls: for ``https://``; None: ``http://``. :param now_ms: a monotonic clock."""
         self._identity = identity
         self._resolve = resolve
         self._tls = tls
@@ -91,7 +91,7 @@ class RegionCalls:
 
             status, headers, body = await talk.say(call.method, url, call.body, sign)
             if status == UNAUTHORIZED and not last:
-                caller.forget()  # it began anew, one of the two slept, or its secret was changed
+                caller.forget()  # it restarted, one of the two was suspended, or its secret was changed
                 continue
             caller.check(signed[-1], status, body, headers.get(PROOF_HEADER, ""))
             return status, body
@@ -113,7 +113,7 @@ class RegionCalls:
 
 
 class _Talk:
-    """A session whose requests are signed when their connection is known."""
+    """A session whose requests are signed once their connection is known."""
 
     def __init__(self, tls: ContextSource | None, seconds: float) -> None:
         self._ssl = True if tls is None else tls()
@@ -162,7 +162,7 @@ def _said(body: bytes) -> str:
 
 
 def _reason(error: Exception, seconds: float) -> str:
-    """Why nobody answered, for people: the library's own texts are for its authors."""
+    """Why there was no answer, for people: the library's own texts are meant for developers."""
     if isinstance(error, NotProven):
         return str(error)
     if isinstance(error, aiohttp.ConnectionTimeoutError):

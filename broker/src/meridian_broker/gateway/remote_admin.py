@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a replicator asks of another region's admin REST: that a partitioned topic there has as many partitions as here.
+"""A replicator's requests to another region's admin API: it must have as many partitions of a topic as this region.
 
 The count only ever grows (R41: counts merge by max), so a region with more is left alone. It ends with the topic, so
 each request names the last deletion that this region knows of (R8): what the remote had before it does not count.
@@ -22,7 +22,7 @@ TIMEOUT: Final = 10.0
 DELETED_LATER: Final = 412
 """Answer of a region that knows of a later deletion of the topic it is to make."""
 CACHE: Final = 10_000
-"""Topics whose count at a remote is remembered."""
+"""Number of topics whose count at a remote is cached."""
 
 
 class _Known(NamedTuple):
@@ -73,14 +73,14 @@ class RemoteAdmin:
         *,
         connection: object = None,
     ) -> None:
-        """Make ``topic`` (a partitioned topic's own name) have at least so many partitions in ``region``.
+        """Raise the number of partitions of ``topic`` (a partitioned topic's own name) in ``region`` to at least this.
 
-        :param incarnation: stamp of its last deletion: who knows of a later one does not make it again.
-        :param created: stamp of its creation: who made a topic without partitions earlier keeps that.
-        :param connection: what is known counts as long as this connection to the region lasts.
-        :raises OtherKindThere: the remote did so.
-        :raises OtherDeletion: the remote knows of a later one.
-        :raises RemoteAdminFailed: it cannot be told, or does not want to.
+        :param incarnation: stamp of its last deletion: a remote that knows a later one does not create it again.
+        :param created: stamp of its creation: a remote that created a topic without partitions earlier keeps that.
+        :param connection: cached counts are valid as long as this connection to the region.
+        :raises OtherKindThere: the remote keeps a topic without partitions.
+        :raises OtherDeletion: the remote knows of a later deletion.
+        :raises RemoteAdminFailed: the remote cannot be asked, or refuses.
         """
         key = (region, topic)
         wanted = _Known(connection, incarnation, partitions)
@@ -120,7 +120,7 @@ class RemoteAdmin:
         status, body = await self._ask(method, region, path + query, partitions)
         if status == DELETED_LATER:
             raise OtherDeletion(f"{topic} was not created in {region}: {body[:200]}")
-        if status == 409:  # another region's replicator was quicker: see what it made
+        if status == 409:  # another region's replicator was faster: read what it created
             refusal = body
             status, body = await self._ask("GET", region, path + life, None)
             if status == 200 and (count := _count(body)) >= partitions:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the replicators, and asks other regions for entries.
 
-One task per (topic, remote), ``gateway/replicator_run.py``; what to send and what to believe is decided in
-``replication.replicator``. All replicators to a region share one connection per broker there; a few of them read at a
-time, so that memory stays bounded however many have a backlog. Writes of one turn of the loop leave together.
+One task per (topic, remote), ``gateway/replicator_run.py``; ``replication.replicator`` decides what to send and which
+answers to accept. All replicators to a region share one connection per broker there; only a few of them read at a
+time, so that memory stays bounded however many have a backlog. Writes of one turn of the loop are sent together.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from meridian_broker.replication.entries.source import ReplicationSource
 
 REFUSED: Final[dict[int, type[PeerAway]]] = {pb.NotAllowedError: NotWanted, pb.TopicNotFound: HasOtherKind}
-"""What a region means that refuses entries."""
+"""The meaning of the codes with which a region refuses entries."""
 LAST_DELAY: Final = 5.0
 """Seconds between attempts of a replicator that is refused again and again."""
 UP_SECONDS: Final = 1.0
@@ -174,7 +174,7 @@ class ReplicatorRunner:
     async def make_partitioned(
         self, region: str, topic: str, partitions: int, incarnation: str, created: Stamp | None
     ) -> None:
-        """``topics.service.GeoReplication``. A region is away whose link does not come up at once."""
+        """Implements ``topics.service.GeoReplication``. A region whose link does not come up at once counts as away."""
         place = self._remotes.get(region)
         if place is None:
             raise PeerAway(f"there is no link to {region}")
@@ -194,7 +194,7 @@ class ReplicatorRunner:
             raise PeerAway(str(error) or problem or "it does not accept connections") from error
 
     def feed(self, topic_name: str, remote: str) -> Feed | None:
-        """How far the replicator is; None: there is none. The end of the log is the caller's to say."""
+        """The replicator's progress; None if there is none. The caller adds the end of the log."""
         run = self._running.get(topic_name, {}).get(remote)
         if run is None:
             return None
@@ -203,7 +203,7 @@ class ReplicatorRunner:
         return Feed(status.confirmed, EARLIEST, status.backlog, held, remote_last=run.remote_last)
 
     def skip(self, topic_name: str, remote: str, skipped: Skipped) -> None:
-        """Go on behind what is skipped for the remote; nothing happens when there is no replicator."""
+        """Continue behind the range skipped for the remote; without a replicator nothing happens."""
         run = self._running.get(topic_name, {}).get(remote)
         if run is not None:
             run.skip(skipped)
@@ -217,7 +217,7 @@ class ReplicatorRunner:
         return list(self._running)
 
     def nudge(self, remote: str) -> None:
-        """The region was heard of: try to reach it now."""
+        """There is a sign of life from the region: try to reach it now."""
         place = self._remotes.get(remote)
         if place is not None and place.link.connection is None:
             place.link.nudge()

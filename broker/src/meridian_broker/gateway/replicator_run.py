@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One replicator at work: a task that connects, prepares the remote topic, opens the producer, then reads and sends
-until something ends that; then it begins anew."""
+"""One running replicator: a task that connects, prepares the remote topic, opens the producer, then reads and sends
+until something ends that; then it starts again."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def partitioned_topic(name: str) -> str:
 
 
 class ReplicatorRun:
-    """See the module's text. It goes on until ``end``."""
+    """See the module docstring. It runs until ``end``."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class ReplicatorRun:
         self._nudged.set()
 
     def skip(self, skipped: Skipped) -> None:
-        """Go on behind what an operator skipped, over another producer."""
+        """Continue behind the range that an operator skipped, with a new producer."""
         is_sending = self._core.state is State.STARTED
         self._core.skip(skipped)
         self._tell_source()
@@ -106,7 +106,7 @@ class ReplicatorRun:
             self._core.last_error = problem
         return self._core.status(self._source.entries_after(self._core.confirmed), self._now_ms())
 
-    # -- what the connection says -----------------------------------------------------------------------------------
+    # -- callbacks of the connection --------------------------------------------------------------------------------
 
     def receipt(self, receipt: pb.CommandSendReceipt) -> None:
         if not self._core.receipt(receipt.sequence_id):
@@ -174,7 +174,7 @@ class ReplicatorRun:
             pass
 
     async def _session(self) -> str | None:
-        """One producer, from its making to its end. Returns why it ended; None: the core said why itself."""
+        """One producer, from its creation to its end. Returns why it ended; None: the core has recorded the reason."""
         source = self._source
         self._core.starting(source.incarnation)
         connection = await self.place.serving(source.name)
@@ -284,7 +284,7 @@ class ReplicatorRun:
     async def _learn_schema(self, connection: PulsarClientConnection, version: bytes) -> None:
         """Make the remote know a schema, and learn its number there (R41)."""
         schema = await self._source.schema_for(version)
-        if schema is None:  # nobody here knows it either: the number means nothing, so it stays as it is
+        if schema is None:  # unknown here as well: the number has no meaning, so it stays as it is
             self._core.schema_known(version, version)
             return
         try:

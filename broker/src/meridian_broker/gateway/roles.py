@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A producer and a consumer for our own programs: ``meridian produce`` and ``consume``, examples, benches.
 
-Thin on purpose. They live and die with one connection; looking up, reconnecting and resending is what the real client
-libraries are for. Both are bounded: the producer by messages without a receipt, the consumer by its permits.
+Minimal on purpose. They live and die with one connection; for lookup, reconnecting and resending there are the real
+client libraries. Both are bounded: the producer by messages without a receipt, the consumer by its permits.
 """
 
 from __future__ import annotations
@@ -210,10 +210,10 @@ class Consumer:
         return consumer
 
     async def receive(self) -> Delivery:
-        """The next entry; waits for it.
+        """Wait for the next entry and return it.
 
-        :raises ConnectionLost: there will be none, the consumer was closed.
-        :raises UnreadablePayload: it is acknowledged by nobody.
+        :raises ConnectionLost: the consumer was closed, so there will be none.
+        :raises UnreadablePayload: its content cannot be read; it stays unacknowledged.
         """
         while not self._arrived:
             if self._closed is not None:

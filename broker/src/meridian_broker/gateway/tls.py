@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Encryption of connections, both ways: contexts out of PEM files, read again when the files change.
+"""TLS contexts from PEM files, for both directions; the files are read again when they change.
 
-Certificates are renewed while brokers run. So the files are looked at when a handshake begins, at most once per check
-interval, and connections that are open stay as they are. Files that cannot be used, perhaps because they are being
-written at this moment, change nothing: the last good ones stay in force, and the log says so once.
+Certificates are renewed while brokers run. So the files are checked when a handshake begins, at most once per check
+interval; open connections stay as they are. Files that cannot be used, perhaps because they are just being
+written, change nothing: the last valid ones stay in force, and the log reports it once.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class TlsFilesUnusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """PEM files. ``certificate`` and ``key`` are who we are, ``trusted`` is whom we believe."""
+    """PEM files. ``certificate`` and ``key`` identify this broker, ``trusted`` verifies others."""
 
     certificate: Path | None = None
     """The certificate, then those that lead to its authority."""
     key: Path | None = None
     trusted: Path | None = None
-    """Authorities. None: a server asks nobody for a certificate, a client believes what the system believes."""
+    """CA certificates. None: a server asks for no client certificate, a client uses the system's trust store."""
 
     def paths(self) -> list[Path]:
         return [path for path in (self.certificate, self.key, self.trusted) if path is not None]
@@ -126,7 +126,7 @@ def _filled(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
 
 
 class _Reloading:
-    """Makes a context anew when one of the files is another than before."""
+    """Rebuilds a context when one of its files has changed."""
 
     def __init__(
         self,

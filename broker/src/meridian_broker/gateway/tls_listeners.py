@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Listeners that encrypt, with a bound on the handshakes under way.
+"""TLS listeners with a limit on handshakes in progress.
 
-A connection counts against the limits of its protocol once its handshake is over: asyncio's own TLS server tells nobody
-of it before. A client that never finishes would cost a file descriptor and OpenSSL's buffers, any number of times. So
+A connection counts against the limits of its protocol once its handshake is over: asyncio's own TLS server reports it
+only then. A client that never finishes would cost a file descriptor and OpenSSL's buffers, any number of times. So
 connections are accepted here and take a place before the handshake begins. When no place is free, the oldest handshake
-of the address makes room, or the oldest of all: those that proceed take milliseconds.
+of the address is closed, or the oldest of all: those that make progress take milliseconds.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class TlsListeners:
 
 
 class _Handshake:
-    """What keeps a place."""
+    """A handshake in progress, which occupies a place."""
 
     def __init__(self, connection: socket.socket, address: str) -> None:
         self.address = address
@@ -104,7 +104,7 @@ class _Handshake:
             await asyncio.get_running_loop().connect_accepted_socket(
                 protocol, connection, ssl=context, ssl_handshake_timeout=HANDSHAKE_SECONDS
             )
-        except OSError as error:  # ssl.SSLError is one, and so is what says that it took too long
+        except OSError as error:  # includes ssl.SSLError and the handshake time-out
             log.debug("a TLS handshake with %s failed: %s", self.address, error)
 
     def close_unused(self) -> None:

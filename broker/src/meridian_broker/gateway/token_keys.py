@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys that check and sign tokens: secret keys (HS256 and longer), and pairs of RSA or elliptic-curve keys, of which
+"""Keys that verify and sign tokens: secret keys (HS256 and longer), and pairs of RSA or elliptic-curve keys, of which
 brokers hold the public half.
 
-A key is good for one family of algorithms from the moment it is read. What a token says about its algorithm only
-selects among the keys of that family, so a public key, which anybody may know, never serves as a secret.
+A key is bound to one family of algorithms when it is read. A token's algorithm only
+selects among the keys of that family, so a public key, which anyone may know, never serves as a secret.
 
 A setting names one file, or a directory with several while keys are replaced. In a directory a file's name without its
 suffix is the key's id, which tokens may name (``kid``, RFC 7515).
@@ -33,10 +33,10 @@ SMALLEST_RSA: Final = 2048
 
 @dataclass(frozen=True, slots=True)
 class TokenKey:
-    """A key that checks tokens. Two are equal when they accept the same tokens, whatever their files are called."""
+    """A key that verifies tokens. Two are equal if they accept the same tokens, whatever their files are called."""
 
     id: str = field(compare=False)
-    """What a token calls it."""
+    """Its id in tokens."""
     algorithms: tuple[str, ...]
     material: bytes = field(repr=False)
     """The secret, or the public key in DER."""
@@ -82,7 +82,7 @@ def read_public_keys(place: str, algorithm: str) -> tuple[TokenKey, ...]:
     """The keys that ``tokenPublicKey`` names, as for ``read_secret_keys``, in PEM or DER.
 
     :param algorithm: ``tokenPublicAlg``.
-    :raises BadKey: there is none, one cannot be read, does not fit the algorithm, or is too weak.
+    :raises BadKey: there is none, or one cannot be read, does not fit the algorithm, or is too weak.
     """
     return tuple(_read_public_key(path, algorithm) for path in _key_files("tokenPublicKey", place))
 
@@ -125,9 +125,9 @@ def _check(path: Path, key: PublicKeyTypes, algorithm: str) -> None:
 
 
 def key_paths(place: str, suffix: str) -> list[Path]:
-    """The files of keys as of now: ``place`` itself, or those of a directory that end in ``suffix``.
+    """The current key files: ``place`` itself, or those in a directory that end in ``suffix``.
 
-    Other files of a directory are none: an editor's backup of a key that was removed must not bring it back.
+    Other files in a directory are ignored: an editor's backup of a removed key must not bring it back.
     """
     path = Path(place.removeprefix("file://"))
     try:

@@ -12,11 +12,11 @@ from meridian_broker.gateway.key_files import BadKey, read_file
 from meridian_broker.gateway.token_keys import CURVES, SECRET_ALGORITHMS, SMALLEST_RSA, read_secret_key
 
 RSA_BITS: Final = 3072
-"""Of a new key: as strong as 128 bits of a secret key (NIST SP 800-57)."""
+"""Size of a new key: as strong as 128 bits of a secret key (NIST SP 800-57)."""
 
 
 class SigningKey(NamedTuple):
-    """What a token is signed with."""
+    """A key that signs tokens."""
 
     key: Any
     """As PyJWT takes it."""
@@ -74,8 +74,8 @@ def make_token(
     """A token for a role.
 
     :param expires: in seconds since 1970; None: never.
-    :param regions: in which it is good; none named means in all.
-    :param scope: what alone it is good for; None: for everything that its role may do.
+    :param regions: regions in which it is valid; empty: all.
+    :param scope: limits it to this scope; None: everything that its role may do.
     """
     import jwt
 

@@ -21,7 +21,7 @@ _new: Final = tuple.__new__
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What the metadata keeps of one ledger of a topic."""
+    """A ledger of a topic as the metadata describe it."""
 
     ledger_id: int
     own_before: Position = EARLIEST
@@ -34,7 +34,7 @@ class Span:
     is_joined: bool = True
     """False: not every region had been asked then, so entries after ``own_before`` may be stored elsewhere (R5)."""
     latest_ms: int = 0
-    """The latest publish time of its entries; 0 while it may still be written, and where nobody noted it."""
+    """The latest publish time of its entries; 0 while it may still be written, and if none was recorded."""
 
     @property
     def link(self) -> Position:
@@ -42,7 +42,7 @@ class Span:
         return self.own_before if self.is_joined else Position(self.ledger_id, -1)
 
     def label(self, belonging: Belonging) -> bytes:
-        """What its ledger says of itself."""
+        """The label of its ledger."""
         return Label(Kind.MESSAGES, belonging, self.own_before, self.origins_before, self.is_joined).encode()
 
 
@@ -130,9 +130,9 @@ class Chapter:
         )
 
     def ends(self) -> tuple[Position, dict[str, Position]]:
-        """The last own entry, and the last one of every other region, at the end of what is durable of this ledger.
+        """The last own entry, and the last one of every other region, at the durable end of this ledger.
 
-        The ledger that is written has its index in memory.
+        The ledger being written has its index in memory.
         """
         own, origins = self.own_before, dict(self.origins_before)
         index = self.index
@@ -175,7 +175,7 @@ class Chain:
         return [(c.ledger_id, c.entries, c.size) for c in self._chapters]
 
     def after(self, position: Position) -> Position | None:
-        """The first stored entry after ``position``; None when there is none yet."""
+        """The first stored entry after ``position``, or None."""
         if position >= self.last_confirmed:
             return None
         at = bisect_right(self._ids, position.ledger) - 1
@@ -249,7 +249,7 @@ class Chain:
         return total
 
     def own_after(self, position: Position) -> int:
-        """Entries after a position that were first stored here; of ledgers whose index is not in memory, all count."""
+        """Entries after a position that were first stored here; in ledgers whose index is not in memory, all count."""
         total = 0
         for chapter in self._chapters:
             if chapter.ledger_id >= position.ledger:
@@ -259,7 +259,8 @@ class Chain:
         return total
 
     def place_before_last(self, size: int) -> Position:
-        """After which entry at most the last ``size`` bytes follow, about; ``EARLIEST``: all stored is not so much."""
+        """The entry after which at most about the last ``size`` bytes follow; ``EARLIEST``: less than that is
+        stored."""
         for chapter in reversed(self._chapters):
             if chapter.size > size:
                 kept = chapter.entries * size // chapter.size
@@ -290,9 +291,10 @@ class Chain:
         return self._chapters[bisect_right(self._ids, chapter.ledger_id)].origins_before
 
     def cool_indexes(self, below: int) -> None:
-        """Called once in a while: pack the indexes of sealed ledgers. Those below ledger ``below`` go the next time.
+        """Called periodically: pack the indexes of sealed ledgers; those below ledger ``below`` are dropped by the next
+        call.
 
-        They are rebuilt when asked for. Who loads several has them until this was called twice.
+        They are rebuilt on demand. A caller that loads several keeps them until the second call of this after that.
         """
         for chapter in self._chapters[:-1]:
             if chapter.index is None:

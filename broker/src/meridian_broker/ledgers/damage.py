@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entries that the disk damaged: what is known of them, and what is read in their place.
+"""Entries that the disk damaged: what is known about them, and what is read in their place.
 
-A ledger is append-only, so a damaged entry cannot be written again where it stood. Another region's copy of it is
+A ledger is append-only, so a damaged entry cannot be rewritten in place. Another region's copy of it is
 appended to the log in a marker that names the place (``entry.EXTRA_REPLACES``), and the topic's record says where that
-marker stands. From then on whoever reads the damaged place gets the copy, at the same position, with the same origin
+marker is. From then on readers of the damaged place get the copy, at the same position, with the same origin
 and ``prev``: dispatch order, acknowledgements, replication and the chain (R3) do not notice. A damaged entry that no
-region has is *lost* once that was accepted; the record says that, too.
+region has is *lost* once an operator has accepted that; the record says that, too.
 
-Until then the place is there and its content is not. Its origin is known all the same:
+Until then the place exists, but its content does not. Its origin can be determined:
 
-- from the index, where that is in memory;
-- else from the bytes that are left, if they are the header of an entry that fits into the chain: a single wrong bit is
+- from the index, if that is in memory;
+- otherwise from the remaining bytes, if they are the header of an entry that fits into the chain: a single wrong bit is
   nearly always in the body;
-- else from the entries behind it. One whose ``prev`` names the place, or something that is stored nowhere else, tells
-  what stood there. So does the next ledger's record.
+- otherwise from the entries behind it. One whose ``prev`` names the place, or something that is stored nowhere else,
+  identifies the entry that was there. So does the next ledger's record.
 
-Where nothing tells, it counts as one of this region's own. That claims nothing that another region may owe: the next
-own entry then follows this place, and whoever lacks it asks for it instead of passing over it.
+If nothing identifies it, it counts as one of this region's own. That claims nothing that another region may owe: the
+next own entry then follows this place, and a region that lacks it asks for it instead of passing over it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _NO_LINK: Final = MARKER | NO_ORIGIN
 
 @dataclass(frozen=True, slots=True)
 class Mend:
-    """What is on record of consecutive damaged entries of one ledger."""
+    """The record of consecutive damaged entries of one ledger."""
 
     first: Position
     count: int
@@ -61,18 +61,18 @@ class Mend:
 
 
 class Damage:
-    """The damaged entries of one topic's log that are known. What goes entry by entry goes in slices: others may run
-    wherever it yields."""
+    """The known damaged entries of one topic's log. Work per entry is done in slices: other tasks may run wherever it
+    yields."""
 
     def __init__(self) -> None:
         self.damaged: dict[Position, Place] = {}
-        """Those that are neither replaced nor lost, with what an acknowledgement of them claims. To look at."""
+        """Entries that are neither replaced nor lost, with what an acknowledgement of each claims. Read only."""
         self.copies: dict[Position, Position] = {}
         """Where the copies stand that replace damaged entries."""
         self.lost: set[Position] = set()
         """Those that are given up: everybody passes over them."""
         self._mends: list[Mend] = []
-        """What is on record, or on its way there, in order."""
+        """The recorded mends, and those being recorded, in order."""
         self._numbers: dict[int, BitMap] = {}
         """By ledger the entries that are damaged or lost."""
 
@@ -90,15 +90,15 @@ class Damage:
             self._numbers_of(position.ledger).discard(position.entry)
 
     def restore(self, mends: Iterable[Mend]) -> Iterator[None]:
-        """What the topic's record says."""
+        """Apply the mends in the topic's record."""
         self._mends = sorted(mends, key=_first)
         yield from self._apply(self._mends)
 
     def mends(self, first: Position, more: Iterable[Mend]) -> tuple[Mend, ...]:
-        """What the record is to say, of what is still stored.
+        """The mends to record, limited to what is still stored.
 
-        :param first: the first entry that is.
-        :param more: what comes to it.
+        :param first: the first stored entry.
+        :param more: new mends.
         """
         runs: list[Mend] = []
         for mend in sorted([*more, *_outside(self._mends, sorted(more, key=_first))], key=_first):
@@ -150,7 +150,7 @@ class Damage:
         return numbers is not None and numbers.range_cardinality(first, last + 1) > 0
 
     def forget_below(self, ledger: int) -> None:
-        """Ledgers before this one are given back."""
+        """Ledgers before this one were trimmed."""
         for known in (self.damaged, self.copies):
             for position in [one for one in known if one.ledger < ledger]:
                 del known[position]
@@ -193,7 +193,7 @@ def _joined(one: Mend, other: Mend) -> Mend | None:
 
 
 def _part(mend: Mend, begin: Position, end: int) -> Mend | None:
-    """From an entry of its ledger on, up to its entry number ``end``; None: that is nothing."""
+    """The part from an entry of its ledger on, up to its entry number ``end``; None if that is empty."""
     skipped = begin.entry - mend.first.entry if begin.ledger == mend.first.ledger else 0
     if end <= skipped:
         return None
@@ -219,11 +219,11 @@ def _outside(mends: Iterable[Mend], others: Sequence[Mend]) -> Iterator[Mend]:
 
 
 def stand_in(place: Place | None, region: str, position: Position, time_ms: int) -> bytes:
-    """What is read where an entry is damaged: a marker with the entry's origin and nothing in it.
+    """The bytes read in place of a damaged entry: a marker with the entry's origin and no content.
 
     :param place: None: it takes no part in progress.
-    :param region: the one we are in.
-    :param time_ms: about when it was published.
+    :param region: this region.
+    :param time_ms: approximate publish time.
     """
     if place is None:
         return pack_own(MARKER, 1, 0, 0, time_ms, time_ms, *EARLIEST)
@@ -248,7 +248,7 @@ def stand_in(place: Place | None, region: str, position: Position, time_ms: int)
 
 
 def published_ms(place: Place, region: str, remains: bytes) -> int | None:
-    """When a damaged entry was published, as far as what is left of it is its header."""
+    """Publish time of a damaged entry, if the remaining bytes are its header."""
     try:
         header = unpack(remains)
     except EntryFormatError:
@@ -263,7 +263,7 @@ def is_damaged(entry: bytes) -> bool:
 
 
 class Rebuilding:
-    """Builds the index of a ledger of which some entries are damaged."""
+    """Builds the index of a ledger that contains damaged entries."""
 
     def __init__(
         self, index: LedgerIndex, region: str, own_before: Position, origins_before: Mapping[str, Position]
@@ -274,7 +274,7 @@ class Rebuilding:
         self._last: dict[str, Position] = {**origins_before, region: own_before}
         """Per region the last entry of its chain so far."""
         self._unknown: list[int] = []
-        """Damaged entries of which nothing is known yet, in their order."""
+        """Damaged entries that are not identified yet, in order."""
         self._guessed: set[int] = set()
         """Those, and those that only the chain of another region explains."""
         self._not_own: set[int] = set()
@@ -298,10 +298,10 @@ class Rebuilding:
         self._last[region] = origin
 
     def add_damaged(self, known: Place | None, remains: bytes) -> EntryHeader | None:
-        """The next entry is damaged. Returns what is left of its header, if that can be relied on.
+        """Add a damaged entry. Returns the rest of its header, if that is plausible.
 
-        :param known: what it was, where that was known before.
-        :param remains: the bytes that are left of it.
+        :param known: its place, if it was known before.
+        :param remains: the remaining bytes of the entry.
         """
         header = self._plausible(remains)
         if header is not None:
@@ -344,7 +344,7 @@ class Rebuilding:
         """The next entry of a chain, or its end, names the one before it."""
         if region == self._region:
             unknown, named = self._unknown, self._entry_here(prev)
-            # Of many damaged entries in a row most stay unknown: only those behind the named one are looked at.
+            # Of many consecutive damaged entries most stay unknown: look only at those behind the named one.
             behind = bisect_right(unknown, named)
             if named in self._guessed:
                 self._index.settle_own(named)

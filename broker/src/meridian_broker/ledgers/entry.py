@@ -2,9 +2,9 @@
 """The stored form of an entry: a small header, then the bytes exactly as they go to a client.
 
 The *body* is what follows the command in a Pulsar payload frame: ``0x0e01 | crc32c | metadata size | metadata |
-payload``. It is kept as it came, so publishing and dispatching copy it once and never re-encode it. Everything the
-broker itself wants to know at dispatch, for filters, for replication and after a restart stands in the header, so none
-of those ways parses protobuf.
+payload``. It is stored as received, so publishing and dispatching copy it once and never re-encode it. Everything the
+broker needs at dispatch, for filters, for replication and after a restart is in the header, so none
+of these paths parses protobuf.
 
 Layout, big-endian (``HEADER``), followed by the origin's region name for entries that came from elsewhere and by
 optional fields (type u8, length u16, bytes)::
@@ -14,7 +14,7 @@ optional fields (type u8, length u16, bytes)::
     [FOREIGN: i64 origin ledger | i64 origin entry | u8 length | region name]  [extras ...]  body
 
 ``origin checksum`` is the CRC32C of ``metadata size | metadata | payload`` as the origin stored it: replication appends
-fields to the metadata, and this number proves that everything else stayed what it was (R7, R60).
+fields to the metadata, and this checksum proves that everything else is unchanged (R7, R60).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NO_ORIGIN: Final = 0x10
 """Came from a peer that stamps no source position: takes no part in exact mode (R2)."""
 
 DAMAGED: Final = 0x20
-"""Never stored: what is read, with ``MARKER``, where the disk damaged an entry (``damage.py``)."""
+"""Never stored: read, with ``MARKER``, in place of an entry that the disk damaged (``damage.py``)."""
 
 EXTRA_REPLICATE_TO: Final = 1
 """Comma-joined region names this entry may go to; absent means all."""
@@ -50,7 +50,7 @@ EXTRA_KEPT: Final = 3
 """In a compacted view, of a batch that lost messages: the bits of those that are left, least significant byte first."""
 
 EXTRA_REPLACES: Final = 4
-"""i64 ledger, i64 entry: a marker whose body is what the disk damaged there, in its stored form."""
+"""i64 ledger, i64 entry: a marker whose body is the entry that the disk damaged there, in its stored form."""
 
 HEADER: Final = struct.Struct(">BBHIIIQQqq")
 _BARE: Final = bytes((0, 0, 0, 4))
@@ -67,14 +67,14 @@ _MAX_OFFSET: Final = (1 << 16) - 1
 
 
 class EntryFormatError(ValueError):
-    """The bytes are no entry this version can read."""
+    """The bytes are not an entry that this version can read."""
 
 
 def sound_count(messages: int) -> int:
-    """The number of messages that an entry is taken to hold, whatever it says of itself.
+    """The number of messages that an entry counts as, whatever its metadata claims.
 
-    Versions before 0.1 stored the number that a client sent, and peers may still send one. One that no batch can have
-    counts as 1: as a width of bit sets and a price in permits it would harm everybody but its sender.
+    Versions before 0.1 stored the number that a client sent, and peers may still send one. A number that no batch can
+    have counts as 1: as a width of bit sets and a price in permits it would harm other clients.
     """
     return messages if 0 < messages <= BATCH_LIMIT else 1
 
@@ -200,7 +200,7 @@ def pack_replaces(position: Position) -> bytes:
 def unpack(entry: bytes) -> EntryHeader:
     """Read the header of a stored entry.
 
-    :raises EntryFormatError: a newer format, or bytes that are no entry.
+    :raises EntryFormatError: a newer format, or bytes that are not a valid entry.
     """
     try:
         version, flags, offset, count, key_hash, checksum, published, stored, prev_ledger, prev_entry = (
@@ -253,7 +253,7 @@ def unpack(entry: bytes) -> EntryHeader:
 def with_kept(entry: bytes, kept: int, body: bytes) -> bytes:
     """The entry with another body: its batch after compaction, of which the messages with these bits are left.
 
-    :raises EntryFormatError: so many messages that their bits have no room in the header.
+    :raises EntryFormatError: too many messages for their bits to fit in the header.
     """
     bits = kept.to_bytes((kept.bit_length() + 7) // 8 or 1, "little")
     head = _without_kept(entry) + _EXTRA.pack(EXTRA_KEPT, len(bits)) + bits
@@ -277,7 +277,7 @@ def _without_kept(entry: bytes) -> bytes:
 
 
 def deliver_at_ms(entry: bytes) -> int:
-    """Not before this time, milliseconds since 1970; 0: at any time. Of nearly every entry it looks at two bytes."""
+    """Delivery time, milliseconds since 1970; 0: at once. For nearly every entry this reads only two bytes."""
     at, offset = HEADER.size, entry[2] << 8 | entry[3]
     if offset == at:
         return 0

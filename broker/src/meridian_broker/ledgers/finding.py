@@ -19,10 +19,10 @@ READ_BYTES: Final = 1 << 20
 async def origins_between(
     log: TopicLog, region: str, after: Position, before: Position, most: int
 ) -> list[tuple[Position, Position]]:
-    """``(origin, where it is stored)`` of a region's entries strictly between the two, in the origin's order.
+    """``(origin, stored position)`` of a region's entries strictly between the two, in the origin's order.
 
-    At least ``most`` of them, if there are so many. What was taken in late is found in later ledgers: of this region's
-    own entries always, of others only when no upper bound stops the search.
+    At least ``most`` of them, if there are that many. Entries that arrived late are in later ledgers: this region's own
+    are always found, those of others only when no upper bound stops the search.
 
     :raises LedgerError: a ledger cannot be read.
     """
@@ -59,7 +59,7 @@ async def goes_on_behind(log: TopicLog, end: Position) -> bool:
 
 
 async def stored_at(log: TopicLog, places: list[tuple[Position, Position]]) -> AsyncIterator[tuple[Position, Stored]]:
-    """``(origin, stored entry)`` of what ``origins_between`` found; neighbours are read together.
+    """``(origin, stored entry)`` for results of ``origins_between``; neighbours are read together.
 
     :raises LedgerError: an entry cannot be read.
     """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where entries of an origin may be missing although later ones are stored (R5).
+"""Places where entries of an origin may be missing although later ones are stored (R5).
 
-A region that publishes before it could ask every other one does not know whether it lost entries in a restore. Its
-first entry then claims no predecessor, and whoever stores that entry notes a *hole* before it: should the lost entries
-turn up, they are taken in there, in their order. A hole is closed once the origin has asked everybody.
+A region that publishes before it could ask every other region does not know whether it lost entries in a restore. Its
+first entry then claims no predecessor, and each region that stores that entry records a *hole* before it: if the lost
+entries turn up, they are inserted there, in order. A hole is closed once the origin has asked all regions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HOLES_MAX: Final = 64
 
 
 def is_break(prev: Position, origin: Position) -> bool:
-    """Whether an entry's ``prev`` says that what came before it was not known for sure."""
+    """Whether an entry's ``prev`` says that its predecessor was not known for sure."""
     return prev.entry < 0 and prev.ledger == origin.ledger
 
 
@@ -33,13 +33,13 @@ class Holes:
     def __init__(self, ranges: Mapping[str, Sequence[Hole]] | None = None) -> None:
         self.ranges: dict[str, list[Hole]] = {region: list(some) for region, some in (ranges or {}).items()}
         self.given_up = 0
-        """Holes that were forgotten because there were too many: what turns up for them is not taken any more."""
+        """Holes that were dropped because there were too many: entries that turn up for them are no longer accepted."""
 
     def of(self, region: str) -> tuple[Hole, ...]:
         return tuple(self.ranges.get(region, ()))
 
     def open(self, region: str, after: Position, before: Position) -> None:
-        """Between the two there may be more. Of too many holes the oldest is given up, which is counted and told."""
+        """Record that entries may be missing between the two. If there are too many holes, drop and log the oldest."""
         known = self.ranges.setdefault(region, [])
         if all(hole[1] != before for hole in known):
             known.append((after, before))
@@ -58,7 +58,7 @@ class Holes:
                 self.open(region, *hole)
 
     def fill(self, region: str, origin: Position) -> None:
-        """An entry is stored: where it lies in a hole, what may still be missing begins behind it."""
+        """An entry was stored: if it lies in a hole, the hole now begins behind it."""
         known = self.ranges.get(region)
         if known:
             self.ranges[region] = [(origin, b) if a < origin < b else (a, b) for a, b in known]

@@ -5,8 +5,8 @@ A cursor is the image of a subscription's progress under this index, and an ackn
 position, becomes a claim in origin coordinates through it. It is rebuilt from the entries' headers whenever it is not
 in memory, so it is as durable as the entries themselves.
 
-A ledger that holds only its own region's entries costs one byte an entry; the first foreign entry adds four columns.
-Sealed ones are packed after a while: what is all this region's own shares its bytes with others, see ``packed.py``.
+A ledger that holds only its own region's entries costs one byte per entry; the first foreign entry adds four columns.
+Sealed ledgers are packed after a while, and ledgers with own entries only share their bytes, see ``packed.py``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _new: Final = tuple.__new__
 
 
 class Place(NamedTuple):
-    """What an acknowledgement of one entry claims: ``(prev, origin]`` of ``region`` (R3)."""
+    """The claim that an acknowledgement of one entry makes: ``(prev, origin]`` of ``region`` (R3)."""
 
     region: str
     prev: Position
@@ -92,13 +92,13 @@ class LedgerIndex:
         """Instead of the columns, when nothing is added any more."""
         self._is_packed = False
         self._last: dict[int, tuple[int, int, int, int]] = {}
-        """Of each region that is not this one the highest origin, with its ``prev``."""
+        """Per other region the highest origin, with its ``prev``."""
         self._breaks: dict[int, array[int]] = _NO_CHAINS
-        """Of each region that is not this one the entries, ascending, that do not follow the one before by ``prev``."""
+        """Per other region the entries, ascending, that do not follow the previous one by ``prev``."""
         self._chain_ends: dict[int, tuple[int, int]] = _NO_CHAINS
-        """Of each of those regions the origin of the entry added last. Both made with the columns."""
+        """Per such region the origin of the entry added last. Both are created with the columns."""
         self._unordered: frozenset[int] = frozenset()
-        """Those of which an entry stands behind a later one: it came back late (R5)."""
+        """Regions with an entry that is stored behind a later one: it came back late (R5)."""
         self._sizes: array[int] | None = None
         """Messages of each entry; None while all have one."""
 
@@ -134,7 +134,7 @@ class LedgerIndex:
                 self.add(fact)
 
     def add(self, header: EntryHeader) -> None:
-        """The next entry, whatever it is."""
+        """Add the next entry, of any kind."""
         if header.messages > 1 or self._sizes is not None:
             self._size(header.messages)
         if header.flags & (MARKER | NO_ORIGIN):
@@ -146,18 +146,18 @@ class LedgerIndex:
             self._append(kind, (*header.origin, *header.prev))
 
     def add_unknown(self) -> None:
-        """The next entry is damaged, and what it was is settled later. Until then it has no place."""
+        """Add a damaged entry that is identified later. Until then it has no place."""
         if self._sizes is not None:
             self._size(1)
         self._append(NO_PLACE, (0, 0, 0, 0))
 
     def settle_own(self, entry: int) -> None:
-        """What ``add_unknown`` added was first stored here."""
+        """The entry that ``add_unknown`` added was first stored here."""
         assert isinstance(self.kinds, bytearray)
         self.kinds[entry] = OWN
 
     def settle_foreign(self, entry: int, region: str, origin: Position, prev: Position) -> None:
-        """What ``add_unknown`` added was first stored in another region."""
+        """The entry that ``add_unknown`` added was first stored in another region."""
         assert isinstance(self.kinds, bytearray) and self._columns is not None
         kind, values = self.codes.code(region), (*origin, *prev)
         self.kinds[entry] = kind
@@ -210,7 +210,7 @@ class LedgerIndex:
         return 1 if self._sizes is None else self._sizes[entry]
 
     def place(self, entry: int) -> Place | None:
-        """What acknowledging ``entry`` claims; None for markers and entries without a common origin.
+        """The claim of acknowledging ``entry``; None for markers and entries without a common origin.
 
         :raises IndexError: the ledger has no such entry.
         """
@@ -294,10 +294,10 @@ class LedgerIndex:
         )
 
     def runs(self, first: int, last: int) -> Iterator[Place]:
-        """What acknowledging entries ``first`` to ``last`` claims, joined where one follows the other in its chain.
+        """The claims of acknowledging entries ``first`` to ``last``, joined where one follows the other in its chain.
 
-        Costs as much as there are runs, however many entries they have.
-        A run of own entries goes over everything that is not ``OWN``: markers and other regions' entries are no links
+        The cost is proportional to the number of runs, not of entries.
+        A run of own entries spans everything that is not ``OWN``: markers and other regions' entries are not links
         of the own chain (R3). A place that might hide an own entry would have to end the run, or be claimed with it.
         """
         kinds, last = self.kinds, min(last, len(self.kinds) - 1)
@@ -323,7 +323,7 @@ class LedgerIndex:
         return begin if first == last else begin._replace(origin=self._foreign(last))
 
     def _foreign_kinds(self) -> list[int]:
-        """Codes of the regions of which an entry was stored here that is no own one, or that came back."""
+        """Codes of the other regions with entries here, and of own entries that came back."""
         return [kind for kind in self._chain_ends if kind != NO_PLACE]
 
     def count_runs(self, first: int, last: int) -> int:
@@ -335,13 +335,13 @@ class LedgerIndex:
         return found
 
     def last_of_runs(self, first: int, most: int) -> int:
-        """Up to which entry, from ``first`` on, there are about so many ``runs`` at most: the last one, or ``most``
+        """The entry up to which there are at most about ``most`` runs, from ``first`` on: the last one, or ``most``
         entries ahead."""
         last = len(self.kinds) - 1
         return last if self.count_runs(first, last) <= most + len(self.codes.names) else min(last, first + most - 1)
 
     def last_of_each(self, end: int) -> dict[str, Position]:
-        """Of each region the origin of its last entry, in this region's order, before entry ``end``."""
+        """Per region the origin of its last entry before entry ``end``, in this region's order."""
         found: dict[str, tuple[int, Position]] = {}
         for kind in (OWN, *self._foreign_kinds()):
             at, region = self.kinds.rfind(bytes((kind,)), 0, max(end, 0)), self.codes.name(kind)
@@ -356,8 +356,8 @@ class LedgerIndex:
     def between(self, region: str, after: Position, before: Position, most: int) -> list[tuple[Position, int]]:
         """``(origin, entry)`` of a region's entries strictly between the two; the first ``most`` of them, or more.
 
-        What is in order, as nearly all is, is not looked at from its beginning: who asks for a whole ledger a thousand
-        entries at a time would have it read fifty times.
+        Entries in order, as nearly all are, are not scanned from the beginning: a caller that reads a whole ledger a
+        thousand entries at a time would scan it fifty times.
         """
         names, found = self.codes.names, list[tuple[Position, int]]()
         if region == names[0]:
@@ -415,7 +415,7 @@ class LedgerIndex:
         return {name(kind): Position(*last[:2]) for kind, last in self._last.items() if kind < RETURNED}
 
     def memory(self) -> int:
-        """Bytes held, about; what is shared with other ledgers left out."""
+        """Approximate bytes of memory, without what is shared with other ledgers."""
         count = len(self.kinds)
         sizes = 0 if self._sizes is None else self._sizes.itemsize * count
         breaks = 4 * sum(map(len, self._breaks.values()))

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a ledger says of itself on the volume: of which topic it is, and what stood before it.
+"""Labels of ledgers on the volume: the topic of a ledger, and the state before it.
 
-The metadata list a topic's ledgers. Metadata that were restored from an older copy do not name those that were made
-since, and entries do not say which topic they are of. So each ledger is made with a *label*, by which whoever opens the
-topic finds what the metadata forgot (``topics/lifecycle/orphans.py``). Everything that the metadata say of a ledger
-when it is made is in its label; what they say later (how many entries, when it was sealed) the ledger itself knows.
+The metadata list a topic's ledgers. Metadata restored from an older copy do not name ledgers that were created since,
+and entries do not name their topic. So each ledger is created with a *label*, by which opening the topic finds ledgers
+that the metadata lack (``topics/lifecycle/orphans.py``). The label holds everything that the metadata record about a
+ledger at its creation; later facts (number of entries, time of sealing) the ledger knows itself.
 
-Layout, big-endian: ``u8 version | u8 kind | u16 length | topic | u16 length | incarnation``, then of messages, and
-then of a compacted view::
+Layout, big-endian: ``u8 version | u8 kind | u16 length | topic | u16 length | incarnation``, then for messages, and
+then for a compacted view::
 
     i64 ledger | i64 entry of the last own entry before | u8 is it joined | u16 origins, each:
         i64 ledger | i64 entry | u8 length | region
@@ -33,7 +33,7 @@ _PLACE: Final = struct.Struct(">qq")
 
 
 class Kind(IntEnum):
-    """What a ledger holds."""
+    """The content of a ledger."""
 
     MESSAGES = 1
     PROGRESS = 2
@@ -66,7 +66,7 @@ class Label:
     origins_before: Mapping[str, Position] = field(default_factory=dict)
     is_joined: bool = True
     horizon: Position = EARLIEST
-    """Of a compacted view: the last entry of the log that it takes account of."""
+    """For a compacted view: the last entry of the log that it covers."""
 
     def encode(self) -> bytes:
         parts = [_HEAD.pack(FORMAT_VERSION, self.kind)]
@@ -84,7 +84,7 @@ class Label:
 
     @classmethod
     def decode(cls, data: bytes) -> Label:
-        """:raises ValueError: a newer format, or bytes that are no label."""
+        """:raises ValueError: a newer format, or bytes that are not a valid label."""
         try:
             version, number = _HEAD.unpack_from(data)
             if version != FORMAT_VERSION:
@@ -113,7 +113,7 @@ class Label:
 
 
 def _text(data: bytes, at: int, length: int) -> tuple[str, int]:
-    """:raises ValueError: there is less, or it is no UTF-8."""
+    """:raises ValueError: the data is too short or not UTF-8."""
     if at + length > len(data):
         raise ValueError(f"a ledger label is cut off after {len(data)} bytes")
     return str(data[at : at + length], "utf-8"), at + length

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A topic's entries: a chain of ledgers that looks like one log.
 
-One ledger at a time is written; it is made when the first entry comes after the topic was opened, for a broker never
-appends to a ledger it finds (R1). Roll-over makes the next one and seals the last; what is published in between waits
-in order. Each ledger's record in the metadata says what came before it (the last own entry, the last entry stored of
-every other region), so that a restart reads the headers of unsealed ledgers only, and trimming forgets nothing (R4).
+One ledger at a time is written; it is created when the first entry arrives after the topic was opened, because a broker
+never appends to a ledger it finds (R1). Roll-over creates the next one and seals the last; entries published in between
+wait in order. Each ledger's record in the metadata describes the state before it (the last own entry, the last entry of
+every other region), so that a restart reads the headers of unsealed ledgers only, and trimming loses no information
+(R4).
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from meridian_broker.positions.position import EARLIEST, Position
 _log: Final = logging.getLogger(__name__)
 _NO_LINK: Final = MARKER | NO_ORIGIN
 HEARD_AT_ONCE: Final = 2000
-"""Entries of which an opening notes the origins in one turn of the loop."""
-"""An entry with one of these flags is no link of its origin's chain."""
+"""Entries whose origins an opening records in one turn of the loop."""
+"""An entry with one of these flags is not a link of its origin's chain."""
 
 
 class TopicLog(ReadableLog):
@@ -60,11 +61,11 @@ class TopicLog(ReadableLog):
         self._room = 0
         """The entry, and the bytes, after which the ledger is full."""
         self._times = BlockTimes()
-        """Of the ledger that is written, also of what is not durable yet."""
+        """Times in the ledger being written, including entries that are not durable yet."""
         self._rolling = False
         self._leaving = 0
-        """The first so many ledgers are being taken off the record."""
-        self._rolled: list[Callable[[], None]] = []  # who waits for the roll-over that is under way
+        """The first ``_leaving`` ledgers are being removed from the record."""
+        self._rolled: list[Callable[[], None]] = []  # callbacks waiting for the current roll-over
         self._held: deque[Held] = deque()
         self._pending: deque[Pending] = deque()
         self._durable = -1
@@ -75,11 +76,11 @@ class TopicLog(ReadableLog):
         self._own_appended = EARLIEST
         self._known_own = EARLIEST
         self._known_origins: dict[str, Position] = {}
-        """As of the opening; ``_known_own`` also of what is stored nowhere any more (``follow``)."""
+        """As of the opening; ``_known_own`` may also be an entry that is no longer stored anywhere (``follow``)."""
         self._own_link = EARLIEST
         """``prev`` of the next own entry; claims nothing before that one while other regions may know of more (R5)."""
         self._own_waits = False
-        """Own entries go to a new ledger, for what lies before them has changed."""
+        """Own entries go to a new ledger, because their predecessor has changed."""
         self.is_joined = True
         """False: before the first own entry is published every region should be asked whether it has more of ours."""
         self.holes = Holes()
@@ -105,14 +106,14 @@ class TopicLog(ReadableLog):
         trimmed: Sequence[int] = (),
         mends: Sequence[Mend] = (),
     ) -> None:
-        """Take over what an earlier owner left: fence and seal it, and read what its last ledger held.
+        """Take over from an earlier owner: fence and seal its ledgers, and read the headers of the last one.
 
-        :param last_own: ``last_origins`` and ``holes``: as of the last write of the record; what the ledgers hold is
+        :param last_own: ``last_origins`` and ``holes``: as of the last write of the record; the ledgers are
             newer, or older when the volume was restored from an older copy than the metadata.
         :param found: later ledgers of the topic that the metadata, an older copy than the volume, do not name.
-        :param trimmed: ledgers of the topic that an earlier owner took off the record and did not delete. They are
-            deleted now, unless the volume is an older copy: whoever restored it may still restore its metadata, too.
-        :param mends: what is on record of damaged entries.
+        :param trimmed: ledgers of the topic that an earlier owner removed from the record and did not delete. They are
+            deleted now, unless the volume is an older copy: its metadata may still be restored, too.
+        :param mends: the recorded mends of damaged entries.
         :raises LedgerError: a ledger cannot be recovered; nothing was changed.
         """
         for _ in self.damage.restore(mends):
@@ -145,9 +146,9 @@ class TopicLog(ReadableLog):
                 await self._store.delete(ledger_id)
 
     async def _hear_again(self, chapter: Chapter, *, is_new: bool) -> None:
-        """Know what one ledger's entries say of their origins.
+        """Record the origins of one ledger's entries.
 
-        :param is_new: to the metadata: what was noted when it was written is forgotten.
+        :param is_new: to the metadata: the state recorded when it was written is lost.
         """
         index = await self.load_index(chapter.ledger_id)
         self._own_appended = max(chapter.own_before, index.last_own() or EARLIEST)
@@ -166,7 +167,7 @@ class TopicLog(ReadableLog):
                     self.holes.fill(place.region, place.origin)
 
     def join(self) -> None:
-        """Every region was asked: what is stored here is all there is of this region's entries."""
+        """Every region was asked: all existing entries of this region are stored here."""
         self.is_joined = True
         self.holes.close(self.region)
         if self._writer is not None and self._own_link.entry < 0 and not self._chapters[-1].is_joined:
@@ -200,9 +201,9 @@ class TopicLog(ReadableLog):
     # -- appending -----------------------------------------------------------------------------------------------
 
     def append_own(self, entries: Sequence[OwnEntry], done: AppendedToLog, tokens: list[Any]) -> None:
-        """Append entries first stored here. ``done`` hears of all their tokens, in order, in one or more calls.
+        """Append entries first stored here. ``done`` is called with all their tokens, in order, in one or more calls.
 
-        Every entry is packed before the first is appended: what cannot be stored raises, and changes nothing.
+        Every entry is packed before the first is appended: if one cannot be stored this raises, and nothing changes.
         """
         writer = self._writer
         if writer is None or self._rolling or self._own_waits:
@@ -278,10 +279,11 @@ class TopicLog(ReadableLog):
             self._roll()
 
     def _append(self, writer: Writer, stored: list[bytes], done: AppendedToLog, tokens: list[Any]) -> bool:
-        """Give packed entries to the store. False: that failed half way, and ``done`` hears it in the next turn.
+        """Pass packed entries to the store. False: that failed half way, and ``done`` is called with it in the next
+        turn.
 
-        The store may have some of them then, and nobody knows which, so nothing is appended behind them: the log fails,
-        and whoever opens it again reads what is there.
+        The store may then have some of them, and which ones is not known, so nothing is appended behind them: the log
+        fails, and the next opening reads what is there.
         """
         append, on_durable = writer.append, self._on_durable
         try:
@@ -332,7 +334,8 @@ class TopicLog(ReadableLog):
             self._scheduler.defer(self._wake)
 
     def _take_durable(self) -> None:
-        """Make visible what became durable, then tell all who wait for it: a mistake of one comes behind the others."""
+        """Publish what became durable, then call all waiting callbacks: an exception of one is raised after the
+        others."""
         mistake: Exception | None = None
         told: list[Pending] = []
         while self._pending and self._pending[0].first <= self._durable:
@@ -492,19 +495,19 @@ class TopicLog(ReadableLog):
         return Span(ledger_id, *self._ends(), is_joined=self.is_joined or self._is_chain_known())
 
     def _is_chain_known(self) -> bool:
-        """This opening has published already, so what the next own entry follows is certain."""
+        """Whether this opening has published already, so that the predecessor of the next own entry is certain."""
         has_published = self._own_link.ledger == self._writing and self._own_link.entry >= 0
         return self._writing >= 0 and (has_published or self._chapters[-1].is_joined)
 
     def _ends(self) -> tuple[Position, dict[str, Position]]:
-        """The last own entry and the last one of every other region that are stored, or were. What is on its way to the
-        disk may never arrive, and whoever would believe in it could neither be given it again nor miss it."""
+        """The last own entry and the last one of every other region that are or were durable. Entries on their way to
+        the disk may never arrive; counting them would mean that they are never sent again."""
         if not self._chapters:
             return self._known_own, self._known_origins
         own, origins = self._chapters[-1].ends()
         return max(own, self._known_own), origins
 
-    # -- what it says of itself -----------------------------------------------------------------------------------
+    # -- state for readers -----------------------------------------------------------------------------------------
 
     @property
     def last_own(self) -> Position:
@@ -516,17 +519,17 @@ class TopicLog(ReadableLog):
         return self._chapter(ledger).own_before
 
     def spans(self) -> list[Span]:
-        """What stands in the metadata now; the open ledger last."""
+        """The ledgers as the metadata list them now; the open ledger last."""
         return [c.span(self._writer is not None and c is self._chapters[-1]) for c in self._chapters]
 
     # -- space ---------------------------------------------------------------------------------------------------
 
     async def trim(self, below: Position, keep_bytes: int | None, keep_since_ms: int | None) -> list[int]:
-        """Delete whole ledgers that lie at or below ``below`` and outside retention; says which.
+        """Delete whole ledgers that lie at or below ``below`` and outside retention; returns their ids.
 
         A ledger is outside when it was sealed before ``keep_since_ms``, or when the ones after it hold ``keep_bytes``
         already; None: no such limit. The record changes first, then memory, then the disk: a write that fails leaves
-        everything as it was, and what a crash leaves on the disk is deleted at the next opening.
+        everything as it was, and files left by a crash are deleted at the next opening.
 
         :raises MetadataError: the record was not written.
         """

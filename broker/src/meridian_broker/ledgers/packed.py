@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Origins of a sealed ledger's foreign entries in five bytes each, region codes included, instead of thirty-three.
 
-Of one region's entries in a ledger nearly each follows the one before, as its ``prev`` says (R3), and many in a row
-come from one ledger of their origin. So the ledgers are kept as runs, and of ``prev`` only the exceptions.
+Nearly every entry of a region in a ledger follows the previous one, as its ``prev`` says (R3), and many consecutive
+ones come from one ledger of their origin. So the ledgers are stored as runs, and of ``prev`` only the exceptions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Columns = tuple["array[int]", "array[int]", "array[int]", "array[int]"]
 
 
 class PackedOrigins:
-    """What four columns say, in less."""
+    """The content of the four columns, in less memory."""
 
     __slots__ = ("_entries", "_ledgers", "_prevs")
 
@@ -31,7 +31,7 @@ class PackedOrigins:
         ledgers, entries, prev_ledgers, prev_entries = columns
         self._entries = array("I", entries)
         self._ledgers: dict[int, tuple[list[int], list[int]]] = {}
-        """By region code: from which entry on their origins are of which ledger."""
+        """By region code: the entries from which on their origins are in another ledger, and those ledgers."""
         self._prevs: dict[int, Position] = {}
         last: dict[int, Position] = {}
         for at, kind in enumerate(kinds):
@@ -69,5 +69,5 @@ class PackedOrigins:
 
 @lru_cache(maxsize=64)
 def zeros(count: int) -> bytes:
-    """So many zero bytes, for all who need as many: ledgers are mostly full, so their numbers of entries are equal."""
+    """That many zero bytes, shared between callers: most ledgers are full, so their numbers of entries are equal."""
     return bytes(count)

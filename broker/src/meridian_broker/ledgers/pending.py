@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was given to a topic's log and is not durable yet, in groups: what one read of a connection brought.
+"""Entries given to a topic's log that are not durable yet, in groups: one read of a connection is one group.
 
-Publishing is paid per message, so whatever can be done once per group is.
+Publishing pays per message, so everything that can be done once per group is.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Pending:
         self.first = first
         self.entries = entries
         self.facts = facts
-        """For the index: of an own entry the number of its messages, else the header."""
+        """For the index: the number of messages of an own entry, the header of any other."""
         self.done = done
         self.tokens = tokens
 

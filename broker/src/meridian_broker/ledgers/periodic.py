@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work that a process repeats for as long as it lives, and that survives whatever goes wrong in one of its turns.
+"""Work that a process repeats for its whole life, and that survives any failure of a single run.
 
-A failed turn is logged once, not once per attempt, with what follows from it while it lasts; the next attempts come at
-growing distances, up to a bound; and the state can be seen at any time, by operators and by metrics. A turn that deals
-with many topics gives each of them its chance (`each`), so that one bad topic neither stops nor slows the others.
+A failure is logged once, not once per attempt, with its consequence while it lasts; further attempts come at
+growing intervals, up to a bound; and the state is visible at any time, to operators and in metrics. A run that handles
+many topics tries each of them (`each`), so that one bad topic neither stops nor slows the others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 BACKOFF_SECONDS_MAX: Final = 30.0
-"""The longest pause between attempts of work whose own interval is shorter."""
+"""The longest pause between attempts of work with a shorter interval."""
 NAMED_MAX: Final = 3
 """Failures that a message spells out; the others are counted."""
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class SomeFailed(Exception):
-    """A turn failed for some of what it deals with; everything else had its turn."""
+    """A run failed for some items; all others were processed."""
 
     def __init__(self, failures: dict[str, Exception], tried: int) -> None:
         named = "; ".join(f"{name}: {error}" for name, error in list(failures.items())[:NAMED_MAX])
@@ -34,7 +34,7 @@ class SomeFailed(Exception):
 
 
 async def each(items: Iterable[T], name: Callable[[T], str], work: Callable[[T], Awaitable[object]]) -> None:
-    """Do ``work`` for every item, whatever becomes of the others.
+    """Do ``work`` for every item, even if some fail.
 
     :raises SomeFailed: it failed for some of them.
     """
@@ -60,7 +60,7 @@ class WorkState:
     failures: int
     """Turns that failed since the start."""
     seconds_since_success: float
-    """Since the last turn that went well; since the start while there was none."""
+    """Since the last successful run; since the start if there was none."""
     problem: str | None
     """Why the last turn failed; None: it did not."""
 
@@ -68,11 +68,11 @@ class WorkState:
 class PeriodicWork:
     """One kind of work, named by what it does: "expire old messages".
 
-    :param consequence: what stands still while it fails; ends the log line.
+    :param consequence: what does not happen while it fails; ends the log line.
     :param turn: does it once.
-    :param seconds: from the end of one turn to the next.
+    :param seconds: from the end of one run to the next.
     :param clock: seconds, monotonic.
-    :param sleep: waits for so many seconds.
+    :param sleep: waits for a number of seconds.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class PeriodicWork:
             await self.attempt()
 
     async def attempt(self) -> bool:
-        """One turn now. Says whether it went well; raises nothing but a cancellation."""
+        """Run once now. Returns whether it succeeded; raises nothing but a cancellation."""
         try:
             await self._turn()
         except Exception as error:

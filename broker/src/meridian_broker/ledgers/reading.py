@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading a topic's log: entries from memory while they are new, else from the store; and what their headers say.
+"""Reading a topic's log: new entries from memory, others from the store; and facts from their headers.
 
 Of entries that were read once, two things stay when they are gone from memory: the index of their origins
 (``index.py``), until nobody needs it, and of blocks of them the publish times (``block_times.py``). Both are rebuilt
@@ -26,7 +26,7 @@ from meridian_broker.positions.position import EARLIEST, Position
 log = logging.getLogger(__name__)
 
 SCAN_BYTES: Final = 128 << 10
-"""Bytes of entries whose headers are read before others run: a thousand small ones, some milliseconds."""
+"""Bytes of entries whose headers are read before other tasks run: a thousand small ones, some milliseconds."""
 
 PLACES_AT_ONCE: Final = 2000
 """Damaged entries that are looked up before others run: a few milliseconds."""
@@ -38,7 +38,7 @@ Stored = tuple[Position, bytes]
 
 
 class ReadableLog(Chain):
-    """What is stored of a topic or partition in this region, to be read."""
+    """The stored entries of a topic or partition in this region, for reading."""
 
     def __init__(self, region: str, store: LedgerStore, cache: CacheBudget, scheduler: Scheduler) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class ReadableLog(Chain):
         self._cache = cache
         self._codes = RegionCodes(region)
         self._index: LedgerIndex | None = None
-        """Of the ledger that is written."""
+        """Index of the ledger being written."""
         self._tail: dict[int, bytes] = {}
         """Its newest entries."""
         self._tail_first = 0
@@ -81,11 +81,11 @@ class ReadableLog(Chain):
         return found
 
     async def read_after(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored]:
-        """Stored entries after ``position``, durable ones only; at least one unless there is none.
+        """Stored entries after ``position``, durable ones only; at least one if there is any.
 
-        One that the disk damaged is its copy, or stands for itself without its content (``damage.stand_in``).
+        In place of a damaged one its copy is returned, or a placeholder without content (``damage.stand_in``).
 
-        :raises LedgerError: the store cannot give them.
+        :raises LedgerError: the store cannot read them.
         """
         cached = self.tail_after(position, max_entries, max_bytes)
         if cached is not None:
@@ -116,7 +116,7 @@ class ReadableLog(Chain):
     # -- damaged entries -------------------------------------------------------------------------------------------
 
     async def _instead(self, position: Position, error: LedgerCorrupt) -> bytes:
-        """What is read where an entry is damaged."""
+        """The bytes read in place of a damaged entry."""
         copy = await self._copy(position)
         if copy is not None:
             return copy
@@ -131,7 +131,7 @@ class ReadableLog(Chain):
         return stand_in(place, self.region, position, time_ms)
 
     async def whole_again(self, position: Position) -> bytes | None:
-        """A damaged entry, if the disk reads it well by now: somebody brought the file back, or a cable was loose."""
+        """A damaged entry, if the disk can read it now: the file was restored, or a cable was loose."""
         if not self.holds(position):
             self.damage.forget(position)
             return None
@@ -147,7 +147,7 @@ class ReadableLog(Chain):
         return entry
 
     async def _copy(self, position: Position) -> bytes | None:
-        """The entry that replaces a damaged one; None: there is none, or it is damaged as well."""
+        """The entry that replaces a damaged one; None if there is none, or if it is damaged as well."""
         at = self.damage.copies.get(position)
         if at is None or not self.holds(at):
             return None
@@ -183,10 +183,10 @@ class ReadableLog(Chain):
         self._tail, self._tail_first, self._tail_bytes = {}, 0, 0
 
     def drop_tail(self) -> None:
-        """Let the cached tail go: nobody has read here for a while."""
+        """Drop the cached tail: nothing has read here for a while."""
         self._shrink_tail(0)
 
-    # -- what the headers say --------------------------------------------------------------------------------------
+    # -- facts from the headers ------------------------------------------------------------------------------------
 
     def index(self, ledger: int) -> LedgerIndex | None:
         """The index of a ledger when it is in memory."""
@@ -205,8 +205,9 @@ class ReadableLog(Chain):
         return await self.reload_index(ledger) if chapter.index is None else chapter.index
 
     async def reload_index(self, ledger: int) -> LedgerIndex:
-        """As ``load_index``, from the ledger as it is now: copies of damaged entries came. The one before stays in
-        memory until then. That of the ledger being written was never made from what is stored, and stays."""
+        """Like ``load_index``, from the ledger as it is now: copies of damaged entries were added. The previous one
+        stays in memory until then. The index of the ledger being written was not built from stored entries, and
+        stays."""
         chapter = self._chapter(ledger)
         if chapter.index is not None and chapter.index is self._index:
             return chapter.index
@@ -214,7 +215,7 @@ class ReadableLog(Chain):
         rebuilding = Rebuilding(index, self.region, chapter.span(is_open=False).link, chapter.origins_before)
         reader, found, last_ms = await self._reader(chapter), dict[int, str](), 1
         while (at := len(index)) < chapter.entries:
-            # Behind a damaged entry one is tried at a time: where many are, each read would be as long as all of them.
+            # Behind a damaged entry read one at a time: with many of them, each read would be as long as all together.
             end = at if at - 1 in found else chapter.entries - 1
             try:
                 entries = await reader.read(at, end, SCAN_BYTES)
@@ -239,7 +240,7 @@ class ReadableLog(Chain):
         for _ in rebuilding.finish(*ends, is_sure=following is not None):
             await next_turn(self._scheduler)
         await self._note_damaged(index, found)
-        chapter.index, chapter.times = index, times  # only now: nobody may claim what is damaged
+        chapter.index, chapter.times = index, times  # only now: damaged entries must not be claimed
         return index
 
     async def _note_damaged(self, index: LedgerIndex, found: Mapping[int, str]) -> None:
@@ -268,7 +269,7 @@ class ReadableLog(Chain):
         chapter = self._chapter(ledger)
         if chapter.times is None:
             await self.load_index(ledger)
-        assert chapter.times is not None  # whoever has the index has the times
+        assert chapter.times is not None  # loaded together with the index
         return chapter.times
 
     def latest_ms(self, ledger: int) -> int:
@@ -279,7 +280,7 @@ class ReadableLog(Chain):
         return self._chapter(ledger).latest_ms
 
     def place(self, position: Position) -> Place | None:
-        """What acknowledging ``position`` claims; None when that is nothing.
+        """The claim of acknowledging ``position``, or None.
 
         :raises KeyError: the ledger's index is not in memory: ``load_index`` first.
         :raises IndexError: no such entry.

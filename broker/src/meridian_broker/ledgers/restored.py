@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A volume or metadata that were restored from an older copy: how much of a topic's log is there (R5).
+"""The remaining part of a topic's log after a volume or metadata were restored from an older copy (R5).
 
-A volume that is older than the metadata lacks the last of the ledgers on record. Metadata that are older than the
-volume do not name the last ledgers on it, and name some that were given back since.
+A volume that is older than the metadata lacks the last of the recorded ledgers. Metadata that are older than the
+volume do not name the last ledgers on it, and name some that were trimmed since.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from meridian_broker.positions.position import EARLIEST, Position
 
 
 class Standing(NamedTuple):
-    """What a topic's log consists of, as far as metadata and volume know together."""
+    """A topic's log, as metadata and volume together describe it."""
 
     chapters: list[Chapter]
     last_own: Position
-    """And ``last_origins``: where there is no chapter."""
+    """And ``last_origins``: used when there is no chapter."""
     last_origins: dict[str, Position]
     is_other: bool
-    """It is not what the metadata say."""
+    """It differs from the metadata."""
     is_older: bool = False
-    """The volume lacks some of what the metadata name: perhaps also what the metadata say is missing no more."""
+    """The volume lacks some ledgers that the metadata name; so entries recorded as recovered may be missing again."""
 
 
 async def standing(
@@ -38,12 +38,12 @@ async def standing(
     fence: int,
     now_ms: int,
 ) -> Standing:
-    """Fence and seal what is left of the ledgers on record, and of those that were found.
+    """Fence and seal the remaining recorded ledgers, and those that were found.
 
-    :param found: ledgers of the topic on the volume that the metadata do not name, all made after those they do. One
-        that is gone by now had no entries: somebody opened the topic, deleted it, and failed later.
-    :param last_own: and ``last_origins``: as on record.
-    :raises LedgerError: one cannot be recovered; nothing was changed.
+    :param found: ledgers of the topic on the volume that the metadata do not name, all created after those they do. One
+        that is gone by now had no entries: opening the topic deleted it, and failed later.
+    :param last_own: and ``last_origins``: as recorded.
+    :raises LedgerError: a ledger cannot be recovered; nothing was changed.
     """
     entries = await _still_there(store, found, fence)
     found = [span for span in found if span.ledger_id in entries]
@@ -64,7 +64,7 @@ async def standing(
             try:
                 info = await store.recover(span.ledger_id, fence)
             except LedgerNotFound:
-                # On record, and the broker ended before the store heard of it; or the volume is an older copy.
+                # Recorded, but the broker ended before it reached the store; or the volume is an older copy.
                 last_own, origins = span.own_before, dict(span.origins_before)
                 is_older = True
                 continue
@@ -92,9 +92,10 @@ async def _still_there(store: LedgerStore, found: Sequence[Span], fence: int) ->
 
 
 async def _not_given_back(store: LedgerStore, named: Sequence[Span], is_older: bool, fence: int) -> Sequence[Span]:
-    """The ledgers on record without the first ones that were given back since.
+    """The recorded ledgers without the first ones that were trimmed since.
 
-    :param is_older: the metadata are, for sure: a later ledger without entries may be one that just failed to begin.
+    :param is_older: the metadata are certainly older: otherwise a later ledger without entries may be one that failed
+        to begin.
     """
     for number, span in enumerate(named):
         try:
@@ -103,17 +104,17 @@ async def _not_given_back(store: LedgerStore, named: Sequence[Span], is_older: b
             continue
         except LedgerNotFound:
             if is_older:
-                continue  # given back so long ago that the store has forgotten it
+                continue  # trimmed so long ago that the store has forgotten it
         return named[number:]
     return ()
 
 
 async def _count_whole(store: LedgerStore, spans: list[Span], fence: int) -> int:
-    """How many of the ledgers on record the store has whole; less than all: the volume is an older copy.
+    """How many of the recorded ledgers the store has complete; fewer than all: the volume is an older copy.
 
-    A ledger that is missing *between* others is no older copy but damage, and is left for whoever reads it to say.
+    A ledger that is missing *between* others is damage, not an older copy; reading it reports that.
 
-    :raises LedgerError: one cannot be recovered.
+    :raises LedgerError: a ledger cannot be recovered.
     """
     whole = len(spans)
     for number in range(len(spans) - 1, -1, -1):
@@ -121,7 +122,7 @@ async def _count_whole(store: LedgerStore, spans: list[Span], fence: int) -> int
         try:
             info = await store.recover(span.ledger_id, fence)
         except LedgerNotFound:
-            whole = number if span.entries >= 0 else whole  # one that was begun may never have been made
+            whole = number if span.entries >= 0 else whole  # one that was begun may never have been created
             continue
         if info.entries < span.entries:
             return number
@@ -131,7 +132,7 @@ async def _count_whole(store: LedgerStore, spans: list[Span], fence: int) -> int
 
 
 async def _part_of(store: LedgerStore, span: Span, fence: int, now_ms: int) -> Chapter | None:
-    """What there is of the first ledger that is not whole; None: nothing."""
+    """The remaining part of the first incomplete ledger; None if nothing is left."""
     try:
         info = await store.recover(span.ledger_id, fence)
     except LedgerNotFound:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The port through which pure rooms get time, turns of the loop and tasks that somebody owns."""
+"""The port through which pure rooms get the time, turns of the loop, and tasks with an owner."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Timer(Protocol):
 
 
 class Scheduler(Protocol):
-    """What a core may ask of the shell it runs in. The simulator has one of these, the broker another."""
+    """Services of the shell that a core runs in. The simulator has one implementation, the broker another."""
 
     def now_ms(self) -> int:
         """Wall clock, milliseconds since 1970."""
         ...
 
     def monotonic_ms(self) -> int:
-        """A clock that nobody sets, for durations. It goes on while the machine sleeps."""
+        """A monotonic clock for durations. It includes time in which the machine is suspended."""
         ...
 
     def defer(self, callback: Callable[[], None]) -> None:
@@ -34,7 +34,7 @@ class Scheduler(Protocol):
     def later(self, seconds: float, callback: Callable[[], None]) -> Timer: ...
 
     async def answer(self, ask: Callable[[Callable[[Any], None]], object]) -> Any:
-        """Call ``ask`` with a callback and wait for what the callback is given; an exception given is raised."""
+        """Call ``ask`` with a callback and wait for the callback's argument; if that is an exception it is raised."""
         ...
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
@@ -43,7 +43,7 @@ class Scheduler(Protocol):
 
 
 async def next_turn(scheduler: Scheduler) -> None:
-    """Let others run: what follows comes in the next turn of the loop."""
+    """Let other tasks run; continue in the next turn of the loop."""
     await scheduler.answer(lambda ready: scheduler.defer(lambda: ready(None)))
 
 

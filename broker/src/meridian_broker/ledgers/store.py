@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The port every storage engine implements: append-only ledgers, written by one owner, readable by anyone.
 
-A *ledger* is a segment of a log with an id that is never used twice (rule R1). One broker writes it; when that broker
-is gone, ``recover`` fences whatever is left of the old writer, finds the last durable entry and seals the ledger.
-Nothing in this port assumes a local file, so that a distributed engine fits behind it.
+A *ledger* is a segment of a log with an id that is never reused (rule R1). One broker writes it; when that broker
+is gone, ``recover`` fences the old writer, finds the last durable entry and seals the ledger.
+Nothing in this port assumes a local file, so a distributed engine can implement it.
 
 Ordering obligations of an implementation:
 
 1. ``append`` assigns entry ids in call order and calls ``done`` in the same order, on the event loop's thread.
 2. ``done(entry_id)`` is called only after the entry would survive a power cut.
 3. After the first ``done(error)`` of a writer every later append of that writer fails too: no gap can appear.
-4. Nothing past ``last_confirmed`` is ever handed to a reader.
-5. Whatever the storage raises, the caller gets a ``LedgerError``: an ``OSError`` never leaves the store. A read or a
-   write that failed may be tried again; it harms no other ledger.
+4. Nothing past ``last_confirmed`` is ever returned to a reader.
+5. Whatever the storage raises, the caller gets a ``LedgerError``: an ``OSError`` never leaves the store. A failed read
+   or write may be retried; it does not affect other ledgers.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ WhenDurable = Callable[[Done], None]
 
 
 class LedgerFenced(LedgerError):
-    """Another owner took the ledger over: this writer must stop and let go of its topic."""
+    """Another owner took over the ledger: this writer must stop and close its topic."""
 
 
 class LedgerNotFound(LedgerError):
-    """There is no such ledger: it was deleted, or never made."""
+    """There is no such ledger: it was deleted, or never created."""
 
 
 class LedgerDeleted(LedgerNotFound):
-    """It was deleted. A store need not remember that for ever: then it is only not found."""
+    """It was deleted. A store need not remember that forever; after that it is only not found."""
 
 
 class LedgerWriteFailed(LedgerError):
@@ -56,21 +56,21 @@ class LedgerStorageFull(LedgerWriteFailed):
 
 
 class LedgerUnreadable(LedgerError):
-    """The storage failed to read what it holds (an I/O error, a volume that is away). Trying again later may work."""
+    """The storage failed to read its data (an I/O error, a volume that is away). Trying again later may work."""
 
 
 class LedgerCorrupt(LedgerError):
     """A stored entry fails its checksum. The message names the ledger, the entry and the file."""
 
     def __init__(self, message: str, remains: bytes = b"") -> None:
-        """:param remains: the bytes that stand in the entry's place, some of them wrong; empty where there are none."""
+        """:param remains: the bytes in the entry's place, some of them wrong; empty if there are none."""
         super().__init__(message)
         self.remains = remains
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerInfo:
-    """What is known of a ledger."""
+    """Facts about a ledger."""
 
     ledger_id: int
     entries: int
@@ -79,7 +79,7 @@ class LedgerInfo:
     """Sum of the entries' sizes in bytes."""
     sealed: bool
     label: bytes = b""
-    """What it was made with; empty where it was made by a version that gave none."""
+    """The label from its creation; empty if it was created by a version without labels."""
 
 
 AppendDone = Callable[[int | LedgerError], None]
@@ -109,7 +109,7 @@ class Writer(Protocol):
         ...
 
     async def seal(self) -> LedgerInfo:
-        """Wait for what is queued, then close the ledger for good.
+        """Wait for queued appends, then close the ledger for good.
 
         :raises LedgerFenced: another owner sealed it first.
         """
@@ -153,7 +153,7 @@ class LedgerStore(Protocol):
         ...
 
     async def recover(self, ledger_id: int, fence: int) -> LedgerInfo:
-        """Fence the old writer, find the last durable entry, seal. Sealed already: only says what is there.
+        """Fence the old writer, find the last durable entry, seal. If sealed already, only returns its facts.
 
         :raises LedgerFenced: ``fence`` is older than one seen.
         :raises LedgerNotFound: no such ledger.

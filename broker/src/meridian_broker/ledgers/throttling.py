@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rates that are kept: so many messages and so many bytes in a period.
+"""Rate limits: a number of messages and bytes per period.
 
-A token bucket that may go into debt. What is counted has happened already (a message was read from its connection, an
-entry was sent), so counting never refuses; it says how long to wait before the next. A large message therefore passes,
-and is paid for by the wait after it. In the long run the rate holds exactly; at most one period's worth is saved up
-while nobody asks. A debt is bounded, too: all clients of a topic or of the broker pay it, and one of them may have made
-it (``RATE_DEBT_MS``).
+A token bucket that may go into debt. It counts what has already happened (a message was read from its connection, an
+entry was sent), so counting never refuses; it returns how long to wait before the next. A large message therefore
+passes, and is paid for by the wait after it. In the long run the rate holds exactly; at most one period's worth is
+saved up while idle. A debt is bounded, too: all clients of a topic or of the broker pay it, and one of them may have
+caused it (``RATE_DEBT_MS``).
 
-Pure: the time is passed in, as milliseconds of a clock that may be set. When it goes back, nothing is gained or lost.
+Pure: the time is passed in, as milliseconds of a clock that may be adjusted. When it goes back, nothing is gained or
+lost.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class TokenBucket:
         return 0 if self._level > 0 else -self._level // self._amount + 1
 
     def available(self, now_ms: int) -> int:
-        """What may be used now without a debt; at least 1 when nobody has to wait."""
+        """The amount that may be used now without a debt; at least 1 when no wait is due."""
         self._fill(now_ms)
         return -(-self._level // self._period_ms) if self._level > 0 else 0
 
@@ -65,7 +66,7 @@ class TokenBucket:
 
 
 class Throttle:
-    """A ``Rate`` and what was used of it."""
+    """A ``Rate`` and its use so far."""
 
     __slots__ = ("_buckets", "_bytes", "_messages", "rate")
 
@@ -76,7 +77,7 @@ class Throttle:
         self._buckets = [bucket for bucket in (self._messages, self._bytes) if bucket is not None]
 
     def take(self, messages: int, size: int, now_ms: int) -> int:
-        """So much happened; says how long to wait now, in milliseconds."""
+        """Count this use; returns how long to wait now, in milliseconds."""
         if self._messages is not None:
             self._messages.take(messages, now_ms)
         if self._bytes is not None:

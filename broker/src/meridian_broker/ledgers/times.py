@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When the entries of a topic were published, for the few who have to know (R12).
+"""Publish times of a topic's entries, for the few operations that need them (R12).
 
 A log keeps the earliest and the latest publish time of each block of entries (``block_times.py``). That tells on which
 side of a moment an entry lies, except in blocks that have entries on both sides: of these the headers are read.
@@ -18,15 +18,16 @@ from meridian_broker.ledgers.reading import ReadableLog
 from meridian_broker.positions.position import Position
 
 BLOCKS_MAX: Final = 128
-"""Of which each time is kept in memory, of one subscription; of more those read longest ago go."""
+"""Blocks of one subscription whose individual times are kept in memory; beyond that the least recently read are
+dropped."""
 PAGE_BYTES: Final = 1 << 20
 """Read at a time."""
 
 
 async def first_since(log: ReadableLog, time_ms: int) -> Position | None:
-    """The first entry published at ``time_ms`` or later; None: there is none. Reads one block, in most cases.
+    """The first entry published at ``time_ms`` or later, or None. Reads one block, in most cases.
 
-    A ledger of which nothing is known since the broker started is read once, unless its record tells that all of it
+    A ledger without times in memory since the broker started is read once, unless its record shows that all of it
     is earlier.
 
     :raises LedgerError: the entries cannot be read.
@@ -73,11 +74,11 @@ class PublishTimes:
         return 0 if times is None or at >= len(times) else times[at]
 
     async def load(self, position: Position) -> None:
-        """Have what is stored by now of an entry's block. :raises LedgerError: it cannot be read."""
+        """Load the times of an entry's block, as far as it is stored. :raises LedgerError: it cannot be read."""
         ledger = position.ledger
         await self._log.load_times(ledger)
         key = ledger, position.entry // BLOCK
-        if key in self._blocks:  # whoever loads several before it asks has all of them then
+        if key in self._blocks:  # move to the end, so that a caller that loads several keeps all of them
             self._blocks[key] = self._blocks.pop(key)
         if self.of(position):
             return

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work that was begun and is not over: whoever closes something waits for what it has taken.
+"""Operations in flight: closing something waits for the operations it has accepted.
 
-A waiter waits for what was begun before it asked, not for what begins later: on a busy subscription there is always
-something under way, and a close must come to its end all the same. A disk that hangs is waited for a bounded time.
+A waiter waits for operations begun before it asked, not for later ones: on a busy subscription there is always
+something in flight, and a close must finish nevertheless. The wait is bounded, in case a disk hangs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from meridian_broker.ledgers.scheduling import Scheduler, Timer
 from meridian_broker.ledgers.store import LedgerError
 
 PATIENCE_SECONDS: Final = 10.0
-"""How long a close waits. What is not durable by then was never confirmed: its messages are delivered again."""
+"""How long a close waits. Whatever is not durable by then was never confirmed: its messages are delivered again."""
 
 Over = Callable[[LedgerError | None], None]
 """Hears that all of it is over, or the first error that any of it ended with."""
@@ -33,7 +33,7 @@ class _Waiter:
 
 
 class UnderWay:
-    """Counts what is under way. Each piece has a number, in the order of beginning."""
+    """Counts operations in flight. Each has a number, in the order of beginning."""
 
     __slots__ = ("_begun", "_oldest", "_open", "_waiting")
 

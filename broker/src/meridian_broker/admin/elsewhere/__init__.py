@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of other regions before this one answers."""
+"""Requests to other regions that this one makes before it answers."""

@@ -16,7 +16,7 @@ from meridian_broker.gateway.region_calls import CallFailed
 SECONDS: Final = 30.0
 """How long another region may take: it may have a long backlog to go through."""
 QUESTION_SECONDS: Final = 5.0
-"""How long it may take to say what it has at hand: one that hangs is not waited for much longer than a person waits."""
+"""Time limit for a question that needs no work: not much longer than a user would wait for a region that hangs."""
 NOTHING_THERE: Final = (404, 409)
 """The other region has no such subscription, or nothing in its backlog: there is nothing to do."""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who uses a topic or a subscription in the other regions: what may go only when nobody does asks here first (R16)."""
+"""Checks whether other regions use a topic or subscription, before it is deleted as unused (R16)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def objections(admin: AdminState, topic: str, subscription: str) -> str | 
 
 
 async def used_elsewhere(admin: AdminState, topic: str, subscription: str, within_ms: int) -> str | None:
-    """Why it may not expire: it was used in another region within so long, or one cannot be asked (R16)."""
+    """Why it may not expire: another region used it within ``within_ms``, or one cannot be asked (R16)."""
     return await _reasons(admin, topic, subscription, partial(_recent_users, within_ms=within_ms)) or None
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """From live topics to the lines of a snapshot file (``docs/export.md``).
 
-What changes with every message is copied on the loop: a topic's ends at one moment, then each subscription at one
-moment, so a cursor always fits its progress. Between them the loop goes on with its work. Everything else - encoding,
-writing - happens in a thread.
+Data that changes with every message is copied on the loop: a topic's ends at one moment, then each subscription at one
+moment, so a cursor is always consistent with its progress. In between, the loop serves other work. Everything else -
+encoding, writing - happens in a thread.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HOLES_KEPT: Final = 10_000
 
 @dataclass(slots=True)
 class Captured:
-    """One topic, as its line needs it. Progress is encoded already, for it goes on changing."""
+    """The data for one topic's line. Progress is encoded already, because it keeps changing."""
 
     line: Json
     subscriptions: list[Json] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Captured:
 
 
 def capture_topic(state: AdminState, topic: Topic) -> Captured:
-    """What the log holds and how far it goes, durable entries only. Subscriptions are added one by one."""
+    """The ledgers of the log and its end, durable entries only. Subscriptions are added one by one."""
     log = topic.log
     record = topic.metadata.record if topic.metadata is not None else TopicRecord()
     last_own, last_origins = durable_ends(log, record)
@@ -83,9 +83,9 @@ def capture_topic(state: AdminState, topic: Topic) -> Captured:
 
 
 async def capture_subscription(captured: Captured, subscription: Subscription) -> None:
-    """Add a subscription as it stands at one moment, this turn's acknowledgements included.
+    """Add a subscription as it is at one moment, including acknowledgements of this turn.
 
-    Looking ahead of its cursor takes turns; what it finds acked is in the progress that is copied right after.
+    Looking ahead of its cursor takes several turns; entries found acked are in the progress that is copied afterwards.
     """
     reading, stands = await _stands(subscription)
     subscription.claims.flush_pending()
@@ -107,7 +107,7 @@ async def capture_subscription(captured: Captured, subscription: Subscription) -
     if subscription.dropped is not None:
         line["dropped"] = subscription.dropped.encode()
     if not subscription.replicated:
-        line["firsthand"] = progress  # nobody else can have acked anything of it
+        line["firsthand"] = progress  # no other region can have acked anything
     elif subscription.first_hand is not None:
         line["firsthand"] = subscription.first_hand.encode()
     if reading is not None:
@@ -127,7 +127,8 @@ async def _stands(subscription: Subscription) -> tuple[CompactedReading | None, 
 
 
 def capture_view(captured: Captured, topic: Topic) -> None:
-    """Add the compacted view, after the subscriptions: what their cursors passed for it, no later view has again."""
+    """Add the compacted view, after the subscriptions: no later view contains entries that their cursors passed for
+    it."""
     view = topic.compaction.view
     if view is None:
         return
@@ -140,7 +141,7 @@ def capture_view(captured: Captured, topic: Topic) -> None:
 def durable_ends(log: TopicLog, record: TopicRecord) -> tuple[Position, Mapping[str, Position]]:
     """The last own entry and the last entry of every other region, of those that are durable here.
 
-    The log's own numbers run ahead of the disk by what is being written.
+    The log's own numbers include entries that are still being written.
     """
     spans = log.spans()
     if not spans:
@@ -159,7 +160,7 @@ def durable_ends(log: TopicLog, record: TopicRecord) -> tuple[Position, Mapping[
 
 
 def trimmed_to(log: TopicLog) -> Position:
-    """Everything up to here was given back; ``EARLIEST`` when nothing ever was."""
+    """Everything up to here was trimmed; ``EARLIEST`` if nothing was."""
     spans = log.spans()
     if not spans and (log.last_own != EARLIEST or log.last_origin):
         return LATEST  # nothing is left
@@ -169,7 +170,7 @@ def trimmed_to(log: TopicLog) -> Position:
 
 
 def trimmed_origins(region: str, log: TopicLog) -> dict[str, Position]:
-    """Per origin, its last entry that stood in what was given back. Earlier ones may be here: they came late."""
+    """Per origin, the last of its entries that was trimmed. Earlier ones may still be here: they came late."""
     spans = log.spans()
     if spans:
         ends = {region: spans[0].own_before, **spans[0].origins_before}

@@ -152,7 +152,7 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"{error}\n")
         return 2
     except BrokenPipeError:
-        # Nobody reads on. Whatever the interpreter still wants to flush goes nowhere, without a traceback.
+        # The reader is gone. Discard whatever the interpreter still flushes, without a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyError as error:
@@ -190,7 +190,7 @@ def _export(options: argparse.Namespace) -> None:
 
 def _batches(options: argparse.Namespace, plan: Planner) -> Iterator[list[Row]]:
     if options.table == "entries":
-        # Half of what there is to load is for this table alone.
+        # Half of the imports are for this table alone.
         from meridian_broker.admin.export.entries import entry_batches
 
         stretches = plan.entries[options.partition]

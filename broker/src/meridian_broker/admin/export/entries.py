@@ -27,9 +27,9 @@ def entry_batches(
     rows_max: int,
     copies: Mapping[Position, Position] | None = None,
 ) -> Iterator[list[Row]]:
-    """The rows of these stretches behind the first ``skipped``, ``rows_max`` at a time.
+    """The rows of these stretches after the first ``skipped``, ``rows_max`` at a time.
 
-    :param copies: where copies of damaged entries stand. What is damaged and has none is shown as a marker.
+    :param copies: positions of copies of damaged entries. A damaged entry without a copy becomes a marker.
     :raises LedgerError: a ledger is gone, or ends before the snapshot says.
     :raises EntryFormatError: an entry of a newer format.
     """
@@ -43,7 +43,7 @@ def entry_batches(
 
 
 def _after(stretches: Iterable[Stretch], skipped: int) -> Iterator[Stretch]:
-    """What is left of the stretches behind the first ``skipped`` entries: every entry is one row."""
+    """The rest of the stretches after the first ``skipped`` entries: every entry is one row."""
     for one in stretches:
         if skipped >= one.count:
             skipped -= one.count
@@ -85,7 +85,7 @@ def _entries(
 async def _instead(
     reader: LocalLedgerReader, region: str, damaged: Position, copies: Mapping[Position, Position]
 ) -> bytes:
-    """The copy of a damaged entry, or a marker where there is none."""
+    """The copy of a damaged entry, or a marker if there is none."""
     at = copies.get(damaged)
     if at is not None:
         try:

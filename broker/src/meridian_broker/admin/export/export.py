@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Export: snapshots of this region's state, and their tables as Arrow streams (``docs/export.md``).
 
-The broker copies and writes a snapshot; a child process turns it into Arrow, and its output is relayed as fast as the
-client takes it. Snapshots, children and those who wait for a child are bounded in number, and a snapshot ends by
-itself, so a verifier that dies costs ten minutes of held ledgers and nothing else.
+The broker copies and writes a snapshot; a child process converts it to Arrow, and its output is relayed as fast as the
+client reads it. Snapshots, children and requests waiting for a child are bounded in number, and a snapshot expires, so
+a verifier that dies costs ten minutes of held ledgers and nothing else.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ WAITING_MAX: Final = 64
 """Requests that wait for a child; further ones are sent away."""
 CHUNK: Final = 1 << 16
 STALLED_SECONDS: Final = 120.0
-"""A client that takes nothing for so long has its stream ended: it holds one of two children."""
+"""The stream of a client that reads nothing for this long is ended: it occupies one of two children."""
 STDERR_KEPT: Final = 4096
 TURN_SECONDS: Final = 0.002
-"""Copying goes on for so long before the loop gets its turn."""
+"""Maximum duration of one turn of copying."""
 ATTEMPTS: Final = 3
 """A topic that is closed or rolled over while it is copied is copied again."""
 CONTENT_TYPE: Final = "application/vnd.apache.arrow.stream"
@@ -110,9 +110,9 @@ class Exports:
     # -- taking --------------------------------------------------------------------------------------------------
 
     async def take(self, topics: str | None) -> dict[str, Any]:
-        """Take a snapshot; the answer to the POST.
+        """Take a snapshot; returns the answer to the POST.
 
-        :raises ValueError: ``topics`` is no pattern.
+        :raises ValueError: ``topics`` is not a valid pattern.
         """
         wanted = topic_filter(topics)
         async with self._taking:
@@ -182,7 +182,7 @@ class Exports:
                         await asyncio.sleep(0)
                         began = time.monotonic()
                 capture_view(captured, topic)
-                # Deltas are merged in memory before they are durable: what is shown must survive a crash.
+                # Deltas are merged in memory before they are durable: an exported state must survive a crash.
                 await topic.scheduler.answer(topic.progress_log.when_durable)
                 return captured, [change async for some in topic.progress_log.changes() for change in some]
             except (TopicError, LedgerError) as error:
@@ -193,7 +193,7 @@ class Exports:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def find(self, name: str, table: str, partition: int) -> Snapshot:
-        """:raises SnapshotGone: it cannot be read; the message says what of it."""
+        """:raises SnapshotGone: it cannot be read; the message says why."""
         snapshot = self._snapshots.get(name)
         if snapshot is None:
             raise SnapshotGone(f"there is no snapshot {name}, or not any more: take another one")
@@ -257,7 +257,7 @@ class Exports:
                 log.warning("export of %s broke off: %s", table, await said)
                 _break_off(request)
         except (ConnectionError, TimeoutError):
-            _break_off(request)  # nobody reads on
+            _break_off(request)  # the client is gone
         finally:
             self._running.discard(child)
             with suppress(ProcessLookupError):
@@ -275,7 +275,7 @@ class Exports:
         self._state.held.release(snapshot.ledgers)
 
     async def close(self) -> None:
-        """End the children and remove what was taken."""
+        """End the children and remove all snapshots."""
         for child in tuple(self._running):
             with suppress(ProcessLookupError):
                 child.kill()
@@ -284,7 +284,7 @@ class Exports:
 
 
 async def _last_words(child: asyncio.subprocess.Process) -> str:
-    """The end of what the child wrote to standard error."""
+    """The end of the child's standard error."""
     assert child.stderr is not None
     kept = b""
     while data := await child.stderr.read(STDERR_KEPT):
@@ -293,7 +293,7 @@ async def _last_words(child: asyncio.subprocess.Process) -> str:
 
 
 def _break_off(request: web.Request) -> None:
-    """End the response without its last chunk: what came is not the whole."""
+    """End the response without its last chunk: it is incomplete."""
     if request.transport is not None:
         request.transport.abort()
 

@@ -25,7 +25,7 @@ TABLES: Final = (*TOPIC_TABLES, "entries", "metadata")
 
 ENTRIES_PER_PARTITION: Final = 500_000
 BYTES_PER_PARTITION: Final = 8 << 20
-"""Of the snapshot file, for the tables made from it. A topic's line is never cut."""
+"""Bytes of the snapshot file per partition of the tables made from it. A topic's line is never split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Planner:
         self.starts: list[int] = [0]
         """Numbers of the lines at which partitions of the tables in ``TOPIC_TABLES`` begin."""
         self.entries: list[list[Stretch]] = [[]]
-        """Per partition of ``entries``, what it holds."""
+        """The stretches per partition of ``entries``."""
         self._room = ENTRIES_PER_PARTITION
         self.copies: dict[Position, Position] = {}
         """Where copies of damaged entries stand."""
@@ -87,7 +87,7 @@ class Planner:
         return {**dict.fromkeys(TOPIC_TABLES, len(self.starts)), "entries": len(self.entries), "metadata": 1}
 
     def lines(self, partition: int) -> range:
-        """Which lines of the snapshot file make a partition of the tables in ``TOPIC_TABLES``."""
+        """The lines of the snapshot file that make up a partition of the tables in ``TOPIC_TABLES``."""
         end = self.starts[partition + 1] if partition + 1 < len(self.starts) else self._lines
         return range(self.starts[partition], end)
 
@@ -95,7 +95,7 @@ class Planner:
 def read_plan(snapshot: Path) -> Planner:
     """The plan of a snapshot file.
 
-    :raises OSError, ValueError: the file cannot be read, or is none.
+    :raises OSError, ValueError: the file cannot be read, or is not a snapshot file.
     """
     planner = Planner()
     with snapshot.open("rb") as lines:
@@ -105,9 +105,9 @@ def read_plan(snapshot: Path) -> Planner:
 
 
 def topic_filter(pattern: str | None) -> Callable[[str], bool]:
-    """Which full topic names a request means: a glob, with ``re:`` in front a regular expression, None for all.
+    """A filter for full topic names: a glob, or a regular expression after ``re:``; None selects all.
 
-    :raises ValueError: no such expression; the message is fit for the answer.
+    :raises ValueError: not a valid expression; the message may be sent to the client.
     """
     if not pattern:
         return lambda _: True

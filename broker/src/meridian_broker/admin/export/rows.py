@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a topic's line of the snapshot file, or a stored entry, to rows of the export tables (``docs/export.md``).
+"""Rows of the export tables, from a topic's line in the snapshot file or from a stored entry (``docs/export.md``).
 
-Rows are plain tuples in the order of the table's columns. Sets of acks become what counts *now*: where rewinds made
-layers, the newest layer that rules an entry decides. A rewind by time rules by publish time, which ranges of positions
-cannot say: there both the older and the newer layer are shown.
+Rows are plain tuples in the order of the table's columns. Sets of acks are converted to what counts *now*: where
+rewinds made layers, the newest layer that rules an entry decides. A rewind by time applies by publish time, which
+ranges of positions cannot express: there both the older and the newer layer are shown.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def epoch_text(epoch: Stamp) -> str:
 
 
 def rows_of(table: str) -> Callable[[Mapping[str, Any]], Iterator[Row]]:
-    """What makes a table's rows out of a topic's line.
+    """The function that makes a table's rows from a topic's line.
 
-    :raises KeyError: no table that is made so.
+    :raises KeyError: there is no such table.
     """
     return _TABLES[table]
 
@@ -93,21 +93,21 @@ def cursor_rows(record: Mapping[str, Any]) -> Iterator[Row]:
 
 
 def progress_rows(record: Mapping[str, Any]) -> Iterator[Row]:
-    """``progress``: what is acked, whoever acked it."""
+    """``progress``: acked entries, whichever region acked them."""
     for one in record["subscriptions"]:
         head = (record["region"], record["topic"], one["name"])
         yield from _acked(head, _progress(one.get("progress")), (None,), (None, None))
 
 
 def ack_rows(record: Mapping[str, Any]) -> Iterator[Row]:
-    """``acks``: what this region acked itself, and the acks as they were received where a log of them was kept."""
+    """``acks``: acks that this region made itself, and, if there is an ack log, the acks as they were received."""
     yield from _firsthand_rows(record)
     for one in record.get("ack_log", ()):
         yield from _logged(record, one)
 
 
 def dropped_rows(record: Mapping[str, Any]) -> Iterator[Row]:
-    """``dropped``: what is gone without an ack, by cause."""
+    """``dropped``: entries removed without an ack, by cause."""
     for one in record["subscriptions"]:
         encoded = one.get("dropped")
         if encoded:
@@ -153,7 +153,7 @@ def compacted_rows(record: Mapping[str, Any]) -> Iterator[Row]:
 def range_rows(record: Mapping[str, Any]) -> Iterator[Row]:
     """``ranges``: the five tables above in one, each row with its table's name in front.
 
-    Of the log of acks only what is nowhere else: one row per ack says the same as ``firsthand`` at a hundred times
+    From the ack log only what is not in ``firsthand``: one row per ack has the same content at a hundred times
     the length.
     """
     for row in progress_rows(record):
@@ -181,7 +181,7 @@ def metadata_rows(record: Mapping[str, Any], region: str) -> Iterator[Row]:
 def entry_row(topic: str, region: str, ledger: int, entry: int, stored: bytes) -> Row:
     """One row of ``entries``.
 
-    :raises EntryFormatError: these bytes are no entry.
+    :raises EntryFormatError: these bytes are not a valid entry.
     """
     header = unpack(stored)
     if header.flags & NO_ORIGIN:
@@ -209,7 +209,8 @@ def entry_row(topic: str, region: str, ledger: int, entry: int, stored: bytes) -
 
 
 def effective(progress: Progress, region: str) -> tuple[list[Interval], dict[Position, tuple[int, int]]]:
-    """What of one origin is acked now: disjoint ranges in order, and partly acked batches as ``(size, bits)``."""
+    """The currently acked entries of one origin: disjoint ranges in order, and partly acked batches as ``(size,
+    bits)``."""
     layers = [(epoch, rules.get(region), time) for epoch, rules, time in reversed(progress.rewinds())]
     open_ranges: list[Interval] = [(EARLIEST, LATEST)]
     ranges: list[Interval] = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact backlogs and holes: what lies ahead of a cursor, entry by entry, without holding up the loop."""
+"""Exact backlogs and holes: looks ahead of a cursor, entry by entry, without blocking the loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meridian_broker.positions.position import Position
 from meridian_broker.topics.subscriptions.subscription import Subscription
 
 WALK: Final = 100_000
-"""Entries looked at one by one. Of what lies farther ahead, all counts as backlog."""
+"""Entries that are examined individually. Entries farther ahead all count as backlog."""
 CHUNK: Final = 500
 """Entries looked at before others run; no more than ``times.BLOCK``."""
 HOLES_KEPT: Final = 1000

@@ -19,7 +19,7 @@ def fill(topic: Topic) -> Json:
 
 
 def together(one: Json, other: Json) -> Json:
-    """Of two partitions."""
+    """The combination of two partitions."""
     reasons = [part["reason"] for part in (one, other) if part["reason"]]
     return {
         "ready": one["ready"] and other["ready"],

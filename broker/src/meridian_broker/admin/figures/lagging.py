@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far the other regions are behind, in figures and sentences: for status, stats and metrics alike.
 
-Two things can lag. *Progress*: what was acknowledged here and is not confirmed there. *Entries*: what is published here
-and not stored there; until it is stored elsewhere, it is lost with this region's volume (R6).
+Two things can lag. *Progress*: acknowledgements made here and not confirmed there. *Entries*: entries published here
+and not stored there; until they are stored elsewhere, they are lost with this region's volume (R6).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def sentence(admin: AdminState, peer: PeerStatus) -> str:
 
 
 def subscription_json(admin: AdminState, subscription: Subscription) -> Json:
-    """What stats add to Pulsar's figures of a subscription."""
+    """Meridian's own figures in a subscription's stats, beside Pulsar's."""
     found = peers(admin, subscription)
     return {
         "inSync": is_in_step(found),
@@ -110,7 +110,7 @@ def subscription_json(admin: AdminState, subscription: Subscription) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """What is published here and not confirmed by one other region."""
+    """Entries published here that one other region has not confirmed."""
 
     entries: int
     size: int

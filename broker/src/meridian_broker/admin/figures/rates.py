@@ -8,9 +8,9 @@ from collections.abc import Callable, Hashable
 from typing import Final
 
 KEPT: Final = 100_000
-"""Counters remembered; the one not looked at for longest goes first."""
+"""Number of counters remembered; the one that was unread for longest is dropped first."""
 LEAST_SECONDS: Final = 1.0
-"""Counters looked at again sooner keep their rate: two people who ask at once both get a good one."""
+"""Counters read again sooner keep their rate: two users who read at the same time both get a good one."""
 
 
 class Rates:

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a connection to an HTTP port may take: time, bytes, and a place among others.
+"""Limits of a connection to an HTTP port: time, bytes, and a place among others.
 
-All of it applies before anybody has shown a token. Headers, bodies and answers have deadlines (``bounds/http.py``), and
-there is a fixed number of places, in all and for one address. A newcomer that finds none free takes the place of
-whoever has been idle for longest, where "idle" includes half-sent headers: so those who hold connections open keep
-nobody out, and a probe that asks and leaves gets its answer. Only when every connection is being served is a newcomer
-refused.
+All of them apply before a token is checked. Headers, bodies and answers have deadlines (``bounds/http.py``), and there
+is a fixed number of places, in total and per address. A new connection that finds no free place takes the place of the
+one that has been idle for longest, where "idle" includes half-sent headers: so holding connections open keeps nobody
+else out, and a probe always gets its answer. A new connection is refused only if every other one is being served.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from meridian_broker.bounds.http import (
 from meridian_broker.gateway.places import Hall
 
 _NO_LOG: Any = None
-"""For aiohttp: do not log each request."""
+"""Tells aiohttp not to log each request."""
 _END_OF_HEADERS: Final = b"\r\n\r\n"
 _REASONS: Final = {408: "Request Timeout", 431: "Request Header Fields Too Large", 503: "Service Unavailable"}
 
@@ -54,7 +53,7 @@ class HttpConnection(web.RequestHandler):
         self._tail = b""
         self._refused = False
 
-    # -- what the transport says ---------------------------------------------------------------------------------
+    # -- callbacks of the transport ------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.address = str((transport.get_extra_info("peername") or ("",))[0])
@@ -131,8 +130,9 @@ class HttpConnection(web.RequestHandler):
     def handle_error(
         self, request: Any, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """Answer what is no request: also one whose ``Expect`` is no text, or whose client was gone before it was told
-        to go on. Aiohttp would write a traceback to the log for each. What a handler raises does not come here."""
+        """Answer something that is not a valid request; this includes an ``Expect`` that is not text, and a client that
+        disconnected before 100-continue. Aiohttp would log a traceback for each. Exceptions of handlers never get
+        here."""
         if status >= 500 and not isinstance(exc, (ConnectionError, UnicodeError)):
             return super().handle_error(request, status, exc, message)
         reason = {"reason": f"this is not an HTTP request: {message or exc}"[:200]}

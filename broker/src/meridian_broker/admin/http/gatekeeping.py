@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may use the HTTP port, once authentication is on.
+"""Access control of the HTTP port, once authentication is on.
 
-Everybody may ask whether the broker is ready, and read metrics, as probes do. Every role may look up what its client
-needs to connect. All else is for super-users.
+Anyone may check whether the broker is ready and read metrics, as probes do. Every role may look up what its client
+needs to connect. Everything else is for super-users.
 
-A token may be narrowed to the export. Then its role has to be a super-user's, and the routes that the table marks are
-all that it opens: a new route is closed to it.
+A token may be limited to the export. Then its role has to be a super-user's, and it is accepted only on
+the routes that the table marks: a new route is closed to it.
 
-Brokers of other regions are no users: they may make the few calls that regions make to each other, which the table of
+Brokers of other regions are not users: they may make the few calls that regions make to each other, which the table of
 routes marks, and nothing else.
 """
 
@@ -38,19 +38,19 @@ FOR_CLIENTS: Final = re.compile(
     r"|/admin/v2/schemas/[^/]+/[^/]+/[^/]+/schema(/[^/]+)?"
 )
 ROLE: Final = web.RequestKey("role", str)
-"""Where handlers find who asks, when that is known."""
+"""The requester's role, for handlers, if it is known."""
 ADMITTED: Final = web.RequestKey("admitted", Admitted)
 """Where the proof of another region's call is kept for its answer."""
 PEER_CALLS: Final = web.AppKey("peer_calls", Mapping[Handler, str])
-"""What brokers of other regions may call: handler -> the query parameter that the call must have; empty: none."""
+"""Calls allowed to brokers of other regions: handler -> the query parameter that the call must have; empty: none."""
 EXPORT_CALLS: Final = web.AppKey("export_calls", Collection[Handler])
-"""What a token for the export opens."""
+"""Calls allowed with a token for the export."""
 _BEARER: Final = "Bearer "
 
 
 @web.middleware
 async def proven_answers(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Prove to another region whose answer it gets. It stands before ``refusals``, which are answers too."""
+    """Add the proof to answers for other regions. Runs outside ``refusals``, whose answers need it, too."""
     response = await handler(request)
     admitted = request.get(ADMITTED)
     if admitted is not None and isinstance(response, web.Response):
@@ -61,7 +61,7 @@ async def proven_answers(request: web.Request, handler: Handler) -> web.StreamRe
 
 @web.middleware
 async def gatekeeper(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Let the request through, or refuse it with 401 (who are you?) or 403 (not you)."""
+    """Admit the request, or refuse it with 401 (not authenticated) or 403 (not allowed)."""
     header = request.headers.get("Authorization", "")
     if header.startswith(SCHEME):
         challenge = await _admit(request, header)

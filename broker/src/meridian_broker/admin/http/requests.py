@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every handler reads from its request: the broker's parts, names in the path, the query, the body."""
+"""Reads the common parts of requests: the broker's state, names in the path, the query, the body."""
 
 from __future__ import annotations
 
@@ -57,17 +57,17 @@ def namespace_of(request: web.Request) -> str:
 def any_topic_of(request: web.Request) -> TopicName:
     """The topic in the path, of either domain.
 
-    :raises InvalidTopicNameError: it is no name.
+    :raises InvalidTopicNameError: it is not a valid name.
     """
     domain = request.match_info.get("domain", PERSISTENT)
     return parse(f"{domain}://{namespace_of(request)}/{part(request, 'topic')}")
 
 
 def topic_of(request: web.Request) -> TopicName:
-    """The topic in the path, when what is asked needs stored messages.
+    """The topic in the path, for requests that need stored messages.
 
     :raises Refused: it is not persistent.
-    :raises InvalidTopicNameError: it is no name.
+    :raises InvalidTopicNameError: it is not a valid name.
     """
     name = any_topic_of(request)
     if not name.is_persistent:
@@ -88,7 +88,7 @@ def truth(text: str, what: str) -> bool:
 
 
 def number(text: str, what: str, least: int = 0) -> int:
-    """A whole number. :raises Refused: it is none, or out of bounds."""
+    """A whole number. :raises Refused: the text is not one, or it is out of bounds."""
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdecimal() and len(digits) < 20 and least <= int(text) <= NAMES_MAX):
         raise Refused(400, f"{what} is {text!r}: expected a whole number of at least {least}")
@@ -127,7 +127,7 @@ async def body(request: web.Request, default: Any = ..., limit: int = BODY_BYTES
     try:
         value = json.loads(data)
         if b"\\u" in data:
-            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
+            json.dumps(value, ensure_ascii=False).encode()  # fails on half a surrogate pair
         return value
     except (ValueError, RecursionError) as error:
         raise Refused(400, f"the body is not JSON: {error}") from None

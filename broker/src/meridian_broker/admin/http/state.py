@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the admin API sees of the broker."""
+"""The admin API's view of the broker."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from meridian_broker.wire.peer_requests import Guard
 
 @dataclass
 class AdminState:
-    """The parts of one broker process, for those who watch and set it up."""
+    """The parts of one broker process that handlers use."""
 
     region: str
     work: Callable[[], list[WorkState]]
@@ -33,12 +33,12 @@ class AdminState:
     service: TopicService
     catalog: Catalog
     leases: LeaseManager
-    """Who dispatches what of subscriptions with dispatch scope origin."""
+    """Which region dispatches which messages, for subscriptions with dispatch scope origin."""
     exchange: ExchangeShell
     replication: ReplicatorRunner
     ledgers: LocalLedgerStore
     held: HeldLedgers
-    """The same ledgers, for those who must keep some from being deleted."""
+    """The same ledgers, for handlers that must keep some from being deleted."""
     gateway: Broker
     settings: dict[str, Any]
     """The settings in force, by key."""
@@ -49,7 +49,7 @@ class AdminState:
     guard: Guard
     """Knows the calls of other regions."""
     faults: bool = False
-    """This broker is under test and may lose messages when told to."""
+    """This broker is under test and may lose messages on request."""
     sync_metrics: bool = False
     """Metrics also say how far each region is behind with each subscription."""
     ready: bool = False

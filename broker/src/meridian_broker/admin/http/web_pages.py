@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a browser may do on the HTTP port: nothing in the name of a page of somebody else.
+"""Protection of the HTTP port against web pages in a user's browser.
 
-A page that a person looks at can send requests from that person's machine, to ports that nobody else reaches. Browsers
-say so: every write has ``Origin``, and ``Sec-Fetch-Site`` says whether a page of another site asked. That is enough
-until the page's own name comes to mean this machine (DNS rebinding): then the browser takes this broker for the page's
-server and lets the page read what is answered. But it still sends the page's name as ``Host``. So where no token is
-asked for, requests have to name this broker. Addresses, ``localhost`` and names without a dot cannot be a page's.
+A page that a user visits can send requests from the user's machine, to ports that are not reachable otherwise. Browsers
+mark such requests: every write has ``Origin``, and ``Sec-Fetch-Site`` says whether another site's page sent it. That is
+enough until the page's own name resolves to this machine (DNS rebinding): then the browser takes this broker for the
+page's server and lets the page read the answers. But it still sends the page's name as ``Host``. So while no token is
+required, requests have to name this broker. Addresses, ``localhost`` and names without a dot cannot belong to a page.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ async def no_web_pages(request: web.Request, handler: Handler) -> web.StreamResp
 
 
 def check_no_other_site(request: web.Request) -> None:
-    """For a GET that changes something. :raises Refused: a page of another site asks."""
+    """For a GET that changes something. :raises Refused: another site's page sent it."""
     headers = request.headers
     if "Origin" in headers or headers.get("Sec-Fetch-Site") in _OTHER_SITES:
         raise Refused(403, "this request can create something and came from a web page of another site")
 
 
 def _check_host(given: str, known: frozenset[str]) -> None:
-    """:raises Refused: this broker is not known by that name. Only what is no browser sends none."""
+    """:raises Refused: this broker is not known by that name. A request without a name does not come from a browser."""
     host = given.rpartition(":")[0] if given.rpartition("]")[2].count(":") else given
     host = host.strip("[]").rstrip(".").lower()
     if "." not in host and ":" not in host:

@@ -18,7 +18,7 @@ from meridian_broker.topics.backfill.gaps import Accepted
 
 
 async def listed(request: web.Request) -> web.Response:
-    """What is missing here of other regions, and what somebody accepted as lost."""
+    """Other regions' entries that are missing here, and those that were accepted as lost."""
     topic = await opened_one(request)
     missing = [gap_json(gap, topic) for gap in topic.gaps.all()]
     accepted = [accepted_json(one) for one in reversed(topic.gaps.accepted)]
@@ -26,7 +26,7 @@ async def listed(request: web.Request) -> web.Response:
 
 
 async def accept(request: web.Request) -> web.Response:
-    """Give up what is missing of a region; the body is ``{"origin": REGION, "upto": "L:E", "force": bool}``."""
+    """Give up a region's missing entries; the body is ``{"origin": REGION, "upto": "L:E", "force": bool}``."""
     given = await body(request)
     if not isinstance(given, Mapping) or not isinstance(given.get("origin"), str):
         raise Invalid('expected the body {"origin": REGION, "upto": "LEDGER:ENTRY"}, as .../gaps shows them')
@@ -41,7 +41,7 @@ async def accept(request: web.Request) -> web.Response:
 
 
 def accepted_json(accepted: Accepted) -> dict[str, Any]:
-    """A gap that somebody accepted."""
+    """An accepted gap."""
     return {
         "origin": accepted.origin,
         "after": str(accepted.after),

@@ -47,13 +47,13 @@ def _region(admin: AdminState, name: str, apart: dict[str, str]) -> dict[str, An
 
 
 def _not_ready(admin: AdminState) -> dict[str, str]:
-    """Topics whose copies here are not filled, each with the reason (R21)."""
+    """Topics whose copies here are incomplete, each with the reason (R21)."""
     fills = {topic.name: fill(topic) for topic in admin.service.topics.values()}
     return {name: one["reason"] for name, one in sorted(fills.items()) if not one["ready"]}
 
 
 def _not_open(admin: AdminState) -> dict[str, Any]:
-    """Topics on record that are not served: what is stored of their subscriptions is not known yet."""
+    """Recorded topics that are not open: the state of their subscriptions is not known yet."""
     unopened = admin.service.unopened()
     if unopened is None:
         return {"topics": None, "first": []}

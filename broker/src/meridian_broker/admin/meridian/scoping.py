@@ -25,20 +25,20 @@ _WANTED: Final = (
 
 
 async def get_scope(request: web.Request) -> web.Response:
-    """The dispatch scope of a subscription, and who dispatches each region's messages, per partition."""
+    """The dispatch scope of a subscription, and which region dispatches each region's messages, per partition."""
     shown = {one.topic.name: dispatched(state(request), one) for one in await named(request)}
     head = {"subscription": part(request, "subscription"), "region": state(request).region}
     return answer(head | (next(iter(shown.values())) if len(shown) == 1 else {"partitions": shown}))
 
 
 async def set_scope(request: web.Request) -> web.Response:
-    """Set the dispatch scope in all regions, or let one region take over what another dispatches.
+    """Set the dispatch scope in all regions, or let one region take over the dispatch of another one's messages.
 
-    With three regions or more a take-over is a matter of preference: the lease still needs a majority. With two it
+    With three regions or more a take-over is a preference: the lease still needs a majority. With two it
     takes the vote from the old region: while that one is alive and cut off, both dispatch the same messages.
 
-    A witness is a region that votes although the topic does not live there, so that of two regions one can take over
-    for the other by itself.
+    A witness is a region that votes although it does not have the topic, so that one of two regions can take over
+    from the other by itself.
     """
     given = await body(request)
     found = await named(request)
@@ -106,7 +106,7 @@ def _check(admin: AdminState, subscription: Subscription, wanted: str | None, wi
 
 
 def dispatched(admin: AdminState, subscription: Subscription) -> dict[str, Any]:
-    """For status: scope, whether it is in force, and who dispatches what."""
+    """For status: the scope, whether it is in force, and which region dispatches what."""
     record, topic = subscription.record, subscription.topic
     if record.scope != ORIGIN:
         return {"dispatch_scope": LOCAL}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/meridian/v1/subscriptions``: how a subscription stands here, and what the other regions have of it."""
+"""``/meridian/v1/subscriptions``: the state of a subscription here and in the other regions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FAULTS: Final = 1000
 async def status(request: web.Request) -> web.Response:
     """Progress of a subscription by origin region, and how far each other region is synced, per partition.
 
-    ``?allRegions=true``: as each region of the topic sees it, and what keeps those from answering that do not.
+    ``?allRegions=true``: as each region of the topic sees it, with the reason for each region that does not answer.
     """
     if flag(request, "allRegions"):
         return answer(await _status_everywhere(request))
@@ -56,10 +56,10 @@ async def _status_here(request: web.Request) -> dict[str, Any]:
 
 async def _status_everywhere(request: web.Request) -> dict[str, Any]:
     admin = state(request)
-    await named(request)  # that there is none is said before anybody is asked
+    await named(request)  # if it does not exist, answer that before asking other regions
     others = sorted(admin.service.regions_of(str(topic_of(request))) - {admin.region})
     said = await asyncio.gather(*(_status_of(admin, region, request.rel_url.raw_path) for region in others))
-    here = await _status_here(request)  # last: what is behind grows while a region that does not answer is waited for
+    here = await _status_here(request)  # last: the lag grows while this waits for a region that does not answer
     regions = {admin.region: here} | dict(zip(others, said, strict=True))
     _tell_one_sided(regions)
     return {"subscription": here["subscription"], "region": admin.region, "regions": regions}
@@ -85,7 +85,7 @@ def _parts(seen: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 async def _status_of(admin: AdminState, region: str, path: str) -> dict[str, Any]:
-    """What another region answers; ``problem``: why it does not, or that it has no such subscription."""
+    """Another region's answer; ``problem``: why there is none, or that it has no such subscription."""
     try:
         async with asyncio.timeout(ASK_SECONDS):
             status, said = await ask(admin, region, "GET", path)
@@ -141,7 +141,7 @@ def _status(admin: AdminState, subscription: Subscription, stands: Standing) -> 
 
 
 def _idle_ms(subscription: Subscription) -> int:
-    """For how long it has had no consumer here, as far as this broker knows; 0 while it has one."""
+    """How long it has had no consumer here, as far as this broker knows; 0 while it has one."""
     if subscription.consumers:
         return 0
     last_used_ms = max(subscription.last_acked_ms, subscription.last_left_ms)

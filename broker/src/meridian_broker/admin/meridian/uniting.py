@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Switching replication of a subscription on and off, and saying before what each region will skip (R17).
+"""Switches replication of a subscription on and off, and reports beforehand what each region will skip (R17).
 
-Switched on, the subscription stands in every region where the union of all of them stands: what was acknowledged
-anywhere comes nowhere again. That skips messages in a region that had not seen them, so whoever switches is told how
-many, by the regions themselves: each one's progress is fetched, united here, and given back to each to count. Or one
-region's progress is taken as it is (``from``): a new epoch for all, in which the other regions' own acknowledgements of
-what is stored by then do not count.
+When it is switched on, the subscription moves in every region to the union of all: a message acknowledged anywhere is
+delivered nowhere again. That skips messages in a region that had not consumed them, so the regions themselves report
+how many: each one's progress is fetched, merged here, and sent back to each to count. Or one region's progress is taken
+as it is (``from``): a new epoch for all, in which the other regions' acknowledgements of messages stored by then do not
+count.
 """
 
 from __future__ import annotations
@@ -58,11 +58,12 @@ async def preview(request: web.Request) -> web.Response:
 
 
 async def mode(request: web.Request) -> web.Response:
-    """Switch replication on or off: ``{"replicated": bool, "from": REGION, "dryRun": bool}``; says what is skipped."""
+    """Switch replication on or off: ``{"replicated": bool, "from": REGION, "dryRun": bool}``; reports what is
+    skipped."""
     given = await body(request)
     wanted = given.get("replicated") if isinstance(given, Mapping) else None
     is_bool = isinstance(wanted, bool) and isinstance(given.get("dryRun", False), bool)
-    if not is_bool or not given.keys() <= {"replicated", "from", "dryRun"}:  # a dry run with a slip must not be none
+    if not is_bool or not given.keys() <= {"replicated", "from", "dryRun"}:  # a misspelt dryRun must not be ignored
         raise Invalid(
             'expected the body {"replicated": true} or {"replicated": false}, with "from" and "dryRun" if wanted'
         )
@@ -86,7 +87,7 @@ async def mode(request: web.Request) -> web.Response:
     return answer(head | {"done": not given.get("dryRun"), "regions": plan.counts})
 
 
-# -- what every region knows -----------------------------------------------------------------------------------------
+# -- state of every region --------------------------------------------------------------------------------------------
 
 
 def _told(admin: AdminState, found: list[Subscription]) -> Json:
@@ -104,19 +105,19 @@ def _told(admin: AdminState, found: list[Subscription]) -> Json:
 
 
 class _Plan:
-    """What is about to be united."""
+    """The merge to be made."""
 
     def __init__(self) -> None:
         self.counts: dict[str, Json] = {}
         """By region: ``skips``, ``again``; or ``problem``."""
         self.deltas: dict[str, Progress | None] = {}
-        """By topic, what is joined beyond what the regions tell each other: one region's progress as a new epoch."""
+        """By topic, what is joined beyond what the regions exchange anyway: one region's progress as a new epoch."""
 
 
 async def _plan(
     request: web.Request, admin: AdminState, found: list[Subscription], regions: frozenset[str], source: str | None
 ) -> _Plan:
-    """:raises Refused: the region whose progress is to be taken cannot be asked."""
+    """:raises Refused: the region whose progress is to be used cannot be asked."""
     plan = _Plan()
     others = sorted(regions - {admin.region})
     base = request.rel_url.raw_path.removesuffix("/mode")
@@ -150,7 +151,7 @@ async def _plan(
 async def _asked(
     admin: AdminState, region: str, method: str, path: str, given: object = None, seconds: float = SECONDS
 ) -> Json | str:
-    """What another region answers, or why it does not."""
+    """Another region's answer, or the reason why there is none."""
     try:
         status, said = await ask(admin, region, method, path, given, seconds=seconds)
     except Refused as refused:
@@ -163,9 +164,9 @@ async def _asked(
 
 
 def _united(subscription: Subscription, told: Mapping[str, Json]) -> Progress:
-    """The union of what all regions know of one topic's subscription.
+    """The union of all regions' progress of one topic's subscription.
 
-    :raises Refused: it cannot be had: one of them cannot be read, or they have too many rewinds.
+    :raises Refused: a region's progress cannot be read, or there are too many rewinds.
     """
     united = Progress()
     for region, said in told.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/admin/v2/persistent/.../compaction``: compact a topic, or all partitions of one, and see how it goes."""
+"""``/admin/v2/persistent/.../compaction``: compact a topic, or all partitions of one, and show the status."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meridian_broker.topics.compaction.compaction import Status
 
 
 async def start(request: web.Request) -> web.Response:
-    """Begin to compact the topic; it goes on by itself."""
+    """Start compacting the topic in the background."""
     compactions = [topic.compaction for topic in await opened(request)]
     idle = [one for one in compactions if one.status is not Status.RUNNING]
     for compaction in idle or compactions:  # with none idle, the first refuses
@@ -22,7 +22,8 @@ async def start(request: web.Request) -> web.Response:
 
 
 async def status(request: web.Request) -> web.Response:
-    """How the last compaction went since the topic was opened; of several partitions, what needs attention most."""
+    """Status of the last compaction since the topic was opened; of several partitions, the one that needs attention
+    most."""
     worst = max((topic.compaction for topic in await opened(request)), key=lambda one: _ORDER.index(one.status))
     return answer({"status": worst.status.value, "lastError": worst.last_error})
 

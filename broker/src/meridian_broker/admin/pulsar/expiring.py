@@ -26,9 +26,9 @@ ALL_REGIONS = "allRegions"
 
 
 async def by_age(request: web.Request) -> web.Response:
-    """Let go of what was published longer ago than so many seconds; ``?allRegions=true`` in every region.
+    """Expire messages older than this many seconds; with ``?allRegions=true`` in every region.
 
-    Of ``pulsar.repl.REGION``: skip what waits for that region for so long.
+    For ``pulsar.repl.REGION``: skip the entries that have waited that long for that region.
     """
     seconds = number(part(request, "seconds"), "the age in seconds")
     if (remote := replicators.remote_of(request)) is not None:
@@ -51,9 +51,9 @@ async def by_age_in_all(request: web.Request) -> web.Response:
 
 
 async def by_id(request: web.Request) -> web.Response:
-    """Let go of everything up to a message, itself included unless it is excluded; ``?allRegions=true`` everywhere.
+    """Expire messages up to this one, inclusive unless excluded; with ``?allRegions=true`` in every region.
 
-    Of ``pulsar.repl.REGION``: skip what waits for that region, up to the message.
+    For ``pulsar.repl.REGION``: skip the entries that wait for that region, up to the message.
     """
     given = await body(request)
     if (remote := replicators.remote_of(request)) is not None:
@@ -73,7 +73,7 @@ async def by_id(request: web.Request) -> web.Response:
 
 
 def _upto(topic: Topic, given: object, place: Position) -> Position:
-    """The last place that goes."""
+    """The last position to expire."""
     return topic.log.before(place) if is_excluded(given) and place not in (EARLIEST, LATEST) else place
 
 

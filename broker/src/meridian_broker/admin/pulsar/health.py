@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/admin/v2/brokers``: is this broker alive and ready, which brokers are there, how are they set; and
-``/meridian/v1/health``: what is wrong inside one that is alive.
+"""``/admin/v2/brokers``: whether this broker is alive and ready, the brokers of the cluster, their configuration; and
+``/meridian/v1/health``: problems inside a broker that is alive.
 
-A broker whose background work fails goes on serving, so probes do not see it: a restart would mend nothing.
+A broker whose background work fails keeps serving, so probes do not report it: a restart would not help.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ async def ready(request: web.Request) -> web.Response:
 
 
 async def live(_: web.Request) -> web.Response:
-    """``ok`` as long as the event loop runs: a metadata store or region that is away is no reason for a restart."""
+    """``ok`` as long as the event loop runs: an unreachable metadata store or region is no reason for a restart."""
     return web.Response(text="ok")
 
 
@@ -94,7 +94,7 @@ def _damaged_topics(admin: AdminState) -> dict[str, Any]:
 
 
 def _lost_records(admin: AdminState) -> dict[str, Any]:
-    """Topics whose progress log lost records to the disk within the last day."""
+    """Topics whose progress log lost records to disk damage within the last day."""
     topics = [(topic.name, topic.lost_records.recent()) for topic in admin.service.topics.values()]
     losses = [(name, loss) for name, some in sorted(topics, key=lambda one: one[0]) for loss in some]
     first = [
@@ -111,7 +111,8 @@ def _lost_records(admin: AdminState) -> dict[str, Any]:
 
 
 def _unread_subscriptions(admin: AdminState) -> dict[str, Any]:
-    """Subscriptions whose consumers wait because the storage fails a read; others of the topic are served."""
+    """Subscriptions whose consumers wait because the storage fails a read; the topic's other subscriptions are
+    served."""
     now_ms = admin.service.scheduler.monotonic_ms()
     runs = [(topic.name, run) for topic in admin.service.topics.values() for run in topic.unread.all(now_ms)]
     first = [

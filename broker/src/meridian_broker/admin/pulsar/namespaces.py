@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/admin/v2/namespaces``: namespaces, their policies, and what is done to all their topics at once."""
+"""``/admin/v2/namespaces``: namespaces, their policies, and operations on all their topics."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def delete(request: web.Request) -> web.Response:
 
 
 async def delete_namespace(admin: AdminState, name: str, *, force: bool) -> None:
-    """:raises NotFound: there is none. :raises NotEmpty: it has topics, and ``force`` is not given."""
+    """:raises NotFound: it does not exist. :raises NotEmpty: it has topics, and ``force`` is not given."""
     catalog = admin.catalog
     await catalog.namespaces.get(name)
     if force:
@@ -69,7 +69,7 @@ async def delete_namespace(admin: AdminState, name: str, *, force: bool) -> None
             try:
                 await admin.service.delete_topic(topic, force=True)
             except (NotFound, TopicNotFound):
-                continue  # a partition went with its topic
+                continue  # a partition was deleted with its topic
     await catalog.namespaces.delete(name)
 
 
@@ -106,7 +106,7 @@ async def get_bundles(request: web.Request) -> web.Response:
 
 
 async def get_permissions(request: web.Request) -> web.Response:
-    """Permissions by role: none, for there is no authorization yet."""
+    """Permissions by role: none, because there is no authorization yet."""
     await _record(request)
     return answer({})
 
@@ -130,7 +130,7 @@ async def get_topics(request: web.Request) -> web.Response:
 
 
 async def unload(request: web.Request) -> web.Response:
-    """Close all topics of the namespace; each is opened again for whoever asks."""
+    """Close all topics of the namespace; each is opened again when it is needed."""
     for topic in await _open_topics(request):
         try:
             await state(request).service.unload(topic_name.parse(topic.name))

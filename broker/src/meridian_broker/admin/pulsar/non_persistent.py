@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/admin/v2/non-persistent``: what there is to say of topics that store nothing."""
+"""``/admin/v2/non-persistent``: topics that store nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def is_non_persistent(request: web.Request) -> bool:
 async def non_persistent(request: web.Request) -> list[NonPersistentTopic]:
     """The topic in the path, or those of its partitions that are in use.
 
-    :raises TopicNotFound: there is none.
+    :raises TopicNotFound: it does not exist.
     """
     name, service = any_topic_of(request), state(request).service
     record = await state(request).catalog.partitioned.find(name) if name.partition < 0 else None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policies of namespaces and of topics, each at a path of its own: read, set, taken away.
+"""Policies of namespaces and topics, each at its own path: read, set, remove.
 
-One table says which there are; the handlers are made from it. What a topic sets goes before what its namespace sets,
-and that before the broker's settings; ``?applied=true`` on a topic shows what holds in the end. Policies belong to a
+One table lists them; the handlers are made from it. A topic's policies take precedence over its namespace's,
+and those over the broker's settings; ``?applied=true`` on a topic shows the effective value. Policies belong to a
 partitioned topic, not to its partitions.
 """
 
@@ -35,7 +35,7 @@ class Endpoint:
     what: str
     """It holds ..."""
     everywhere: bool = False
-    """What is set in one region is set in all of them, unless ``?region=`` names that one alone."""
+    """Setting it in one region sets it in all, unless ``?region=`` names that one alone."""
 
 
 ENDPOINTS: Final = (
@@ -139,7 +139,7 @@ class _OfNamespace:
 
     @staticmethod
     async def own(request: web.Request) -> Level:
-        """:raises NotFound: there is no such namespace."""
+        """:raises NotFound: the namespace does not exist."""
         return (await state(request).catalog.namespaces.get(namespace_of(request))).own
 
     @staticmethod
@@ -152,7 +152,7 @@ class _OfTopic:
 
     @staticmethod
     async def own(request: web.Request) -> Level:
-        """:raises TopicNotFound: there is no such topic."""
+        """:raises TopicNotFound: the topic does not exist."""
         return (await state(request).catalog.topic_policies.get(await _existing(request))).own
 
     @staticmethod
@@ -164,7 +164,7 @@ _Place = type[_OfNamespace] | type[_OfTopic]
 
 
 async def _existing(request: web.Request) -> TopicName:
-    """:raises TopicNotFound: there is no such topic. :raises Refused: it is a partition."""
+    """:raises TopicNotFound: the topic does not exist. :raises Refused: it is a partition."""
     name, catalog = topic_of(request), state(request).catalog
     if name.partition >= 0:
         raise Refused(412, f"policies belong to the whole topic, {name.base}, not to its partitions")
@@ -174,13 +174,13 @@ async def _existing(request: web.Request) -> TopicName:
 
 
 def _applied(request: web.Request, policy: str) -> Any:
-    """What holds for the topic in the path."""
+    """The effective value for the topic in the path."""
     rules = state(request).service.rules(topic_of(request))
     return getattr(rules, TABLE[policy].attribute)
 
 
 def _element(request: web.Request, policy: str) -> str | None:
-    """Which part of the policy this request is about, where it is made of several."""
+    """The part of the policy that this request concerns, if it has several."""
     return state(request).region if TABLE[policy].each == "region" else None
 
 
@@ -325,7 +325,7 @@ def removing_quota(place: _Place) -> Handler:
 
 
 def handlers() -> list[tuple[str, str, str, Handler, bool]]:
-    """``namespace`` or ``topic``, verb, last part of the path, who answers, and whether it passes the change on to the
+    """``namespace`` or ``topic``, verb, last part of the path, handler, and whether it passes the change on to the
     other regions."""
     found: list[tuple[str, str, str, Handler, bool]] = []
     for level, place in (("namespace", _OfNamespace), ("topic", _OfTopic)):

@@ -27,13 +27,13 @@ def remote_of(request: web.Request) -> str | None:
 
 
 async def skip(request: web.Request, remote: str, count: int | None) -> None:
-    """Skip the next entries; None: all that are stored now. Of a partitioned topic, so many of each partition."""
+    """Skip the next entries; None: all that are stored now. For a partitioned topic, this many in each partition."""
     for topic in await opened(request):
         await skipping.skip_entries(topic, remote, state(request).replication, count)
 
 
 async def expire(request: web.Request, remote: str, seconds: int) -> None:
-    """Skip what is older. :raises Refused: nothing waits for the region."""
+    """Skip older entries. :raises Refused: nothing waits for the region."""
     topics = await opened(request)
     _check_backlog(request, topics, remote)
     for topic in topics:

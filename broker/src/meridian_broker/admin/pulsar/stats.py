@@ -42,7 +42,7 @@ ADDED: Final = frozenset(
         "msgDropRate",
     }
 )
-"""What partitions' numbers are added up of."""
+"""Keys whose values are added up over partitions."""
 
 
 async def stats(request: web.Request) -> web.Response:
@@ -159,7 +159,7 @@ _SUMS: Final = frozenset({"setSize", "setBytes", "lagEntries", "entries", "bytes
 
 
 def _add_own(known: Json, other: Json) -> Json:
-    """What only we show, of two partitions."""
+    """Meridian's own figures, combined for two partitions."""
     added: dict[str, Any] = {}
     for key, value in known.items():
         more = other.get(key)

@@ -147,12 +147,12 @@ async def reset_to_id(request: web.Request) -> web.Response:
 
 
 async def peek(_: web.Request) -> web.Response:
-    """Refused: there is no peeking yet. Pulsar's tools would take 404 for an empty backlog, and say nothing."""
+    """Refused: peeking is not supported yet. Pulsar's tools would take 404 for an empty backlog and print nothing."""
     raise Refused(501, "messages cannot be peeked at yet: use a reader, or `meridian consume --no-ack`")
 
 
 async def skip_all(request: web.Request) -> web.Response:
-    """Acknowledge everything stored so far. Of ``pulsar.repl.REGION``: skip all that waits for that region."""
+    """Acknowledge everything stored so far. For ``pulsar.repl.REGION``: skip everything that waits for that region."""
     if (remote := replicators.remote_of(request)) is not None:
         await replicators.skip(request, remote, None)
         return done()
@@ -162,9 +162,9 @@ async def skip_all(request: web.Request) -> web.Response:
 
 
 async def skip_some(request: web.Request) -> web.Response:
-    """Acknowledge the next entries; of a partitioned topic, so many of each partition.
+    """Acknowledge the next entries; for a partitioned topic, this many in each partition.
 
-    Of ``pulsar.repl.REGION``: skip the next ones that wait for that region.
+    For ``pulsar.repl.REGION``: skip the next entries that wait for that region.
     """
     count = number(part(request, "count"), "the number of messages", 1)
     if (remote := replicators.remote_of(request)) is not None:
@@ -197,7 +197,7 @@ async def replicate(request: web.Request, wanted: bool) -> None:
 
 
 def places(topics: list[Topic], given: object) -> list[tuple[Topic, Position]]:
-    """Which topics a message id is about, and where it leads there.
+    """The topics that a message id refers to, and its position in each.
 
     :raises Refused: an id of one message, for several partitions.
     """

@@ -250,7 +250,7 @@ def _cursor(subscription: Subscription, stands: Standing) -> Json:
 
 
 def _compacted(topic: Topic) -> Json:
-    """The ledger of the compacted view, and how far it goes."""
+    """The ledger of the compacted view, and its horizon."""
     view = topic.compaction.view
     having = (-1, -1, -1) if view is None else (view.record.ledger_id, view.record.entries, view.record.size)
     return {
@@ -262,7 +262,7 @@ def _compacted(topic: Topic) -> Json:
 
 
 def connection(port: object) -> Json:
-    """Who is at the other end."""
+    """Address and version of the client."""
     if not isinstance(port, Connection) or port.transport is None:
         return {"address": None, "clientVersion": None}
     peer = port.transport.get_extra_info("peername")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/admin/v2/persistent``: topics. What is asked of a partitioned topic is done to all its partitions."""
+"""``/admin/v2/persistent``: topics. A request for a partitioned topic applies to all its partitions."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ from meridian_broker.wire.pulsar.topic_name import NON_PERSISTENT, TopicName
 async def opened(request: web.Request, *, create: bool = False) -> list[Topic]:
     """The topic in the path, or all its partitions.
 
-    :param create: make it where it is missing, if the namespace's topics may be made by themselves.
-    :raises TopicNotFound: there is none.
+    :param create: create it if it is missing, if the namespace allows automatic creation.
+    :raises TopicNotFound: it does not exist.
     """
     name = topic_of(request)
     service = state(request).service
@@ -159,7 +159,7 @@ async def _delete_everywhere(
 
 
 def _stamp(admin: AdminState, text: str) -> Stamp:
-    """:raises Refused: it is no stamp, or none that another region can have given."""
+    """:raises Refused: the text is not a stamp, or not one that another region can have issued."""
     try:
         stamp = Stamp.parse(text)
     except ValueError as error:
@@ -175,7 +175,7 @@ def _stamp(admin: AdminState, text: str) -> Stamp:
 
 
 def _creation(text: str) -> Stamp:
-    """:raises Refused: it is no stamp."""
+    """:raises Refused: the text is not a stamp."""
     try:
         return Stamp.parse(text)
     except ValueError as error:
@@ -310,7 +310,7 @@ async def _change_properties(request: web.Request, added: Mapping[str, str], rem
 
 
 async def trim(request: web.Request) -> web.Response:
-    """Give back the space of ledgers nobody needs, now and not at the next look."""
+    """Free the space of unneeded ledgers now, without waiting for the next check."""
     for topic in await opened(request):
         await trimming.trim(topic)
     return done()
@@ -329,7 +329,7 @@ async def truncate(request: web.Request) -> web.Response:
 
 
 async def unload(request: web.Request) -> web.Response:
-    """Close the topic in good order; it is opened again for whoever asks."""
+    """Close the topic in good order; it is opened again when it is needed."""
     name = any_topic_of(request)
     service = state(request).service
     record = await state(request).catalog.partitioned.find(name) if name.partition < 0 else None
@@ -343,7 +343,7 @@ async def unload(request: web.Request) -> web.Response:
 
 
 async def terminate(request: web.Request) -> web.Response:
-    """Let the topic take no more messages, for ever, in this region; the answer is the id of its last one."""
+    """Accept no more messages to the topic, permanently, in this region; the answer is the id of its last one."""
     topic = await opened_one(request)
     return answer(id_json(await termination.terminate(topic), topic.partition))
 
@@ -356,7 +356,7 @@ async def terminate_partitions(request: web.Request) -> web.Response:
 
 
 async def last_message_id(request: web.Request) -> web.Response:
-    """Id of the last message; ``-1:-1`` when there is none."""
+    """Id of the last message; ``-1:-1`` if there is none."""
     topic = await opened_one(request)
     return answer(id_json(await last_message(topic.log), topic.partition))
 

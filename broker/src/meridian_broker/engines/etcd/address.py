@@ -49,7 +49,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """What the broker shows to etcd, and whom it believes."""
+    """The broker's credentials for etcd, and the certificates it trusts."""
 
     user: str = ""
     password_file: Path | None = None

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A thin way to speak to etcd: aetcd's generated stubs over our own channels, and errors in our words.
+"""A thin etcd client: aetcd's generated stubs over our own channels, with errors of our own.
 
-aetcd's own client delivers watch events one by one (a transaction falls apart), queues without a bound and dies with
-the server; its message classes and stubs are sound, so those are what we use. Every request has a deadline and waits
-for a connection until then: an etcd that restarts within it is not noticed.
+aetcd's own client delivers watch events individually (which splits transactions), queues without a bound and dies with
+the server; its message classes and stubs are sound, so this module uses only those. Every request has a deadline and
+waits for a connection until then: an etcd restart within that time is not noticed.
 
-An etcd that was restored from an older copy is. Each answer says of which cluster, leader's term and revision it is,
+An etcd that was restored from an older copy is detected. Each answer carries its cluster, leader's term and revision,
 and with linearizable requests, the only ones made here, none of these ever goes back: an answer is at least as new as
-all that came before its request was sent, and a write is newer. So the first answer of an older etcd is known as such
-before anybody hears it, and after it nothing is asked any more (``MetadataWentBack``).
+all that came before its request was sent, and a write is newer. So the first answer of an older etcd is recognized
+before it is used, and no more requests are sent after it (``MetadataWentBack``).
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from meridian_broker.metadata.store import (
 REQUEST_TIMEOUT = 5.0
 """Seconds for one request, connecting included."""
 AGAIN_SECONDS = 0.1
-"""A read that etcd could not answer is asked again so long after it."""
+"""Pause before a read that etcd could not answer is sent again."""
 
 
 class _Newest(NamedTuple):
-    """What the answers said last of where etcd is. All are 0 before the first one."""
+    """The newest state of etcd seen in an answer. All are 0 before the first one."""
 
     cluster: int
     term: int
@@ -46,7 +46,7 @@ class _Newest(NamedTuple):
 
 
 class EtcdChannel:
-    """What a region's metadata store asks its etcd with."""
+    """The connection of a region's metadata store to its etcd."""
 
     def __init__(
         self,
@@ -60,11 +60,11 @@ class EtcdChannel:
         :raises MetadataError: a file of ``login`` cannot be read.
         """
         self.where = ", ".join(map(str, endpoints))
-        """For people."""
+        """The endpoints, for messages."""
         self._connections = Connections(endpoints, login)
         self._newest = _Newest(0, 0, 0)
         self._older = ""
-        """Why nothing is asked any more; empty while etcd only went forward."""
+        """Why no more requests are sent; empty while etcd never went back."""
         self._went_back = went_back
 
     @property
@@ -73,7 +73,7 @@ class EtcdChannel:
         return self._connections.is_closed
 
     async def call(self, method: Callable[[Connection], Any], request: Any, seconds: float) -> Any:
-        """As ``Connections.call``: for requests whose answers say nothing of where etcd is. Within ``errors``."""
+        """As ``Connections.call``: for requests whose answers do not carry etcd's state. Use within ``errors``."""
         return await self._connections.call(method, request, seconds)
 
     async def opened(self, seconds: float) -> tuple[Connection, Headers]:
@@ -94,8 +94,8 @@ class EtcdChannel:
     ) -> Any:
         """The answer to one linearizable request.
 
-        :param wrote: says of an answer whether something was put, so that it has a revision of its own.
-        :raises MetadataWentBack: etcd is older than it was. Of a write nobody can say whether it was done.
+        :param wrote: whether an answer means that something was written, so that it has a new revision.
+        :raises MetadataWentBack: etcd is older than it was. Whether a write was done is then unknown.
         """
         self._check_older(doing)
         known = self._newest
@@ -113,8 +113,9 @@ class EtcdChannel:
         return answer
 
     async def read(self, request: Any, doing: str, seconds: float) -> Any:
-        """The answer to a ``RangeRequest``, or to a ``TxnRequest`` that writes nothing. One that was on its way when
-        the connection broke is asked again, in the same time; of a write nobody could say whether it was done."""
+        """The answer to a ``RangeRequest``, or to a ``TxnRequest`` that writes nothing. If the connection breaks while
+        one is in flight it is sent again, within the same deadline; for a write it would be unknown whether it was
+        done."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         is_range = isinstance(request, rpc.RangeRequest)
@@ -134,7 +135,7 @@ class EtcdChannel:
         return await self.ask(ask, doing)
 
     def told(self, revision: int) -> None:
-        """A watch heard of a revision."""
+        """A watch delivered this revision."""
         self._newest = self._newest._replace(revision=max(revision, self._newest.revision))
 
     async def write(self, request: Any, doing: str, seconds: float, wrote: Callable[[Any], bool]) -> Any:
@@ -197,5 +198,5 @@ class EtcdChannel:
 
 
 def is_compacted(error: grpc.aio.AioRpcError) -> bool:
-    """Whether a pinned revision is gone: the read has to begin anew at the newest one."""
+    """Whether a pinned revision was compacted: the read has to start again at the newest one."""
     return error.code() == grpc.StatusCode.OUT_OF_RANGE and "compacted" in (error.details() or "")

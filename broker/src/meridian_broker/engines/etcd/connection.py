@@ -97,7 +97,7 @@ class Connection:
 
 
 class Connections:
-    """The endpoints of one etcd, of which one is in use."""
+    """The endpoints of one etcd; one of them is in use."""
 
     def __init__(self, endpoints: Sequence[Endpoint], login: Login) -> None:
         """:raises MetadataError: a file of ``login`` cannot be read."""
@@ -113,7 +113,7 @@ class Connections:
 
     @property
     def now(self) -> Connection:
-        """What new requests use."""
+        """The connection for new requests."""
         return self._made[self._at]
 
     async def call(self, method: Callable[[Connection], Any], request: Any, seconds: float) -> Any:
@@ -140,10 +140,10 @@ class Connections:
             raise
 
     async def opened(self, until: float, *, for_stream: bool = False) -> tuple[Connection, Headers]:
-        """A connection, and the headers that a request or stream on it needs.
+        """A connection, and the headers for a request or stream on it.
 
-        :param until: the loop's time; an endpoint that does not answer until then is told by the request itself.
-        :raises MetadataError: etcd does not let us in.
+        :param until: the loop's time; if an endpoint does not answer until then, the request itself reports it.
+        :raises MetadataError: etcd rejects the login.
         """
         if len(self._endpoints) > 1:
             while not await self.now.stands_within(min(CONNECT_SECONDS, _left(until))):
@@ -173,7 +173,7 @@ class Connections:
         await asyncio.gather(*(one.channel.close() for one in self._made.values()))
 
     def _turn(self, connection: Connection) -> None:
-        """Use the next endpoint, unless somebody chose another one meanwhile, with the TLS files as they are now."""
+        """Use the next endpoint with the current TLS files, unless another one was chosen in the meantime."""
         if connection is self.now and not self.is_closed:
             self._at = (self._at + 1) % len(self._endpoints)
             self._connection()
@@ -186,9 +186,9 @@ class Connections:
         except MetadataError:
             if known is None:
                 raise
-            return  # a file that is being replaced: the connection there is goes on with the one before
+            return  # a file is being replaced: keep using the existing connection
         if known is None or known.tls != tls:
-            self._made[self._at] = Connection(endpoint, tls)  # the one before closes with the last stream on it
+            self._made[self._at] = Connection(endpoint, tls)  # the previous one closes with the last stream on it
 
     async def _logged_in(self, connection: Connection, until: float) -> str:
         async with self._one_login:

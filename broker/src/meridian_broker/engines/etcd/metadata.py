@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The metadata store of a region that has its own etcd.
 
-A record's version is its key's ``mod_revision``: never repeated, not even when a key is removed and made again, and 0
-for a key that does not exist, which is what the port calls ``ABSENT``. Keys are the store's prefix followed by the
-path, so several regions may share one etcd in a test. This module imports gRPC: import it only where etcd is used.
+A record's version is its key's ``mod_revision``: never repeated, not even when a key is deleted and created again, and
+0 for a key that does not exist, which the port calls ``ABSENT``. Keys are the store's prefix followed by the path, so
+several regions may share one etcd in a test. This module imports gRPC: import it only where etcd is used.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PAGE = 500
 """Keys read per request while scanning or listing."""
 
 SCAN_ATTEMPTS = 3
-"""How often a scan begins anew because etcd compacted the revision it was reading."""
+"""How often a scan starts again because etcd compacted the revision that it was reading."""
 
 
 class EtcdMetadataStore:
@@ -65,12 +65,12 @@ class EtcdMetadataStore:
     async def connect(
         cls, urls: str, prefix: str, went_back: Callable[[str], None] = lambda _: None, login: Login = ANONYMOUS
     ) -> EtcdMetadataStore:
-        """``urls`` is ``http://host:port`` or several ``https://...`` with commas between, ``prefix`` is
-        ``/meridian/<region>``. Asks etcd once, to fail early.
+        """``urls`` is ``http://host:port`` or several ``https://...`` separated by commas, ``prefix`` is
+        ``/meridian/<region>``. Sends one request to etcd, to fail early.
 
-        :param went_back: hears, once, that etcd was restored from an older copy; every request fails from then on.
-        :raises MetadataUnavailable: nobody answers there.
-        :raises MetadataError: the URL or the prefix is none, or etcd does not let us in.
+        :param went_back: called once if etcd was restored from an older copy; every request fails from then on.
+        :raises MetadataUnavailable: etcd does not answer.
+        :raises MetadataError: the URL or the prefix is not valid, or etcd rejects the login.
         """
         check_path(prefix)
         store = cls(EtcdChannel(parse_endpoints(urls), login, went_back), prefix)
@@ -166,7 +166,7 @@ class EtcdMetadataStore:
         return await self._together.write(request, doing, REQUEST_TIMEOUT)
 
     def _check_lease(self, lease_id: int, doing: str) -> None:
-        """A lease of ours that is over by our clock must not protect anything new, whatever etcd thinks."""
+        """One of our leases that has expired by our clock must not protect anything new, even if etcd still has it."""
         lease = self._leases.get(lease_id)
         if lease is not None and lease.lost():
             raise LeaseExpired(f"{doing}: lease {lease_id} is gone: take a new one and create again what it protected")

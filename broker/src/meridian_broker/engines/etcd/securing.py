@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Switches an etcd's authentication on: user ``root``, and a user for brokers that reads and writes their keys only.
 
-A new etcd is open to everybody who reaches it. ``secure`` may run any number of times, and goes on where an earlier run
-broke off: users and roles first, authentication last. It also gives the brokers' user the password that it is told,
-so that a password is changed by changing the file and running it again.
+A new etcd is open to everyone who can reach it. ``secure`` may run any number of times, and continues where an earlier
+run was interrupted: users and roles first, authentication last. It also sets the password of the brokers' user, so a
+password is changed by changing the file and running it again.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from meridian_broker.engines.etcd.connection import Connection
 from meridian_broker.metadata.store import MetadataError
 
 KEYS: Final = (b"/meridian/", b"/meridian0")
-"""What the brokers' user may read and write: everything from the first key up to the second."""
+"""The keys that the brokers' user may read and write: from the first one up to the second."""
 
 ROOT: Final = "root"
 
 
 async def secure(endpoints: Sequence[Endpoint], login: Login, root_password_file: Path) -> None:
     """
-    :param login: with the user and the password that brokers will have.
-    :raises MetadataUnavailable: nobody answers there.
-    :raises MetadataError: authentication is on, and root's password is another one; or a file cannot be read.
+    :param login: user and password of the brokers.
+    :raises MetadataUnavailable: etcd does not answer.
+    :raises MetadataError: authentication is on, and root has another password; or a file cannot be read.
     """
     if not login.user or login.user == ROOT or login.password_file is None:
         raise MetadataError("set metadataStoreUser, to another name than root, and metadataStorePasswordFile")
@@ -53,7 +53,7 @@ async def secure(endpoints: Sequence[Endpoint], login: Login, root_password_file
 
 
 class _Users:
-    """etcd's users, as somebody may change them."""
+    """Administers etcd's users, over one login."""
 
     def __init__(self, channel: EtcdChannel) -> None:
         self._channel = channel
@@ -97,9 +97,9 @@ class _Users:
         return not await self._try(lambda at: at.auth.Authenticate, request, "authentication")
 
     async def _try(self, method: Callable[[Connection], Any], request: Any, allowed: str = "") -> str:
-        """Empty when it was done; what etcd says when it refused with the words that are allowed.
+        """Empty on success; etcd's refusal if it contains the allowed words.
 
-        :raises MetadataError: anything else is in the way.
+        :raises MetadataError: any other failure.
         """
         with self._channel.errors("switching authentication on"):
             try:

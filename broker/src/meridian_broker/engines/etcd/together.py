@@ -2,14 +2,14 @@
 """Many reads, or many transactions, in one request to etcd.
 
 A broker that opens a thousand topics reads and writes a record of each, and a request costs Python and etcd far more
-than what it asks. So whatever is wanted while ``UNDER_WAY`` requests are on their way leaves together: reads as one
-transaction of ranges, in which the same key is read once; writes as transactions within a transaction, each with
-checks of its own, in one commit. A request that finds nobody else waiting leaves at once, as it is.
+than its content. So everything that is requested while ``UNDER_WAY`` requests are in flight is sent together: reads as
+one transaction of ranges, in which the same key is read once; writes as transactions within a transaction, each with
+its own checks, in one commit. A request without others waiting is sent at once, unchanged.
 
-The result is always one that the same requests could have had one after another. etcd evaluates all checks, also those
-of inner transactions, before it writes anything, so no transaction joins others that write a key which it checks or
-writes. Should etcd refuse such a request as a whole, nothing of it was done, and its parts are sent one by one: who
-asked for something impossible hears of it alone.
+The result is always one that the same requests could have had one after another. etcd evaluates all checks, including
+those of inner transactions, before it writes anything, so no transaction is combined with others that write a key which
+it checks or writes. If etcd refuses such a request as a whole, nothing of it was done, and its parts are sent one by
+one: an invalid request fails only for its own caller.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from meridian_broker.engines.etcd.client import EtcdChannel
 from meridian_broker.metadata.store import MetadataError, MetadataFull, MetadataUnavailable, MetadataWentBack
 
 UNDER_WAY: Final = 2
-"""Requests of one kind on their way at once; what comes meanwhile waits for the first answer."""
+"""Requests of one kind in flight at once; later ones wait for the first answer."""
 
 READS_MAX: Final = 64
 """Keys of one request that reads. Their values, of at most 1 MiB each, fit into one answer."""
@@ -34,12 +34,12 @@ WRITES_MAX: Final = 48
 """Transactions in one request, each with at most as many operations: etcd counts both, and allows 128 together."""
 
 BYTES_MAX: Final = 1 << 20
-"""Of one request that writes, unless a single transaction is larger. etcd refuses requests over 1.5 MiB."""
+"""Size limit of one writing request, unless a single transaction is larger. etcd refuses requests over 1.5 MiB."""
 
 
 @dataclass(slots=True, eq=False)
 class _Wanted:
-    """A read or a transaction that somebody waits for."""
+    """A read or a transaction with a waiting caller."""
 
     request: Any
     doing: str
@@ -93,7 +93,7 @@ class Together:
         return await self._ask(self._writes, wanted)
 
     async def close(self) -> None:
-        """Wait for what is on its way, each until its deadline. What is asked later fails with the channel."""
+        """Wait for requests in flight, each until its deadline. Later requests fail with the channel."""
         while self._tasks:
             await asyncio.gather(*self._tasks)
 
@@ -104,7 +104,7 @@ class Together:
         line.waiting.append(wanted)
         if not line.is_called:
             line.is_called = True
-            self._loop.call_soon(self._send, line)  # who asks in the same turn of the loop comes along
+            self._loop.call_soon(self._send, line)  # requests of the same turn of the loop are sent together
         return await wanted.answer
 
     def _send(self, line: _Line) -> None:
@@ -140,7 +140,7 @@ class Together:
                 return
             for one in some:
                 await self._answer_all(line, [one])
-        except Exception as error:  # whoever waits must hear of it, whatever it is
+        except Exception as error:  # every waiting caller must get an answer
             _fail(some, error)
         else:
             for one, answer in zip(some, answers, strict=True):
@@ -179,13 +179,13 @@ class Together:
 def _next_reads(waiting: deque[_Wanted]) -> list[_Wanted]:
     some: list[_Wanted] = []
     while waiting and len(some) < READS_MAX:
-        if not (one := waiting.popleft()).answer.done():  # who waited may have been cancelled
+        if not (one := waiting.popleft()).answer.done():  # its caller may have been cancelled
             some.append(one)
     return some
 
 
 def _next_writes(waiting: deque[_Wanted]) -> list[_Wanted]:
-    """As many from the front as can be one request; what joins no other is a request of its own."""
+    """As many from the front as can be combined in one request."""
     some: list[_Wanted] = []
     written: set[bytes] = set()
     size = 0
@@ -204,7 +204,7 @@ def _next_writes(waiting: deque[_Wanted]) -> list[_Wanted]:
 
 
 def _doing(some: list[_Wanted]) -> str:
-    """For errors: each of those who hear of one asked for something of this kind."""
+    """For errors: a description of combined requests of one kind."""
     return f"{some[0].doing}, together with {len(some) - 1} more"
 
 

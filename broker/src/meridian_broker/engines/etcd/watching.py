@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A watch on etcd that outlives etcd's restarts.
+"""A watch on etcd that survives etcd's restarts.
 
-etcd keeps history, so nothing has to queue here: the stream is read only as fast as the watcher takes changes, and
-whatever does not fit into the stream's window waits in etcd. When the stream breaks, it is opened again right after
-the last revision seen. Only when etcd compacted that revision meanwhile is something lost, and then the watch says so.
+etcd keeps history, so nothing needs to be queued here: the stream is read only as fast as the watcher takes changes,
+and changes beyond the stream's window wait in etcd. When the stream breaks, it is opened again right after the last
+revision seen. Changes are lost only if etcd compacted that revision meanwhile, and then the watch raises an error.
 
-With several endpoints it may be opened at another one: revisions are those of the cluster. etcd looks at the token when
-a watch is opened and not again, so one that expires later disturbs nothing.
+With several endpoints it may be opened at another one: revisions belong to the cluster. etcd checks the token when
+a watch is opened and not again, so a token that expires later does not matter.
 
-An etcd that was restored from an older copy would be watched in vain: it tells nothing until its revision is what it
-was once. Whoever restores it restarts it, so the stream breaks; and a watch that is in place again asks whether etcd
-is as new as it was.
+An etcd restored from an older copy would deliver nothing until its revision reaches the old value. A restore
+restarts etcd, so the stream breaks; and after a watch is established again, it checks that etcd is as new as it was.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ T = TypeVar("T")
 
 
 class EtcdWatch:
-    """One watch of every key that starts with ``prefix``; paths are told without the first ``strip`` characters."""
+    """One watch of every key that starts with ``prefix``; paths are reported without the first ``strip`` characters."""
 
     def __init__(self, channel: EtcdChannel, prefix: str, strip: int) -> None:
         self._channel = channel
@@ -54,10 +53,10 @@ class EtcdWatch:
         """etcd refused the token, and a new one was taken since."""
 
     async def changes(self) -> AsyncIterator[list[Change]]:
-        """An empty list once in place, then the changes of one revision at a time, for ever.
+        """An empty list once established, then the changes of one revision at a time, forever.
 
         :raises MetadataUnavailable: etcd did not answer the first time.
-        :raises MetadataError: etcd compacted what was missed, or refuses the watch.
+        :raises MetadataError: etcd compacted changes that were missed, or refuses the watch.
         :raises MetadataWentBack: etcd is older than it was.
         """
         pause = FIRST_PAUSE
@@ -151,7 +150,7 @@ class EtcdWatch:
             return []
         events, self._pending = self._pending, []
         if not events:
-            # Nothing happened up to this revision: a later restart need not ask for what came before.
+            # No changes up to this revision: after a restart, earlier ones need not be requested.
             self._heard_upto(response.header.revision)
             return []
         transactions = [
@@ -208,7 +207,7 @@ class EtcdWatch:
 
 
 def _is_about_watcher(reason: str) -> bool:
-    """etcd does not know who watches. Older versions say of an unknown token that it has no permission."""
+    """Whether etcd does not recognize the watcher. Older versions report an unknown token as missing permission."""
     return "permission denied" in reason or is_about_token(reason)
 
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Group commit: one thread that writes batches and syncs them, one call back to the loop per group.
 
-At the end of each turn of the loop the queued batch is handed to the thread. While one fdatasync runs, batches of later
-turns pile up; the thread takes all of them as the next group, so the group grows with the load and a lone append waits
-for nobody. The thread only calls `writev` and `fdatasync`, which release the interpreter lock; heads and checksums are
-made on the loop's thread, because every time the thread needs the lock back it may have to wait for the loop.
+At the end of each turn of the loop the queued batch is passed to the thread. While one fdatasync runs, batches of later
+turns accumulate; the thread takes all of them as the next group, so the group grows with the load and a lone append
+waits for no other. The thread only calls `writev` and `fdatasync`, which release the interpreter lock; heads and
+checksums are computed on the loop's thread, because each time the thread needs the lock back it may have to wait for
+the loop.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ _log = logging.getLogger(__name__)
 MAX_GROUP_BYTES: Final = 16 << 20
 """One fdatasync covers no more: it bounds how long the first append of a group waits for the last."""
 IDLE_SECONDS: Final = 0.25
-"""When nothing was written for so long, a mark says that the last group is durable (`Log.mark`). While a log is busy
-each group says so of the one before, so the mark costs one small write and sync at the end of a busy time."""
+"""After this time without writes, a mark records that the last group is durable (`Log.mark`). While a log is busy
+each group records it for the previous one, so the mark costs one small write and sync at the end of a busy time."""
 
 
 class Committer:
@@ -71,13 +72,13 @@ class Committer:
         self._thread.start()
 
     async def stop(self) -> None:
-        """Write what is queued, then end the thread."""
+        """Write everything queued, then end the thread."""
         if self._idle is not None:
             self._idle.cancel()
         self._flush()
         self._queue.put(None)
         await self._loop.run_in_executor(None, self._thread.join)
-        # The thread's last report was posted before it ended: a turn later only what came too late is left.
+        # The thread's last report was posted before it ended: one turn later only appends that came too late are left.
         await asyncio.sleep(0)
         self._stopped = True
         self._flush()
@@ -219,7 +220,7 @@ class Committer:
         self._written = SEGMENT_HEADER_BYTES
 
     def _abandon(self) -> None:
-        """Leave a segment after a failed write; take back what was not synced, so that its space is free again."""
+        """Leave a segment after a failed write; cut off unsynced bytes, so that their space is free again."""
         name = self._segment_name(self._segment)
         try:
             if self._file is not None:
@@ -229,8 +230,8 @@ class Committer:
             else:
                 self._files.truncate(name, self._synced)
         except Exception as error:
-            # Harmless: the next segment's header says how much of this one counts. Whatever went wrong, the thread must
-            # go on, for everybody waits for it.
+            # Harmless: the next segment's header says how much of this one counts. The thread must go on in any case,
+            # because all appends wait for it.
             if not self._failures:
                 _log.warning("could not cut %s after a failed write: %s", name, error)
         self._file = None

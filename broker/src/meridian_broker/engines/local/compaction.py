@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Emptying old segments: what still lives in them is copied to the end of the log, then they can go.
+"""Emptying old segments: live entries in them are copied to the end of the log, then the files can be removed.
 
-A segment is worth it when more than half of it is dead and a quarter of a full one comes back, or when many small ones
-have gathered (each start of a broker leaves one). The copies of a run are ``MOVED`` records; readers keep to the
+A segment is chosen when more than half of it is dead and this frees a quarter of a full one, or when many small ones
+have accumulated (each start of a broker leaves one). The copies of a run are ``MOVED`` records; readers keep using the
 originals until the ``MOVE_DONE`` behind the last copy is durable, and so does recovery. A kill in between leaves dead
 copies and nothing else.
 
-A segment of which the disk does not give all is left alone: for good when an entry is damaged, for a growing while when
-the disk answers with an error, which may pass. Copying it over and over would fill the disk with dead copies.
+A segment that the disk cannot read completely is left alone: for good when an entry is damaged, for growing intervals
+when the disk reports an error, which may be temporary. Copying it over and over would fill the disk with dead copies.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CHUNK_BYTES: Final = 256 << 10
 SMALL_SEGMENTS_MAX: Final = 8
 """More segments than this that are less than half full are put together."""
 AVOID_SECONDS: Final = 60.0
-"""A segment that could not be read is left alone for so long, doubled each time."""
+"""How long a segment that could not be read is left alone; doubled each time."""
 AVOID_SECONDS_MAX: Final = 3600.0
 
 
@@ -63,7 +63,7 @@ class Compaction:
         """Segments that could not be read: until when each is left alone, and for how long that was."""
 
     async def step(self, segments: list[Segment]) -> bool:
-        """Empty the segments worth it among those whose originals may be given up. False: there is none."""
+        """Empty the chosen segments among those whose originals may be removed. False: there are none."""
         victims = self._victims(segments)
         for segment in victims:
             for run, ledger in list(segment.runs.items()):
@@ -153,7 +153,7 @@ class Compaction:
         if copy is None or copy.segment != number:
             copy = Run(number, entry)
             copies.append(copy)
-            # Alive from the start, so that the segment's index file has it and nobody unlinks the segment.
+            # Alive from the start, so that the segment's index file contains it and the segment is not unlinked.
             self._log.segments[number].runs[copy] = ledger
         assert copy.places is not None
         copy.places.append(offset << 32 | len(data) & LENGTH_MASK)

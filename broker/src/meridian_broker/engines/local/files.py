@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam between the engine and the disk: one flat directory of files that only grow.
+"""The interface between the engine and the disk: one flat directory of files that only grow.
 
-The engine needs very little of a file system: files are made once, appended to, synced, read at any place, cut, renamed
-and unlinked. Keeping that list short and behind a Protocol is what makes it possible to run the same engine on a disk
-that loses everything un-synced, tears writes at any byte, or is full.
+The engine needs very little of a file system: files are created once, appended to, synced, read at any place,
+truncated, renamed and unlinked. Because this list is short and behind a Protocol, the same engine can run on a
+simulated disk that loses everything unsynced, tears writes at any byte, or is full.
 
-Every method blocks. What runs on the event loop's thread is only what the page cache answers at once.
+Every method blocks. The event loop's thread calls only those that the page cache answers at once.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class VolumeInUse(LedgerError):
 
 
 def unreadable(place: str, error: OSError) -> LedgerUnreadable:
-    """What a failed read means to those who asked for it."""
+    """The error for callers of a failed read."""
     return LedgerUnreadable(
         f"the disk of {place} cannot be read ({error}): nothing is lost; repair or reconnect it, and reading resumes"
     )
 
 
 def unwritable(place: str, error: Exception) -> LedgerWriteFailed:
-    """What a failed write means to those who wait for it."""
+    """The error for callers of a failed write."""
     is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     kind, remedy = (LedgerStorageFull, "free space") if is_full else (LedgerWriteFailed, "repair the disk")
     return kind(
@@ -90,7 +90,7 @@ class FilePort(Protocol):
         ...
 
     def open(self, name: str) -> ReadFile:
-        """:raises FileNotFoundError: there is none."""
+        """:raises FileNotFoundError: the file does not exist."""
         ...
 
     def names(self) -> list[str]: ...
@@ -100,8 +100,8 @@ class FilePort(Protocol):
         ...
 
     def write_again(self, name: str, start: int) -> None:
-        """Write what the page cache holds of a file from ``start`` on to the disk, even if it counts as written, and
-        make the file durable. After a failed sync the kernel may keep data that never reached the disk, and report
+        """Rewrite a file from ``start`` on with the content of the page cache, even if the kernel considers it written,
+        and make the file durable. After a failed sync the kernel may keep data that never reached the disk, and report
         success for the next sync: `AppendFile.sync` is not enough then."""
         ...
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where every entry is: ledgers, and the runs of their entries in segments.
 
-A *run* is a stretch of consecutive entries of one ledger in one segment. Its places, one packed number per entry
-(``offset << 32 | length``), are all the index there is. Runs of closed segments are also in the segment's index file,
-so their places may leave the memory and come back when somebody reads.
+A *run* is a sequence of consecutive entries of one ledger in one segment. Its places, one packed number per entry
+(``offset << 32 | length``), are the whole index. Runs of closed segments are also in the segment's index file,
+so their places may be dropped from memory and loaded again for reading.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Run:
         self.places: array[int] | None = array("Q")
         """One packed place per entry; None while only the index file has them."""
         self.block = -1
-        """Offset of the run's block in the segment's index file, -1 while there is none."""
+        """Offset of the run's block in the segment's index file, -1 if it has none yet."""
         self.stored_count = 0
         self.stored_bytes = 0
         """Number of entries and bytes of data, fixed when the segment closed (`fix`)."""
@@ -61,12 +61,12 @@ class Run:
 
     @property
     def record_bytes(self) -> int:
-        """What the run takes in its segment, once fixed."""
+        """Bytes of the run in its segment, once fixed."""
         return self.stored_bytes + self.stored_count * RECORD_BYTES
 
 
 class Ledger:
-    """One ledger. ``appended`` runs ahead of ``confirmed`` by what is not durable yet."""
+    """One ledger. ``appended`` is ahead of ``confirmed`` by the entries that are not durable yet."""
 
     __slots__ = (
         "appended",
@@ -154,7 +154,7 @@ def _first(run: Run) -> int:
 
 @dataclass(slots=True)
 class Segment:
-    """What the engine knows of one segment file."""
+    """The engine's state for one segment file."""
 
     number: int
     length: int = 0

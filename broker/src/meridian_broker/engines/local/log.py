@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pure core of the shared log: appends go in, batches of bytes come out, completions move the index.
 
-Each append gets its place at once: the log knows where it ends, so the index is filled in as entries are queued, and
-readers are held back by ``confirmed`` alone. A batch is what was queued in one turn of the loop; its owner writes
+Each append gets its place at once: the log knows where it ends, so the index is filled as entries are queued, and
+only ``confirmed`` holds readers back. A batch is everything queued in one turn of the loop; its owner writes
 batches in order, syncs, and reports `complete`. Or it reports `fail`, once, which fails everything that is queued:
-behind a failed write no place is known any more. The log then goes on in a new segment, whose header says how much of
+behind a failed write no place is certain. The log then continues in a new segment, whose header says how much of
 the old one counts.
 
 No I/O here, and no clock.
@@ -44,7 +44,7 @@ NO_SEGMENT: Final = -1
 """The segment of a batch that has nothing to write."""
 
 MAX_BATCH_BYTES: Final = 4 << 20
-"""A batch beyond this is closed early, so that writing starts while the turn goes on."""
+"""A larger batch is closed early, so that writing starts while the turn goes on."""
 
 
 _log = logging.getLogger(__name__)
@@ -75,13 +75,13 @@ class Batch:
         self.buffers: list[bytes] = []
         self.dones: list[AppendDone] = []
         self.ids: list[int | LedgerError] = []
-        """What each of ``dones`` is told."""
+        """The argument for each of ``dones``."""
         self.last: dict[Ledger, int] = {}
         """The last entry of each ledger in this batch."""
         self.data_bytes = 0
         """Bytes of entries in it."""
         self.others = 0
-        """How many of ``dones`` are no entries."""
+        """How many of ``dones`` are not for entries."""
         self.begins = 0
         self.ends = 0
         """Where it lies in the segment."""
@@ -102,7 +102,7 @@ class Log:
         self.pending_bytes = 0
         """Bytes of entries queued and not yet reported."""
         self.is_unmarked = False
-        """What became durable last stands in no mark yet: damage to it would be taken for a torn tail."""
+        """No mark covers the last durable bytes yet: damage to them would be mistaken for a torn tail."""
         self.wake: Callable[[], None] = lambda: None
         self.on_closed: Callable[[Segment], None] = lambda _: None
         self.full: LedgerError | None = None
@@ -163,7 +163,7 @@ class Log:
         return entry
 
     def put(self, record: bytes, done: AppendDone) -> tuple[int, int]:
-        """Queue a record that is no entry of a writer; ``done`` hears 0. Returns its segment and offset."""
+        """Queue a record that is not a writer's entry; ``done`` gets 0. Returns its segment and offset."""
         batch = self._open
         if batch is None or self._tail + len(record) > self._room:
             batch = self._begin(len(record))
@@ -194,7 +194,7 @@ class Log:
     # -- out -----------------------------------------------------------------------------------------------------
 
     def take(self, *, all_of_it: bool = True) -> list[Batch]:
-        """What is queued, in the order to write it; without the batch that still grows unless ``all_of_it``."""
+        """The queued batches, in write order; without the one that still grows unless ``all_of_it``."""
         if all_of_it:
             self._close_batch()
         taken = list(self._ready)
@@ -221,11 +221,11 @@ class Log:
                 try:
                     done(result)
                 except Exception:
-                    # Whoever was told wrongly handled it; everybody else still has to hear.
+                    # A callback failed; the remaining ones must still be called.
                     _log.exception("a callback of an append raised")
 
     def fail(self, error: LedgerError) -> None:
-        """The batch in flight was not stored: everything queued fails, and the log goes on in a new segment."""
+        """The batch in flight was not stored: everything queued fails, and the log continues in a new segment."""
         self._close_batch()
         failed = [*self._in_flight, *self._ready]
         self._in_flight.clear()
@@ -303,10 +303,10 @@ class Log:
                 self.on_closed(segment)
 
     def _abandon_segments(self) -> None:
-        """After a failure: what is durable stays, what never got a durable byte goes."""
+        """After a failure: keep segments with durable bytes, remove the others."""
         self._segment = None
         self._tail = self._durable = 0
-        self.is_unmarked = False  # the next segment's header says what is durable
+        self.is_unmarked = False  # the next segment's header records what is durable
         for segment in [each for each in self.segments.values() if not each.closed]:
             if segment.length == 0:
                 del self.segments[segment.number]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory that the index takes: places of runs leave it when they were not used for long, and come back on demand.
+"""Bounds the memory of the index: places of runs that were not used for long are dropped, and loaded again on demand.
 
-Only runs whose places are also in an index file may leave. Should the file be broken or unreadable when they are needed
-again, they are worked out from the segment itself.
+Only runs whose places are also in an index file may be dropped. If the file is broken or unreadable when they are
+needed again, they are rebuilt from the segment itself.
 """
 
 from __future__ import annotations

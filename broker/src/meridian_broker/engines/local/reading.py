@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading entries: from places to bytes, neighbours in one read, every checksum checked.
 
-What the page cache holds is read inline, because a hand-over to a thread costs more than the read. Only when the kernel
-says that a disk has to be waited for, a thread does the waiting.
+Data in the page cache is read inline, because a hand-over to a thread costs more than the read. A thread is used only
+if the kernel reports that the read has to wait for a disk.
 """
 
 from __future__ import annotations
@@ -88,10 +88,10 @@ class EntryReads:
         entries: list[bytes] = []
         left = max_bytes
         alone = -1
-        """An entry that is read by itself: of a block that the disk does not give, the entries before the bad sector
-        are wanted all the same."""
+        """An entry to be read alone: from a block that the disk cannot read, the entries before the bad sector
+        are still returned."""
         while first <= last and (left > 0 or not entries):
-            # Looked up anew for each block: while one waits for the disk, entries may move to another segment.
+            # Looked up again for each block: while this waits for the disk, entries may move to another segment.
             run = ledger.run_of(first)
             if run is None:
                 if not entries:
@@ -125,7 +125,7 @@ class EntryReads:
             entries += block
             first += len(block)
             if len(block) < upper - lower:
-                # The entry behind is broken: what is whole goes out, the next read meets it first and says so.
+                # The next entry is broken: return the intact ones; the next read starts with it and reports it.
                 break
         self._stats.reads += 1
         self._stats.read_entries += len(entries)
@@ -183,8 +183,8 @@ class EntryReads:
 
 
 def _reach(places: array[int], lower: int, stop: int, left: int, have_some: bool) -> tuple[int, int]:
-    """How far one read goes: until ``left`` bytes are used up (one entry at least unless there are some already), the
-    block is large enough, or the next entry lies too far away. Returns (index behind the last, bytes left)."""
+    """How far one read goes: until ``left`` bytes are used up (at least one entry unless there are some already), the
+    block is large enough, or the next entry is too far away. Returns (index behind the last, bytes left)."""
     base = end = places[lower] >> 32
     for at in range(lower, stop):
         place = places[at]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading a directory that another process writes: the export child reads what the broker stored.
 
-It takes no lock and changes nothing. What it sees is the log of the moment it was opened (`refresh` looks again),
-and that may hold entries which are not durable yet: the caller knows from the broker up to which entry it may read.
+It takes no lock and changes nothing. It sees the log as of the moment it was opened (`refresh` reads it again),
+which may include entries that are not durable yet: the caller knows from the broker up to which entry it may read.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class LocalLedgerReader:
         return reader
 
     async def refresh(self) -> None:
-        """Look again: see what was written since. :raises LedgerUnreadable: the directory cannot be read."""
+        """Read the directory again, including new entries. :raises LedgerUnreadable: the directory cannot be read."""
         loop = asyncio.get_running_loop()
         for attempt in range(1, ATTEMPTS + 1):
             try:

@@ -2,10 +2,10 @@
 """From files to an index: the last checkpoint, then the tail of the log behind it.
 
 Segments behind the checkpoint are never removed, so each names the one before it, down to the first. A segment that no
-later one names was never finished (its creation failed): it holds nothing that was confirmed. Only the last segment may
-be torn. Everything found is made durable before anybody may read it, because after a kill the page cache can hold more
-than the disk, and what was shown once must not vanish with the next power cut. What no mark calls durable is written
-again for that: if its sync failed before the kill, the kernel may believe that it is on the disk.
+later one names was never finished (its creation failed): it contains nothing confirmed. Only the last segment may
+be torn. Everything found is made durable before it may be read, because after a kill the page cache can hold more
+than the disk, and an entry that was delivered once must not vanish with the next power cut. Bytes not covered by a mark
+are rewritten for that: if their sync failed before the kill, the kernel may wrongly consider them written.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ class State:
     covered: int = 0
     """The last segment that the checkpoint describes."""
     checkpoints: dict[int, int] = field(default_factory=dict)
-    """What each checkpoint found on disk covers, by number."""
+    """The last segment that each checkpoint on disk covers, by number."""
     unneeded: list[str] = field(default_factory=list)
     """Damaged checkpoints that are older than a whole one. Nothing else would ever remove them."""
     deleted: dict[int, None] = field(default_factory=dict)
     """Ids of ledgers deleted lately, oldest first."""
     rebuilding: bool = False
-    """No checkpoint is whole, so the log alone says what there is."""
+    """No checkpoint is intact, so the log is the only source."""
     scanned_bytes: int = 0
     damages: list[str] = field(default_factory=list)
     """Sentences about damaged files, for the log and the health page."""
@@ -167,7 +167,7 @@ class Replay:
     def _entry(self, segment: Segment, number: int, entry: int, offset: int, length: int) -> None:
         ledger = self._state.ledgers.get(number)
         if ledger is None and number not in self._state.deleted:
-            # The record that made it is damaged, or, without a checkpoint, went with a segment that was let go.
+            # The record that created it is damaged or, without a checkpoint, was in a segment that was removed.
             ledger = self._state.ledgers[number] = Ledger(number, 0, ledger_seed(ENTRY, number))
         if ledger is None:
             return
@@ -196,7 +196,7 @@ class Replay:
             ledger.confirmed = state.entries
 
     def _clamp(self, ledger: Ledger) -> None:
-        """A seal says how many entries count; what failed to be written may have left more behind."""
+        """A seal says how many entries count; failed writes may have left more behind."""
         dropped = [run for run in ledger.runs if run.first >= ledger.confirmed]
         ledger.forget_unconfirmed()
         for run in dropped:
@@ -240,7 +240,7 @@ class Replay:
 def recover(files: FilePort, *, repair: bool) -> State:
     """Read the last checkpoint and the log's tail.
 
-    :param repair: cut torn tails, remove what never counted and make the rest durable. A second process that only reads
+    :param repair: truncate torn tails, remove leftovers and make the rest durable. A second process that only reads
         must not.
     :raises SegmentFormatError: a newer broker wrote these files.
     """
@@ -325,7 +325,7 @@ def remember_deleted(deleted: dict[int, None], number: int) -> None:
 
 
 def _remove_leftovers(files: FilePort, state: State, segments: list[int]) -> None:
-    """Unlink what a crash left half made or half removed."""
+    """Unlink files that a crash left half created or half removed."""
     for number in segments:
         files.unlink(segment_name(number))
     for name in files.names():
@@ -336,7 +336,7 @@ def _remove_leftovers(files: FilePort, state: State, segments: list[int]) -> Non
 
 
 def _chain(files: FilePort, tail: list[int], state: State, covered: int) -> tuple[list[Found], list[int]]:
-    """Which segments of the tail count and how far, oldest first; and which do not count at all."""
+    """The segments of the tail that count, and how far, oldest first; and those that do not."""
     found: list[Found] = []
     leftovers: list[int] = []
     named: SegmentHeader | None = None
@@ -377,9 +377,10 @@ def _chain(files: FilePort, tail: list[int], state: State, covered: int) -> tupl
 
 
 def _look_into(files: FilePort, number: int, size: int) -> tuple[bool, bool]:
-    """For a file with a broken header: whether it holds records, and whether it says that it was once synced.
+    """For a file with a broken header: whether it contains records, and whether a mark says that it was once synced.
 
-    Without either it is a segment that was just being made. With records only, the crash kept them and not the header.
+    With neither it is a segment that was just being created. With records only, the crash preserved them but not the
+    header.
     """
     file = files.open(segment_name(number))
     try:
@@ -391,7 +392,7 @@ def _look_into(files: FilePort, number: int, size: int) -> tuple[bool, bool]:
 
 
 def _give_header(files: FilePort, state: State, number: int, previous: int) -> None:
-    """Write a segment again whose header is broken, so that the next start does not stumble over it."""
+    """Rewrite a segment that has a broken header, so that the next start can read it."""
     name = segment_name(number)
     before = state.segments.get(previous)
     header = SegmentHeader(number, previous, before.length if before is not None else 0)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last part of a volume is kept for what gives space back.
+"""Reserves the last part of a volume for operations that free space.
 
-On a volume without a free byte nothing can be given back any more: deleting a ledger is a record, what was deleted
-counts once a checkpoint is written, and consumers cannot even acknowledge what fills the volume. So new messages are
-refused while less than the *reserve* is free. Acknowledgements, deletions, checkpoints and the region's metadata, if
-they are on the same volume, have the rest.
+On a volume without a free byte nothing can be freed any more: deleting a ledger writes a record, deletions take effect
+once a checkpoint is written, and consumers cannot even acknowledge what fills the volume. So new messages are refused
+while less than the *reserve* is free. Acknowledgements, deletions, checkpoints and the region's metadata, if they are
+on the same volume, may use the rest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from meridian_broker.engines.local.files import FilePort
 from meridian_broker.ledgers.store import LedgerStorageFull
 
 RESERVE_BYTES: Final = 64 << 20
-"""A segment, and what a checkpoint of a million runs takes."""
+"""A segment, and a checkpoint of a million runs."""
 RESERVE_SHARE: Final = 16
 """No more than this part of a small volume."""
 
@@ -33,7 +33,7 @@ class Room:
         try:
             free, _ = self._files.space()
         except OSError:
-            return None  # whoever writes hears what is wrong
+            return None  # the write itself will report the error
         if free >= self.reserve:
             return None
         return LedgerStorageFull(

@@ -10,15 +10,15 @@ big-endian::
 The record's CRC32C runs over its data and starts from a value worked out from the other four fields (`record_seed`), so
 one call checks everything: for given data, another start always gives another sum.
 
-What is behind the last finished fdatasync may be torn anywhere, and recovery must tell that from damage to bytes that
-were durable. Two things say what *was* durable:
+Bytes behind the last finished fdatasync may be torn anywhere, and recovery must distinguish that from damage to durable
+bytes. Two things record what *was* durable:
 
 * the next segment's header states the previous one's length, and is written only after all of it was synced;
 * each batch starts with a ``BATCH`` record that states how much of its own segment was durable when it was built. When
   the log falls idle, an empty batch states it for the last group.
 
-A broken record below such a mark is damage: it is reported, its neighbours survive. A broken record with no mark behind
-it is the torn tail, and there the log ends.
+A broken record below such a mark is damage: it is reported, and its neighbours survive. A broken record without a mark
+behind it is the torn tail, and the log ends there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from crc32c import crc32c
 from meridian_broker.ledgers.store import LedgerError
 
 FORMAT_VERSION: Final = 2
-"""Version 1 knew no labels: what its ``STATE`` records say is shorter."""
+"""Version 1 had no labels: its ``STATE`` records are shorter."""
 _MAGIC: Final = b"MDNLOG\r\n"
 _HEADER: Final = struct.Struct(">8sHHqqq")
 _CRC: Final = struct.Struct(">I")
@@ -54,7 +54,7 @@ DELETED: Final = 3
 MOVED: Final = 4
 """A copy of an entry, made to empty an old segment; counts once its ``MOVE_DONE`` follows."""
 MOVE_DONE: Final = 5
-"""The entries from ``entry`` on, as many as the data says, are to be read from their copies."""
+"""The entries from ``entry`` on, as many as the data says, must be read from their copies."""
 BATCH: Final = 6
 """Starts a batch; ``ledger`` is the segment's number, ``entry`` the record's own offset, see `batch_record`."""
 
@@ -78,7 +78,7 @@ class SegmentFormatError(LedgerError):
 
 
 class SegmentHeader(NamedTuple):
-    """What a segment says of itself and of the one before it."""
+    """The header of a segment: facts about it and the one before it."""
 
     number: int
     previous: int
@@ -95,7 +95,7 @@ class LedgerState(NamedTuple):
     """Number of entries once sealed, else -1."""
     sealed: bool
     label: bytes = b""
-    """What the ledger was made with, the rest of the record. It is written each time, for the first may be gone."""
+    """The ledger's label, the rest of the record. It is repeated each time, because the first record may be gone."""
 
 
 class Record(NamedTuple):
@@ -122,7 +122,7 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class TornTail:
-    """Here the log ends: what follows was never synced."""
+    """The end of the log: what follows was never synced."""
 
     offset: int
 
@@ -274,7 +274,7 @@ class Scanner:
         return False
 
     def _fill(self, offset: int, length: int) -> None:
-        """Have ``length`` bytes from ``offset`` in the chunk, as far as the file goes."""
+        """Load ``length`` bytes from ``offset`` into the chunk, as far as the file goes."""
         if offset < self._base or offset + length > self._base + len(self._chunk):
             wanted = min(max(length, SCAN_CHUNK_BYTES), self._end - offset)
             self._base, self._chunk = offset, self._read(offset, wanted)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the engine counts, for metrics."""
+"""Counters of the engine, for metrics."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class EngineStats:
     index_loads: int = 0
     """Times a run's places had to be read back from an index file."""
     damaged_entries: int = 0
-    """Entries found to fail their checksum, or lost to damage, when somebody read them."""
+    """Entries that failed their checksum, or were lost to damage, when they were read."""
     moved_bytes: int = 0
     """Bytes copied to empty old segments."""
     segments_removed: int = 0

@@ -49,7 +49,7 @@ SEGMENT_BYTES: Final = 64 << 20
 CHECKPOINT_BYTES: Final = 128 << 20
 """Default: with two segments on top, a start reads 256 MiB of log at most."""
 COMPACTION_BYTES_PER_SECOND: Final = 32 << 20
-"""Default: a fraction of what a disk can do, so that appends do not feel it."""
+"""Default: a fraction of a disk's bandwidth, so that appends are not slowed down."""
 
 
 class LocalWriter:
@@ -153,13 +153,13 @@ class LocalLedgerStore:
         index_entries: int = INDEX_ENTRIES,
         compaction_bytes_per_second: int = COMPACTION_BYTES_PER_SECOND,
     ) -> LocalLedgerStore:
-        """Take the directory, recover what it holds, start.
+        """Lock the directory, recover its content, start.
 
         :param files: the file port; the operating system's own when None.
         :param segment_bytes: size of a segment file.
         :param checkpoint_bytes: a start reads at most this much log, and two segments.
         :param index_entries: how many places of entries in closed segments stay in memory, 8 bytes each.
-        :param compaction_bytes_per_second: how fast mostly dead segments are emptied.
+        :param compaction_bytes_per_second: rate at which mostly dead segments are compacted.
         :raises LedgerError: another process has the directory, its files are of a newer format, or the disk fails.
         """
         try:
@@ -190,7 +190,7 @@ class LocalLedgerStore:
         return store
 
     async def close(self) -> None:
-        """Write what is queued, then let go of the directory. Appends after this fail."""
+        """Write everything queued, then release the directory. Later appends fail."""
         if self._closed:
             return
         self._closed = True
@@ -224,7 +224,7 @@ class LocalLedgerStore:
 
     @property
     def full(self) -> str | None:
-        """Why no messages can be stored now: the volume is full but for its reserve. None: there is room."""
+        """Why no messages can be stored now: the volume is full except for its reserve. None: there is room."""
         if self.log.full is not None:
             self.log.full = self.log.look_for_room()
         return None if self.log.full is None else str(self.log.full)
@@ -235,7 +235,7 @@ class LocalLedgerStore:
         return self._upkeep.work
 
     async def tidy(self) -> None:
-        """Do now what upkeep does in the background: checkpoint what is due, give space back."""
+        """Do now what upkeep does in the background: write a due checkpoint, free space."""
         await self._upkeep.tidy()
 
     # -- the port ------------------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ class LocalLedgerStore:
         await self._put(record(DELETED, ledger_id, 0, b""), gone)
 
     def newest_fence(self) -> int:
-        """The highest owner epoch any ledger has seen; 0 when there is none."""
+        """The highest owner epoch any ledger has seen; 0 if there is none."""
         return max((ledger.fence for ledger in self._ledgers.values()), default=0)
 
     async def list(self) -> list[LedgerInfo]:
@@ -321,8 +321,8 @@ class LocalLedgerStore:
     # -- inside --------------------------------------------------------------------------------------------------
 
     async def _seal(self, ledger: Ledger) -> None:
-        # What is queued lies before this record, so it is durable when the record is. Should the write fail, the queued
-        # entries fail with it, and a later try seals what is left.
+        # Queued entries lie before this record, so they are durable when the record is. If the write fails, they
+        # fail with it, and a later attempt seals the rest.
         def sealed() -> None:
             ledger.sealed = True
 
@@ -347,7 +347,7 @@ class LocalLedgerStore:
         await heard
 
     async def _drain(self) -> None:
-        """Wait until everything queued so far was told."""
+        """Wait until everything queued so far was reported."""
         heard: asyncio.Future[None] = self._loop.create_future()
         self.log.tell(lambda _: heard.set_result(None), LedgerError("drained"))
         await heard

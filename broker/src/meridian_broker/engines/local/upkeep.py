@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens behind the appends: index files, checkpoints, and giving space back.
+"""Background work of the engine: index files, checkpoints, and freeing space.
 
-One task does all of it, one thing after the other, so that none of them sees another half done:
+One task does all of it, one step after the other, so that no step sees another half done:
 
 1. every closed segment gets its index file;
-2. when enough log lies behind the last checkpoint, or space waits to be given back, a checkpoint is written;
-3. a segment that held nothing alive when the checkpoint *before* the newest was gathered is unlinked. So either of the
-   two checkpoints kept finds every file it names, and the log behind the older one is whole;
-4. the segment that is worth it most is emptied: what lives in it is copied to the end of the log (`compaction`).
+2. when enough log lies behind the last checkpoint, or space waits to be freed, a checkpoint is written;
+3. a segment that held nothing alive when the checkpoint *before* the newest was written is unlinked. So either of the
+   two checkpoints kept finds every file it names, and the log behind the older one is complete;
+4. the segment that frees the most is compacted: its live entries are copied to the end of the log (`compaction`).
 """
 
 from __future__ import annotations
@@ -45,17 +45,18 @@ PAUSE_SECONDS: Final = 1.0
 IDLE_SECONDS: Final = 30.0
 """There is a turn at least this often: it finds segments that may be tried again, and shows that the work is alive."""
 ROUNDS_MAX: Final = 64
-"""A call of `tidy` gives up after so many rounds; the next one goes on."""
+"""A call of `tidy` stops after this many rounds; the next one continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class UpkeepSettings:
-    """When upkeep does what."""
+    """When upkeep does each kind of work."""
 
     checkpoint_bytes: int
     """A checkpoint is due when this much log lies behind the last one. A start reads at most this and two segments."""
     compaction_bytes_per_second: int
-    """How fast old segments are emptied: a fraction of what a disk can do, so that appends do not feel it."""
+    """Rate at which old segments are compacted: a fraction of a disk's bandwidth, so that appends are not slowed
+    down."""
 
 
 class Upkeep:
@@ -85,7 +86,7 @@ class Upkeep:
         self._covered = state.covered
         self._dead_before: set[int] = set()
         self._leaving = list(state.unneeded)
-        """Files that nobody needs and that the disk has not let go yet."""
+        """Unneeded files that the disk has not deleted yet."""
         self._compaction = Compaction(
             *(log, places, reads, stats, segment_bytes, settings.compaction_bytes_per_second),
             stopping=lambda: self._stopping,
@@ -117,7 +118,7 @@ class Upkeep:
         self._wanted.set()
 
     async def run(self) -> None:
-        """Until `stop`, whatever happens: what fails is reported and tried again after a pause."""
+        """Until `stop`: failures are reported and retried after a pause."""
         while not self._stopping:
             idle = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._wanted.set)
             try:
@@ -129,7 +130,7 @@ class Upkeep:
             await self._sleep(self.work.pause)
 
     async def tidy(self) -> None:
-        """Do everything there is to do now. What fails is reported and tried again later."""
+        """Do everything that is due now. Failures are reported and retried later."""
         async with self._busy:
             if not await self.work.attempt():
                 self._wanted.set()
@@ -235,7 +236,7 @@ class Upkeep:
         await self._unlink()
 
     async def _unlink(self) -> None:
-        """What the disk refuses to unlink is tried again in the next round."""
+        """Files that the disk refuses to unlink are retried in the next round."""
         await self._in_thread(lambda: _unlink(self._files, self._leaving))
         self._leaving = []
 

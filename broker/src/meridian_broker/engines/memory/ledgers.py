@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A `LedgerStore` in memory that can forget what was not synced, as a disk does when the power fails.
+"""A `LedgerStore` in memory that can lose unsynced data, as a disk does when the power fails.
 
 The *disk* (`MemoryDisk`) outlives a store: a test crashes one store and starts the next on the same disk. Writes become
 durable when the store syncs: soon, through a scheduler such as ``loop.call_soon``, or only when the owner of the
-simulation says so. Nothing here needs threads or clocks, so a simulation stays deterministic.
+simulation requests it. There are no threads or clocks, so a simulation stays deterministic.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StoredLedger:
 
 @dataclass(slots=True)
 class MemoryDisk:
-    """What is durable."""
+    """The durable state."""
 
     ledgers: dict[int, StoredLedger] = field(default_factory=dict)
     used: set[int] = field(default_factory=set)
@@ -59,7 +59,7 @@ class _Write:
 
 
 class _Handle:
-    """The store's view of a ledger; runs ahead of the disk by what is not synced."""
+    """The store's view of a ledger; ahead of the disk by the unsynced entries."""
 
     __slots__ = ("appended", "deleted", "fence", "ledger_id", "refusal", "size", "stored")
 
@@ -135,7 +135,7 @@ class MemoryReader:
 class MemoryLedgerStore:
     """See `meridian_broker.ledgers.store.LedgerStore`.
 
-    :param disk: what earlier stores left; a new one when None.
+    :param disk: state left by earlier stores; a new one when None.
     :param schedule: how a sync is scheduled; None: only `sync` makes anything durable.
     """
 
@@ -151,7 +151,7 @@ class MemoryLedgerStore:
         self.pending_bytes = 0
         """Bytes of entries that are not durable yet."""
 
-    # -- what a test does to it ----------------------------------------------------------------------------------
+    # -- controls for tests --------------------------------------------------------------------------------------
 
     def sync(self, writes: int | None = None) -> int:
         """Make the oldest ``writes`` queued writes durable, all of them when None, and tell. Returns how many."""
@@ -189,7 +189,7 @@ class MemoryLedgerStore:
             handle.size = sum(map(len, handle.stored.entries))
 
     def crash(self) -> MemoryDisk:
-        """Power cut: what was not synced is forgotten, nobody is told anything more. Returns the disk."""
+        """Power cut: unsynced data is lost, no callback is called any more. Returns the disk."""
         self._stopped = "crashed"
         self._queue.clear()
         return self.disk

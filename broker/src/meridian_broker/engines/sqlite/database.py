@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The thread that owns the SQLite file, and what is done there.
+"""The thread that owns the SQLite file, and its operations.
 
-One thread runs everything. It takes whatever has queued up, runs it inside one SQLite transaction and commits once, so
+One thread runs everything. It takes all queued jobs, runs them inside one SQLite transaction and commits once, so
 that concurrent writers share an fsync. A job decides before it writes, so a refused job leaves nothing behind and its
-neighbours in the batch go on; a failed commit fails the whole batch. Results and the changes they made go back to the
-event loop together and in commit order, and only after the commit: nobody sees what is not durable.
+neighbours in the batch go on; a failed commit fails the whole batch. Results and the changes they made return to the
+event loop together and in commit order, and only after the commit: only durable changes are visible.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_BATCH = 256
 """Jobs that share one commit. Bounds how long the first of them waits for the last."""
 
 MAX_QUEUED = 16384
-"""Jobs waiting for the thread. More means the disk does not keep up: callers are told so."""
+"""Jobs waiting for the thread. More means the disk does not keep up: further requests are refused."""
 
 _SCHEMA = """
 CREATE TABLE entries (
@@ -45,11 +45,11 @@ INSERT INTO counters VALUES ('revision', 0);
 
 @dataclass(slots=True)
 class Transaction:
-    """What one job may touch: the tables, the next version, and the changes it made."""
+    """The state available to one job: the tables, the next version, and the changes it made."""
 
     sql: sqlite3.Connection
     version: int
-    """The version this job's writes get. Versions are drawn from one counter, so a path made anew never repeats one."""
+    """The version for this job's writes. Versions come from one counter, so a path created again never repeats one."""
     changes: list[Change] = field(default_factory=list)
 
 
@@ -58,7 +58,7 @@ Work = Callable[[Transaction], Any]
 
 @dataclass(slots=True)
 class Job:
-    """Something to do on the thread, and who wants to know: ``done(result, error, changes)``, called on the thread."""
+    """Work for the thread, and its callback: ``done(result, error, changes)``, called on the thread."""
 
     work: Work
     result: Any = None
@@ -103,7 +103,7 @@ class Database:
             ) from None
 
     def stop(self) -> None:
-        """Finish what is queued and close the file; blocks."""
+        """Finish queued jobs and close the file; blocks."""
         self._queue.put(None)
         self._thread.join()
 
@@ -131,7 +131,8 @@ class Database:
             sql.close()
 
     def _forget_leased(self, sql: sqlite3.Connection) -> None:
-        """Leases end with the process that held them, so what they protected goes when the file is opened."""
+        """Leases end with the process that held them, so everything they protected is removed when the file is
+        opened."""
         sql.execute("DELETE FROM entries WHERE lease IS NOT NULL")
 
     def _serve(self, sql: sqlite3.Connection) -> bool:
@@ -177,7 +178,7 @@ class Database:
 
 
 def _for_this_user_only(path: Path) -> None:
-    """SQLite has no say in the mode of the file; its journal takes it over. What fails here fails again in SQLite."""
+    """SQLite cannot set the mode of the file; its journal inherits it. A failure here fails again in SQLite."""
     with suppress(OSError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
         path.chmod(0o600)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The embedded metadata store: for one broker per region, with nothing else to run.
 
-The event loop's side of it: requests become jobs for the thread in ``database``; what comes back is fanned out to the
-watchers, then to the callers. Leases live in memory: they are held by this process only, so they end with it.
+This is the event loop's side: requests become jobs for the thread in ``database``; results are passed to the
+watchers, then to the callers. Leases live in memory: only this process holds them, so they end with it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from meridian_broker.metadata.store import (
 T = TypeVar("T")
 
 WATCH_QUEUE = 1024
-"""Transactions a watcher may be behind. Further behind, it is told to scan again."""
+"""Transactions a watcher may lag behind. Beyond that it has to scan again."""
 
 CHILDREN_PAGE = 512
 """Paths read at once while listing children."""
@@ -150,7 +150,7 @@ class SqliteMetadataStore:
         return held
 
     async def close(self) -> None:
-        """Give up every lease, finish what is queued, close the file. Watchers get a :class:`MetadataError`."""
+        """Give up every lease, finish queued jobs, close the file. Watchers get a :class:`MetadataError`."""
         if self._closed:
             return
         for held in list(self._leases.values()):
@@ -172,7 +172,7 @@ class SqliteMetadataStore:
     def _deliver_from_thread(self, jobs: list[Job]) -> None:
         try:
             self._loop.call_soon_threadsafe(self._deliver, jobs)
-        except RuntimeError:  # the loop is gone, and with it everybody who could want to know
+        except RuntimeError:  # the loop is gone, and with it every caller
             return
 
     def _deliver(self, jobs: list[Job]) -> None:
@@ -182,7 +182,7 @@ class SqliteMetadataStore:
                     watcher.offer(job.changes)
             future: asyncio.Future[Any] = job.ticket  # type: ignore[assignment]
             if future.done():
-                continue  # the caller was cancelled; what it asked for is done all the same
+                continue  # the caller was cancelled; its request is done nevertheless
             if job.error is not None:
                 future.set_exception(job.error)
             else:
@@ -200,7 +200,7 @@ class SqliteMetadataStore:
             raise LeaseExpired(f"lease {lease} is gone: take a new one and create again what it protected")
 
     async def _end_lease(self, lease_id: int) -> None:
-        """Forget a lease and remove what was put with it, as one transaction."""
+        """Forget a lease and remove everything put with it, as one transaction."""
         if lease_id not in self._leases:
             return
 
@@ -251,7 +251,7 @@ class _HeldLease:
                 self._expires = time.monotonic() + self._ttl
                 continue
             self._gone = True
-            with suppress(MetadataUnavailable):  # what it protected has to go: try until the disk lets us
+            with suppress(MetadataUnavailable):  # what it protected must be removed: try until the disk allows it
                 await self._end(self._id)
                 return
 
@@ -282,7 +282,7 @@ class _Watcher:
     def fail(self, error: MetadataError) -> None:
         if self._failure is None:
             self._failure = error
-            self._queue.put_nowait(None)  # wakes whoever waits; one place is kept free for it
+            self._queue.put_nowait(None)  # wakes the waiting caller; one place is kept free for it
 
     async def next(self) -> list[Change]:
         if self._failure is None:

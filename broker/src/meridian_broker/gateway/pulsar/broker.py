@@ -35,7 +35,7 @@ class Peers(Protocol):
 
 
 async def _no_objection(_topic: str, _subscription: str) -> None:
-    """There is no other region."""
+    """Without other regions there is no objection."""
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Broker:
     publish_bytes_max: int
     """Bytes of messages that are not durable yet, of all connections, at which those that add to them wait."""
     connections_max: int
-    """Of clients; those of other brokers do not count."""
+    """Limit for client connections; those of other brokers do not count."""
     connections_per_address_max: int
     """0: no limit."""
     strangers_max: int
@@ -77,7 +77,7 @@ class Broker:
     long_answers: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LONG_ANSWERS))
     """Held while an answer is made that may be long."""
     turn_bytes: int = WRITE_BYTES
-    """What each connection may write in a turn of the loop."""
+    """Limit on what each connection may write in a turn of the loop."""
     publish_bytes: int = 0
     held_back: set[Connected] = field(default_factory=set)
     """Not read from until ``publish_bytes`` is less."""

@@ -2,12 +2,12 @@
 """One client connection: bytes in, commands to their handlers, bytes out once per turn of the loop.
 
 The connection is the unit of failure. A bad frame, a handler that raises, a client that does not answer: each ends this
-connection and nothing else. It is also the unit of flow control. Nothing more is read from a client while
+connection and nothing else. It is also the unit of flow control. Reading from a client pauses while
 
-- as many of its messages as allowed wait to be durable, or those of all clients are too many bytes,
+- the limit of its messages that are not durable yet is reached, or the limit in bytes for all clients,
 - it published faster than a rate allows,
-- as many of its requests as allowed are under way,
-- it does not take what was written to it (Pulsar's PIP-434); its consumers pause then, too.
+- the limit of its pending requests is reached,
+- it does not read what was written to it (Pulsar's PIP-434); its consumers pause then, too.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ REQUESTS: Final = 1000
 REFRESH: Final = b"PulsarAuthRefresh"
 """Data of the AUTH_CHALLENGE that asks for a new token, as in Pulsar."""
 CLOSED_REMEMBERED: Final = 1000
-"""Ids of closed producers and consumers whose late commands are passed over in silence."""
+"""Ids of closed producers and consumers whose late commands are ignored."""
 CLOSE_AT_REACHED_END: Final = ("Pulsar-CPP", "Pulsar Go")
-"""Clients that do not know REACHED_END_OF_TOPIC: they close the connection, and with it whatever else uses it. The
-clients for Python and Node.js are built on the one for C++ and carry its name."""
+"""Clients that do not know REACHED_END_OF_TOPIC: they close the connection, and with it everything else on it. The
+clients for Python and Node.js are built on the C++ client and report its name."""
 
 _BEFORE_CONNECT: Final = (
     pb.BaseCommand.CONNECT,
@@ -128,18 +128,18 @@ class Connection(FlowControl):
         self._closed_ids: dict[int, None] | None = None
         self.producers: dict[int, Producer] | None = None
         self.introducing: dict[int, pb.CommandProducer] = {}
-        """Producers that are being made, by what asked for them; those that the client closed meanwhile are not."""
+        """Producers that are being created, by the request; without those that the client closed meanwhile."""
         self.waiting_producers: dict[int, Producer] | None = None
-        """Those that were told to wait until others are gone."""
+        """Producers that were told to wait until others are gone."""
         self.consumers: dict[int, Consumer] | None = None
         self.subscribing: dict[int, pb.CommandSubscribe] = {}
         """Consumers that are being made, likewise."""
         self.sent_away = SentAway()
         self.watchers: dict[int, Watcher] | None = None
-        """Of topic lists."""
+        """Watchers of topic lists."""
         self.started = False
         self.proving: tuple[Answering, pb.CommandConnect] | None = None
-        """The handshake of somebody who says that it is another region's broker, and its CONNECT."""
+        """The handshake of a client that claims to be another region's broker, and its CONNECT."""
         self.is_peer = False
         self.peer_name = ""
         """The region that a peer proved to be."""
@@ -151,7 +151,7 @@ class Connection(FlowControl):
         self.protocol_version = 0
         self.client_version = ""
         self.role = ""
-        """Of the token it was opened with; empty where nobody is asked for one."""
+        """Role from the token; empty if no token is required."""
         self.can_refresh = False
         """The client answers AUTH_CHALLENGE with a new token."""
 
@@ -223,7 +223,7 @@ class Connection(FlowControl):
                 return
 
     def end(self, reason: str) -> None:
-        """Close after what was written is sent; says why in the log. Nothing more of the client is heard."""
+        """Close after the written data is sent, and log the reason. Further input of the client is ignored."""
         if self.transport is not None and not self._ended:
             log.info("%s: closing, %s", self, reason)
             self._ended = True
@@ -237,12 +237,12 @@ class Connection(FlowControl):
 
     @property
     def author(self) -> str | None:
-        """Who answers for what this connection adds: its role, or its address; None: another region."""
+        """Accountable for what this connection adds: its role or its address; None: another region."""
         return None if self.is_peer else self.role or self.address
 
     def started_with(self, max_message_bytes: int) -> None:
-        """CONNECT was heard: from now on frames may be as large as messages are. A peer's always as large as regions
-        make them: the link would be torn by what it cannot send in smaller pieces."""
+        """CONNECT was received: from now on frames may be as large as messages. A peer's may always be as large as
+        regions send them: they cannot be split, so refusing one would break the link."""
         self.started = True
         if self.is_peer:
             max_message_bytes = max(max_message_bytes, MESSAGE_BYTES)
@@ -279,7 +279,7 @@ class Connection(FlowControl):
         if self.transport is not None and out:
             if size >= WRITE_BYTES:
                 self.transport.writelines(out)
-            else:  # joining what is small costs less than handing over each piece
+            else:  # joining small buffers costs less than writing each of them
                 self.transport.write(b"".join(out))
             if was_full and self._writable:
                 self.resume_writing()
@@ -291,13 +291,13 @@ class Connection(FlowControl):
         self.write(encode.simple(pb.BaseCommand.AUTH_CHALLENGE, asked))
 
     def keep_alive(self) -> None:
-        """Called every keep-alive interval: ping the client, close one that did not answer.
+        """Called every keep-alive interval: ping the client; close the connection if the last ping was not answered.
 
-        Bytes without a CONNECT are no sign of life.
+        Bytes without a CONNECT are not a sign of life.
         """
         if self._ended:
             if self.transport is not None:
-                self.transport.abort()  # it does not take what was to be sent before the end
+                self.transport.abort()  # it does not read the data that was to be sent before the end
         elif not self.started:
             if self._was_new:
                 self.end("no CONNECT in time")
@@ -309,10 +309,10 @@ class Connection(FlowControl):
             self.end("no answer to a ping")
 
     def _is_alive(self) -> bool:
-        """Did the client say anything since the last look, or could it not?
+        """Whether the client sent anything since the last check, or could not.
 
-        What we do not read we cannot hear. And a client that is busy taking what was written meets the ping only behind
-        that: as long as it takes some of it, it is there.
+        While reading is paused, nothing can be received. And a client that is busy reading receives the ping only after
+        everything written before it: as long as it reads some of that, it is alive.
         """
         unsent = self._not_taken()
         taken = self._written - unsent
@@ -397,7 +397,8 @@ class Connection(FlowControl):
         return self._pending > 0
 
     def _settled(self, count: int) -> None:
-        """So many were stored, or will not be. Their bytes are taken for average ones: adding up costs each message."""
+        """This many were stored, or failed. Their bytes are estimated as the average: exact sums would cost each
+        message."""
         broker, pending = self.broker, self._pending
         released = self._pending_bytes * count // pending if count < pending else self._pending_bytes
         self._pending = pending - count

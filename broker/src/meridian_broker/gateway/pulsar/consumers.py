@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SUBSCRIBE and what consumers ask: FLOW, ACK, redelivery, seek, last message, close, unsubscribe."""
+"""SUBSCRIBE and the commands of consumers: FLOW, ACK, redelivery, seek, last message, close, unsubscribe."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _new: Final = tuple.__new__
 """Half the price of calling a ``NamedTuple`` class."""
 SAY_NO_BY_THEMSELVES: Final = ("Pulsar-CPP", "Pulsar Go", "Pulsar-Java-v2.", "Pulsar-Java-v3.", "Pulsar-Java-v4.0.")
-"""Clients that say of every subscription nobody asked to be replicated that it is not to be."""
+"""Clients that send "not replicated" for every subscription that did not ask for replication."""
 
 
 def _consumer(connection: Connection, consumer_id: int) -> Consumer | None:
@@ -115,7 +115,7 @@ async def _subscription(connection: Connection, asked: pb.CommandSubscribe, topi
 
 
 def _replicated(connection: Connection, asked: pb.CommandSubscribe) -> bool | None:
-    """What the consumer says about replication; None: nothing, so that a policy decides (R17, PIP-398)."""
+    """The consumer's choice about replication; None: it made none, so a policy decides (R17, PIP-398)."""
     if not asked.HasField("replicate_subscription_state"):
         return None
     says_no_by_itself = connection.client_version.startswith(SAY_NO_BY_THEMSELVES)
@@ -169,7 +169,7 @@ def flow(connection: Connection, command: Flow) -> None:
 
 
 def ack(connection: Connection, command: Ack) -> None:
-    """ACK. With a request id the client waits until the acknowledgement is durable."""
+    """ACK. If it has a request id, the client waits until the acknowledgement is durable."""
     consumer = _consumer(connection, command.consumer_id)
     confirmed = None
     if command.request_id is not None:
@@ -196,7 +196,7 @@ def ack(connection: Connection, command: Ack) -> None:
     try:
         parts = {} if command.detail is None else validation.unacked_parts(command.detail)
     except NotAllowed as refusal:
-        if command.request_id is None:  # nobody waits for an answer, and its messages would never come again
+        if command.request_id is None:  # no answer is expected, and its messages would never be delivered again
             connection.end(f"a bad ACK: {refusal}")
         elif confirmed is not None:
             confirmed(refusal)
@@ -236,8 +236,8 @@ async def _redeliver_many(
 
 
 def close_consumer(connection: Connection, command: Any) -> None:
-    """CLOSE_CONSUMER: answered once what was acked here is durable and the other regions know it, so that neither a
-    crash nor a planned switch repeats any of it (R20)."""
+    """CLOSE_CONSUMER: answered once the acknowledgements made here are durable and known to the other regions, so that
+    neither a crash nor a planned switch repeats any message (R20)."""
     asked: pb.CommandCloseConsumer = command.message
     connection.subscribing.pop(asked.consumer_id, None)
     consumer = (connection.consumers or {}).pop(asked.consumer_id, None)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections end when the tokens they were opened with expire.
+"""Ends connections when the tokens they were opened with expire.
 
-A client that can get a new token, and says so in CONNECT, is asked for it by AUTH_CHALLENGE when the old one expires,
-as Pulsar does, and goes on meanwhile. One that does not answer in time, or cannot be asked, is sent away: it comes back
-with a token that is good, or not at all. The same happens when the key that signed a token is removed.
+A client that announced in CONNECT that it can refresh its token is asked for one by AUTH_CHALLENGE when the old one
+expires, as in Pulsar, and continues meanwhile. One that does not answer in time, or cannot be asked, is disconnected
+and needs a valid token to reconnect. The same happens when the key that signed a token is removed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ANSWER_SECONDS: Final = 10
 
 
 class Expiring(Protocol):
-    """A connection whose token expires."""
+    """A connection with a token that expires."""
 
     can_refresh: bool
     """The client answers AUTH_CHALLENGE."""
@@ -38,7 +38,7 @@ class Expiries:
     def __init__(self) -> None:
         self._until: dict[Expiring, int] = {}
         self._keys: dict[Expiring, TokenKey] = {}
-        """What signed the token of each connection."""
+        """The key that signed each connection's token."""
         self._keyless: set[Expiring] = set()
         """The key of its token was removed."""
         self._asked: set[Expiring] = set()
@@ -49,7 +49,7 @@ class Expiries:
         """The connection has a new token.
 
         :param expires: None: never.
-        :param key: what signed it.
+        :param key: the key that signed it.
         """
         self.forget(connection)
         if key is not None:
@@ -78,7 +78,7 @@ class Expiries:
                 self._due(connection, now)
 
     def look(self, now: int) -> None:
-        """Deal with what is due. Costs nothing when nothing is, however many connections there are."""
+        """Handle expired tokens. Costs nothing if there are none, however many connections there are."""
         if self._next is None or now < self._next:
             return
         for connection in [one for one, until in self._until.items() if until <= now]:

@@ -35,12 +35,12 @@ STOPPING: Final = 32
 
 
 def turn_bytes(connections: int) -> int:
-    """What one of so many connections may write in a turn of the loop."""
+    """Bytes that each of this many connections may write in a turn of the loop."""
     return min(WRITE_BYTES, max(WRITE_BYTES_MIN, WRITE_BYTES_TOTAL // max(connections, 1)))
 
 
 class FlowControl(asyncio.Protocol):
-    """The part of a connection that says how fast it goes."""
+    """The flow control of a connection."""
 
     __slots__ = (
         "_ended",
@@ -62,7 +62,7 @@ class FlowControl(asyncio.Protocol):
         self._out_bytes = 0
         """Queued in this turn of the loop."""
         self._turn_bytes = WRITE_BYTES
-        """What may be queued in this turn."""
+        """Bytes that may be queued in this turn."""
         self._writable = True
         self._paused = 0
         """Reasons to read nothing."""
@@ -108,7 +108,7 @@ class FlowControl(asyncio.Protocol):
         return self._writable and self._out_bytes < self._turn_bytes
 
     async def room(self) -> None:
-        """Wait until the client took what was written; before an answer is made that may be long."""
+        """Wait until the client has read what was written; call it before building an answer that may be long."""
         while self.transport is not None and not self.writable():
             if self._room_wanted is None:
                 self._room_wanted = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which function answers which command."""
+"""The table of commands and their handlers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CONNECT, and staying alive. Before CONNECT nothing else is heard."""
+"""CONNECT and keep-alive. Before CONNECT no other command is accepted."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def connect(connection: Connection, command: Any) -> None:
 
 
 def _challenge(connection: Connection, asked: pb.CommandConnect) -> None:
-    """Prove to somebody who says that it is a region which one this is, and ask for its proof."""
+    """Prove our region to a client that claims to be a region, and ask for its proof."""
     if connection.transport is None:
         return
     try:
@@ -116,7 +116,7 @@ def _welcome(connection: Connection, asked: pb.CommandConnect) -> None:
 
 
 def _authenticated(connection: Connection, asked: pb.CommandConnect) -> bool:
-    """Is this client who it says? If not, it has been told so."""
+    """Whether the client authenticated. If not, the refusal has been sent."""
     try:
         if asked.auth_method_name != METHOD:
             raise NotAuthenticated(f"this region requires authentication by {METHOD}: give the client a token")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that are tried again here, because clients do not.
+"""Retries requests on behalf of clients that do not retry.
 
-While a topic is being closed, opened anew or deleted it cannot be served, and the protocol has ``ServiceNotReady`` for
-that: look it up and try again. Official C++ clients, and what is built on them, do so with PRODUCER and lookups; with
+While a topic is being closed, reopened or deleted it cannot be served, and the protocol has ``ServiceNotReady`` for
+that: look it up and try again. Official C++ clients, and those built on them, do so for PRODUCER and lookups; for
 SUBSCRIBE they do nothing until their own time-out (30 seconds by default), and then fail.
 """
 
@@ -19,15 +19,15 @@ from meridian_broker.topics.errors import TopicFenced
 T = TypeVar("T")
 
 PASSING: Final = (TopicFenced, LedgerError, MetadataUnavailable)
-"""What may be over in a moment."""
+"""Failures that may be over in a moment."""
 SECONDS: Final = 10.0
-"""Then the client is told: less than it waits itself."""
+"""After this the client gets the error: less than its own time-out."""
 FIRST_PAUSE: Final = 0.05
 LAST_PAUSE: Final = 0.5
 
 
 async def patiently(attempt: Callable[[], Awaitable[T]], is_wanted: Callable[[], bool]) -> T:
-    """What ``attempt`` gives, tried again for ``SECONDS`` while what is in its way may pass, and while it is wanted."""
+    """Result of ``attempt``, retried for ``SECONDS`` on passing failures while the result is still wanted."""
     loop, pause = asyncio.get_running_loop(), FIRST_PAUSE
     give_up = loop.time() + SECONDS
     while True:

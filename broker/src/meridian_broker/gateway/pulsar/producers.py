@@ -65,7 +65,7 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
     service = connection.broker.service
     made: Producer | None = None
     try:
-        if not connection.is_peer:  # whose replicators have a producer for each topic
+        if not connection.is_peer:  # a peer's replicators have a producer for each topic
             validation.producer(asked, connection.clients - 1)
         remote = asked.replication_source.region if asked.HasField("replication_source") else None
         is_replicator = asked.producer_name.startswith(REPLICATION_PREFIX)
@@ -143,9 +143,9 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
     if not isinstance(topic, Topic) or (remote is None and made.gate is None):
         _answer(connection, asked.request_id, made)
     else:
-        # What we tell a replicator to have must survive a crash, for it goes on right behind it (R4). So does a
-        # producer whose messages are deduplicated.
-        # What is fetched from a third region meanwhile is not promised.
+        # The state reported to a replicator must survive a crash, because it continues right behind it (R4). The same
+        # holds for a producer with deduplication. Entries fetched from a third region in the meantime are not part
+        # of it.
         last = None if remote is None else topic.log.last_origin.get(remote, EARLIEST)
         topic.log.when_durable(lambda error: _answer_durable(connection, asked.request_id, made, last, error))
 
@@ -161,7 +161,7 @@ def _created(asked: pb.CommandProducer) -> Stamp | None:
 def _answer_durable(
     connection: Connection, request_id: int, made: Producer, last: Position | None, error: LedgerError | None
 ) -> None:
-    """Nothing is said of entries that will never be durable: the topic is fenced, and asked again."""
+    """Does not answer with entries that will never be durable: then the topic is fenced, and the client asks again."""
     if error is None:
         _answer(connection, request_id, made, last=last)
     else:
@@ -221,7 +221,7 @@ def _answer(
 
 
 def _answer_other(connection: Connection, asked: pb.CommandProducer, told: DeletionNotice) -> None:
-    """To a replicator that knows of another deletion of the topic: what we know of it, and no producer (R8)."""
+    """Answer a replicator that knows of another deletion of the topic: our deletion, and no producer (R8)."""
     answer = pb.CommandProducerSuccess(request_id=asked.request_id, producer_name=asked.producer_name)
     state = answer.replication
     state.incarnation, state.with_base = told.incarnation, told.is_of_base
@@ -232,7 +232,7 @@ def _answer_other(connection: Connection, asked: pb.CommandProducer, told: Delet
 
 
 def close_producer(connection: Connection, command: Any) -> None:
-    """CLOSE_PRODUCER succeeds also for an id nobody knows."""
+    """CLOSE_PRODUCER succeeds also for an unknown id."""
     asked: pb.CommandCloseProducer = command.message
     existing = (connection.producers or {}).get(asked.producer_id)
     if existing is None:

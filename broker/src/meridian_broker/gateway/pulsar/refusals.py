@@ -12,7 +12,7 @@ from meridian_broker.wire.pulsar.errors import ServerError, WireError
 from meridian_broker.wire.pulsar.metadata import BodyError
 
 REFUSALS: Final = (situations.TopicError, WireError, LedgerError, MetadataError)
-"""What a request may fail with; anything else is a bug and ends the connection."""
+"""Expected failures of a request; any other exception is a bug and ends the connection."""
 
 CODES: Final[dict[type[Exception], ServerError]] = {
     situations.TopicNotFound: ServerError.TOPIC_NOT_FOUND,

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Consumers of a connection that were sent away, until they subscribe again.
+"""Consumers of a connection that were disconnected, until they subscribe again.
 
-The same consumer id on the same connection is the same object of the client's program. It still drops what it is sent
-up to where it acknowledged cumulatively (``Consumer.acknowledges_to``), so that place is kept for it.
+The same consumer id on the same connection is the same object in the client's program. It still drops messages
+up to its last cumulative acknowledgement (``Consumer.acknowledges_to``), so that position is kept for it.
 """
 
 from __future__ import annotations
@@ -44,6 +44,6 @@ class SentAway:
             consumer.acked_to = self._acked_to.pop(consumer.consumer_id, EARLIEST)
 
     def forget(self, consumer_id: int) -> None:
-        """It was closed, or went back by itself: clients that seek drop nothing of what they get then."""
+        """The consumer was closed, or seeked by itself: clients that seek do not drop any messages afterwards."""
         if self._acked_to is not None:
             self._acked_to.pop(consumer_id, None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which topics a namespace has: asked once, or watched."""
+"""The topics of a namespace: listed once, or watched."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def _topics_of_namespace(connection: Connection, asked: pb.CommandGetTopic
 async def _selected(
     connection: Connection, asked: pb.CommandGetTopicsOfNamespace
 ) -> pb.CommandGetTopicsOfNamespaceResponse:
-    """:raises InvalidTopicNameError, MetadataError: no namespace, or nobody knows."""
+    """:raises InvalidTopicNameError, MetadataError: the namespace does not exist or its topics cannot be read."""
     service = connection.broker.service
     topic_name.parse_namespace(asked.namespace)
     names: list[str] = []
@@ -62,7 +62,7 @@ async def _selected(
 
 
 def _pattern(connection: Connection, text: str) -> TopicPattern | None:
-    """None: too long for this broker, or written for an engine that goes back over what it tried."""
+    """None: too long for this broker, or written for a backtracking engine."""
     if len(text) > connection.broker.pattern_length:
         return None
     try:
@@ -126,7 +126,7 @@ def _forget(connection: Connection, watcher: Watcher) -> None:
 
 
 def close_watcher(connection: Connection, command: Any) -> None:
-    """WATCH_TOPIC_LIST_CLOSE succeeds also for an id nobody has."""
+    """WATCH_TOPIC_LIST_CLOSE succeeds also for an unknown id."""
     asked: pb.CommandWatchTopicListClose = command.message
     watcher = (connection.watchers or {}).get(asked.watcher_id)
     if watcher is not None:
