@@ -58,8 +58,7 @@ async def preview(request: web.Request) -> web.Response:
 
 
 async def mode(request: web.Request) -> web.Response:
-    """Switch replication on or off: ``{"replicated": bool, "from": REGION, "dryRun": bool}``; reports what is
-    skipped."""
+    """Switch replication on or off: ``{"replicated": bool, "from": REGION, "dryRun": bool}``; reports the skips."""
     given = await body(request)
     wanted = given.get("replicated") if isinstance(given, Mapping) else None
     is_bool = isinstance(wanted, bool) and isinstance(given.get("dryRun", False), bool)

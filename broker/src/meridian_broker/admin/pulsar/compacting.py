@@ -22,8 +22,7 @@ async def start(request: web.Request) -> web.Response:
 
 
 async def status(request: web.Request) -> web.Response:
-    """Status of the last compaction since the topic was opened; of several partitions, the one that needs attention
-    most."""
+    """Status of the last compaction since the topic was opened; for several partitions, the most urgent one."""
     worst = max((topic.compaction for topic in await opened(request)), key=lambda one: _ORDER.index(one.status))
     return answer({"status": worst.status.value, "lastError": worst.last_error})
 

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Carrying a topic's own entries to one remote region: the decisions, without sockets and without a clock.
 
-There is one ``Replicator`` per (topic or partition, remote region). It keeps no durable state of its own; what an
-operator skipped is on the topic's record, and handed in (``skip``). The remote says in its answer to PRODUCER which of
-our entries it stored last, and we go on exactly after that one, so a restart of either side, a lost receipt or a broken
-connection can neither lose nor repeat an entry.
+There is one ``Replicator`` per (topic or partition, remote region). It has no durable state of its own; ranges that an
+operator skipped are in the topic's record, and passed in (``skip``). In its answer to PRODUCER the remote reports which
+of our entries it stored last, and sending continues exactly after that one, so a restart of either side, a lost receipt
+or a broken connection can neither lose nor repeat an entry.
 
 Three numbers travel with each entry and make mistakes visible instead of silent:
 
-* ``prev``, the own entry before it in our log (R3). We check it too: when the entries we read do not form one chain
+* ``prev``, the own entry before it in our log (R3). It is checked here, too: if the entries read do not form one chain
   from the remote's last one, something between was trimmed here (a *gap*, R4) or our log was rolled back (R5).
 * ``sent_prev``, the entry before it that was meant for this remote. The remote refuses an entry whose ``sent_prev``
   is not the last one it stored. Entries that ``replicate_to`` withholds, or an operator skipped, are not meant for it.
 * ``checksum`` of the entry as it was first stored (R7).
 
-A replicator that must not go on says why (``Hold``) and asks again from time to time: what holds it up is always
-something another region or a person can settle. The shell that gives it a connection is
+A replicator that must not continue reports why (``Hold``) and retries from time to time: another region or an operator
+can always resolve the cause. The shell that gives it a connection is
 ``gateway/replicator_run.py``.
 """
 
@@ -48,13 +48,13 @@ SCHEMA_CACHE: Final = 1000
 
 
 class RemotePlace(NamedTuple):
-    """What the remote said in its answer to PRODUCER."""
+    """The remote's answer to PRODUCER."""
 
     last: Position
     """The last of our entries it stored durably; ``EARLIEST`` for none."""
     incarnation: str
     told: DeletionNotice | None = None
-    """There is no producer, because it knows of another deletion."""
+    """There is no producer, because the remote knows of another deletion."""
 
 
 class Read(NamedTuple):
@@ -74,7 +74,7 @@ class _Sent(NamedTuple):
 
 
 class _Passed(NamedTuple):
-    """A place where everything was confirmed: the last entry sent, and what had been passed over behind it."""
+    """A place where everything was confirmed: the last entry sent, and the end of the range passed over behind it."""
 
     sent: Position
     scanned: Position
@@ -83,7 +83,7 @@ class _Passed(NamedTuple):
 
 
 class Replicator:
-    """The state machine of one (topic, remote). Feed it what happened; it says what to read and what to send."""
+    """The state machine of one (topic, remote). Feed it events; it returns what to read and what to send."""
 
     def __init__(
         self,
@@ -109,7 +109,8 @@ class Replicator:
         self.hold: Hold | None = None
         self.last_error: str | None = None
         self.missing: Position | None = None
-        """The last entry that the remote needs and that is damaged or not here any more; told when we connect (R4)."""
+        """The last entry that the remote needs and that is damaged or no longer stored; reported when we connect
+        (R4)."""
         self.confirmed = EARLIEST
         self.trimmable = EARLIEST
         """Retention may trim up to here. Less than ``confirmed`` while own entries that are not for this remote follow
@@ -139,14 +140,14 @@ class Replicator:
         self._connected_since_ms: int | None = None
         self._connections = 0
         self.messages_sent = self.bytes_sent = 0
-        """With a receipt or without."""
+        """Including those without a receipt."""
         self._entries_out = self._messages_out = self._bytes_out = 0
         self._refusals = 0
 
     # -- connection -------------------------------------------------------------------------------------------------
 
     def starting(self, incarnation: str) -> None:
-        """The shell begins to connect. The incarnation is asked for anew each time: a deletion elsewhere changes it."""
+        """The shell starts connecting. It passes the incarnation each time, because a deletion elsewhere changes it."""
         if incarnation != self.incarnation:
             self.incarnation = incarnation
             self._passed = None
@@ -154,10 +155,10 @@ class Replicator:
             self.state = State.STARTING
 
     def connected(self, producer_id: int, place: RemotePlace, end: Position, last_own: Position, now_ms: int) -> bool:
-        """The remote answered PRODUCER. True: send; False: ``hold`` says why not, let go of the producer.
+        """The remote answered PRODUCER. True: send; False: ``hold`` has the reason, close the producer.
 
         :param end: our last durable entry.
-        :param last_own: our last own entry (``ReplicationSource.last_own``), asked for after ``end``.
+        :param last_own: our last own entry (``ReplicationSource.last_own``), read after ``end``.
         """
         if self.state is State.TERMINATED:
             return False
@@ -183,7 +184,7 @@ class Replicator:
         return True
 
     def disconnected(self, reason: str | None, now_ms: int) -> None:
-        """The producer is gone, for whatever reason. What was pending is read again after the next ``connected``."""
+        """The producer is gone, for whatever reason. Pending entries are read again after the next ``connected``."""
         if self._pending:
             oldest = self._pending[0].stored_ms
             self._waiting_since_ms = min(oldest, self._waiting_since_ms or oldest)
@@ -210,7 +211,7 @@ class Replicator:
     # -- sending ----------------------------------------------------------------------------------------------------
 
     def next_read(self) -> Read | None:
-        """What to read next, or None: wait for receipts, for the connection or for ``wanted_schema``."""
+        """The next read, or None: wait for receipts, for the connection or for ``wanted_schema``."""
         if self.state is not State.STARTED or self.wanted_schema is not None:
             return None
         free = self._queue_size - len(self._pending)
@@ -230,7 +231,7 @@ class Replicator:
         if self.state is not State.STARTED:
             return []
         if not batch:
-            # With nothing at the remote and nothing stored here there is no gap: the remote will join later.
+            # If the remote has nothing and nothing is stored here there is no gap: the remote will join later.
             if last_own > self._chain and self._chain != EARLIEST:
                 self._stop_gap(last_own, EARLIEST)
             else:
@@ -302,7 +303,7 @@ class Replicator:
         self._stop(Hold.SCHEMA, f"{self.topic}: {self.remote} refuses schema version {version.hex()}: {reason}")
 
     def skip(self, skipped: Skipped) -> None:
-        """Pass over what an operator skipped. While something is sent: go on with another producer."""
+        """Pass over a range that an operator skipped. If the producer is sending, continue with a new one."""
         self._skipped = skipped
         if self.missing is not None and self.missing <= skipped.own:
             self.missing = None
@@ -356,7 +357,7 @@ class Replicator:
 
     @property
     def remote_last(self) -> Position | None:
-        """The last of our entries that the remote is known to have, if not a later one; None: it has not said yet."""
+        """The last of our entries that the remote is known to have, or a later one; None: it has not reported yet."""
         return None if self._passed is None else self._passed.sent
 
     def status(self, backlog: int, now_ms: int) -> ReplicatorStatus:
@@ -383,7 +384,7 @@ class Replicator:
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def _resume(self, last: Position, end: Position, last_own: Position) -> None:
-        """Go on after ``last``, without reading again what is known not to be meant for this remote."""
+        """Continue after ``last``, without reading again what is known not to be meant for this remote."""
         if self._passed is not None and self._passed.sent == last:
             _, self._scanned, self._chain, self.trimmable = self._passed
         else:
@@ -394,7 +395,7 @@ class Replicator:
             # A remote that has nothing begins with whatever follows; a log that was rolled back ends before ``own``.
             self._chain = EARLIEST if last == EARLIEST else min(skipped.own, last_own)
         if last == last_own and end > self._scanned:
-            self._scanned = self.trimmable = end  # all after it came from elsewhere
+            self._scanned = self.trimmable = end  # everything after it came from other regions
             self._chain = last
         self._before_withheld = self.trimmable if self.trimmable < self._scanned else None
         self._sent_prev = last
@@ -413,13 +414,13 @@ class Replicator:
             self.hold = None
 
     def _joins(self, prev: Position, position: Position, place: Position) -> bool:
-        """Whether an entry whose ``prev`` is not the one we saw last may be sent all the same."""
+        """Whether an entry whose ``prev`` is not the last one seen may be sent nevertheless."""
         if self._chain == EARLIEST:
-            # The remote has none of our entries: it begins with what is still stored, and status says where.
+            # The remote has none of our entries: it begins with what is still stored; the status shows where.
             self.joined_at = position
             return True
         if is_break(prev, position):
-            known = self._own_before(place.ledger)  # not the origin's ledger: what came back stands in another
+            known = self._own_before(place.ledger)  # not the origin's ledger: fetched-back entries are in another
             return known <= self._chain or self._stop_gap(known, position)
         if prev > self._chain:
             return self._stop_gap(prev, position)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be seen of a replicator from outside."""
+"""The externally visible state of a replicator."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Hold(enum.Enum):
     SCHEMA = "schema"
     """The remote does not accept a schema that entries were written with."""
     REFUSED = "refused"
-    """The remote refused an entry, and again after we had gone back to where it said it was."""
+    """The remote refused an entry, and refused it again after we resumed at the place it reported."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stored entry of this region -> the SEND that carries it to another one.
+"""Converts a stored entry of this region to the SEND that carries it to another one.
 
 This runs once per entry and remote, so nothing is parsed and the payload is copied once. The stamp comes from the
-stored entry's header and is written by hand, as ``wire.pulsar.encode`` does with what it sends often. The body gets its
-fields appended to the metadata as ``wire.pulsar.metadata.append_replication`` explains (a test holds the two against
-each other), and the only look into the metadata is a search for the two bytes with which a schema version begins.
+stored entry's header and is encoded by hand, as ``wire.pulsar.encode`` does with frequent frames. Fields are appended
+to the body's metadata as ``wire.pulsar.metadata.append_replication`` describes (a test compares the two), and the only
+access to the metadata is a search for the two bytes with which a schema version begins.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _METADATA_AT: Final = 10
 
 
 class Stamp(NamedTuple):
-    """What the stored header says of an own entry, and its place in the chain to this remote."""
+    """The stored header's facts about an own entry, and its place in the chain to this remote."""
 
     position: Position
     prev: Position
@@ -147,7 +147,7 @@ class SendWriter:
         )
 
     def _appended(self, position: Position, schema_version: bytes | None) -> bytes:
-        """What the metadata gets: where the entry comes from, for us and for Pulsar's own consumers."""
+        """The bytes appended to the metadata: the entry's origin, for us and for Pulsar's own consumers."""
         self._ledger_of(position.ledger)
         text = self._ledger_text + b":%d" % position.entry
         pair = _SOURCE_KEY + varint(len(text)) + text

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a replicator asks of the topic whose entries it carries, and tells it."""
+"""A replicator's interface to the topic whose entries it carries."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class DeletionNotice(NamedTuple):
-    """What a region says of its last deletion of a topic (R8)."""
+    """A region's report of its last deletion of a topic (R8)."""
 
     incarnation: str
     """The deletion's stamp; empty: there was none."""
     ends: Mapping[str, Position]
-    """Per origin the last entry that was stored there; others than these nobody meant to delete."""
+    """Per origin the last entry that was stored there; later ones were not part of the deletion."""
     is_of_base: bool
     """The partitioned topic was deleted, and this partition with it."""
 
@@ -44,7 +44,7 @@ class ReplicationSource(Protocol):
 
     @property
     def partitions(self) -> int | None:
-        """Of how many partitions the partitioned topic has that this one belongs to; None: not a partition."""
+        """Number of partitions of the partitioned topic that this one belongs to; None: not a partition."""
         ...
 
     @property
@@ -54,16 +54,16 @@ class ReplicationSource(Protocol):
 
     @property
     def created(self) -> Stamp | None:
-        """Of the topic's creation, or of the partitioned topic's it belongs to; None: not known."""
+        """Stamp of the creation of the topic, or of its partitioned topic; None: not known."""
         ...
 
     @property
     def replication_rate(self) -> Rate:
-        """What may be sent to one other region."""
+        """Rate limit towards each other region."""
         ...
 
     def last_confirmed(self) -> Position:
-        """The last durable entry; ``EARLIEST`` when there is none."""
+        """The last durable entry, or ``EARLIEST``."""
         ...
 
     def first_position(self) -> Position:
@@ -87,7 +87,8 @@ class ReplicationSource(Protocol):
         ...
 
     def came_back(self, remote: str, after: Position, before: Position) -> bool:
-        """Whether what ``remote`` has of ours between two neighbours of our log was fetched back; else begin (R5)."""
+        """Whether the entries of ours that ``remote`` has between two neighbours of our log were fetched; if not, start
+        (R5)."""
         ...
 
     def deleted_elsewhere(self, told: DeletionNotice, /) -> None:
@@ -107,18 +108,18 @@ class ReplicationSource(Protocol):
         ...
 
     def skipped_for(self, remote: str) -> Skipped | None:
-        """What an operator skipped of the backlog of ``remote``; None: nothing."""
+        """The range of the backlog of ``remote`` that an operator skipped, or None."""
         ...
 
     async def schema_for(self, version: bytes) -> Schema | None:
-        """The schema registered here under ``version``, or None when there is no such schema."""
+        """The schema registered here under ``version``, or None."""
         ...
 
 
 def last_own_durable(source: ReplicationSource) -> Position:
     """The last own entry of ``source``, trimmed or not, or ``EARLIEST`` while it is not yet durable.
 
-    For ``Replicator.read``: an entry that is still on its way to the disk is not a gap.
+    For ``Replicator.read``: an entry that is still being written is not a gap.
     """
     end = source.last_confirmed()
     own = source.last_own()

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases between regions: who may dispatch a stream, now, while nobody else does (R26)."""
+"""Leases between regions: which one may dispatch a stream, while no other does (R26)."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one voter granted one holder, as each of the two knows it, so that it is renewed without being named (R26).
+"""Digests of the grants between one voter and one holder, to renew them without naming each stream (R26).
 
 Ten thousand shares are renewed every two seconds although nothing about them changes. So both ends keep the asks that
 were granted, divided into parts, with a digest of each part. A renewal carries the digests. Where the voter's own is
@@ -7,10 +7,10 @@ the same, the renewal is what a ``LeaseAsk`` with just those names would have be
 have been, because equal digests are equal sets. Where it differs, both empty that part, and its streams are asked for
 by name, as at first.
 
-So nothing is believed that was not said. The invariant, in the terms of ``leases.py``:
+So a digest never proves more than a request by name did. The invariant, in the terms of ``leases.py``:
 
-    A holder counts a renewal for a stream only if its voter, after it was asked, promised anew exactly that stream, in
-    that term, to that life of the holder, among those voters, with that home, and had it on disk.
+    A holder counts a renewal for a stream only if its voter, after it was asked, renewed its promise for exactly that
+    stream, in that term, to that life of the holder, among those voters, with that home, and had it on disk.
 
 - A digest is over all of that: ``AskItem``, keyed with the name of the holder's life.
 - The voter keeps only grants that this life of it made by name and has on disk. A voter that starts anew begins with
@@ -36,7 +36,7 @@ from typing import Final, Generic, TypeVar
 from meridian_broker.replication.leases.messages import AskItem, Stream
 
 PARTS: Final = 128
-"""Of ten thousand streams, those that are named because one of them differs are eighty. Part of the protocol."""
+"""Of ten thousand streams, a difference in one causes eighty to be requested by name. Part of the protocol."""
 DIGEST_BYTES: Final = 16
 
 Grant = TypeVar("Grant")
@@ -47,7 +47,7 @@ class Part(Generic[Grant]):
     """Some of the grants."""
 
     digest: int = 0
-    """Of all that is in it, in no order."""
+    """Digest of its content, independent of order."""
     grants: dict[Stream, Grant] = field(default_factory=dict)
 
 
@@ -65,7 +65,7 @@ class GrantDigests(Generic[Grant]):
         return len(self._prints)
 
     def put(self, item: AskItem, grant: Grant) -> None:
-        """It was granted; whatever was granted of the stream before is not any more."""
+        """The stream was granted; an earlier grant of it is replaced."""
         self.drop(item.stream)
         self._prints[item.stream] = printed = self._print(item)
         part = self.parts.setdefault(printed % PARTS, Part())
@@ -92,7 +92,7 @@ class GrantDigests(Generic[Grant]):
         return list(part.grants.values())
 
     def digests(self) -> Iterator[tuple[int, int]]:
-        """Of each part in which there is something."""
+        """The digest of each non-empty part."""
         return ((index, part.digest) for index, part in sorted(self.parts.items()))
 
     def _print(self, item: AskItem) -> int:

@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The holder's side of leases: who may read a stream, now, while nobody else does (R26).
+"""The holder's side of leases: which region may read a stream, while no other does (R26).
 
-Several want a stream; one may have it. Whoever wants it asks all voters, and holds it once enough of them promised it.
-No time of one clock is ever compared with another's: the holder counts from the moment *before* it asked, each voter
-from the moment it was asked, both for the same length, and the holder a little less, because clocks run at different
-rates (``CLOCK_RATE``). So the holder stops before the first of its promises ends, whatever the messages' delay, and
-whoever is next starts after that.
+Several regions may want a stream; one may have it. A candidate asks all voters, and holds the stream once enough of
+them have promised it. Times of different clocks are never compared: the holder counts from the moment *before* it
+asked, each voter from the moment it was asked, both for the same duration, and the holder slightly less, because clocks
+run at different rates (``CLOCK_RATE``). So the holder stops before the first of its promises ends, whatever the
+messages' delay, and the next holder starts after that.
 
 *Enough* is a majority, so that two holders would need a voter in common. With two voters a majority is both, and a
-failure of either would stop everything: there the *home* of the stream needs its own vote alone, everybody else both.
-Any two of those sets meet, too, but nobody can take a dead home's stream over; only naming another home does, and that
-is for a person to say, because it takes knowing that the old home is dead. While the voters are being changed several
-lists of them count, and it takes enough of each (``replication/leases/quorums.py``).
+failure of either would stop everything: there the *home* of the stream needs its own vote alone, any other region both.
+Any two of those sets intersect, too, but no region can take over the stream of a dead home; only naming another home
+allows that, which is up to an operator, who has to know that the old home is dead. While the voters are being changed
+several lists of them are in force, and each requires enough votes (``replication/leases/quorums.py``).
 
 What was granted is renewed without being named, by digests of the grants that both ends keep (``grant_digests.py``),
 and by name with whoever does not know it so.
 
-The home goes first. Others wait a moment for it, each another one, so that they do not split the votes; who holds a
-stream whose home asks for it is told to hand it over. Who holds one and does not want it any more gives it back.
+The home goes first. Other candidates wait a moment for it, each a different time, so that they do not split the votes;
+a holder is told to hand over a stream that its home asks for. A holder that no longer wants a stream releases it.
 
-Groups within a region can use this as it is: their leader is then the only voter. Nothing here knows of topics.
+Groups within a region can use this as it is: their leader is then the only voter. Nothing here knows about topics.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ TICK_MS: Final = 2
 """Both ends count whole milliseconds."""
 FOREVER: Final = 1 << 62
 AGAIN_MS: Final = 20
-"""So long after a change of voters, or of the term, they are asked anew; other streams change in the same moment."""
+"""Delay before voters are asked again after a change of voters or term; other streams often change at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +57,12 @@ class LeaseTimes:
     """How long things take, in milliseconds."""
 
     duration: int = 6000
-    """A promise holds so long."""
+    """Duration of a promise."""
     step: int = 400
-    """The first who is not home waits so long for the home, the second twice as long, and so on."""
+    """How long the first candidate that is not the home waits for the home; the second waits twice as long, and so
+    on."""
     linger: int = 1000
-    """A stream that is not wanted any more is kept so long: its consumers may only be connecting again."""
+    """How long an unwanted stream is kept: its consumers may only be reconnecting."""
 
     @property
     def beat(self) -> int:
@@ -70,7 +71,7 @@ class LeaseTimes:
 
     @property
     def usable(self) -> int:
-        """Of the duration, what is left to the holder."""
+        """The part of the duration that the holder may use."""
         return int(self.duration * (1 - CLOCK_RATE) / (1 + CLOCK_RATE)) - TICK_MS
 
     @property
@@ -80,7 +81,7 @@ class LeaseTimes:
 
 
 class LeaseHost(Protocol):
-    """What claims belong to."""
+    """The owner of claims."""
 
     def can_ask(self, voter: str) -> bool:
         """There is a way to it."""
@@ -91,13 +92,13 @@ class LeaseHost(Protocol):
     def send(self, voter: str, message: LeaseMessage) -> None: ...
 
     def promised_ms(self, stream: Stream) -> int:
-        """How long this region's own vote is somebody else's."""
+        """How long this region's own vote is promised to another holder."""
 
     def won(self, claim: Claim) -> None:
         """It is ours until ``claim.until_ms``, which grows as long as it is renewed."""
 
     def lost(self, claim: Claim) -> None:
-        """It is not ours any more. Who looks at ``until_ms`` has stopped by itself."""
+        """The stream is not ours any more. Readers of ``until_ms`` have stopped by themselves."""
 
     def wanted_back(self, claim: Claim) -> None:
         """Its home asks for it: stop, and then ``release`` it. It ends by itself otherwise."""
@@ -121,15 +122,15 @@ class Leases:
         """Those of the claims, each once."""
         self._renewals = Renewals(holder)
         self._used_term = 0
-        """The highest of the streams that are forgotten. One that is wanted again asks with a higher one, or what was
-        said before it was given back, and comes late, would count for it."""
+        """The highest term of the forgotten streams. A stream that is wanted again asks with a higher one; otherwise
+        late answers from before its release would count for it."""
         self._number = 0
         self._asked_ms: dict[int, int] = {}
         """When each number was asked, as far back as it may still count."""
         self._beat_ms = FOREVER
         self._next_ms = FOREVER
 
-    # -- what is wanted
+    # -- wanted streams
 
     def want(self, stream: Stream, voter_sets: VoterSets, home: str, now_ms: int) -> Claim:
         """Hold the stream as soon as possible, until ``unwant``. Voters and home may be others than before."""
@@ -146,7 +147,7 @@ class Leases:
             claim.asked_ms = {voter: asked for voter, asked in claim.asked_ms.items() if voter in claim.voters}
             claim.refusals.clear()
             self._reckon(claim, now_ms)
-            if claim.state == State.HELD:  # voters go by what they were asked last
+            if claim.state == State.HELD:  # voters remember the last request
                 claim.next_ms = now_ms + AGAIN_MS
                 self._wake(claim.next_ms)
         self._wake(claim.next_ms)
@@ -167,7 +168,7 @@ class Leases:
         claim.quorums = self._quorums.setdefault(quorums, quorums)
 
     def unwant(self, stream: Stream, now_ms: int) -> None:
-        """It is given back in a moment, unless it is wanted again until then."""
+        """Release the stream in a moment, unless it is wanted again by then."""
         claim = self.claims.get(stream)
         if claim is not None and claim.unwanted_ms is None:
             claim.unwanted_ms = now_ms
@@ -187,7 +188,7 @@ class Leases:
             self._wake(claim.next_ms)
 
     def release_unwanted(self, now_ms: int) -> None:
-        """Give back what nobody wants here, without waiting whether somebody will."""
+        """Release unwanted streams now, without waiting for consumers to return."""
         for claim in list(self.claims.values()):
             if claim.unwanted_ms is not None:
                 self.release(claim.stream, now_ms)
@@ -198,7 +199,7 @@ class Leases:
         return self._next_ms if self._next_ms < FOREVER else None
 
     def tick(self, now_ms: int) -> None:
-        """Do what is due: attempts, renewals, ends."""
+        """Do everything that is due: attempts, renewals, expirations."""
         if now_ms < self._next_ms:
             return
         is_beat = now_ms >= self._beat_ms
@@ -246,14 +247,14 @@ class Leases:
     # -- attempts
 
     def _patience(self, claim: Claim) -> int:
-        """How long to wait for others who go first."""
+        """How long to wait for candidates that go first."""
         if claim.home == self._me:
             return 0
         return self.times.step * (1 + sum(voter < self._me for voter in claim.voters if voter != claim.home))
 
     def _begin(self, claim: Claim, now_ms: int) -> bool:
-        """Begin an attempt, when it may succeed. Only the home begins one while this region's own vote is promised to
-        somebody: the holder is to hear of it."""
+        """Begin an attempt, if it may succeed. While this region's own vote is promised to another holder only the home
+        begins one: the holder has to learn of it."""
         patience, is_home = self._patience(claim), claim.home == self._me
         if not is_home and (left := self._host.promised_ms(claim.stream)) > 0:
             claim.next_ms = now_ms + left + patience
@@ -270,7 +271,7 @@ class Leases:
         return True
 
     def _next_number(self, now_ms: int) -> int:
-        """Of a question that is put now."""
+        """The number of a question sent now."""
         self._number += 1
         self._asked_ms[self._number] = now_ms
         while len(self._asked_ms) > 1 and now_ms - next(iter(self._asked_ms.values())) > self.times.duration:
@@ -292,7 +293,7 @@ class Leases:
             self._host.send(voter, renewal)
 
     def renewed(self, voter: str, answer: LeaseRenewed, now_ms: int) -> None:
-        """A voter promised again what it had promised, as far as both know the same of it."""
+        """A voter renewed its promises, as far as both sides agree on them."""
         asked_ms = self._asked_ms.get(answer.number)
         if asked_ms is None:
             return
@@ -317,7 +318,7 @@ class Leases:
             self._ask(self._next_number(now_ms), {voter: unknown})
 
     def answered(self, voter: str, answer: LeaseAnswer, now_ms: int) -> None:
-        """A voter said to whom it gave its votes."""
+        """A voter answered to whom it gave its votes."""
         asked_ms = self._asked_ms.get(answer.number)
         if asked_ms is None:
             return
@@ -341,15 +342,15 @@ class Leases:
             self._reckon(claim, now_ms)
 
     def _raise(self, claim: Claim, now_ms: int) -> None:
-        """Somebody else's attempt, which came to nothing, used higher terms with a voter that has not voted for us: it
-        may again, once we ask with one that is higher yet. What was promised holds as long as it did."""
+        """Another candidate's failed attempt used higher terms with a voter that has not voted for us: it may vote for
+        us once we ask with a higher term still. Existing promises keep their duration."""
         self._renewals.left(claim)
         claim.term = claim.known_term = claim.known_term + 1
         claim.next_ms = now_ms + AGAIN_MS
         self._wake(claim.next_ms)
 
     def _reckon(self, claim: Claim, now_ms: int) -> None:
-        """Work out anew until when it is ours."""
+        """Recompute until when the stream is ours."""
         until = self._until(claim, claim.asked_ms)
         is_ours = until is not None and until + self._usable > now_ms
         if claim.state == State.ASKING:
@@ -362,7 +363,7 @@ class Leases:
             elif not self._may_succeed(claim):
                 self._give_up(claim, now_ms)
         elif claim.is_held:
-            if now_ms >= claim.until_ms:  # whoever looked since then was told so: it has to be won anew
+            if now_ms >= claim.until_ms:  # readers have seen it expire since: it has to be won again
                 self._lose(claim, now_ms)
             elif is_ours and until is not None:
                 claim.until_ms = until + self._usable
@@ -390,7 +391,7 @@ class Leases:
         return self._until(claim, dict.fromkeys(possible, 1)) is not None
 
     def freed(self, release: LeaseRelease, now_ms: int) -> None:
-        """Somebody gave streams back: there is no longer a reason to wait for the end of its lease."""
+        """Another region released streams: there is no need to wait for the end of its lease."""
         for stream, _ in release.items:
             claim = self.claims.get(stream)
             if claim is not None and claim.state == State.IDLE and release.holder != self.holder:
@@ -400,7 +401,7 @@ class Leases:
     # -- ends
 
     def _give_up(self, claim: Claim, now_ms: int) -> None:
-        """This attempt comes to nothing. The home soon tries again: whoever holds the stream was told."""
+        """This attempt failed. The home soon tries again: the holder has been told."""
         left = max((item.left_ms for item in claim.refusals.values()), default=0)
         is_late = bool(claim.refusals) and all(item.reason == PAST for item in claim.refusals.values())
         self._let_go(claim)
@@ -429,7 +430,7 @@ class Leases:
         claim.refusals.clear()
 
     def others_asked(self, region: str, ask: LeaseAsk, now_ms: int) -> None:
-        """Somebody asks this voter: hand over what its home wants, and make way for who goes first."""
+        """Another region asks this voter: hand over what its home wants, and make way for candidates that go first."""
         for item in ask.items:
             claim = self.claims.get(item.stream)
             if claim is None or region == self._me or claim.home == self._me:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases between regions: this region as one that wants streams and as one that votes on them, on the exchange's links.
+"""Leases between regions: this region as a candidate for streams and as a voter on them, over the exchange's links.
 
-The two halves know nothing of each other but what their messages say: this region's own vote is asked for like any
-other. A region of an older version knows nothing of leases; nothing is sent to it, and ``objection`` says so.
+The two halves communicate only by messages: this region's own vote is requested like any
+other. A region of an older version does not know leases; it gets no messages, and ``objection`` reports it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from meridian_broker.replication.leases.voter import Vote, VoteBasis, Voter
 
 TURNS: Final = 4
 TIDY_MS: Final = 60_000
-"""How often votes on what is gone are let go of."""
+"""How often votes for deleted streams are dropped."""
 
 
 class LeasedTopics(VoterDirectory, Protocol):
@@ -73,7 +73,7 @@ class LeaseLinks(Protocol):
     """The links to other regions."""
 
     def send_lease(self, region: str, message: LeaseMessage) -> None:
-        """Of no effect while there is no link."""
+        """Without effect while there is no link."""
 
     def is_up(self, region: str) -> bool: ...
 
@@ -86,7 +86,7 @@ class LeaseManager:
     ) -> None:
         """
         :param holder: this life of the broker; its region's name, ``#`` and something that no other life has.
-        :param now_ms: a monotone clock that goes on while the machine sleeps.
+        :param now_ms: a monotonic clock that includes time in which the machine is suspended.
         """
         self._topics = topics
         self.now_ms = now_ms
@@ -99,9 +99,9 @@ class LeaseManager:
         self.is_foreign: Callable[[str], bool] = lambda _: False
         """Is this region no Meridian at all?"""
         self._speaks: dict[str, bool] = {}
-        """Region -> does it know of leases? Those that were not heard yet are not in."""
+        """Region -> whether it supports leases; regions that have not greeted yet are missing."""
         self._renews = {topics.region}
-        """Those who renew without names."""
+        """Regions that support renewals without names."""
         self._own: deque[LeaseMessage] = deque()
         self._tidy_ms = 0
         self._releases: dict[str, list[tuple[Stream, int]]] = {}
@@ -114,9 +114,9 @@ class LeaseManager:
         return self.leases.times.duration
 
     def objection(self, regions: Iterable[str], *, sure: bool = False) -> str:
-        """Why streams of topics of these regions cannot be leased; empty: nothing is known that speaks against it.
+        """Why streams of topics of these regions cannot be leased; empty: no known reason.
 
-        :param sure: regions that were not heard yet speak against it.
+        :param sure: also object to regions that have not greeted yet.
         """
         for region in sorted(regions):
             if region == self._topics.region:
@@ -152,11 +152,11 @@ class LeaseManager:
         self._drain()
 
     def found(self, stream: Stream, holder: str, term: int, duration_ms: int) -> None:
-        """A vote was found on the disk; what is in memory is newer."""
+        """A vote was found on the disk; votes in memory are newer."""
         self.voter.found(stream, holder, term, duration_ms, self.now_ms())
 
     def holder_of(self, stream: Stream) -> tuple[str, int, str]:
-        """``(region, milliseconds left, why nobody)`` as far as this region knows."""
+        """``(region, milliseconds left, reason if there is none)`` as far as this region knows."""
         now, claim = self.now_ms(), self.leases.claims.get(stream)
         if claim is not None and claim.until_ms > now:
             return self._topics.region, claim.until_ms - now, ""
@@ -185,7 +185,7 @@ class LeaseManager:
     # -- from links ----------------------------------------------------------------------------------------------
 
     def greeted(self, region: str, *, leases: bool, renewals: bool) -> None:
-        """A region said whether it knows of leases, and of renewals without names."""
+        """A region reported whether it supports leases, and renewals without names."""
         if renewals:
             self._renews.add(region)
         else:
@@ -222,7 +222,7 @@ class LeaseManager:
         if self.now_ms() >= self._tidy_ms:
             self._tidy_ms = self.now_ms() + TIDY_MS
             self.voter.tidy(self.now_ms())
-        for _ in range(TURNS):  # what this region's own vote says may be the end of one attempt and allow the next
+        for _ in range(TURNS):  # the answer of this region's own vote may end one attempt and allow the next
             self.leases.tick(self.now_ms())
             self._drain()
             deadline = self.leases.next_deadline()
@@ -247,7 +247,7 @@ class LeaseManager:
         if isinstance(message, LeaseRelease):
             self._releases.setdefault(voter, []).extend(message.items)
             return
-        self._say_released(voter)  # first, for what follows goes by it
+        self._say_released(voter)  # first, because what follows depends on it
         if voter == self._topics.region:
             self._own.append(message)
         elif self.links is not None and self.can_ask(voter):
@@ -268,7 +268,7 @@ class LeaseManager:
         self._topics.wanted_back(claim)
 
     def _drain(self) -> None:
-        """Say what was released, in as few messages as may be, and hear what was said to this region's own vote."""
+        """Send releases, in as few messages as possible, and process messages for this region's own vote."""
         while self._own or self._releases:
             while self._own:
                 self._hear_own(self._own.popleft())

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What those who want a lease and those who vote on it say to each other (R26).
+"""Messages between candidates for a lease and the voters on it (R26).
 
-A *stream* is whatever only one may read at a time; nothing in these modules looks into its name. One message speaks of
-many streams that its two ends have in common, and what both know already is renewed without being named.
+A *stream* is anything that only one region may read at a time; these modules do not interpret its name. One message
+covers many streams that its two ends have in common, and grants that both know are renewed without being named.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ ITEMS_MAX: Final = 256
 """Streams in one message; more take several."""
 
 OTHER_VOTERS: Final = "OtherVoters"
-"""Asker and voter do not know the same of who votes, or of two voters on who is home: first they are to agree."""
+"""Candidate and voter do not know the same voters, or for two voters the same home: first they have to agree."""
 NOT_SERVED: Final = "NotServed"
 """The voter has not read its earlier votes yet, so it does not know whom it promised the stream."""
 HELD: Final = "Held"
-"""The vote is somebody else's."""
+"""The vote is promised to another holder."""
 PAST: Final = "Past"
 """The term is over, or another's."""
 
@@ -34,7 +34,7 @@ class AskItem:
 
     stream: Stream
     term: int
-    """Grows with each attempt at a stream, whoever makes it; renewals keep it."""
+    """Grows with each attempt at a stream, by any candidate; renewals keep it."""
     mark: int
     """Of what the asker knows of who votes (``VoterSets.mark``)."""
     home: str
@@ -54,7 +54,7 @@ class LeaseAsk:
 
 @dataclass(frozen=True, slots=True)
 class AnswerItem:
-    """A vote, durable, or why there is none."""
+    """A vote, durable, or the reason why there is none."""
 
     stream: Stream
     term: int
@@ -62,7 +62,7 @@ class AnswerItem:
     known_term: int = 0
     """The highest the voter knows: an attempt needs a higher one."""
     left_ms: int = 0
-    """How long the vote is somebody else's."""
+    """How long the vote is promised to another holder."""
     holder: str = ""
     """Whose it is."""
     reason: str = ""
@@ -81,7 +81,7 @@ class LeaseRenewal:
     """Go on voting for me for all that you granted me, and that I know of (``grant_digests.py``)."""
 
     number: int
-    """As in :class:`LeaseAsk`, of which this is one."""
+    """As in :class:`LeaseAsk`: this is a kind of it."""
     holder: str
     parts: tuple[tuple[int, int], ...]
     """Each part in which there is something, and its digest."""
@@ -93,7 +93,7 @@ class LeaseRenewed:
 
     number: int
     differing: tuple[int, ...] = ()
-    """But for these parts, which the voter knows differently: they are to be asked for by name."""
+    """Parts for which the voter's digest differs: their streams have to be requested by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +106,13 @@ class LeaseRelease:
 
 @dataclass(frozen=True, slots=True)
 class VotersItem:
-    """What somebody knows of who votes on the streams of one subscription, on disk."""
+    """A region's knowledge of the voters on the streams of one subscription, on disk."""
 
     topic: str
     subscription: str
     known: VoterSets
     wanted: Voters = ()
-    """Who is to vote, as far as the sender's own settings go; empty: it has none about this."""
+    """The voters according to the sender's own settings; empty: it has none about this."""
     is_clean: bool = False
     """Nothing that it promised while it knew less is still binding."""
 
@@ -126,7 +126,7 @@ class VotersAsk:
 
 @dataclass(frozen=True, slots=True)
 class VotersAnswer:
-    """What the asked voter knows now, what the asker told it included."""
+    """The asked voter's knowledge after it merged the question."""
 
     items: tuple[VotersItem, ...]
 

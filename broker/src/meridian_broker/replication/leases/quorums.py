@@ -1,25 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who votes on the shares of a subscription, while nobody can be sure that all voters know (R26).
+"""The voters on the shares of a subscription, while not all of them are known to agree (R26).
 
-Two majorities of one list of voters meet, so two regions cannot both have one. Of two lists that need not be so: a list
-that grew from two to three, and a region that was cut off before it heard. So a new list does not replace the one
-before. It joins it, and whoever wants a share needs enough of *each* list that counts, until so many voters of a list
-know of the others that nobody can have enough of it without hearing of them. Then, and only then, it is *settled*:
+Two majorities of one list of voters intersect, so two regions cannot both have one. Majorities of two lists need not: a
+list that grew from two to three, and a region that was cut off before it heard of that. So, as in joint consensus, a
+new list does not replace the previous one but joins it, and a candidate for a share needs enough votes of *each* list
+in force, until enough voters of one list know the others that no majority of it can form without them. Only then is it
+*settled*:
 
-- Voters vote for whoever knows exactly the same lists as they do, and for nobody else.
-- A voter says that it knows them once that is durable and nothing that it promised while it knew less is still binding.
-- A list may go, for one that was said later, once a majority of it said so. Whoever knows less cannot have enough of
-  that list any more, for every two majorities of it meet; whoever knows as much needs enough of the list that stays.
-- The first list of a subscription counts once all who are on it said so; before that it takes all of them. A majority
-  is not enough: nothing orders two first lists. Let ``a b c`` be said on one side of a cut and ``a b d``, or another
-  witness, on the other: ``a c`` and ``b d`` are majorities, and neither would hear of the other.
+- A voter votes for a candidate only if that candidate knows exactly the same lists.
+- A voter confirms the lists once they are durable and none of its promises from before is still binding.
+- A list may be dropped, for a later one, once a majority of it has confirmed. A candidate that knows less cannot get
+  enough votes of that list any more, because every two majorities of it intersect; one that knows as much needs enough
+  votes of the remaining list.
+- The first list of a subscription is in force once all its members have confirmed it; before that it takes all of them.
+  A majority is not enough, because nothing orders two first lists. Let ``a b c`` be set on one side of a cut and ``a b
+  d``, or another witness, on the other: ``a c`` and ``b d`` are majorities, and neither would learn of the other.
 
-What is known is joined: lists by union, what is settled by maximum. So regions that do not agree who votes can still
-not both have a share; they need each other's consent until they do agree. All of it travels in the subscription's
-record, and to voters that have no such record with the question whether they know it.
+Knowledge is joined: lists by union, the settled stamp by maximum. So regions that disagree about the voters can never
+both have a share; they need each other's consent until they agree. All of it travels in the subscription's
+record, and to voters without such a record with the question whether they know it.
 
-With two voters a majority is both. There the *home* of a share needs its own vote alone, everybody else both, and a
-list is settled once the homes of all shares know (``leases.py``).
+With two voters a majority is both. There the *home* of a share needs its own vote alone, any other region both, and a
+list is settled once the homes of all shares know it (``leases.py``).
 """
 
 from __future__ import annotations
@@ -45,9 +47,9 @@ class VoterSets:
     """See the module's text."""
 
     lists: tuple[tuple[Stamp, Voters], ...] = ()
-    """Those that count, by when they were last said. Each is sorted."""
+    """Lists in force, by the stamp at which they were last set. Each is sorted."""
     settled: Stamp = ZERO
-    """Lists said up to then count no more. ``ZERO``: not even the first one does as yet."""
+    """Lists set up to this stamp are no longer in force. ``ZERO``: not even the first one is in force yet."""
 
     @classmethod
     def of(cls, *voters: str) -> VoterSets:
@@ -61,14 +63,14 @@ class VoterSets:
 
     @property
     def voters(self) -> Voters:
-        """All who vote."""
+        """All voters."""
         return tuple(sorted({voter for _, voters in self.lists for voter in voters}))
 
     def has(self, voters: Collection[str]) -> bool:
         return any(set(listed) == set(voters) for _, listed in self.lists)
 
     def is_on_pair(self, voter: str) -> bool:
-        """Is it one of two voters, of which the home is enough?"""
+        """Whether it is one of two voters, of which the home is enough."""
         return any(len(voters) == 2 and voter in voters for _, voters in self.lists)
 
     def joined(self, other: VoterSets) -> VoterSets:
@@ -94,10 +96,10 @@ class VoterSets:
     def may_settle(
         self, wanted: Collection[str], heard: Collection[str], homes: Mapping[Voters, Collection[str]]
     ) -> bool:
-        """Do so many of each other list know all lists that ``wanted`` is enough?
+        """Whether enough voters of each other list know all lists, so that ``wanted`` alone suffices.
 
-        :param heard: who said that it knows.
-        :param homes: of lists of two: the homes of all shares.
+        :param heard: voters that have confirmed.
+        :param homes: for lists of two: the homes of all shares.
         """
         if not self.has(wanted):
             return False
@@ -116,8 +118,8 @@ class VoterSets:
     def settle(self, wanted: Collection[str], stamp: Stamp) -> VoterSets:
         """One list counts from now on, when it is the last that was said; else it is said again, to be heard again.
 
-        So of two regions that know the same and want different lists only one can have its own: each would else let
-        the other's list go. :param stamp: later than all that are known.
+        So of two regions with the same knowledge that want different lists only one can have its own: otherwise each
+        would drop the other's list. :param stamp: later than all known ones.
         """
         kept = tuple(sorted(wanted))
         *others, (said, last) = self.lists
@@ -141,7 +143,7 @@ def majority(voters: Voters) -> int:
 
 
 def home_among(voters: Voters, home: str) -> str:
-    """The home of a share, as far as one list of voters goes."""
+    """The home of a share, within one list of voters."""
     return home if home in voters else voters[0]
 
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Agreeing who votes on the shares of a subscription (R26, ``replication/leases/quorums.py``).
+"""Agreeing on the voters on the shares of a subscription (R26, ``replication/leases/quorums.py``).
 
-A region that knows of a list of voters that does not count alone yet asks all who are on any of its lists whether they
-know of them, until so many said yes that one list is enough. It tells what it knows with the question, so that voters
-hear of it who have no record of the subscription, and hears what they know.
+A region that knows a list of voters that is not the only one in force asks all members of all its lists whether they
+know them, until enough have confirmed that one list suffices. The question carries its knowledge, so that voters
+without a record of the subscription learn it, and the answer carries theirs.
 
-All regions of the topic ask, each on its own, and each may settle it: what is settled joins. They settle on the list
-that their own settings say, and on none while a region that can be reached wants another one: who changes the regions
+All regions of the topic ask, each on its own, and each may settle: what is settled joins. They settle on the list
+in their own settings, and on none while a reachable region wants another one: an operator who changes the regions
 of a topic tells one region after the other.
 """
 
@@ -20,9 +20,9 @@ from meridian_broker.replication.leases.messages import ITEMS_MAX, VotersAnswer,
 from meridian_broker.replication.leases.quorums import Voters, VoterSets
 
 FIRST_MS: Final = 20
-"""What was said in one region reaches the others in its record first."""
+"""A change made in one region first reaches the others in its record."""
 AGAIN_MS: Final = 500
-"""Between questions to one who did not say yes."""
+"""Pause between questions to a voter that has not confirmed."""
 ROUNDS_MS: Final = 10_000
 """The longest between questions: they come ever later."""
 
@@ -68,7 +68,7 @@ class Reconfiguration:
         self._next_ms: int | None = None
 
     def ask(self, subject: Subject) -> None:
-        """Who votes on it is to be agreed; of no effect while it is asked for already."""
+        """Start agreeing on its voters; without effect if that has started already."""
         if subject not in self._open:
             self._open[subject] = _Question(self._now_ms() + FIRST_MS)
             self._wake(self._open[subject].next_ms)
@@ -85,7 +85,7 @@ class Reconfiguration:
         self._next_ms = at_ms if self._next_ms is None else min(self._next_ms, at_ms)
 
     def tick(self) -> None:
-        """Ask what is due."""
+        """Send the questions that are due."""
         now = self._now_ms()
         if self._next_ms is None or now < self._next_ms:
             return
@@ -119,7 +119,7 @@ class Reconfiguration:
             self._send(voter, VotersAsk(tuple(items)))
 
     def asked(self, ask: VotersAsk, reply: Callable[[VotersAnswer], None]) -> None:
-        """Somebody wants to know what is known here."""
+        """Another region asks for this region's knowledge."""
 
         def answer(item: VotersItem) -> Heard:
             def heard(known: VoterSets, wanted: Voters) -> None:
@@ -135,7 +135,7 @@ class Reconfiguration:
         self.answered(self._me, answer)
 
     def answered(self, voter: str, answer: VotersAnswer) -> None:
-        """A voter said what it knows."""
+        """A voter answered with its knowledge."""
         for item in answer.items:
             subject = (item.topic, item.subscription)
             question, known = self._open.get(subject), self._directory.known(subject)
@@ -164,10 +164,10 @@ class _Question:
     next_ms: int
     wait_ms: int = AGAIN_MS
     mark: int = 0
-    """Of what was asked."""
+    """Mark of the lists that were asked about."""
     heard: set[str] = field(default_factory=set)
     wanted: dict[str, Voters] = field(default_factory=dict)
-    """Voter -> what its own settings say, or nothing."""
+    """Voter -> the list in its own settings, or nothing."""
 
     def follow(self, known: VoterSets) -> None:
         if self.mark != known.mark:

@@ -19,7 +19,7 @@ class Renewals:
         """Each claim with the number of the last question that was put before it was granted."""
 
     def granted(self, voter: str, claim: Claim, number: int) -> None:
-        """The voter promised it by name. :param number: of the last question that was put, to whomever."""
+        """The voter granted it by name. :param number: of the last question sent, to any voter."""
         if voter in claim.by_name:
             granted = self._granted.get(voter)
             if granted is None:
@@ -34,7 +34,7 @@ class Renewals:
             claim.by_name.add(voter)
 
     def left(self, claim: Claim) -> None:
-        """It is not to be renewed as it is: whoever is asked for it again is asked by name."""
+        """It cannot be renewed unchanged: it is requested by name from every voter."""
         for voter in claim.voters:
             self.refused(voter, claim)
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The voter's side of leases: to whom this voter promised a stream, and until when by its own clock (R26).
+"""The voter's side of leases: to which holder this voter promised a stream, and until when by its own clock (R26).
 
-A vote is a promise not to vote for anybody else before its time is over. It is durable before it is given. A voter that
-comes back does not know how long ago it gave what it finds on its disk, so it counts every vote for its whole length
-from then. So a renewal has nothing new to say there; but a voter that was replaced meanwhile must find out that it was
-before it renews what its successor may have given to somebody else. One record for all that is renewed together does.
+A vote is a promise not to vote for another holder before it expires. It is durable before it is given. A voter that
+restarts does not know when it gave the votes on its disk, so it counts each for its whole duration from then on. So a
+renewal need not be written individually; but a voter that was replaced meanwhile must notice that before it renews what
+its successor may have granted to another holder. One record for all renewals of a message is enough.
 
-The term of a stream only grows. It keeps what was said in an earlier attempt, and arrives late, from counting in a
+The term of a stream only grows. It prevents a late answer to an earlier attempt from counting in a
 later one.
 """
 
@@ -54,9 +54,9 @@ class Vote:
     until_ms: int = 0
     """By this voter's monotone clock; not kept on disk."""
     mark: int = 0
-    """Of what voters were known when it was given or renewed; 0: in an earlier life, nobody remembers."""
+    """Mark of the voters known when it was given or renewed; 0: given in an earlier life, so not known."""
     home: str = ""
-    """Of the stream, as its holder said when it asked."""
+    """Home of the stream according to its holder's request."""
     is_written: bool = False
     basis: VoteBasis | None = None
     """None: it is renewed by name only."""
@@ -67,7 +67,7 @@ class Vote:
 
     @property
     def ballot(self) -> tuple[str, int, int]:
-        """What is on the disk of it."""
+        """The part that is on disk."""
         return self.holder, self.term, self.duration_ms
 
 
@@ -79,7 +79,7 @@ class Ballots(Protocol):
         here."""
 
     def has(self, stream: Stream, vote: Vote) -> bool:
-        """Is this what was written last, where the stream is kept now? It may have been made anew since."""
+        """Whether this is the last written vote where the stream is kept now; it may have been created again since."""
 
     def basis(self, stream: Stream) -> VoteBasis | None:
         """What ``voter_sets`` and ``has`` rest on now; None: it cannot be said."""
@@ -88,8 +88,8 @@ class Ballots(Protocol):
         """``confirmed`` once it is sure that no later broker has begun to vote for this voter."""
 
     def write(self, votes: list[tuple[Stream, Vote]], durable: Callable[[list[Stream]], None]) -> None:
-        """Write votes down. ``durable`` hears, once or several times, of which streams that is done; never of those
-        that could not be written."""
+        """Write votes down. ``durable`` is called, once or several times, with the streams whose votes are durable;
+        never for votes that could not be written."""
 
 
 class Voter:
@@ -123,18 +123,19 @@ class Voter:
             self._granted.setdefault(vote.holder, GrantDigests(vote.holder)).put(item, vote)
 
     def found(self, stream: Stream, holder: str, term: int, duration_ms: int, now_ms: int) -> None:
-        """A vote on disk: it counts for its whole length from now on. Of several the one of the highest term counts."""
+        """A vote on disk: it counts for its whole duration from now on. Of several the one with the highest term
+        counts."""
         before = self.votes.get(stream)
         if before is None or (before.term < term and before.mark == 0):
             self._put(stream, Vote(holder, term, duration_ms, now_ms + duration_ms, is_written=True))
 
     def is_clean(self, topic: str, subscription: str, mark: int, now_ms: int) -> bool:
-        """Is nothing binding that was promised when less was known of who votes?"""
+        """Whether no promise is binding that was made with other known voters."""
         streams = ((topic, subscription, origin) for origin in self._origins.get((topic, subscription), ()))
         return all(vote.mark == mark for stream in streams if (vote := self.promised(stream, now_ms)) is not None)
 
     def tidy(self, now_ms: int) -> None:
-        """Let go of votes that bind nobody and whose streams are not served here; those on disk are found again."""
+        """Drop votes that no longer bind and whose streams are not served here; those on disk are found again."""
         for stream, vote in list(self.votes.items()):
             if not vote.is_released and now_ms < vote.until_ms:
                 continue
@@ -152,7 +153,7 @@ class Voter:
         return vote if vote is not None and not vote.is_released and now_ms < vote.until_ms else None
 
     def asked(self, ask: LeaseAsk, reply: Reply, now_ms: int) -> None:
-        """Somebody wants streams. What is refused is answered at once, what is granted once it is durable."""
+        """A candidate requests streams. Refusals are answered at once, grants once they are durable."""
         refused: list[AnswerItem] = []
         renewed: list[tuple[Stream, Vote]] = []
         granted: list[tuple[Stream, Vote]] = []

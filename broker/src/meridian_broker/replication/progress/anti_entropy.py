@@ -2,13 +2,14 @@
 """Finding and closing differences: digests out and in, questions, states (R19).
 
 A DIGEST of topics is compared; for a topic that differs its subscriptions are listed, for a subscription that differs
-its ledgers, and the state of those ledgers travels. Each side asks only for what the other may have more of, so both
-directions heal by both sides' digests; a side without a link of its own to the peer answers a differing digest with
+its ledgers, and the state of those ledgers travels. Each side asks only for parts of which the other may have more, so
+both directions heal by both sides' digests; a side without its own link to the peer answers a differing digest with
 its own listing, on the peer's link.
 
-Comparison holds at a cut. A DIGEST names the last delta sent before it and the last of ours it contains. It waits until
-the former is durable here, and a topic of which we sent later deltas, or that a third region's merge just changed, is
-left for the next time, at most ``digest_skips`` times in a row, so a topic that is never quiet is healed too.
+Digests are compared at a consistent cut. A DIGEST names the last delta sent before it and the last of ours it contains.
+It waits until the former is durable here. A topic for which we sent later deltas, or that a third region's merge just
+changed, is deferred to the next round, at most ``digest_skips`` times in a row, so a topic that is never quiet is
+healed, too.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from meridian_broker.replication.progress.tree_comparison import Summing
 ANNOUNCE_PAUSE_MS: Final = 10
 """Between two messages of one round of digests."""
 RECONSIDERED: Final = 1000
-"""Topics that are held back of which a round looks whether they still have to be."""
+"""Number of held-back topics that one round checks again."""
 
 
 class Comparing:
@@ -50,16 +51,16 @@ class Comparing:
         self._summing = Summing(context, self.announce_some)
 
     def count_some(self, peer: Peer) -> None:
-        """Go on with what must be counted before everything can be compared at once."""
+        """Continue counting topics, which must be complete before everything can be compared at once."""
         self._summing.go_on(peer)
 
-    # -- our state, told
+    # -- sending our state
 
     def announce(self, peer: Peer, *, is_new: bool = False) -> None:
-        """Begin a round: one number for all topics that we share, or one digest per topic, a message at a time.
+        """Begin a round: one number for all topics shared with the peer, or one digest per topic, a message at a time.
 
-        :param is_new: the link is. What differs is compared now, whatever is in motion: anything may have been missed
-            while there was no link.
+        :param is_new: the link is new. Differences are compared now, even with changes in flight: anything may have
+            been missed while there was no link.
         """
         context = self._context
         peer.forget_confirmed()
@@ -128,7 +129,7 @@ class Comparing:
             self._context.counters.digests_sent += 1
 
     def answer(self, peer: Peer, fetch: Fetch, reply: Reply) -> None:
-        """List or send what the peer asked for. What is not here (any more) is left out."""
+        """List or send what the peer asked for. Whatever is not here (any more) is left out."""
         context, limits = self._context, self._context.limits
         listings: list[TopicDigest] = []
         items: list[StateItem] = []
@@ -139,7 +140,7 @@ class Comparing:
         for question in fetch.questions[: limits.items_per_message]:
             if context.objection(peer.region, question.topic, context.host.incarnation(question.topic)) is not None:
                 continue
-            peer.release(question.topic)  # whoever asks has seen our incarnation and has no objection
+            peer.release(question.topic)  # the asking region has seen our incarnation and has no objection
             if not question.state:
                 listings.extend(self._listing(peer, question.topic, question.subscription))
                 continue
@@ -221,7 +222,7 @@ class Comparing:
             elif not self._moving(peer, digest, theirs, pending):
                 self._context.counters.topics_differing += 1
                 questions.append(Question(theirs.topic))
-        # A link keeps the order: what was sent before this digest and did not come, will not come.
+        # A link keeps the order: a delta sent before this digest that did not arrive will not arrive any more.
         incoming.highest = max(incoming.highest, digest.sent)
         if questions:
             reply(Fetch(tuple(questions)))
@@ -232,7 +233,7 @@ class Comparing:
             listings = (piece for topic in asked for piece in self._listing(peer, topic, None))
             self._tell(peer, chain(ours, listings), reply, answer=True)
         elif peer.version >= PARTS_VERSION and not digest.answer:
-            # What it could not tell us has come all the same: it is to know, for it may find no other quiet moment.
+            # What it could not send has arrived nevertheless: tell it, because it may find no other quiet moment.
             healed = [
                 one.topic for one in digest.topics if one.forced and one.topic in peer.even and one not in differing
             ]
@@ -307,7 +308,7 @@ class Comparing:
             peer.want([Question(topic, name, state=True, keys=keys if few else None)])
         peer.catching.listed(topic)
 
-    # -- what differs, fetched
+    # -- fetching differences
 
     def ask(self, peer: Peer) -> None:
         """Ask for the next subscriptions that are wanted, when at least half the window is free."""
@@ -321,7 +322,7 @@ class Comparing:
             peer.catching.drained()
 
     def take(self, peer: Peer, state: State) -> None:
-        """Merge what came; a subscription that is absent here is made from it (R15)."""
+        """Merge received state; a subscription that is missing here is created from it (R15)."""
         for item in state.items:
             self._take_item(peer, item)
 

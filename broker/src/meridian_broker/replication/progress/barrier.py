@@ -2,8 +2,8 @@
 """The moment of a switch (R20): pull everything before the first dispatch, push everything before a close is answered.
 
 Either is enough for a planned switch without repeats; together they also cover a region that could do only its half.
-Both ask the regions that can be reached, wait for them at most ``barrier_ms``, and say who is missing and why. A region
-that refuses to answer the first is asked again (``barrier_refusals.py``).
+Both ask the regions that can be reached, wait for them at most ``barrier_ms``, and report which are missing and why. A
+region that refuses to answer the pull is asked again (``barrier_refusals.py``).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Barriers:
     def pull(
         self, key: SubscriptionKey, done: Callable[[WaitResult], None], regions: Collection[str] | None = None
     ) -> None:
-        """Ask every reachable region for what it knows and we do not, whatever it was last seen to object to: what it
-        says now counts.
+        """Ask every reachable region for progress that we lack, whatever its last known objection: its answer
+        now counts.
 
-        :param regions: ask these only.
+        :param regions: ask only these.
         """
         host = self._context.host
         progress = host.progress(*key)
@@ -59,7 +59,7 @@ class Barriers:
         self._waits.end_if_complete(wait)
 
     def push(self, key: SubscriptionKey, done: Callable[[WaitResult], None]) -> None:
-        """Wait until every reachable region confirmed what it was, or ought to have been, offered."""
+        """Wait until every reachable region has confirmed everything that it was, or should have been, offered."""
         host = self._context.host
         if self._waits.full:
             done(WaitResult(frozenset(), dict.fromkeys(self._context.others_of(key[0]), TOO_MANY)))
@@ -69,7 +69,7 @@ class Barriers:
         for peer in peers:
             wait.waiting[peer.region] = set()
         whole = host.progress(*key)
-        if whole is None or not peers:  # nothing is told, so nothing has to be on the disk first
+        if whole is None or not peers:  # nothing is sent, so nothing has to be on disk first
             self._push_to(wait, peers, None, None)
             return
         whole, record = whole.copy(), host.record(*key)
@@ -106,14 +106,14 @@ class Barriers:
         self._waits.end_if_complete(wait)
 
     def answer(self, peer: Peer, question: Barrier, reply: Reply) -> None:
-        """Tell a region what it lacks."""
+        """Send a region the progress that it lacks."""
         host, topic, name = self._context.host, question.topic, question.subscription
         objection = self._context.objection(peer.region, topic, question.incarnation)
         if objection is not None:
             reply(BarrierDone(question.number, reason=objection[1]))
             return
         if not host.is_served(topic):
-            # Progress that is on disk and not in memory is no reason to say that there is none.
+            # Progress that is on disk but not in memory is no reason to answer that there is none.
             host.open_soon(topic)
             reply(BarrierDone(question.number, reason=f"{host.region} has not opened {topic}"))
             return
@@ -127,7 +127,7 @@ class Barriers:
             have = {item.key: item.digest for item in question.keys}
             lacking = [key for key, digest in progress.digests().items() if have.get(key) != digest]
             part = progress.extract(lacking) if lacking else None
-            wants_record |= (ZERO, "", FLOOR) in lacking  # it was deleted here, or made by somebody else
+            wants_record |= (ZERO, "", FLOOR) in lacking  # deleted here, or created by another region
         encoded = b"" if part is None else part.encode()
         record = host.record(topic, name) if wants_record else None
         text = self._context.limits.objection(encoded, record)
@@ -140,7 +140,7 @@ class Barriers:
         )
 
     def answered(self, peer: Peer, answer: BarrierDone) -> None:
-        """A region told what it knows: the barrier passes it once that is durable here."""
+        """A region sent its progress: the barrier is passed once that is durable here."""
         wait = self._waits.get(answer.number)
         if wait is None:
             return

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Barriers that a region refuses to answer (R20): asked again until it answers, or until patience is over.
+"""Barriers that a region refuses to answer (R20): asked again until it answers, or until a time limit.
 
-A region that cannot be reached is passed over at once, for nobody knows when it will be back. One that is there and
-says "I have not opened that topic yet", or "I know of another deletion", may well know acknowledgements that are not
-here, and will tell in a moment. To dispatch without them would repeat messages that the barrier is there to filter. So
-dispatch waits, and the status of the subscription says for whom. It does not wait for ever: a contradiction that only a
-person can settle must not stop consumers.
+A region that cannot be reached is skipped at once, because its return is not predictable. One that is reachable and
+answers "I have not opened that topic yet", or "I know of another deletion", may well have acknowledgements that are
+missing here, and will send them in a moment. Dispatching without them would repeat messages that the barrier exists to
+filter. So dispatch waits, and the subscription's status names the region. It does not wait forever: a conflict that
+only an operator can resolve must not stop consumers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from meridian_broker.replication.progress.waits import WaitResult, Waits
 AGAIN_MS: Final = 100
 """Between two questions to a region that refused."""
 PATIENCE_MS: Final = 5000
-"""For so long the first refusal holds dispatch back. By then digests were compared as well."""
+"""How long refusals delay dispatch. By then digests were compared as well."""
 AT_ONCE: Final = 256
 """Barriers asked again in one turn, ..."""
 PAUSE_MS: Final = 10
@@ -37,7 +37,7 @@ Ask = Callable[[SubscriptionKey, Done, Collection[str] | None], None]
 
 @dataclass(slots=True)
 class _Refused:
-    """A barrier of one subscription that waits to be asked again, for all who wait for it."""
+    """A barrier of one subscription that will be asked again, for everyone who waits for it."""
 
     incarnation: str
     since_ms: int

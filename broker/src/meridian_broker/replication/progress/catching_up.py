@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether this region has all that was acknowledged in a peer when our link to it came up: may consumers come back?
+"""Whether this region has everything that was acknowledged in a peer when our link to it came up: may consumers return?
 
-Comparisons heal whatever was missed while a link was down, or while this broker was, and nobody says when they are
-through: under traffic the two regions' numbers are rarely equal at the moment at which they are compared. So the topics
-that a comparison on this link found to differ are noted, and struck out once they are found equal, or once all that was
-asked for because of them was merged. The first round of a link compares every topic, whatever is in motion. When the
-second one begins its list is complete; once nothing of it is left this region has *caught up*, and deltas keep it so.
+Comparisons heal whatever was missed while a link, or this broker, was down, but there is no signal that they are
+complete: under traffic the two regions' numbers are rarely equal at the moment at which they are compared. So the
+topics that a comparison on this link found to differ are listed, and removed once they are found equal, or once
+everything requested because of them was merged. The first round of a link compares every topic, even with changes in
+flight. When the second one begins the list is complete; once it is empty this region has *caught up*, and deltas keep
+it so.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class CatchingUp:
         self._is_over = self._is_overfull = False
 
     def round(self, now_ms: int) -> None:
-        """The peer told what it holds, or began to."""
+        """The peer reported its state, or began to."""
         self._first_ms = now_ms if self._first_ms is None else self._first_ms
         self._last_ms = now_ms
 
@@ -65,7 +66,7 @@ class CatchingUp:
             self._owed.difference_update(topics)
 
     def listed(self, topic: str) -> None:
-        """The peer told what it has of the topic; what we lack is asked for."""
+        """The peer listed its progress of the topic; the missing parts are requested."""
         if topic in self._owed:
             self._listed.add(topic)
 

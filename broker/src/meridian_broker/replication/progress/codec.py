@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages of the progress exchange <-> commands of the wire (``peer.proto``).
 
-Reading trusts nothing: whatever a peer sends that has the right types comes out as a message the exchange can judge;
-everything else is a ``PeerFormatError``. Encoded progress and records pass through unread.
+Decoding trusts nothing: everything from a peer that has the right types becomes a message that the exchange can judge;
+everything else is a ``PeerFormatError``. Encoded progress and records pass through undecoded.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from meridian_broker.wire.pulsar.encode import simple
 
 
 class PeerFormatError(ValueError):
-    """A peer sent a command of the exchange that is none: the peer's fault, or a version that is too far away."""
+    """A peer sent an invalid exchange command: the peer's fault, or a version that is too different."""
 
 
 def encode(message: PeerMessage) -> bytes:

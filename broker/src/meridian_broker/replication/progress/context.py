@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the parts of the progress exchange share: the host, the peers' books, the digests, counters and the time."""
+"""Shared by the parts of the progress exchange: the host, the peers' state, the digests, counters and the time."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class ExchangeContext:
         self._undurable: Counter[str] = Counter()
         """Topic -> changes that the host holds and a crash would still lose."""
         self.wake: Callable[[], None] = lambda: None
-        """Asks for a ``tick`` soon: things become durable in nobody's turn."""
+        """Asks for a ``tick`` soon: writes become durable outside of any call."""
 
     def others_of(self, topic: str) -> list[str]:
         """The topic's other regions, in a fixed order."""
@@ -170,8 +170,8 @@ class ExchangeContext:
     def held(self, peer: Peer, topic: str) -> str:
         """Why nothing of the topic is offered to the peer now; empty: it may be.
 
-        What the peer showed of the topic, or refused, is judged by what is known here now: this region may have learned
-        of the same deletion meanwhile.
+        The peer's last view of the topic, or its refusal, is judged by what is known here now: this region may have
+        learned of the same deletion meanwhile.
         """
         held = peer.waiting.get(topic)
         if held is None:
@@ -185,20 +185,20 @@ class ExchangeContext:
             return ""
         return held.trouble.text
 
-    # -- what may be told (R10, R60)
+    # -- permission to send (R10, R60)
 
     def is_now(self, topic: str, incarnation: str) -> bool:
-        """Whether this is the topic's incarnation still. What was said of one that was deleted is told nobody (R8)."""
+        """Whether this is still the topic's incarnation. Changes of a deleted one are not sent to anyone (R8)."""
         return self.host.incarnation(topic) == incarnation
 
     def told_once_durable(self, durable: WhenDurable, tell: Callable[[str], None]) -> None:
-        """The one gate before whatever leaves: state that was taken from memory is told once it is on disk.
+        """The one gate for everything that leaves: state that was read from memory is sent once it is on disk.
 
-        A broker that is killed in between, or was replaced and cannot write any more, would otherwise have told what
-        is on record nowhere, as acknowledged by a region that knows nothing of it. Where nothing is on its way to the
-        disk, and that is nearly always, it is told at once.
+        Otherwise a broker that is killed in between, or was replaced and cannot write any more, would have reported
+        acknowledgements that are recorded nowhere, on behalf of a region that knows nothing of them. If no write is in
+        flight, which is nearly always the case, it is sent at once.
 
-        :param tell: called with why it never will be durable; with nothing when it is.
+        :param tell: called with the reason if it will never be durable; with an empty text when it is.
         """
 
         def settled(error: LedgerError | None) -> None:
@@ -208,7 +208,7 @@ class ExchangeContext:
         durable(settled)
 
     def show(self, topic: str, tell: Callable[[str], None]) -> None:
-        """The same of what the host has just said about a topic."""
+        """The same for changes that the host has just reported for a topic."""
         self.told_once_durable(partial(self.host.when_durable, topic), tell)
 
     def changed(self, key: SubscriptionKey, durable: WhenDurable, tell: Callable[[], None]) -> None:
@@ -230,7 +230,7 @@ class ExchangeContext:
         if not self._undurable[topic]:
             del self._undurable[topic]
 
-    # -- what a region told
+    # -- receiving from a region
 
     def merge(
         self,
@@ -241,7 +241,7 @@ class ExchangeContext:
         record: bytes | None,
         settled: Settled,
     ) -> None:
-        """Judge what a region sent and merge it; ``settled`` is told how it ended, now or later."""
+        """Check a region's message and merge it; ``settled`` is called with the outcome, now or later."""
         topic, subscription = key
         objection = self.objection(region, topic, incarnation)
         if objection is None and record is None and self.host.progress(topic, subscription) is None:
@@ -268,7 +268,7 @@ class ExchangeContext:
 
         self._merged_at.setdefault(topic, {})[region] = self.now_ms
         for other in self.peers.values():
-            if other.region != region:  # it may not have heard of this, and not learn of it from whoever acked
+            if other.region != region:  # it may lack this, and may not get it from the acknowledging region
                 other.even.discard(topic)
         self._undurable[topic] += 1
         self.digests.mark(topic, subscription)
@@ -278,8 +278,8 @@ class ExchangeContext:
             durable(str(error))
 
     def unsettled(self, topic: str, peer: str) -> bool:
-        """The topic's digest is not the last word: something is not durable yet, or a third region that is still
-        reachable told us something a moment ago, and is telling the peer too."""
+        """The topic's digest is not final: a change is not durable yet, or a third region that is still
+        reachable sent us a change a moment ago, and is sending it to the peer, too."""
         if topic in self._undurable:
             return True
         since = self.now_ms - SETTLE_MS
@@ -289,7 +289,7 @@ class ExchangeContext:
         )
 
     def unsettled_topics(self, peer: str) -> set[str]:
-        """All topics of which that is so."""
+        """All topics with digests that are not final."""
         topics = self._undurable.keys() | self._merged_at.keys()
         return {topic for topic in topics if self.unsettled(topic, peer)}
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Deltas out and in: acks on their way to every peer, confirmations, and passing on (R13, R18, R19).
 
-Out: what is offered waits in the peer's queue and leaves as DELTA messages of several subscriptions. In: each item is
+Out: offered progress waits in the peer's queue and leaves as DELTA messages of several subscriptions. In: each item is
 judged on its own, and the message is confirmed when the last of them is durable or refused.
 
-Passing on: an item names the regions its sender has no link to; a receiver that has one hands the item on, marked so
-that it travels no further. With all links up nothing is passed on, so an ack costs one message per other region.
+Passing on: an item names the regions its sender has no link to; a receiver that has one forwards the item, marked so
+that it is not forwarded again. With all links up nothing is passed on, so an ack costs one message per other region.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Deltas:
     ) -> None:
         """Queue progress of ours for every peer of the topic.
 
-        :param incarnation: of the topic of which it was said.
+        :param incarnation: the topic's incarnation that the progress belongs to.
         """
         if not self._context.is_now(key[0], incarnation):
             return
@@ -71,9 +71,9 @@ class Deltas:
                 self.offer((topic, subscription), pending.delta, pending.incarnation, record=pending.record)
 
     def send_due(self, peer: Peer, *, at_once: bool = False) -> None:
-        """Send what waits for the peer, as far as it is due and the window allows.
+        """Send queued deltas to the peer, as far as they are due and the window allows.
 
-        :param at_once: do not wait for neighbours.
+        :param at_once: do not wait to combine with later ones.
         """
         while peer.send is not None:
             due = peer.due_ms()
@@ -87,7 +87,7 @@ class Deltas:
                 peer.send(Delta(number, tuple(items)))
 
     def expire(self, peer: Peer, before_ms: int) -> None:
-        """Give up what the peer has not confirmed for too long; digests take over."""
+        """Give up deltas that the peer has not confirmed for too long; digests take over."""
         for flight in peer.expire(before_ms):
             self._context.counters.given_up += 1
             self._waits.delta_lost(peer.region, flight.keys(), NOT_CONFIRMED)
@@ -132,12 +132,12 @@ class Deltas:
         return DeltaItem(topic, subscription, pending.incarnation, encoded, pending.record, unreached, passed_on)
 
     def _is_of_the_past(self, peer: Peer, key: PendingKey, pending: Pending) -> None:
-        """The topic was deleted since: of what is there now, that says nothing."""
+        """The topic was deleted since: the delta does not apply to its successor."""
         peer.lag.taken_back(key[:2], pending)
         self._waits.delta_lost(peer.region, [key[:2]], DELETED)
 
     def _encode(self, delta: Progress) -> bytes:
-        """Peers without a queue get the same delta, which nobody changes: encode it once."""
+        """Peers without a queue get the same, immutable delta: encode it once."""
         if self._encoded is None or self._encoded[0] is not delta:
             self._encoded = delta, delta.encode()
         return self._encoded[1]
@@ -243,9 +243,9 @@ class Deltas:
         settle()
 
     def _pass_on(self, peer: Peer, item: DeltaItem, delta: Progress) -> None:
-        """Hand a merge on to the regions its sender has no link to, once (R19).
+        """Forward a merge to the regions its sender has no link to, once (R19).
 
-        Not what was left where it was, as the replicated flag is off here: it is on no disk of this region (R60).
+        Not a change that was ignored because the replicated flag is off here: it is not on this region's disk (R60).
         """
         context = self._context
         if item.passed_on or not context.is_now(item.topic, item.incarnation):
@@ -260,5 +260,5 @@ class Deltas:
             other = context.peers[region]
             if other.offer(key, delta, incarnation=item.incarnation, now_ms=context.now_ms, record=item.record):
                 context.counters.items_passed_on += 1
-                # At once: merges become durable in nobody's turn, so no ``tick`` may be near.
+                # At once: merges become durable outside of any call, so the next ``tick`` may be far away.
                 self.send_due(other, at_once=True)

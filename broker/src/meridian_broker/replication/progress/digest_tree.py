@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One number for all topics that are shared with a region, and a tree below it: what an idle exchange costs (R19).
+"""One number for all topics shared with a region, and a tree below it: keeps the cost of an idle exchange low (R19).
 
-Regions at rest compare that one number every few seconds, whatever they hold, and when they connect. Where it differs,
-256 numbers tell in which *buckets* of topics, 64 numbers of each such bucket in which *parts* of it, and the digests of
-those topics travel, as they do for topics that are in motion. So what a comparison costs goes with what differs.
+Regions at rest compare that one number every few seconds, whatever they hold, and when they connect. If it differs,
+256 numbers show in which *buckets* of topics, 64 numbers of each such bucket in which *parts* of it, and the digests of
+those topics travel, as they do for topics with changes in flight. So the cost of a comparison depends on what differs.
 
-The numbers are sums over topics, kept up to date where something was marked as changed. A topic's regions and its
-incarnation change without a mark, so a part of all topics is counted again each round; a number that is out of date
-differs, and costs a listing, or says of a topic what was true some minutes ago: records of such changes travel by
+The numbers are sums over topics, updated for topics that are marked as changed. A topic's regions and its
+incarnation change without a mark, so a fraction of all topics is counted again each round; a number that is out of date
+differs, and costs a listing, or describes a topic as it was some minutes ago: records of such changes travel by
 themselves.
 """
 
@@ -19,9 +19,9 @@ from typing import Final
 
 BUCKETS: Final = 256
 PARTS: Final = 64
-"""Of a bucket."""
+"""Parts per bucket."""
 RECOUNT_ROUNDS: Final = 60
-"""In so many rounds each topic is counted again."""
+"""Number of rounds in which each topic is counted again."""
 _MASK: Final = (1 << 64) - 1
 _EMPTY: Final[Mapping[str, tuple[int, int]]] = {}
 
@@ -43,19 +43,19 @@ def bucket_of(topic: str) -> int:
 
 
 class Summary:
-    """The numbers of what is shared with one region."""
+    """The numbers for what is shared with one region."""
 
     __slots__ = ("_all", "_changed", "_counted", "_number", "_of_all", "_recount", "buckets")
 
     def __init__(self, number: Callable[[str], tuple[int, int]], topics: Collection[str]) -> None:
         """
-        :param number: of a topic, 0 when it is not shared; and what it cost, in subscriptions looked at.
-        :param topics: those there are, now and later: also those that are not shared yet are counted again.
+        :param number: number of a topic, 0 when it is not shared; and the cost, in subscriptions examined.
+        :param topics: a live set of topics: those that are not shared yet are counted again, too.
         """
         self._number = number
         self._all = topics
         self._counted: dict[int, dict[str, tuple[int, int]]] = {}
-        """Of each bucket that is not empty: topic -> its part, and what it adds."""
+        """Per non-empty bucket: topic -> its part, and its contribution."""
         self._changed: set[str] = set(topics)
         self._recount: list[str] = []
         self.buckets = [0] * BUCKETS
@@ -63,11 +63,11 @@ class Summary:
         """The one number; None: a bucket's changed since it was worked out."""
 
     def changed(self, topic: str) -> None:
-        """Count it anew before the numbers are asked for."""
+        """Count it again before the numbers are next used."""
         self._changed.add(topic)
 
     def begin_round(self) -> None:
-        """Some topics of which nobody said that they changed are counted again."""
+        """Count some topics again that were not marked as changed."""
         if not self._recount:
             self._recount = list(self._all)
         share = -(-len(self._all) // RECOUNT_ROUNDS)
@@ -75,7 +75,8 @@ class Summary:
         del self._recount[:share]
 
     def count(self, topics: int, subscriptions: int) -> bool:
-        """Count so many topics that changed, or as many as have so many subscriptions; the last may have more.
+        """Count up to this many changed topics, or until their subscriptions exceed the limit; the last one may exceed
+        it.
 
         :returns: whether nothing is left for ``work_out``.
         """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digests of what this region holds: one number per topic, per subscription, and per ledger of a subscription.
+"""Digests of this region's progress: one number per topic, per subscription, and per ledger of a subscription.
 
 A topic's number is the sum of its subscriptions' numbers, so one changed subscription costs one hash and an idle topic
-costs nothing but its name on the wire. Comparison goes down only where numbers differ: topic, subscription, ledger,
+costs nothing but its name on the wire. Comparison descends only where numbers differ: topic, subscription, ledger,
 and then the state of those ledgers travels. The numbers are 64 bits of BLAKE2b over values that both sides compute from
 their own state; they guard against accidents between regions that trust each other, not against forgery.
 """
@@ -82,7 +82,7 @@ class DigestCache:
             summary.changed(topic)
 
     def summary(self, region: str) -> Summary:
-        """The numbers of what is shared with a region."""
+        """The numbers for what is shared with a region."""
         found = self._summaries.get(region)
         if found is None:
             source = self._source
@@ -98,11 +98,11 @@ class DigestCache:
         return found
 
     def forget_summary(self, region: str) -> None:
-        """The region is no longer spoken to."""
+        """The region is no longer a peer."""
         self._summaries.pop(region, None)
 
     def refresh_topics(self) -> None:
-        """Learn of topics that came, were loaded, or went, without anybody marking anything of them."""
+        """Find topics that were added, loaded or removed without a mark."""
         present = set(self._source.replicated_topics())
         for topic in present - self._topics.keys():
             self._topics[topic] = {}
@@ -191,7 +191,7 @@ class DigestCache:
         self._take_off(topic, known.get(subscription))
         known[subscription] = entry
         self._sums[topic] = (self._sums.get(topic, 0) + entry.digest) & _MASK
-        self._tell_summaries(topic)  # it may have been loaded, and nobody marked it
+        self._tell_summaries(topic)  # it may have been loaded without a mark
         return entry
 
     def _take_off(self, topic: str, entry: _Entry | None) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why this region and another one do not know the same acknowledgements: what ends before consumers come back."""
+"""Why this region and another one do not know the same acknowledgements: all of it must end before consumers return."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SHOWN: Final = 100
 
 
 def apart_from(context: ExchangeContext, peer: Peer) -> dict[str, str]:
-    """A reason for each topic, for each subscription as ``TOPIC NAME``, or for everything, under the empty name. None:
-    whoever consumed there can go on here. A link that is down is not told here."""
+    """A reason for each topic, for each subscription as ``TOPIC NAME``, or for everything, under the empty name. No
+    reasons: the peer's consumers can continue here. A link that is down is not reported here."""
     found: dict[str, str] = {}
     if peer.incompatible:
         found[""] = f"{Why.OTHER_VERSION}: {peer.incompatible}"

@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """The progress exchange: how an ack made in one region becomes known, durably, in all others (R10, R13, R15, R18-R20).
 
-One per broker, without sockets and without a clock: messages come in by ``received``, time by ``tick``, and what is to
-be sent goes out through the callables given to ``connected`` and ``received``. Three ways lead from region to region:
+One per broker, without sockets and without a clock: messages come in by ``received``, time by ``tick``, and messages to
+send go out through the callables given to ``connected`` and ``received``. Progress reaches other regions in three ways:
 
-* **Deltas**, for speed. Each change of progress goes to each peer at once, or joined with its neighbours a few
+* **Deltas**, for speed. Each change of progress goes to each peer at once, or combined with others a few
   milliseconds later. A peer confirms what it made durable.
-* **Digests**, for certainty. On connect and every few seconds regions compare what they hold; only what differs
-  travels. Whatever deltas missed (a link that was down, a full queue, a crash) is healed here, and only here.
+* **Digests**, for certainty. On connect and every few seconds regions compare what they hold; only differences
+  travel. Whatever deltas missed (a link that was down, a full queue, a crash) is healed here, and only here.
 * **Barriers and flushes**, for the moment of a switch: pull everything before the first dispatch, push everything
   before a close is answered.
 
 Progress is a join-semilattice, so none of the three has to happen exactly once or in order, and none can take back an
-ack. Nothing here adds to progress either: what is sent is what the host holds, or a part of it.
+ack. Nothing here adds to progress either: only the host's progress, or a part of it, is sent.
 
 Links: per remote region one outgoing link, ours, carries our requests and their answers; the region's own link carries
 its requests, and ``received`` gets the way to answer them. Numbers of DELTA grow over all links to a region, so answers
 that outlive their link cannot be mistaken.
 
-Nothing is told that is not on disk here: deltas, states and answers to barriers are taken from memory, where they are
-newest, and leave once the topic's log has them (``ExchangeContext.told_once_durable``). Digests say of what they are
-not sure (``unsettled``).
+Only durable state is sent: deltas, states and answers to barriers are read from memory, where they are
+newest, and leave once the topic's log has them (``ExchangeContext.told_once_durable``). Digests mark what is
+not final (``unsettled``).
 
 Duties of the caller: call ``tick`` soon after ``wake`` (once per turn of the event loop is best: all acks that became
 durable together become one DELTA) and at ``next_deadline``; call ``merge``'s ``done`` only once durable.
@@ -77,8 +77,8 @@ class PeerStatus:
     pending: int
     """DELTA with this subscription's progress that are queued or unconfirmed."""
     lag_entries: int = 0
-    """Entries acknowledged here that the region has not confirmed as durable; of those before this broker started at
-    least so many (``topics/lifecycle/unconfirmed.py``)."""
+    """Entries acknowledged here that the region has not confirmed as durable; a lower bound for those from before this
+    broker started (``topics/lifecycle/unconfirmed.py``)."""
     lag_ms: int = 0
     """Age of the oldest change that it has not confirmed."""
     reason: str = ""
@@ -86,7 +86,7 @@ class PeerStatus:
     detail: str = ""
     """The same in a sentence, when there is more to say."""
     for_ms: int | None = None
-    """For how long the reason holds; None: since this broker started."""
+    """How long the reason has held; None: since this broker started."""
     sent_ms_ago: int | None = None
     """When the last delta of the subscription was sent to the region; None: none since this broker started."""
     confirmed_ms_ago: int | None = None
@@ -110,12 +110,12 @@ class ProgressExchange:
         ends: EndsSource | None = None,
     ) -> None:
         """
-        :param ends: how far this region has the entries of others; without, it is not compared.
-        :param leases: who speaks with other regions about leases, over the same links.
-        :param coalesce_ms: the longest an ack waits for its neighbours while a DELTA is unconfirmed.
+        :param ends: how far this region has the entries of others; without it, that is not compared.
+        :param leases: handles lease messages over the same links.
+        :param coalesce_ms: the longest an ack waits to be combined with others while a DELTA is unconfirmed.
         :param digest_interval_ms: between comparisons; also how long a DELTA may stay unconfirmed before it is given
             up.
-        :param barrier_ms: the longest a barrier or a flush takes.
+        :param barrier_ms: the maximum duration of a barrier or a flush.
         """
         self._limits = limits or ExchangeLimits()
         self._host = host
@@ -135,7 +135,7 @@ class ProgressExchange:
             leases.links = self
 
     def set_wake(self, wake: Callable[[], None]) -> None:
-        """:param wake: asks for a ``tick`` soon, when something became durable in nobody's turn."""
+        """:param wake: asks for a ``tick`` soon, when something became durable outside of any call."""
         self._context.wake = wake
 
     @property
@@ -150,7 +150,7 @@ class ProgressExchange:
             self._peers[region] = Peer(region, coalesce_ms=self._coalesce_ms, limits=self._limits)
 
     def remove_peer(self, region: str) -> None:
-        """The region is no longer spoken to, and its messages are ignored."""
+        """The region is no longer a peer, and its messages are ignored."""
         if region in self._peers:
             self.disconnected(region, self._context.now_ms)
             del self._peers[region]
@@ -173,7 +173,7 @@ class ProgressExchange:
         send(Hello(PROTOCOL_VERSION, self._host.region, peer.next_number, leases=self.leases is not None))
 
     def disconnected(self, region: str, now_ms: int) -> None:
-        """Our link to the region is down. What was on its way there is offered to the others, to be passed on."""
+        """Our link to the region is down. Deltas in flight to it are offered to the others, to be passed on."""
         self._context.now_ms = now_ms
         peer = self._peers.get(region)
         if peer is None or peer.send is None:
@@ -187,10 +187,10 @@ class ProgressExchange:
         self._deltas.offer_again(region, lost)
         for other in self._peers.values():
             if other.next_digest_ms is not None:
-                # The lost region may have told some of us what it did not tell others.
+                # The lost region may have reached some of us with changes that others lack.
                 other.next_digest_ms = min(other.next_digest_ms, now_ms + self._barrier_ms)
 
-    # -- what happens here, and time
+    # -- local changes, and time
 
     def local_ack(
         self,
@@ -203,13 +203,13 @@ class ProgressExchange:
         record_changed: bool = False,
         entries: int = 0,
     ) -> None:
-        """Progress changed here: acks, a rewind, a new subscription. It leaves with the first ``tick`` after it is
+        """Progress changed here: acks, a rewind, a new subscription. It is sent with the first ``tick`` after it is
         durable.
 
-        :param delta: what changed; kept, so it is not to be changed afterwards.
-        :param durable: asked when it is on disk: the log that it was written to says so.
+        :param delta: the change; kept, so it must not be modified afterwards.
+        :param durable: reports when the change is on disk, from the log that it was written to.
         :param record_changed: the subscription's record changed too; new subscriptions are recognized without it.
-        :param entries: how many entries were acknowledged, for those who ask how far another region is behind.
+        :param entries: how many entries were acknowledged, to compute how far another region is behind.
         """
         self._context.now_ms = now_ms
         key = (topic, subscription)
@@ -221,20 +221,20 @@ class ProgressExchange:
         )
 
     def send_pending(self, now_ms: int) -> None:
-        """Send what waits for its neighbours, as far as windows allow: somebody is about to be told that it is done."""
+        """Send queued deltas now, as far as windows allow, because a client is about to get a confirmation."""
         self._context.now_ms = now_ms
         for peer in self._peers.values():
             if peer.up:
                 self._deltas.send_due(peer, at_once=True)
 
     def tick(self, now_ms: int) -> None:
-        """Do what is due."""
+        """Do everything that is due."""
         self._context.now_ms = now_ms
         if self.leases is not None:  # first, for what is agreed upon is told below
             self.leases.reconfiguration.tick()
         for peer in list(self._peers.values()):
             if peer.next_count_ms is not None and peer.next_count_ms <= now_ms:
-                if peer.up:  # a digest is to hold nothing that was not sent before it
+                if peer.up:  # a digest must only contain changes that were sent before it
                     self._deltas.send_due(peer, at_once=True)
                 self._comparing.count_some(peer)
             if not peer.up:
@@ -252,7 +252,7 @@ class ProgressExchange:
                 self._comparing.announce(peer)
         self._waits.expire(now_ms)
         self._refusals.tick()
-        if self.leases is not None:  # last, for whoever waited may want some now
+        if self.leases is not None:  # last, because waiting callers may want leases now
             self.leases.tick()
 
     def next_deadline(self) -> int | None:
@@ -267,7 +267,7 @@ class ProgressExchange:
                 times.append(None if oldest is None else oldest + self._digest_interval_ms + 1)
         return min((time for time in times if time is not None), default=None)
 
-    # -- what comes from the peer
+    # -- messages of the peer
 
     def received(self, region: str, message: PeerMessage, reply: Reply, now_ms: int) -> None:
         """A message of the region came, on its link or ours. Whatever it says, this does not raise."""
@@ -357,9 +357,9 @@ class ProgressExchange:
     def barrier(self, topic: str, subscription: str, now_ms: int, done: Callable[[BarrierResult], None]) -> None:
         """Pull the newest progress of every reachable region.
 
-        ``done`` is called once all of it is joined here, or after ``barrier_ms``, or at once when nobody can be asked.
+        ``done`` is called once all of it is joined here, or after ``barrier_ms``, or at once if no region can be asked.
         A region that refuses to answer is asked again, and dispatch waits longer for it (``barrier_refusals.py``).
-        What the answers brought is durable then; what came in a delta just before may still be on its way to the disk.
+        The answers' content is durable then; the content of a delta just before may still be on its way to the disk.
         """
         self._context.now_ms = now_ms
         self.counters.barriers += 1
@@ -389,8 +389,8 @@ class ProgressExchange:
         return found
 
     def apart(self, now_ms: int) -> dict[str, dict[str, str]]:
-        """Region -> why it and this region do not know the same, by what that is about: a topic, a subscription of one,
-        or, when it is empty, everything. A link that is down is not told here."""
+        """Region -> why it and this region do not know the same, by subject: a topic, a subscription of one,
+        or, if empty, everything. A link that is down is not reported here."""
         self._context.now_ms = now_ms
         return {region: apart_from(self._context, peer) for region, peer in self._peers.items()}
 
@@ -402,14 +402,14 @@ class ProgressExchange:
         return {region: now_ms - since for region, since in found.items() if since is not None}
 
     def was_away(self, region: str, since_ms: int) -> None:
-        """The region went at that time and was not back before this broker started."""
+        """The region left at that time and had not returned before this broker started."""
         self.add_peer(region)
         if (peer := self._peers.get(region)) is not None:
             peer.behind_since_ms = peer.down_since_ms = since_ms
 
     def was_behind(self, region: str, key: SubscriptionKey, entries: int, since_ms: int) -> None:
-        """It lacks what was acknowledged before this broker started. Of no effect when that is known, or when the
-        region is back: then what it lacks is found by comparison."""
+        """The region lacks entries acknowledged before this broker started. Without effect if that is known, or if the
+        region is back: then comparison finds what it lacks."""
         peer = self._peers.get(region)
         if peer is None or peer.up:
             return

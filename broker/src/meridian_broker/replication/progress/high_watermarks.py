@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far the others have the entries of a region that does not bring them itself (R6).
+"""How far other regions have the entries of an origin that does not send them itself (R6).
 
-While an origin cannot be reached, the others compare, round and round, the last entry that they store of it, of all
-topics they share. Topics stand in the order of a hash of their names, cut into slices of bounded size; a slice is told
-as the numbers of its *buckets*, a few topics each, and the other answers with the ends in those buckets that differ. So
-a round costs some bytes a topic and no look at the disk, and only topics of which the other has more are asked for.
+While an origin cannot be reached, the other regions repeatedly compare the last entry that they store from it, for all
+topics they share. Topics are ordered by a hash of their names, and split into slices of bounded size; a slice is sent
+as the numbers of its *buckets*, a few topics each, and the other region answers with the ends in buckets that differ.
+So a round costs some bytes per topic and no disk access, and only topics of which the other region has more are
+requested.
 
-Each side begins rounds of its own, so nothing follows for the one that is ahead.
+Each side starts its own rounds, so the side that is ahead does nothing.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ TOPICS: Final = 2000
 PER_BUCKET: Final = 16
 """Topics, at most about; at least half of it."""
 ROUND_MS: Final = 5000
-"""From the beginning of a round to that of the next, at least."""
+"""Minimum time from the start of a round to that of the next."""
 ANSWERED: Final = 1000
-"""Topics in one answer; what is left out differs in the next round as well."""
+"""Topics in one answer; those left out differ in the next round as well."""
 HASHED: Final = 5000
 """New topics that are taken up at once."""
 MOST_BITS: Final = 20
@@ -48,7 +49,7 @@ class EndsSource(Protocol):
     """The topics of this region."""
 
     def open_topics(self) -> Set[str]:
-        """Those whose entries are known."""
+        """Topics whose entries are known."""
 
     def end(self, topic: str, origin: str) -> Position:
         """The last entry of an origin that was ever stored here; ``EARLIEST``: none, or the topic is not open."""
@@ -81,7 +82,7 @@ class Ends:
         self._last: tuple[str, str] = ("", "")
 
     def compares_with(self, region: str) -> bool:
-        """Whether the region is compared with, when told to."""
+        """Whether the region can be compared with."""
         peer = self._context.peers.get(region)
         return peer is not None and peer.up and peer.version >= PARTS_VERSION
 
@@ -135,7 +136,7 @@ class Ends:
             reply(State((), OriginEnds(theirs.origin, tuple(found[:ANSWERED]))))
 
     def take(self, peer: Peer, theirs: OriginEnds) -> None:
-        """The peer's ends, where they differ from ours: where it has more it is to be asked."""
+        """The peer's ends, where they differ from ours: where it has more, request it."""
         known = self._source.open_topics()
         for end in theirs.topics:
             if end.topic not in known or end.end <= self._source.end(end.topic, theirs.origin):
@@ -144,7 +145,7 @@ class Ends:
                 self._source.more_elsewhere(end.topic)
 
     def _put_in_order(self) -> bool:
-        """Take up topics that came and let go of those that went. False: more came than are taken up at once."""
+        """Add new topics and drop removed ones. False: there are more new ones than are added at once."""
         topics = self._source.open_topics()
         known = {topic for _, topic in self._order}
         if known != topics:
@@ -157,7 +158,7 @@ class Ends:
         return True
 
     def _buckets(self, peer: Peer, origin: str, bits: int, first: int, last: int) -> Iterator[list[TopicEnd]]:
-        """Of each bucket the ends of the topics that are shared with the peer."""
+        """Per bucket the ends of the topics that are shared with the peer."""
         order, shift = self._order, _HASH_BITS - bits
         at = bisect_left(order, (first << shift, ""))
         for bucket in range(first, last):

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far each region is behind this one: what it has not confirmed as durable, since when, and why.
 
-What counts is what was acknowledged here (or passed on by us) and offered to the peer, from the moment of the offer:
-waiting to be sent, on its way, or *missed*, because the link was down or the peer did not answer. The first two end
-with the peer's confirmation. What was missed is healed by digests, which name no deltas; so it counts until a digest of
-the peer equals ours, or until the peer, having been sent the state it asked for, confirms a delta that is newer.
+Counted is everything that was acknowledged here (or passed on by us) and offered to the peer, from the moment of the
+offer: waiting to be sent, in flight, or *missed*, because the link was down or the peer did not answer. The first two
+end with the peer's confirmation. Missed changes are healed by digests, which name no deltas; so they count until a
+digest of the peer equals ours, or until the peer, after it was sent the state it asked for, confirms a newer delta.
 
-The price is a few attribute writes per delta and peer, not per acknowledgement, and a record per subscription of which
-anything was ever sent. What was missed before the broker started is said by ``topics/lifecycle/unconfirmed.py``.
+The price is a few attribute writes per delta and peer, not per acknowledgement, and a record per subscription for which
+anything was ever sent. ``topics/lifecycle/unconfirmed.py`` reports what was missed before the broker started.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from meridian_broker.replication.progress.pending import Pending
 
 
 class Why(StrEnum):
-    """Why a subscription is not in step with a region. The values are what status, stats and metrics say."""
+    """Why a subscription is not in step with a region. The values appear in status, stats and metrics."""
 
     LINK_DOWN = "LinkDown"
     """Our link to the region's broker is down."""
@@ -43,9 +43,9 @@ class Why(StrEnum):
     NOT_CONFIRMED = "NotConfirmed"
     """The link is up, and the region does not answer."""
     DISPATCH_WAITS = "DispatchWaits"
-    """The region can be reached and refuses to say what was acknowledged there, so nothing is dispatched here yet."""
+    """The region can be reached but refuses to report what was acknowledged there, so dispatch waits here."""
     CATCHING_UP = "CatchingUp"
-    """The link is up again, and what was missed meanwhile is being compared."""
+    """The link is up again, and missed changes are being compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Trouble:
 
 @dataclass(slots=True)
 class Behind:
-    """What one peer lacks of one subscription, as far as we know."""
+    """One peer's lag for one subscription, as far as we know."""
 
     outstanding: list[Pending] = field(default_factory=list)
     """Waiting or on its way, oldest first."""
@@ -112,7 +112,7 @@ class Lag:
         self._behind: dict[str, dict[str, Behind]] = {}
         """By topic and subscription."""
         self._missed: dict[str, set[str]] = {}
-        """Topic -> subscriptions of which something was missed."""
+        """Topic -> subscriptions with missed changes."""
 
     def __len__(self) -> int:
         return self._count
@@ -148,7 +148,7 @@ class Lag:
         self._behind = {topic: lacks for topic, lacks in kept.items() if lacks}
         self._count = sum(map(len, self._behind.values()))
 
-    # -- what happens to a delta
+    # -- life of a delta
 
     def missed(self, key: SubscriptionKey, entries: int, since_ms: int) -> None:
         """It was offered, and the peer will not confirm it."""
@@ -168,7 +168,7 @@ class Lag:
             behind.has_all()
 
     def taken_back(self, key: SubscriptionKey, pending: Pending) -> None:
-        """It is offered anew in another form."""
+        """It is offered again in another form."""
         self._over(key, pending)
 
     def _over(self, key: SubscriptionKey, pending: Pending) -> Behind:
@@ -180,7 +180,7 @@ class Lag:
             behind.outstanding = [one for one in waiting if one is not pending]
         return behind
 
-    # -- what digests say
+    # -- results of digests
 
     def told(self, key: SubscriptionKey, now_ms: int) -> None:
         """The peer was sent the state it asked for."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What two regions say to each other about progress: one value per peer command, and the limits of the exchange.
+"""Messages between two regions about progress: one value per peer command, and the limits of the exchange.
 
-The exchange speaks in these values only. ``exchange_codec`` turns them into commands of the wire and back, so the
+The exchange uses these values only. ``codec.py`` converts them to commands of the wire and back, so the
 exchange itself never sees protobuf and tests read like transcripts. Progress and subscription records travel as the
-bytes their owners encoded; only the receiver decodes them, and decides there whether to believe them.
+bytes their owners encoded; only the receiver decodes them, and decides whether to accept them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ExchangeLimits:
     """Every queue of the exchange has its bound here; beyond it detail is dropped and healed by digests."""
 
     in_flight: int = 64
-    """Unconfirmed DELTA per peer. Beyond it acks are joined into the pending one: at 25 ms of round trip and 10 ms of
+    """Unconfirmed DELTA per peer. Beyond it acks are joined into the pending one: with 25 ms of round trip and 10 ms of
     coalescing three are in flight, so 64 also covers a peer whose disk stalls for half a second."""
     pending_subscriptions: int = 10_000
     """Subscriptions with unsent progress per peer. One more is left to digests."""
@@ -46,11 +46,11 @@ class ExchangeLimits:
     item_bytes: int = 4 << 20
     """Progress of one subscription that fits a frame (5 MiB); a larger one is not sent and status says so."""
     record_bytes: int = 512 << 10
-    """Record of one subscription, beside its progress, likewise. Properties have 64 KiB, of which JSON may make six
-    times as much; earlier versions let in more."""
+    """Record of one subscription, beside its progress, likewise. Properties have up to 64 KiB, which JSON may inflate
+    six times; earlier versions accepted more."""
     subscriptions_at_once: int = 20_000
-    """Subscriptions looked at for one DIGEST of a round, so that the round holds nobody up: a few milliseconds. The
-    topic with which it is passed is the last one."""
+    """Subscriptions examined for one DIGEST of a round, so that the round delays nothing: a few milliseconds. The
+    topic that exceeds it is the last one."""
     subscriptions_per_digest: int = 4096
     """Subscriptions listed in one DIGEST; a topic with more is listed over several."""
     keys_inline: int = 256
@@ -66,9 +66,9 @@ class ExchangeLimits:
     waiters: int = 10_000
     """Barriers and flushes under way. One more flush is answered at once, as incomplete; one more barrier waits."""
     topics_apart: int = 10_000
-    """Topics held back because the peer has another incarnation, and topics whose comparison is put off, per peer."""
+    """Topics held back because the peer has another incarnation, and topics with a deferred comparison, per peer."""
     books: int = 200_000
-    """Subscriptions of which is known how far the peer is behind with them."""
+    """Subscriptions per peer whose lag is tracked."""
     troubles: int = 1000
     """Subscriptions whose reason for not syncing is remembered, per peer."""
     digest_skips: int = 3
@@ -129,7 +129,7 @@ OTHER_INCARNATION: Final = "OtherIncarnation"
 NOT_A_REGION: Final = "NotARegionOfTheTopic"
 """The sender is not among the topic's regions, as far as the receiver knows."""
 UNDECODABLE: Final = "Undecodable"
-"""The bytes are no progress this version reads."""
+"""The bytes are not progress in a format that this version reads."""
 REFUSED: Final = "Refused"
 """The receiver could not merge or store it; the reason says why."""
 
@@ -153,7 +153,7 @@ class DeltaAck:
 
 @dataclass(frozen=True, slots=True)
 class KeyDigest:
-    """What one ledger's share of a progress hashes to."""
+    """The digest of one ledger's part of a progress."""
 
     key: DigestKey
     digest: int
@@ -180,18 +180,18 @@ class TopicDigest:
     """Something is not durable yet, or came from a third region a moment ago: a difference may be a race, and equality
     does not mean that the sender has all of it on disk."""
     forced: bool = False
-    """The sender knows of progress it could not deliver: compare now, whatever is in motion."""
+    """The sender has progress that it could not deliver: compare now, even with changes in flight."""
     subscriptions: tuple[SubscriptionDigest, ...] | None = None
     """None: not listed, ask for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """All topics that are shared with the receiver, in one number: what a region at rest says."""
+    """All topics shared with the receiver, in one number: the whole digest of a region at rest."""
 
     digest: int
     unsettled: bool = False
-    """Of some of them an equal number does not mean that the sender has all on disk, see ``TopicDigest``."""
+    """For some of them an equal number does not mean that the sender has everything on disk, see ``TopicDigest``."""
     unsettled_buckets: tuple[int, ...] = ()
     """In which buckets those are."""
 
@@ -205,7 +205,7 @@ class EndsSlice:
     """There are two to the power of this many buckets: the first bits of the hash of a topic's name."""
     first: int
     numbers: tuple[int, ...]
-    """Of the first bucket, and of those that follow."""
+    """Number of the first bucket, then of those that follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,17 +234,17 @@ class Digest:
     answer: bool = False
     """Sent because a digest came that differs, by a region without a link of its own: not answered again."""
     summary: Summary | None = None
-    """Of all topics, at the beginning of a round."""
+    """For all topics, at the beginning of a round."""
     differing: tuple[int, ...] = ()
     """In answer to the numbers of buckets: those that differ, and have so many topics that the numbers of their parts
-    are to be said first."""
+    have to be compared first."""
     ends: EndsSlice | None = None
     """Has nothing to do with progress, and is not held for any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What the receiver of a DIGEST wants to see next."""
+    """The next details that the receiver of a DIGEST wants."""
 
     topic: str
     subscription: str | None = None
@@ -267,11 +267,11 @@ class Parts:
 class Fetch:
     questions: tuple[Question, ...]
     buckets: tuple[int, ...] = ()
-    """The asker's numbers of all buckets of topics: digests of those topics are wanted whose buckets differ."""
+    """The asker's numbers of all buckets of topics: asks for digests of the topics in buckets that differ."""
     parts: tuple[Parts, ...] = ()
     """The same of parts of buckets."""
     unsettled_buckets: tuple[int, ...] = ()
-    """Buckets of which an equal number does not mean that the asker has all on disk."""
+    """Buckets for which an equal number does not mean that the asker has everything on disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,14 +294,14 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """Send me what you know about this subscription and I do not, now (R20)."""
+    """Asks for everything that the receiver knows about this subscription and the sender does not, now (R20)."""
 
     number: int
     topic: str
     subscription: str
     incarnation: str
     keys: tuple[KeyDigest, ...] | None
-    """What the sender has, per ledger; None: too much to list, send everything."""
+    """The sender's state, per ledger; None: too much to list, send everything."""
     wants_record: bool = False
     """The sender does not have the subscription at all."""
 

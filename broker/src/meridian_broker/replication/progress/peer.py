@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the exchange knows about one peer region: what is on its way there, what it still lacks, what we asked it for.
+"""The exchange's state for one peer region: deltas in flight to it, what it still lacks, what we asked it for.
 
-Three ledgers of debt stand here:
+It has three parts:
 
-* **Pending and in flight.** Acks that wait are joined per subscription, so what waits never grows with traffic. A DELTA
-  leaves at once when none is in flight, else when the one in flight is confirmed or ``coalesce_ms`` after its first
-  ack, whichever is earlier (R19).
-* **Even topics.** A topic is *even* with a peer when its digest was seen to equal ours, and since then nothing offered
-  was given up and nothing was heard of it from third regions. Only then does "all deltas are confirmed" mean "the peer
-  has all that is acked here", which is what a flush promises.
+* **Pending and in flight.** Waiting acks are joined per subscription, so the queue never grows with traffic. A DELTA
+  leaves at once when none is in flight, otherwise when the one in flight is confirmed or ``coalesce_ms`` after its
+  first ack, whichever is earlier (R19).
+* **Even topics.** A topic is *even* with a peer when its digest was seen to equal ours, and since then no offered delta
+  was given up and no third region changed it. Only then does "all deltas are confirmed" mean "the peer
+  has everything that is acked here", which is what a flush promises.
 * **Wanted and fetching.** Subscriptions the peer has more of than we do.
 
-Whatever is given up (link down, window or queue full, no confirmation) only costs evenness: digests heal it.
+Giving something up (link down, window or queue full, no confirmation) only costs evenness: digests heal it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from meridian_broker.replication.progress.messages import (
 from meridian_broker.replication.progress.pending import Pending, PendingKey
 
 HEALED_MS: Final = 60_000
-"""So long after a link is back, what was missed before was compared often enough."""
+"""This long after a link is back, what was missed before has been compared often enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Flight:
 
 @dataclass(slots=True)
 class Incoming:
-    """What came from the peer and is not finished."""
+    """Messages from the peer that are still being processed."""
 
     highest: int = 0
     """Highest DELTA number seen."""
@@ -72,7 +72,7 @@ class Incoming:
     """Digests that wait for those."""
 
     def restarted(self, next_delta: int) -> None:
-        """The peer greeted on a new link: what it sent before has come by now, or never will."""
+        """The peer greeted on a new link: its earlier messages have arrived by now, or never will."""
         self.highest = next_delta - 1
         self.merging.clear()
         self.held.clear()
@@ -95,7 +95,7 @@ class Peer:
         """Why the peer is not spoken to although its link is up; empty normally."""
         self.incoming = Incoming()
         self.version = OLDEST_VERSION
-        """The peer protocol's, as it said on this link."""
+        """Version of the peer protocol, as announced on this link."""
         self.even: set[str] = set()
         self.down_since_ms: int | None = None
         """Since when our own link is down, or the peer not spoken to; None: it never was up."""
@@ -103,9 +103,9 @@ class Peer:
         self.behind_since_ms: int | None = None
         """Since when it may lack something; None: it was found to have all, or to be about to get it."""
         self.heard_ms = 0
-        """When the region last said anything, on whatever link."""
+        """When the region last sent anything, on any link."""
         self.waiting: dict[str, Held] = {}
-        """Topics of which nothing is offered until both are known to have the same incarnation."""
+        """Topics that are not offered until both regions are known to have the same incarnation."""
         self.troubles: dict[SubscriptionKey, Trouble] = {}
         """Why the peer refused a subscription's last delta, or we could not send it."""
         self.catching = CatchingUp(most=limits.topics_apart)
@@ -113,9 +113,9 @@ class Peer:
         self.lag = Lag(limits.books)
         """How far the peer is behind."""
         self.forced: set[str] = set()
-        """Topics of which something was given up since the last digest."""
+        """Topics for which something was given up since the last digest."""
         self.last_delta_of: dict[str, int] = {}
-        """Topic -> number of the last DELTA with it; what is confirmed is forgotten at each digest."""
+        """Topic -> number of the last DELTA with it; confirmed ones are dropped at each digest."""
         self.skips: dict[str, int] = {}
         self.next_digest_ms: int | None = None
         """When the next round of digests begins."""
@@ -125,9 +125,9 @@ class Peer:
         self.is_new = False
         """Our link is, and everything is being compared for the first time on it."""
         self.to_summarize = False
-        """Our number of all topics is to be told once they are counted."""
+        """Our number for all topics is sent once they are counted."""
         self.told: set[str] = set()
-        """Topics whose digests were told beside the number of this round, as they are known to differ."""
+        """Topics whose digests were sent beside the number of this round, as they are known to differ."""
         self.early: tuple[Digest, Summary, Callable[[PeerMessage], None]] | None = None
         """The peer's number of all topics, and the way to answer: it waits until ours are counted."""
         self.next_count_ms: int | None = None
@@ -162,7 +162,7 @@ class Peer:
     def idle(self) -> bool:
         return not self._pending and not self._in_flight
 
-    # -- what is on its way there
+    # -- deltas to it
 
     def offer(
         self,
@@ -174,10 +174,10 @@ class Peer:
         record: bytes | None = None,
         entries: int = 0,
     ) -> bool:
-        """Queue progress that is durable here for the peer; the delta is not to be changed afterwards. False: not
-        taken, the topic is uneven now.
+        """Queue progress that is durable here for the peer; the delta must not be modified afterwards. False: not
+        accepted, the topic is no longer even.
 
-        :param incarnation: the topic's, now. What waits of an earlier one goes.
+        :param incarnation: the topic's current one. Queued progress of an earlier one is dropped.
         :param entries: how many entries were acknowledged in it.
         """
         topic = key[0]
@@ -212,7 +212,7 @@ class Peer:
         try:
             pending.delta.join(delta)
         except ValueError:
-            # More rewinds than one progress can hold: what waits leaves without the new ones, digests carry those.
+            # More rewinds than one progress can hold: the queued one leaves without the new ones, digests carry those.
             self.give_up(topic)
             return False
         return True
@@ -224,7 +224,7 @@ class Peer:
         return self._pending_since_ms if not self._in_flight else self._pending_since_ms + self._coalesce_ms
 
     def take(self) -> Iterator[tuple[PendingKey, Pending]]:
-        """What the next DELTA may carry, oldest first; each one drawn has left the queue."""
+        """Candidates for the next DELTA, oldest first; each one drawn has left the queue."""
         for key in list(self._pending):
             yield key, self._pending.pop(key)
 
@@ -297,7 +297,7 @@ class Peer:
         return True
 
     def drop(self) -> list[tuple[PendingKey, Pending]]:
-        """The link is gone: forget what was on its way, and say what it was."""
+        """The link is gone: forget deltas in flight, and return them."""
         lost = [item for flight in self._in_flight.values() for item in flight.items]
         lost.extend(self._pending.items())
         self._in_flight.clear()
@@ -337,14 +337,14 @@ class Peer:
         return {topic for topic, _, _ in self._pending}
 
     def forget_confirmed(self) -> None:
-        """Keep ``last_delta_of`` as small as what is unconfirmed."""
+        """Drop confirmed deltas from ``last_delta_of``."""
         oldest = next(iter(self._in_flight), self.next_number)
         self.last_delta_of = {topic: number for topic, number in self.last_delta_of.items() if number >= oldest}
 
-    # -- what we asked it for
+    # -- our questions to it
 
     def want(self, questions: Iterable[Question]) -> None:
-        """Queue what the peer has more of; what is asked for already, and what does not fit, is left out."""
+        """Queue subscriptions the peer has more of; those already requested, or beyond the limit, are left out."""
         for question in questions:
             if len(self.wanted) >= self._limits.wanted:
                 return
@@ -362,7 +362,7 @@ class Peer:
         return tuple(questions)
 
     def expire_questions(self, before_ms: int) -> None:
-        """What was not answered may be asked again after the next digest."""
+        """Questions without an answer may be asked again after the next digest."""
         self.fetching = {key: asked for key, asked in self.fetching.items() if asked >= before_ms}
 
 

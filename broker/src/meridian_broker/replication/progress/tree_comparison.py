@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparing everything with a peer at once, by numbers that stand for many topics (``exchange_summary``).
+"""Compares everything with a peer at once, by numbers that stand for many topics (``digest_tree.py``).
 
     ours to the peer    one number for all topics              when a link is up, and every few seconds
     its answer          equal: nothing. Else its 256 numbers, of buckets of topics
-    ours                the topics whose bucket differs; of large buckets first which ones differ, ...
-    its answer          ... and of each its 64 numbers, of parts
-    ours                the digests of the topics whose part differs, see ``exchange_comparing``
+    ours                the topics whose bucket differs; for large buckets first which ones differ, ...
+    its answer          ... and for each its 64 numbers, of parts
+    ours                the digests of the topics whose part differs, see ``anti_entropy.py``
 
-What is found equal on this way is even, but where the other says that something is unsettled. Of a peer that does not
-divide buckets, and does not say where something is unsettled, topics that are not even are asked for one by one.
+Topics found equal in this way are even, except where the other side marks them as not final. With a peer that does not
+divide buckets, and does not send such marks, topics that are not even are compared individually.
 
-Before any of it the topics are counted, so many at a time: when a broker has just met a region, that takes a while.
+Before any of it the topics are counted, in portions: for a broker that has just met a region, that takes a while.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Summing:
     """The part of the comparison that looks at no single topic."""
 
     def __init__(self, context: ExchangeContext, announce: Callable[[Peer], None]) -> None:
-        """:param announce: begins to tell the digests of what is in ``peer.to_announce``."""
+        """:param announce: begins to send the digests of ``peer.to_announce``."""
         self._context = context
         self._announce = announce
 
@@ -45,7 +45,7 @@ class Summing:
         self.go_on(peer)
 
     def go_on(self, peer: Peer) -> None:
-        """Count some topics more, and do what waited for it once few are left."""
+        """Count some more topics, and do what waited for it once few are left."""
         if not self._is_counted(peer):
             peer.next_count_ms = self._context.now_ms + COUNT_PAUSE_MS
             return
@@ -109,12 +109,12 @@ class Summing:
             return
         elif not divides:
             wanted.update(bucket_of(topic) for topic in summary.topics() if topic not in peer.even)
-        # A number with another last bit asks for its bucket, whatever is in it.
+        # A number with another last bit requests its bucket, whatever its content.
         numbers = tuple(number ^ (bucket in wanted) for bucket, number in enumerate(summary.buckets))
         reply(Fetch((), numbers, unsettled_buckets=self._unsettled(peer)))
 
     def _found_equal(self, peer: Peer, groups: list[Collection[str]]) -> None:
-        """Of all topics in these groups the peer has all that is here, on its disk."""
+        """For all topics in these groups the peer has everything that is here, on its disk."""
         peer.even.update(*groups)
         for group in groups:
             peer.catching.same(group)
@@ -172,7 +172,7 @@ class Summing:
         self._list(peer, (topic for topic in differing if topic not in peer.told))
 
     def _list(self, peer: Peer, topics: Iterable[str]) -> None:
-        """Tell the digests of these topics. On a new link they are compared at once, whatever is in motion."""
+        """Send the digests of these topics. On a new link they are compared at once, even with changes in flight."""
         if peer.send is None:
             return
         known = set(peer.to_announce)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Those who wait for other regions: barriers before the first dispatch, flushes before a close is answered (R20).
+"""Waiting for other regions: barriers before the first dispatch, flushes before a close is answered (R20).
 
-Both are the same thing: a set of regions, each of which confirms or drops out with a reason, and a time after which
-nobody is waited for. They differ in what confirms: a barrier, the merge of the region's answer; a flush, the
+Both are the same thing: a set of regions, each of which confirms or drops out with a reason, and a time limit for
+all. They differ in what confirms: a barrier, the merge of the region's answer; a flush, the
 confirmation of every DELTA that carries the subscription.
 """
 
@@ -26,7 +26,7 @@ class WaitResult:
     missing: Mapping[str, str]
     """The other regions of the topic, each with the reason."""
     refused: frozenset[str] = frozenset()
-    """Those of the missing ones that a barrier can reach: they answered with a reason instead of what they know."""
+    """Missing regions that a barrier can reach: they answered with a reason instead of their progress."""
 
     @property
     def complete(self) -> bool:
@@ -50,7 +50,7 @@ class Wait:
     waiting: dict[str, set[int]] = field(default_factory=dict)
     """Region -> numbers of the DELTA it has still to confirm; a barrier's set stays empty."""
     queued: set[str] = field(default_factory=set)
-    """Regions for which part of what they must confirm has not left yet."""
+    """Regions for which part of what they must confirm has not been sent yet."""
     confirmed: set[str] = field(default_factory=set)
     missing: dict[str, str] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
@@ -71,7 +71,7 @@ class Waits:
         return len(self._waits)
 
     def start(self, key: SubscriptionKey, incarnation: str, now_ms: int, done: Callable[[WaitResult], None]) -> Wait:
-        """A wait for nobody yet; ``end_if_complete`` after its regions are entered."""
+        """A wait without regions; call ``end_if_complete`` after they are added."""
         wait = Wait(self._next_number, key, now_ms + self._wait_ms, done, incarnation)
         self._next_number += 1
         self._waits[wait.number] = wait
@@ -85,14 +85,14 @@ class Waits:
         return self._waits.get(number)
 
     def watch_deltas(self, wait: Wait, region: str, numbers: set[int], *, queued: bool) -> None:
-        """The flush waits until the region confirmed these DELTA, and what is queued for it."""
+        """The flush waits until the region has confirmed these DELTA, and those still queued for it."""
         wait.waiting[region] = numbers
         if queued:
             wait.queued.add(region)
         self._flushes.setdefault(wait.key, set()).add(wait.number)
 
     def delta_sent(self, region: str, number: int, keys: Iterable[SubscriptionKey]) -> None:
-        """What was queued for these subscriptions left as this DELTA."""
+        """Queued changes of these subscriptions left as this DELTA."""
         for wait in self._of(keys):
             if region in wait.queued:
                 wait.queued.discard(region)
@@ -136,7 +136,7 @@ class Waits:
         self.end_if_complete(wait)
 
     def end_if_complete(self, wait: Wait) -> None:
-        """Tell whoever waits when no region is waited for any more."""
+        """Call the waiting callback if no region is left to wait for."""
         if wait.waiting or self._waits.pop(wait.number, None) is None:
             return
         flushes = self._flushes.get(wait.key)
