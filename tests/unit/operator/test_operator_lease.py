@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from meridian_operator.handlers.desk import START_SECONDS
 from meridian_operator.plan.lease import ACT_SECONDS, LEASE_SECONDS, LONGEST_SECONDS, RENEW_SECONDS, Candidate, Lease
 
 
@@ -114,5 +115,6 @@ def test_a_lease_that_was_released_is_free_at_once_and_one_that_claims_years_is_
     assert one.next(years, "2", float(LONGEST_SECONDS), "later") is not None
 
 
-def test_a_replica_gets_several_tries_before_it_has_to_stop() -> None:
+def test_a_replica_gets_several_tries_before_it_has_to_stop_and_is_followed_within_20_seconds() -> None:
     assert 3 * RENEW_SECONDS < ACT_SECONDS < LEASE_SECONDS
+    assert LEASE_SECONDS + RENEW_SECONDS + START_SECONDS < 20
