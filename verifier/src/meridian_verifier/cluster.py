@@ -15,12 +15,12 @@ from typing import Any, Final
 
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 SECONDS: Final = 30.0
-"""For one request."""
+"""Time limit for one request."""
 NOT_FOUND: Final = 404
 
 
 class ClusterError(Exception):
-    """This is no pod, or the API server refuses. The message says what was asked and why it failed."""
+    """This is not a pod, or the API server refuses. The message names the request and the reason."""
 
 
 class Cluster:
@@ -42,7 +42,7 @@ class Cluster:
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), https)
 
     def get(self, path: str) -> Any:
-        """The object, None: there is none. :raises ClusterError: no answer, or a refusal."""
+        """The object, or None if it does not exist. :raises ClusterError: no answer, or a refusal."""
         return self._ask("GET", path)
 
     def apply(self, path: str, body: Mapping[str, Any]) -> None:

@@ -105,7 +105,7 @@ def verify(
 
             verdict, timing = run(request, tell)
     except Exception as error:
-        # Whatever broke, it is no statement about the regions: Python's own exit code 1 would be one.
+        # A failure of any kind says nothing about the regions, unlike Python's own exit code 1.
         console.print(f"[red]Error:[/] {type(error).__name__}: {markup(str(error))}", soft_wrap=True)
         raise SystemExit(COULD_NOT_TELL) from error
     except KeyboardInterrupt:

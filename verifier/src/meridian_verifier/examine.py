@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The heavy part as one Spark job: entries and ranges meet per (topic, origin), and the pure rules judge each group.
+"""The heavy part as one Spark job: entries and ranges are grouped by (topic, origin), and the pure rules judge each
+group.
 
-Every table is read once, packed (``source.packing``). One shuffle brings together what all regions say about one
-origin's entries of one topic; the result is findings and drawings, small whatever the input was. No range and no entry
-comes to the driver.
+Every table is read once, packed (``source.packing``). One shuffle brings together what all regions report about one
+origin's entries of one topic; the result is findings and drawings, small whatever the size of the input. Ranges and
+entries never reach the driver.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ from meridian_verifier.source.packing import unpack
 from meridian_verifier.source.regions import Region
 
 STRIPS_PER_RUN: Final = 40
-"""Subscriptions drawn in one report: more nobody looks at."""
+"""Maximum number of subscriptions drawn in one report."""
 _OUTCOME: Final = pa.schema([("kind", pa.string()), ("payload", pa.string())])
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What the rules found."""
+    """The results of the rules."""
 
     findings: list[Finding] = field(default_factory=list)
     flows: list[Flow] = field(default_factory=list)
     strips: list[Strip] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
-    """Regions whose export broke off while it was read, each with the reason."""
+    """Regions whose export failed while it was read, each with the reason."""
 
 
 def examine(
@@ -95,7 +96,7 @@ def _everywhere(packed: DataFrame, origins: Sequence[str]) -> DataFrame:
 
 
 def _origins(world: World) -> list[str]:
-    """Every region whose entries may stand in some log: those asked, and those some region remembers."""
+    """Every region whose entries may be in some log: those asked, and those that some region remembers."""
     named = set(world.asked)
     for state in world.later.values():
         for topic in state.topics.values():
@@ -104,7 +105,7 @@ def _origins(world: World) -> list[str]:
 
 
 def _drawn(world: World) -> dict[str, list[str]]:
-    """Which subscriptions get a strip, per topic."""
+    """The subscriptions that get a strip, per topic."""
     chosen: dict[str, list[str]] = {}
     every = [(topic, name) for topic in world.topics() for name in world.subscriptions(topic)]
     for topic, name in every[:STRIPS_PER_RUN]:
@@ -122,7 +123,7 @@ def _judge_group(
         is_entries = pc.equal(packed["table"], "entries")
         entries = unpack(packed.filter(is_entries)["payload"], "entries")
         ranges = unpack(packed.filter(pc.invert(is_entries))["payload"], "ranges")
-        # Of the acks, first-hand ones are evidence; those heard from peers are not.
+        # Only first-hand acks are evidence; those received from peers are not.
         heard = pc.and_(pc.equal(ranges["table"], "acks"), pc.invert(pc.fill_null(ranges["firsthand"], False)))
         evidence = gather(topic, origin, world, entries, ranges.filter(pc.invert(heard)))
         findings, flows = completeness(evidence)

@@ -25,10 +25,10 @@ from meridian_verifier.source.regions import Region
 from meridian_verifier.source.snapshots import Moment, take_moment
 
 ROUNDS: Final = 3
-"""S1 is taken again so many times in all when a subscription is rewound in between (R61)."""
+"""How often S1 is taken in all if a subscription is rewound in between (R61)."""
 
 LOOKS: Final = 4
-"""So many times more what is behind is compared, each time for those whose maxLag is over; the last time for all."""
+"""How often subjects that are behind are compared again, each time those whose maxLag is over; the last time all."""
 LONGEST_MS: Final = 300_000
 """A longer maxLag is not waited for: S1 lives for ten minutes in the regions, and must still be read then."""
 NAMED_MAX: Final = 50
@@ -40,7 +40,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to verify."""
+    """The options of one run."""
 
     regions: Sequence[Region]
     topics: str | None = None
@@ -52,7 +52,7 @@ class Request:
     master: str = "local[2]"
     token_file: str | None = None
     spark_settings: Mapping[str, str] = field(default_factory=dict)
-    """Of Spark, over our own."""
+    """Spark settings that override our own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def verify_in(spark: SparkSession, request: Request, tell: Tell) -> tuple[Verdic
 def _wait_for_slow_ones(
     spark: SparkSession, request: Request, lags: MaxLags, first: Moment, verdict: Verdict, tell: Tell
 ) -> Verdict:
-    """Compare what is behind, and may be, with S1 again when its time is over."""
+    """Compare subjects that are behind, and may be, with S1 again when their time is over."""
     waited = lags.shortest_ms
     clients = _clients(request)
     for look in range(LOOKS):

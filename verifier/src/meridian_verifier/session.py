@@ -51,11 +51,11 @@ _SETTINGS: Final = {
 
 
 class SparkFailed(Exception):
-    """The Spark session does not start. The message says what Spark said last."""
+    """The Spark session does not start. The message ends with Spark's last lines."""
 
 
 class JavaMissing(Exception):
-    """No Java that Spark runs on. The message says what was found and what to install."""
+    """There is no Java that Spark runs on. The message says what was found and what to install."""
 
 
 def check_java() -> str:
@@ -79,10 +79,10 @@ def check_java() -> str:
 
 
 def start_session(master: str, scratch: Path, given: Mapping[str, str] | None = None) -> SparkSession:
-    """Start a session. ``scratch`` takes Spark's temporary files and what its Java process says; it must outlive it.
-    ``given`` are settings that come before our own.
+    """Start a session. ``scratch`` holds Spark's temporary files and the log of its Java process, and must outlive it.
+    ``given`` are settings that override our own.
 
-    Workers run this very interpreter: Spark's own choice would be whichever ``python3`` is first on the PATH.
+    Workers run this very interpreter: Spark's own choice would be the first ``python3`` on the PATH.
 
     :raises SparkFailed: it does not start.
     """
@@ -102,7 +102,7 @@ def start_session(master: str, scratch: Path, given: Mapping[str, str] | None = 
     conf = SparkConf().setMaster(master).setAppName("meridian-verify").setAll(list(settings.items()))
     said = scratch / "spark.log"
     try:
-        # Java and Spark greet on standard error; nobody who runs a check wants to read that while all is well.
+        # Java and Spark print greetings on standard error, which are noise while all is well.
         with said.open("wb") as log, warnings.catch_warnings():
             # Spark warns of pandas' version while it loads a part of itself that looks for it.
             warnings.simplefilter("ignore", FutureWarning)
@@ -110,6 +110,6 @@ def start_session(master: str, scratch: Path, given: Mapping[str, str] | None = 
             return SparkSession(SparkContext(conf=conf, gateway=gateway))
     except Exception as error:
         lines = said.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        # Of a stack trace the lines that name an exception say what happened, and its end where.
+        # In a stack trace, the lines that name an exception show what happened, and the end shows where.
         named = [line.strip() for line in lines if "Exception" in line or "Caused by" in line][:5]
         raise SparkFailed(f"Spark does not start ({error}). {' | '.join([*named, *lines[-3:]])}") from error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``spec.maxLag`` of every ReplicatedSubscription, straight from the Kubernetes API: what the objects say is used."""
+"""``spec.maxLag`` of every ReplicatedSubscription, directly from the Kubernetes API."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _MILLIS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_0
 
 
 def max_lags(cluster: Cluster) -> dict[Key, int]:
-    """Milliseconds by topic and subscription. Of two objects that want the same one the oldest rules.
+    """Milliseconds by topic and subscription. Of two objects for the same one the oldest wins.
 
-    :raises ClusterError: no answer, a refusal, or an object that makes no sense.
+    :raises ClusterError: no answer, a refusal, or an invalid object.
     """
     found: dict[Key, tuple[tuple[str, str, str], int]] = {}
     following = ""
     while True:
         page = cluster.get(f"{PATH}?limit={PAGE}&continue={quote(following)}")
         if page is None:
-            return {}  # there is no such kind in this cluster
+            return {}  # this cluster does not have the kind
         try:
             for one in page["items"]:
                 meta, spec = one["metadata"], one["spec"]
@@ -42,7 +42,7 @@ def max_lags(cluster: Cluster) -> dict[Key, int]:
 
 
 def milliseconds(text: str) -> int:
-    """Of a duration such as ``1m30s``. :raises ValueError: it is none."""
+    """Milliseconds in a duration such as ``1m30s``. :raises ValueError: it is not a duration."""
     if _DURATION.fullmatch(text) is None:
         raise ValueError(f"{text!r} is no duration such as 30s")
     return sum(int(number) * _MILLIS[unit] for number, unit in re.findall(r"([0-9]+)(ms|s|m|h|d)", text))

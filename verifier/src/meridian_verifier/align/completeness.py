@@ -38,7 +38,7 @@ def completeness(evidence: Evidence) -> tuple[list[Finding], list[Flow]]:
 
 
 def holes(evidence: Evidence, region: str) -> tuple[Mask, Mask, Mask]:
-    """Which known entries the region should hold and does not: *missing* below its high-water, *skipped* by an
+    """The known entries that the region should hold and does not: *missing* below its high-water, *skipped* by an
     administrator, *behind* above the high-water."""
     keys = evidence.known.keys
     held = evidence.stored.get(region)
@@ -53,16 +53,16 @@ def holes(evidence: Evidence, region: str) -> tuple[Mask, Mask, Mask]:
 
 
 def _disorder(evidence: Evidence, region: str, held: Stored) -> tuple[list[Finding | None], int]:
-    """What stands twice or in another order than at the origin; and how many entries came late, as they may.
+    """Entries that are stored twice or in another order than at the origin; and how many came late, legitimately.
 
     An entry is behind a newer one when an earlier place of the log holds a later entry. It came *late* when the newer
-    one did not claim to follow it: that one begins another stretch of the chain, or the region joined with it. Had the
-    newer one claimed that, it should have been refused: then the order is wrong.
+    one did not claim to follow it: that one begins another stretch of the chain, or the region joined with it. If the
+    newer one had claimed that, it should have been refused: then the order is wrong.
     """
     keys = evidence.known.keys
     values, counts = np.unique(held.keys, return_counts=True)
     doubled = np.isin(keys, values[counts > 1])
-    # In the order of the log, without second copies, which are told of above.
+    # In the order of the log, without second copies, which are reported above.
     _, first = np.unique(held.keys, return_index=True)
     once = held.keys[np.sort(first)]
     stretch = evidence.known.stretches()[np.searchsorted(keys, once)]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """R61: what region A had acked at S1 must be acked in region B at S2, entry by entry, batch bits included.
 
-Sets are compared as ranges first; only what is left over is counted in entries. A difference that holds no entry any
-region knows is no difference: sets are sets of entries, and a range may end between two of them.
+Sets are compared as ranges first; only the differences are counted in entries. A difference without an entry that some
+region knows is ignored: sets are sets of entries, and a range may end between two of them.
 """
 
 from __future__ import annotations

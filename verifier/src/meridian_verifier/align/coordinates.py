@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from meridian_verifier.align.intervals import Keys
 
 ENTRY_BITS: Final = 40
-"""A ledger holds fewer than 10^12 entries; what lies beyond ("after everything") is cut to that."""
+"""A ledger holds fewer than 10^12 entries; larger values ("after everything") are clamped."""
 _LAST_ENTRY: Final = (1 << ENTRY_BITS) - 1
 
 
@@ -45,7 +45,7 @@ class Coordinates:
 
     @staticmethod
     def before_ledger(keys: Keys) -> Keys:
-        """For each key that of the place before the first entry of its ledger."""
+        """For each key, the key of the place before the first entry of its ledger."""
         return (keys >> ENTRY_BITS) << ENTRY_BITS
 
     def position(self, key: int) -> tuple[int, int]:

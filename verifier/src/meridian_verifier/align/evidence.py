@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All that regions say about one origin's entries of one topic, in one set of coordinates: what the rules judge."""
+"""All regions' reports about one origin's entries of one topic, in one set of coordinates: the input of the rules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Partial(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Acked:
-    """What a region says is acked."""
+    """The acks that a region reports."""
 
     full: IntervalSet = field(default_factory=lambda: EMPTY)
     """Whole entries, those below the floor (R11) included."""
@@ -63,13 +63,13 @@ class Known:
 
     def stretches(self) -> Keys:
         """Numbers the stretches of the origin's chain: an entry begins one when it claims to follow something earlier
-        than the entry that is known before it, or nothing at all (R5). What such an entry passed over may come late."""
+        than the known entry before it, or nothing at all (R5). Entries that it passed over may come late."""
         begins = self.prev == Coordinates.before_ledger(self.keys)
         begins[1:] |= self.prev[1:] < self.keys[:-1]
         return np.cumsum(begins)
 
     def meant_for(self, region: str) -> Mask:
-        """Which of the entries this region should hold."""
+        """The entries that this region should hold."""
         excluded = self.withheld.get(region)
         return np.ones(len(self.keys), dtype=np.bool_) if excluded is None else ~excluded
 
@@ -93,9 +93,9 @@ class Evidence:
     dropped: Mapping[Holder, IntervalSet]
     """Drops at S2."""
     passed: Mapping[Holder, IntervalSet]
-    """What the cursor passed at S2, in that region's **local** keys."""
+    """Ranges that the cursor had passed at S2, in that region's **local** keys."""
     compacted: Mapping[Holder, IntervalSet]
-    """What it may have passed at S2 without an ack: the compacted view that it reads does not have it. Local keys."""
+    """Ranges it may have passed at S2 without an ack, because its compacted view does not contain them. Local keys."""
 
     def place(self, region: str, moment: str, default: Place = EARLIEST) -> int:
         """Key of the last entry of this origin that ``region`` says it stored, at ``"earlier"`` or ``"later"``."""
@@ -111,10 +111,10 @@ class Evidence:
         return max(seen, self.place(region, "later"))
 
     def low_water(self, region: str) -> int:
-        """Up to here the region need not hold anything but what it waits for: before its join point, or trimmed.
+        """Up to here the region need not hold anything except expected entries: before its join point, or trimmed.
 
-        An older broker says in local coordinates only what it trimmed. There the chain translates it: everything before
-        the first entry that is left, in the origin's order, was there earlier.
+        An older broker reports only in local coordinates what it trimmed. There the chain translates it: everything
+        before the first remaining entry, in the origin's order, was there earlier.
         """
         state = self.world.later[region].topics[self.topic]
         joined = self.joined(region)
@@ -139,7 +139,8 @@ class Evidence:
         return IntervalSet.of(after, [self.coordinates.key(*before) - 1 for _, before in holes])
 
     def skipped(self, region: str) -> IntervalSet:
-        """What an administrator of the origin dropped from its backlog for the region: it is not sent there."""
+        """Entries that an administrator of the origin dropped from its backlog for the region: they are not sent
+        there."""
         state = self.world.later.get(self.origin)
         topic = state.topics.get(self.topic) if state else None
         stretches = topic.skipped.get(region, ()) if topic else ()
@@ -147,11 +148,11 @@ class Evidence:
         return IntervalSet.of(after, [self.coordinates.key(*upto) for _, upto in stretches])
 
     def dropped_anywhere(self, region: str) -> IntervalSet:
-        """What the region dropped for at least one subscription."""
+        """Entries that the region dropped for at least one subscription."""
         return union(ranges for (holder, _), ranges in self.dropped.items() if holder == region)
 
     def dropped_everywhere(self, subscription: str) -> IntervalSet:
-        """What every region that could be asked dropped for the subscription: a floor covers that too (R11)."""
+        """Entries that every reachable region dropped for the subscription: a floor covers those, too (R11)."""
         regions = [region for region, state in self.world.later.items() if self.topic in state.topics]
         common = self.dropped.get((regions[0], subscription), EMPTY) if regions else EMPTY
         for region in regions[1:]:
@@ -161,7 +162,7 @@ class Evidence:
     def finding(
         self, reason: Reason, subscription: str, source: str, target: str, chosen: Mask, messages: int | None = None
     ) -> Finding | None:
-        """The finding about those known entries that ``chosen`` marks; None when there are none."""
+        """The finding about the known entries that ``chosen`` marks; None if there are none."""
         indexes = np.flatnonzero(chosen)
         if not len(indexes):
             return None

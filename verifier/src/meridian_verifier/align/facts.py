@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a region says of itself in one snapshot, apart from the ranges: topics, cursors, links.
+"""A region's own facts in one snapshot, except the ranges: topics, cursors, links.
 
-This is small (some hundred bytes a subscription), so the driver holds it.
+They are small (some hundred bytes per subscription), so the driver holds them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 Place = tuple[int, int]
-"""``(ledger, entry)``; whose coordinates they are is told by the field's name."""
+"""``(ledger, entry)``; the field's name says in whose coordinates."""
 
 Hole = tuple[Place, Place]
 """Entries of one origin strictly between the two may still come."""
@@ -49,7 +49,7 @@ class TopicState:
 
     incarnation: str = ""
     trimmed_to: Place = EARLIEST
-    """Local: everything up to here was given back."""
+    """Local: everything up to here was trimmed."""
     last_origins: Mapping[str, Place] = field(default_factory=dict)
     """Per origin region, this one included, the last entry stored here (R4)."""
     joined: Mapping[str, Place] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class TopicState:
     links: Mapping[str, Link] = field(default_factory=dict)
     cursors: Mapping[str, Cursor] = field(default_factory=dict)
     trimmed_origins: Mapping[str, Place] | None = None
-    """Per origin, its last entry that stood in what was given back; None: an older broker does not say."""
+    """Per origin, the last of its entries that was trimmed; None: an older broker does not report it."""
     holes: Mapping[str, Sequence[Hole]] = field(default_factory=dict)
     """Per origin, where this region still waits for entries although it has later ones (R5)."""
     compacted_to: Place = EARLIEST
@@ -67,8 +67,8 @@ class TopicState:
 
     @property
     def gave_back_compacted(self) -> bool:
-        """Some of what was given back may have been passed unacknowledged, because the view did not have it, and what
-        that was is on record nowhere."""
+        """Some trimmed entries may have been passed unacknowledged, because the view did not contain them, and nothing
+        records which."""
         return EARLIEST not in (self.trimmed_to, self.compacted_to)
 
 
@@ -115,7 +115,7 @@ class World:
         return named
 
     def not_asked(self, topic: str) -> list[str]:
-        """Regions of the topic that this check was not told to ask, sorted."""
+        """Regions of the topic that this check was not asked to cover, sorted."""
         return sorted(self.replicated_to(topic) - set(self.asked))
 
     def not_read(self, topic: str) -> list[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be wrong, in one vocabulary for rules, table, JSON and report."""
+"""Everything that can be wrong, in one vocabulary for rules, table, JSON and report."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from meridian_verifier.align.facts import Place
 
 RANGES_SHOWN: Final = 50
-"""A finding lists at most so many ranges; its counts are always whole."""
+"""Maximum number of ranges that a finding lists; its counts are always complete."""
 
 
 class Reason(StrEnum):
-    """Why a verdict is not *aligned*. The value is what people and programs see."""
+    """Why a verdict is not *aligned*. People and programs see the value."""
 
     MISSING_ACK = "MissingAck"
     """Acked at the source at S1, not at the target at S2 (R61): after a failover it would come again."""
@@ -30,11 +30,11 @@ class Reason(StrEnum):
     TOPIC_MISSING = "TopicMissing"
     """The source replicates the topic to the target, which does not have it."""
     PASSED_UNACKED = "PassedUnacked"
-    """Loss (R60 a): the cursor passed the entry, though nobody acked it and no drop is recorded."""
+    """Loss (R60 a): the cursor passed the entry, though no region acked it and no drop is recorded."""
     OVERCLAIMED = "Overclaimed"
     """Loss (R60 b): progress claims an ack that no region received first-hand."""
     TRIMMED_UNACKED = "TrimmedUnacked"
-    """Loss (R60 c): given back above the floor, neither acked nor recorded as dropped."""
+    """Loss (R60 c): trimmed above the floor, neither acked nor recorded as dropped."""
     CHECKSUM_DIFFERS = "ChecksumDiffers"
     """Loss (R60 d): one origin, two contents."""
     ENTRY_MISSING = "EntryMissing"
@@ -50,7 +50,7 @@ class Reason(StrEnum):
     UNREACHABLE = "Unreachable"
     """Unknown: the region could not be asked."""
     NOT_ASKED = "NotAsked"
-    """Unknown: the topic is replicated to a region that this check was not told to ask."""
+    """Unknown: the topic is replicated to a region that this check was not asked to cover."""
     LAGGING = "Lagging"
     """Unknown: behind, as it may be for longer than one run waits."""
     REWOUND = "Rewound"
@@ -69,7 +69,7 @@ class Finding:
     reason: Reason
     topic: str
     subscription: str
-    """Empty where it is no subscription's matter (completeness, checksums)."""
+    """Empty if it does not concern a subscription (completeness, checksums)."""
     origin: str
     source: str
     target: str
@@ -79,7 +79,7 @@ class Finding:
     first_publish_ms: int
     last_publish_ms: int
     ranges: tuple[tuple[Place, Place], ...]
-    """Half-open ``(after, upto]`` in origin coordinates, each a run of entries all of which are concerned; at most
+    """Half-open ``(after, upto]`` in origin coordinates, each a run of affected entries; at most
     ``RANGES_SHOWN``."""
 
 
@@ -98,8 +98,8 @@ class Flow:
     quantiles_ms: tuple[int, ...]
     """From stored at the origin to stored here: minimum, 5 %, 10 %, ... maximum; empty: nothing to compare."""
     given_back: int = 0
-    """Of the origin's own entries in the origin, those that it has from other regions: it was restored from an older
-    copy of its volume, and what it had received until then is not on record any more (R5)."""
+    """Number of the origin's own entries that it got back from other regions: it was restored from an older
+    copy of its volume, and the acks it had received until then are no longer recorded (R5)."""
     late: int = 0
     """Entries that stand behind newer ones, for they were fetched from another region when those were there (R5)."""
 

@@ -122,7 +122,7 @@ class _Told:
         self._in_part = pc.is_valid(ranges["batch_size"]).to_numpy()
 
     def acked(self, rows: Keys) -> Acked:
-        """What these rows say."""
+        """The acks in these rows."""
         in_part = self._in_part[rows]
         full, batches = rows[~in_part], rows[in_part]
         partial: dict[int, Partial] = {}

@@ -77,7 +77,7 @@ class IntervalSet:
         return IntervalSet.of(bounds[:-1][kept], pieces[kept])
 
     def holds(self, keys: Keys) -> Mask:
-        """For each key, whether it is in the set."""
+        """Whether each key is in the set."""
         if not self:
             return np.zeros(len(keys), dtype=np.bool_)
         at = np.searchsorted(self.after, keys, side="left") - 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""R60: the four forms of loss, each told from independent evidence rather than from the cursor's own word."""
+"""R60: the four forms of loss, each detected by evidence that is independent of the cursor."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _passed_unacked(evidence: Evidence) -> Iterable[Finding]:
         held = evidence.stored.get(region)
         if held is None:
             continue
-        # Who reads a compacted view passes what it does not have, unacknowledged.
+        # A reader of a compacted view passes entries that the view does not contain, unacknowledged.
         unexplained = evidence.passed.get(holder, EMPTY) - evidence.compacted.get(holder, EMPTY)
         passed = held.keys[unexplained.holds(held.local)]
         lost = passed[~_settled(evidence, holder).holds(passed)]
@@ -85,13 +85,13 @@ def merged(parts: Iterable[Acked]) -> Acked:
 
 
 def _trimmed_unacked(evidence: Evidence) -> Iterable[Finding]:
-    """(c) Entries other regions still hold, given back here, in neither progress nor drops."""
+    """(c) Entries other regions still hold, trimmed here, in neither progress nor drops."""
     for holder in _replicated(evidence):
         region, subscription = holder
         state = evidence.world.later[region].topics[evidence.topic]
         if state.trimmed_to == EARLIEST or state.gave_back_compacted:
             continue
-        # What came late stands below the low water; what is awaited, or was skipped for the region, was never here.
+        # Late entries are below the low water; expected or skipped entries were never here.
         gone = IntervalSet.of([evidence.joined(region)], [evidence.low_water(region)])
         gone = gone - evidence.awaited(region) - evidence.skipped(region)
         chosen = (gone - _settled(evidence, holder)).holds(evidence.known.keys) & evidence.known.meant_for(region)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long each subscription may be behind, and what becomes of a verdict that came sooner.
+"""How long each subscription may be behind, and what becomes of an earlier verdict.
 
-Acknowledgements only accumulate, so what is aligned after a short wait is aligned after a longer one. What is behind
-after a short wait, and may be for longer, is compared again once its own time is over: the same S1 with a later S2.
+Acknowledgements only accumulate, so what is aligned after a short wait is aligned after a longer one. A subject that is
+behind after a short wait, and may be for longer, is compared again once its own time is over: the same S1, a later S2.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PASSING: Final = frozenset(
         Reason.TOPIC_MISSING,
     }
 )
-"""What being behind looks like. Everything else stays wrong, however long one waits."""
+"""Reasons that mean being behind. Every other reason stays wrong, however long one waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class MaxLags:
         return min([self.default_ms, *self.of.values()])
 
     def by_subject(self, verdict: Verdict) -> dict[Key, int]:
-        """Of every subject. A topic may be behind for as long as the most patient of its subscriptions."""
+        """For every subject. A topic may be behind for the longest lag that one of its subscriptions allows."""
         lags: dict[Key, int] = {}
         for one in verdict.subjects:
             lag = self.of.get((_base(one.topic), one.subscription), self.default_ms)
@@ -52,7 +52,7 @@ class MaxLags:
 
 
 def behind(verdict: Verdict, lags: MaxLags, waited_ms: int) -> dict[Key, int]:
-    """Subjects that are behind and may be, with their lags: what was seen after ``waited_ms`` is not yet wrong."""
+    """Subjects that are behind and may be, with their lags: after only ``waited_ms`` they are not wrong yet."""
     allowed = lags.by_subject(verdict)
     return {
         one.key: allowed[one.key]
@@ -63,7 +63,7 @@ def behind(verdict: Verdict, lags: MaxLags, waited_ms: int) -> dict[Key, int]:
 
 
 def superseded(verdict: Verdict, again: Verdict, subjects: Collection[Key]) -> Verdict:
-    """The verdict with what a later comparison says of these subjects. What does not pass by waiting stays."""
+    """The verdict with the results of a later comparison for these subjects. Permanent findings stay."""
     told = {one.key for one in again.subjects if one.pairs and one.key in subjects}
     pairs = [pair for pair in verdict.pairs if (pair.topic, pair.subscription) not in told]
     pairs += [pair for pair in again.pairs if (pair.topic, pair.subscription) in told]
@@ -79,7 +79,7 @@ def superseded(verdict: Verdict, again: Verdict, subjects: Collection[Key]) -> V
 
 
 def undecided(verdict: Verdict, subjects: Collection[Key]) -> Verdict:
-    """The verdict with these subjects unknown, as far as they are only behind: nobody waited for long enough."""
+    """The verdict with these subjects unknown, if they are only behind: the check did not wait for long enough."""
     pairs = []
     for pair in verdict.pairs:
         if (pair.topic, pair.subscription) in subjects and pair.state is State.MISALIGNED:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The picture of a subscription: along an origin's entries, what share is acked, dropped or missing in each region."""
+"""Strip charts of a subscription: along an origin's entries, the share acked, dropped or missing in each region."""
 
 from __future__ import annotations
 

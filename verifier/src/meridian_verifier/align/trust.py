@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which findings count: those that rest on evidence that was read whole and is of one life of the topic.
+"""Which findings count: those with complete evidence from one incarnation of the topic.
 
-What was not read must not count as absent, and two lives of a topic, or two epochs of a subscription, cannot be
-compared. The rules report what they see; here is decided what of it proves something.
+What was not read must not count as absent, and two incarnations of a topic, or two epochs of a subscription, cannot be
+compared. The rules report what they see; this module decides which of it proves something.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ WITHIN_A_LIFE: Final = frozenset({Reason.MISSING_ACK, Reason.PASSED_UNACKED, Rea
 def trusted(world: World, findings: Iterable[Finding], flows: Iterable[Flow]) -> list[Finding]:
     """The findings that prove something.
 
-    :param flows: they tell which regions got entries of their own back, that is, were restored from an older copy.
-        What such a region had received by then is on record nowhere, though the others remember what it told them.
+    :param flows: they show which regions got their own entries back, that is, were restored from an older copy.
+        The acks such a region had received by then are not recorded any more, though the others remember those it sent.
     """
     restored = {flow.topic for flow in flows if flow.given_back}
     split = {topic for topic in world.topics() if len(_lives(world, topic)) > 1}
@@ -37,7 +37,7 @@ def trusted(world: World, findings: Iterable[Finding], flows: Iterable[Flow]) ->
 
 
 def unjudged(world: World, topics: Iterable[str], flows: Sequence[Flow]) -> Mapping[str, tuple[str, ...]]:
-    """Per topic, what could not be judged and why: a sentence each, for people."""
+    """Per topic, what could not be judged and why: one sentence each, for people."""
     restored: dict[str, list[str]] = {}
     for flow in flows:
         if flow.given_back:
@@ -65,7 +65,7 @@ def unjudged(world: World, topics: Iterable[str], flows: Sequence[Flow]) -> Mapp
 def _was_read(world: World, found: Finding) -> bool:
     if found.target in world.unreachable:
         return False
-    # With the origin away, another region holds the entry: that it is missing in the target is seen, not guessed.
+    # If the origin is away, another region holds the entry: that it is missing in the target is certain.
     return found.source not in world.unreachable or found.reason is Reason.ENTRY_MISSING
 
 

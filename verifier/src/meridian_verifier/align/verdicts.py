@@ -3,8 +3,8 @@
 
 A verdict is about a *subject*: a topic, or one replicated subscription of it. Every finding belongs to exactly one
 subject, whether it concerns a pair of regions or a single one, and what is wrong with a topic is wrong with each of its
-subscriptions. The subjects' states are worked out here, once; the state of the run is the worst of them, and every
-table, document and exit code repeats them, so none can be greener than another.
+subscriptions. The subjects' states are computed here, once; the state of the run is the worst of them, and every
+table, document and exit code repeats them, so none can be better than another.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class State(StrEnum):
-    """What a verdict says."""
+    """The state in a verdict."""
 
     ALIGNED = "aligned"
     MISALIGNED = "misaligned"
@@ -59,12 +59,12 @@ class SubjectVerdict:
     subscription: str
     state: State
     reasons: tuple[Reason, ...]
-    """What is wrong first, then what could not be told."""
+    """First what is wrong, then what is unknown."""
     pairs: tuple[PairVerdict, ...]
     findings: tuple[Finding, ...]
     """Its own, and those of its topic."""
     notes: tuple[str, ...] = ()
-    """What was not judged, and why: a sentence each."""
+    """What was not judged, and why: one sentence each."""
 
     @property
     def key(self) -> Key:
@@ -93,7 +93,7 @@ class Verdict:
         return tuple(found for found in self.findings if found.reason in LOSS)
 
     def of_region(self, region: str) -> list[Finding]:
-        """Findings about one region that are no matter between two regions that were asked."""
+        """Findings about one region that do not concern two regions that were asked."""
         return [
             found
             for found in self.findings
@@ -107,7 +107,7 @@ class Verdict:
 
 
 def judge(world: World, findings: Sequence[Finding], flows: Sequence[Flow], strips: Sequence[Strip]) -> Verdict:
-    """The verdict. Findings that rest on what was not read count for nothing: see :func:`trust.trusted`."""
+    """The verdict. Findings without complete evidence are ignored: see :func:`trust.trusted`."""
     readable = [flow for flow in flows if flow.region not in world.unreachable]
     drawn = [strip for strip in strips if strip.region not in world.unreachable]
     kept = trusted(world, findings, flows)
@@ -218,7 +218,7 @@ def _pair(
 
 
 def _structural(world: World, topic: str, subscription: str, source: str, target: str) -> Iterator[Reason]:
-    """What is told without looking at a single range."""
+    """Reasons that are visible without looking at ranges."""
     here, there = world.later[source].topics.get(topic), world.later[target].topics.get(topic)
     if here is None:
         return

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a verdict is told: to a program as JSON, to a terminal as tables, to a person as one HTML page."""
+"""Forms of a verdict: JSON for programs, tables for a terminal, one HTML page for people."""

@@ -29,7 +29,7 @@ DETAILED: Final = 32 << 20
 DETAIL_SIZES: Final = (4000, 1000, 200, 0)
 """Characters of a row's detail: the largest with which the rows stay below ``DETAILED``."""
 SHARDS_MAX: Final = 128
-"""The chart's Role names so many of each generation."""
+"""The chart's Role names this many of each generation."""
 GENERATIONS: Final = ("a", "b")
 NOTE: Final = 1000
 """Characters of one sentence about the whole run."""
@@ -41,7 +41,7 @@ class TooManyRows(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What all documents of one run say."""
+    """Common content of all documents of one run."""
 
     name: str
     """NAME: of the verifier."""
@@ -49,14 +49,14 @@ class Run:
     """Its id: no other run has it."""
     now: datetime
     valid: timedelta
-    """After so long an aligned verdict counts as unknown: things will have changed."""
+    """How long an aligned verdict is valid; after that it counts as unknown."""
 
     def head(self) -> Json:
         return {"run": self.run, "time": _time(self.now), "expires": _time(self.now + self.valid)}
 
 
 def rows(verdict: Verdict) -> list[Json]:
-    """One row per subject: what the operator makes the condition *Aligned* of."""
+    """One row per subject: the operator's input for the condition *Aligned*."""
     return [
         {
             "topic": one.topic,
@@ -69,7 +69,7 @@ def rows(verdict: Verdict) -> list[Json]:
 
 
 def whole(verdict: Verdict) -> Json:
-    """What the head says of the run as a whole."""
+    """The head's content about the run as a whole."""
     return {
         "verdict": verdict.state.value,
         "summary": verdict.summary[:NOTE],

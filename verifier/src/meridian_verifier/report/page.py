@@ -17,7 +17,7 @@ from meridian_verifier.report.words import MEANINGS, place_text, ranges_text, sh
 FINDINGS_SHOWN: Final = 100
 ROWS_SHOWN: Final = 200
 LINES_SHOWN: Final = 12
-"""Of one row, before the rest is only counted."""
+"""Maximum number of lines per row; the rest is only counted."""
 _HEADLINES: Final = {
     State.ALIGNED: ("✓", "Aligned", "Every subscription stands at the same place in every region."),
     State.MISALIGNED: ("✗", "Misaligned", "Regions do not agree, or messages are lost. See below what and where."),

@@ -17,7 +17,7 @@ _CELL_HEIGHT: Final = 66
 _LABEL: Final = 120
 _SYMBOLS: Final = {State.ALIGNED: "✓", State.MISALIGNED: "✗", State.UNKNOWN: "?"}
 LINE_STYLES: Final = 9
-"""So many lines can be told apart (colour and dashes)."""
+"""Number of distinguishable lines (colour and dashes)."""
 TOPIC_LETTERS: Final = 36
 """In the legend of the delays."""
 
@@ -73,7 +73,7 @@ def _pair_cell(verdict: Verdict, source: str, target: str) -> tuple[str, str, st
 
 
 def strip_rows(strips: Sequence[Strip], regions: Sequence[str]) -> str:
-    """One subscription and origin: a row of shares per region, each share coloured by what stands there."""
+    """One subscription and origin: a row of shares per region, each share coloured by its state."""
     by_region = {strip.region: strip for strip in strips}
     shown = [by_region[region] for region in regions if region in by_region]
     width, bar = 720, 16
@@ -113,7 +113,7 @@ def _bar(left: float, top: float, width: float, height: float, kind: str) -> str
 
 
 def lag_curves(flows: Sequence[Flow]) -> str:
-    """For each way between two regions: which share of the entries had arrived within so many milliseconds."""
+    """For each pair of regions: the share of entries that had arrived within a number of milliseconds."""
     drawn = [flow for flow in flows if flow.quantiles_ms][:LINE_STYLES]
     if not drawn:
         return '<p class="faint">No entry stands in two regions, so there is no delay to draw.</p>'

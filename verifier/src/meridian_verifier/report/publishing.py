@@ -45,7 +45,7 @@ def publish(cluster: Cluster, run: Run, told: Mapping[str, Any], listed: Sequenc
 def _clear(cluster: Cluster, path: str, name: str, used: Mapping[str, int]) -> Iterator[str]:
     """Delete the shards that the head does not name.
 
-    They are numbered without gaps, and stay so when this is interrupted: the last one goes first.
+    They are numbered without gaps, and stay so when this is interrupted, because the last one is deleted first.
     """
     for generation in GENERATIONS:
         first = last = used.get(generation, 0)

@@ -9,7 +9,7 @@ import rich.markup
 
 
 def printable(text: str) -> str:
-    """With escapes for what would change a terminal or a page around it: controls, and the direction of writing."""
+    """Escapes characters that would change a terminal or a page: controls, and the writing direction."""
     return "".join(one if one.isprintable() or one == "\n" else repr(one)[1:-1] for one in text)
 
 

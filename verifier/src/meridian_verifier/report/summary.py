@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verdict as one JSON object: what programs (the demo, the operator) read."""
+"""The verdict as one JSON object, for programs such as the demo and the operator."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from meridian_verifier.job import Timing
 
 
 def summary(verdict: Verdict, timing: Timing, report: str | None) -> dict[str, Any]:
-    """Keys are stable: new ones may come, none changes its meaning. ``aligned`` is null when it could not be told.
+    """Keys are stable: new ones may be added, none changes its meaning. ``aligned`` is null when it is unknown.
 
     ``subjects`` are the verdicts on each topic (empty ``subscription``) and each replicated subscription; ``pairs`` and
-    ``findings`` are what they are made of.
+    ``findings`` are the details behind them.
     """
     aligned = {0: True, 1: False, 2: None}[verdict.exit_code]
     return {

@@ -15,7 +15,7 @@ from meridian_verifier.report.words import MEANINGS, place_text, ranges_text, sh
 FINDINGS_SHOWN: Final = 20
 ROWS_SHOWN: Final = 60
 LINES_SHOWN: Final = 8
-"""Of one row, before the rest is only counted."""
+"""Maximum number of lines per row; the rest is only counted."""
 _SYMBOLS: Final = {State.ALIGNED: "✓", State.MISALIGNED: "✗", State.UNKNOWN: "?"}
 _STYLES: Final = {State.ALIGNED: "green", State.MISALIGNED: "bold red", State.UNKNOWN: "yellow"}
 
@@ -33,7 +33,7 @@ def show(verdict: Verdict, console: Console) -> None:
 
 
 def _matrix(verdict: Verdict) -> Table:
-    """Regions against regions: what the worst verdict of each pair says; on the diagonal, of the region by itself."""
+    """Regions against regions: the worst verdict of each pair; on the diagonal, of the region itself."""
     table = Table(title="Does the column's region have what is acked in the row's region?", title_justify="left")
     table.add_column("")
     for target in verdict.world.asked:
@@ -66,7 +66,7 @@ def _said(state: State, text: str) -> str:
 
 
 def _subjects(verdict: Verdict) -> Table:
-    """What is wrong comes first."""
+    """Problems come first."""
     table = Table(title="Topics and their replicated subscriptions", title_justify="left")
     for name in ("topic", "subscription", "verdict"):
         table.add_column(name, overflow="fold")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words that table, page and documents share, for everybody who did not write the rules."""
+"""Words shared by table, page and documents, for readers who do not know the rules."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def short_topic(topic: str) -> str:
 
 
 def when(milliseconds: int) -> str:
-    """A moment as people read it, in UTC. One that has no date, for clients may have set it, is told as a number."""
+    """A readable time, in UTC. One without a valid date, since clients may have set it, is shown as a number."""
     if not 0 <= milliseconds <= LATEST_MS:
         return f"{milliseconds} ms since 1970"
     return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
@@ -57,14 +57,14 @@ def ranges_text(finding: Finding, shown: int = 3) -> str:
 
 
 def place_text(finding: Finding) -> str:
-    """The region that is wrong, or the pair of which the second is."""
+    """The region that is wrong, or the pair whose second region is."""
     return finding.target if finding.source == finding.target else f"{finding.source} -> {finding.target}"
 
 
 def troubles(subject: SubjectVerdict, ranges: int = 5) -> Iterator[str]:
-    """Why a subject is not aligned, a line each: findings, what is wrong with pairs beyond these, and notes.
+    """Why a subject is not aligned, one line each: findings, further problems of pairs, and notes.
 
-    :param ranges: of each finding, so many are named.
+    :param ranges: maximum number of ranges listed per finding.
     """
     for found in subject.findings:
         whose = " (of the topic)" if found.subscription != subject.subscription else ""

@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from meridian_verifier.source.regions import Region
 
 SNAPSHOT_SECONDS: Final = 10.0
-"""For a snapshot. A region that does not answer by then is called unreachable."""
+"""Time limit for a snapshot. A region that does not answer within it counts as unreachable."""
 STREAM_SECONDS: Final = 60.0
-"""For each wait on the socket while a stream runs: a busy region starts the process that encodes, and lets few run."""
+"""Time limit for each read from a stream: a busy region first starts the encoder process, and limits their number."""
 ATTEMPTS: Final = 3
-"""A stream that breaks is taken up again so many times in all."""
+"""How often a stream is tried in all if it breaks."""
 BACKOFF_SECONDS: Final = 0.5
 _END_OF_STREAM: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _FAULTS: Final = (OSError, http.client.HTTPException, pa.ArrowException, ValueError, KeyError)
 
 
 class RegionUnreachable(Exception):
-    """A region could not be asked. The message says which, what failed, and is fit for the report."""
+    """A region could not be asked. The message names it and the failure, and may be shown in the report."""
 
     def __init__(self, region: str, what: str) -> None:
         super().__init__(f"{region}: {what}")

@@ -93,7 +93,7 @@ def parse_tables(text: str) -> list[Wanted]:
 
 
 def arrow_schema(wanted: Sequence[Wanted]) -> pa.Schema:
-    """What the rows look like: the table's own columns and ``problem``; for several tables see ``combined``."""
+    """Schema of the rows: the table's own columns and ``problem``; for several tables see ``combined``."""
     if len(wanted) == 1:
         return TABLES[wanted[0].table].append(PROBLEM)
     return combined([one.table for one in wanted])
@@ -169,7 +169,7 @@ class MeridianReader(DataSourceReader):
             yield from self._shaped(batches, partition.wanted)
         except RegionUnreachable as error:
             one = pa.record_batch([pa.array([error.region])], names=["region"])
-            # A failed read is told whatever the filters say: rows that are not there are nobody's matches.
+            # A failed read is reported whatever the filters are: missing rows match no filter.
             yield conform(one, self._schema, problem=str(error))
 
     def _shaped(self, batches: Iterator[pa.RecordBatch], wanted: Wanted) -> Iterator[pa.RecordBatch]:

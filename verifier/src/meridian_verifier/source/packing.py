@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of one topic and origin as one value: what lets a million rows cross Spark as a few dozen.
+"""Rows of one topic and origin packed into one value, so that a million rows cross Spark as a few dozen.
 
-The judge wants all rows of a (topic, origin) together and as columns. Spark would turn columns into rows, shuffle
-those, sort them and turn them into columns again, at many times the cost of everything else. Packed, a batch becomes
-one row per (topic, origin) in it, whose ``payload`` is the batch's part in Arrow's own form; Spark shuffles payloads.
+The judge needs all rows of a (topic, origin) together and as columns. Spark would convert columns to rows, shuffle
+and sort those, and convert them back to columns, at many times the cost of everything else. Packed, a batch becomes
+one row per (topic, origin) in it, whose ``payload`` is the batch's part in Arrow's own format; Spark shuffles payloads.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PACKED: Final = pa.schema(
         PROBLEM,
     ]
 )
-"""What packed rows look like. ``table`` is the table asked for: of ``ranges`` the payload says more."""
+"""Schema of packed rows. ``table`` is the requested table: for ``ranges`` the payload has more details."""
 
 
 def payload_schema(table: str) -> pa.Schema:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which regions there are: ``name=url`` pairs, or the ``regions.json`` that ``meridian up`` leaves behind."""
+"""The regions to check: ``name=url`` pairs, or the ``regions.json`` of ``meridian up``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 
 class RegionsError(ValueError):
-    """The regions cannot be made out. The message says what was found and what is expected."""
+    """The list of regions is not valid. The message says what was found and what is expected."""
 
 
 @dataclass(frozen=True, slots=True)
