@@ -128,6 +128,20 @@ def test_a_topic_that_another_object_wants_outlives_the_one_that_ruled(kube: Kub
     assert ("Normal", "HandedOver") in [event[:2] for event in kube.events("first")]
 
 
+def test_an_object_that_ended_unheard_rules_no_more(near: Regions) -> None:
+    with watched(near.urls) as (api, operator):
+        api.create("geotopics", "lost", **geo("widowed", deletionPolicy="Retain"))
+        ready(api, "geotopics", "lost")
+        api.create("geotopics", "next", **geo("widowed", messageTTL="1h"))
+        because(api, "geotopics", "next", "ConflictingResource")
+        api.lose("geotopics", "lost")
+        operator.sweep()
+        ready(api, "geotopics", "next")
+        assert near.call("GET", "widowed/messageTTL").json == 3600
+        operator.sweep()
+        assert (api.get("geotopics", "next") or {})["metadata"]["finalizers"] == [FINALIZER]
+
+
 @pytest.mark.parametrize("annotation", ["paused", "dry_run"])
 def test_what_is_held_back_is_not_deleted(kube: KubeApi, near: Regions, annotation: str) -> None:
     name = annotation.replace("_", "-")

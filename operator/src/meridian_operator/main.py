@@ -118,7 +118,7 @@ async def _operate(
     async def begin(memo: Any, **_: Any) -> None:
         kube = KubeClient(partial(_connection, settings), (*fences, metrics.counting(KUBERNETES)))
         memo.world = world(arguments.settings, arguments.tokens, kube, (*fences, metrics.counting()))
-        memo.desk = Desk(memo.world)
+        memo.desk = Desk(memo.world, arguments.namespace)
 
     @kopf.on.cleanup()
     async def end(memo: Any, **_: Any) -> None:

@@ -79,6 +79,10 @@ class KubeApi:
         """``kubectl delete --wait=false``."""
         self.call(self._delete((plural, namespace, name)))
 
+    def lose(self, plural: str, name: str, namespace: str = "default") -> None:
+        """The object goes, and no watch hears of it."""
+        self.objects.pop((plural, namespace, name))
+
     def get(self, plural: str, name: str, namespace: str = "default") -> Object | None:
         """The object; None when there is none."""
         found = self.objects.get((plural, namespace, name))

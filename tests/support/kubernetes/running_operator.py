@@ -78,6 +78,10 @@ class RunningOperator:
         """Requests to each region so far."""
         return self._world.calls()
 
+    def sweep(self) -> None:
+        """Look now for objects that ended unheard."""
+        asyncio.run_coroutine_threadsafe(self._desk.sweep(), self._loop).result(30)
+
     def stop(self) -> None:
         """End it. Again: nothing."""
         if self._thread.is_alive():

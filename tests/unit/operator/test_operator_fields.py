@@ -23,6 +23,7 @@ from meridian_operator.handlers.reconciling import look
 from meridian_operator.handlers.replicated_subscriptions import ReplicatedSubscriptions
 from meridian_operator.handlers.subject import Subject, Views
 from meridian_operator.plan.changes import Change
+from meridian_operator.plan.claims import Claim
 from meridian_operator.plan.observed import Link, RegionSeen, SubscriptionSeen, TopicName, TopicSeen
 from meridian_verifier.wanted_lags import max_lags
 
@@ -103,6 +104,7 @@ class Witnessed:
     subscription: SubscriptionSeen | None
     namespace_exists: bool
     asked: list[Any] = field(default_factory=list)
+    gone: frozenset[str] = frozenset()
     settings: Settings = field(default_factory=lambda: Settings(tenants_by_namespace={"y": ["*"]}))
 
     def now(self) -> str:
@@ -130,6 +132,7 @@ class Witnessed:
 
 TOPIC = TopicSeen(4, links=tuple(Link(name, True, 0, 0) for name in NAMES))
 PLACE = SubscriptionSeen(replicated=True, mark_delete="", holes=0, backlog=0, consumers=0, synced=True)
+OWNER = Claim("2026-01-01T00:00:00Z", "y", "orders", uid="orders")
 STATES = ((None, None, False), (None, None, True), (TOPIC, None, True), (TOPIC, PLACE, True))
 
 
@@ -149,7 +152,7 @@ def effect(kind: str, spec: dict[str, Any]) -> Any:
     views = Views(
         geo_topics={},
         replicated_subscriptions={},
-        topic_regions={BASE["GeoTopic"]["topic"]: [("y", NAMES)], OTHER_TOPIC: [("y", NAMES)]},
+        topic_regions={BASE["GeoTopic"]["topic"]: [(OWNER, NAMES)], OTHER_TOPIC: [(OWNER, NAMES)]},
         verdicts={},
         verdict_runs={},
     )

@@ -28,7 +28,7 @@ async def farewell(subject: Subject[Spec], wish: Wish[Spec], world: World, repor
     body, what = wish.body, subject.what(wish)
     if wish.spec.deletion_policy is DeletionPolicy.RETAIN:
         return _released(body, None)
-    if not wish.is_allowed(body["metadata"]["namespace"]):
+    if not wish.is_allowed:
         return _released(body, Event("NothingDeleted", f"{not_allowed(wish)}. {what} stays as it is", warning=True))
     first = ruler(subject.claims(wish))
     if first is not None and not first.is_of(*wish.claim):

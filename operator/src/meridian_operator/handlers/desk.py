@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from meridian_operator.handlers.reconciling import look
@@ -24,16 +24,23 @@ from meridian_operator.plan.outcome import READY
 
 START_SECONDS: Final = 5.0
 """The objects that are there when the operator starts get their first look within so long."""
+SWEEP_SECONDS: Final = 300.0
+"""How often objects are looked for that ended unheard."""
 ERROR_SECONDS: Final = 30.0
 """How long an object waits after a look that failed."""
 _log = logging.getLogger(__name__)
 
 
 class Desk:
-    """Looks after all objects."""
+    """Looks after all objects.
 
-    def __init__(self, world: World) -> None:
+    :param namespaces: those that are watched; none: all.
+    """
+
+    def __init__(self, world: World, namespaces: Sequence[str] = ()) -> None:
         self._world = world
+        self._namespaces = namespaces or ("",)
+        self._sweeping = asyncio.create_task(self._sweep_now_and_then(), name="sweep")
         self._cares: dict[Reference, Care] = {}
         self._by_topic: dict[str, set[Reference]] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -66,9 +73,35 @@ class Desk:
 
     async def close(self) -> None:
         """Stop looking."""
+        self._sweeping.cancel()
+        await asyncio.gather(self._sweeping, return_exceptions=True)
         for of, care in list(self._cares.items()):
             self._end(of, care)
         await asyncio.gather(*self._ending, return_exceptions=True)
+
+    async def sweep(self) -> None:
+        """Find the objects that ended unheard. When a watch is interrupted for long, kopf lists all objects anew, and
+        says nothing of those that are not there any more: they would go on ruling their topics.
+
+        :raises KubeError: the objects were not listed.
+        """
+        for plural in {of.plural for of in self._cares}:
+            before = {of: care for of, care in self._cares.items() if of.plural == plural}
+            there = {uid for one in self._namespaces for uid in await self._world.kube.uids(plural, one)}
+            for of, care in before.items():
+                if care.uid not in there and self._cares.get(of) is care:
+                    _log.info("%s: it ended unheard", of)
+                    self._world.gone.add(care.uid)
+                    self._end(of, care)
+                    self._wake(care.topic, of)
+
+    async def _sweep_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            try:
+                await self.sweep()
+            except KubeError as error:
+                _log.warning("objects that ended unheard were not looked for: %s", error)
 
     def _end(self, of: Reference, care: Care) -> None:
         care.task.cancel()

@@ -31,7 +31,11 @@ def geo_topics(meta: Mapping[str, Any], spec: Mapping[str, Any], **_: Any) -> An
 def claim_of(meta: Mapping[str, Any]) -> Claim:
     """The claim that an object makes by being there."""
     return Claim(
-        str(meta["creationTimestamp"]), meta["namespace"], meta["name"], leaving=bool(meta.get("deletionTimestamp"))
+        str(meta["creationTimestamp"]),
+        meta["namespace"],
+        meta["name"],
+        leaving=bool(meta.get("deletionTimestamp")),
+        uid=str(meta["uid"]),
     )
 
 
@@ -45,7 +49,7 @@ class GeoTopics(Subject[GeoTopicSpec]):
         return f"topic {wish.spec.topic}"
 
     def claims(self, wish: Wish[GeoTopicSpec]) -> Iterable[Claim]:
-        return [claim for claim in wish.views.geo_topics.get(wish.spec.topic, ()) if wish.is_allowed(claim.namespace)]
+        return [claim for claim in wish.views.geo_topics.get(wish.spec.topic, ()) if wish.counts(claim)]
 
     def names(self, wish: Wish[GeoTopicSpec]) -> list[str]:
         return list(wish.spec.regions)

@@ -37,16 +37,15 @@ async def look(subject: Subject[Spec], body: Mapping[str, Any], views: Views, wo
         spec: Spec = subject.model.model_validate(dict(body["spec"]))
     except ValidationError as error:
         return farewell_unread(body, report) if leaving else report.refused("InvalidSpec", str(error))
-    wish = Wish(spec, body, views, history_of(body), world.settings)
+    wish = Wish(spec, body, views, history_of(body), world.settings, world.gone)
     if leaving:
         return await farewell(subject, wish, world, report)
     first = ruler(subject.claims(wish))
-    allowed = wish.is_allowed(meta["namespace"])
-    rules = allowed and (first is None or first.is_of(*wish.claim))
+    rules = wish.is_allowed and (first is None or first.is_of(*wish.claim))
     if holds != (rules and spec.deletion_policy is DeletionPolicy.DELETE):
         # Before anything is made: what this object makes, its deletion has to find.
         return Answer(finalizers=_toggled(meta.get("finalizers") or ()), again_seconds=AGAIN_SECONDS)
-    if not allowed:
+    if not wish.is_allowed:
         return report.refused("TenantNotAllowed", not_allowed(wish))
     if is_on(body, PAUSED):
         return report.paused()

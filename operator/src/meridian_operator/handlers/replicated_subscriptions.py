@@ -36,9 +36,9 @@ def replicated_subscriptions(meta: Mapping[str, Any], spec: Mapping[str, Any], *
 
 
 @kopf.index(GROUP, VERSION, "geotopics")
-def topic_regions(namespace: str | None, spec: Mapping[str, Any], **_: Any) -> Any:
-    """Topic -> namespace of the object and its regions, for subscriptions that name none."""
-    return {spec.get("topic"): (namespace, tuple(spec.get("regions", ())))}
+def topic_regions(meta: Mapping[str, Any], spec: Mapping[str, Any], **_: Any) -> Any:
+    """Topic -> the objects that want it and their regions, for subscriptions that name none."""
+    return {spec.get("topic"): (claim_of(meta), tuple(spec.get("regions", ())))}
 
 
 class ReplicatedSubscriptions(Subject[ReplicatedSubscriptionSpec]):
@@ -52,7 +52,7 @@ class ReplicatedSubscriptions(Subject[ReplicatedSubscriptionSpec]):
 
     def claims(self, wish: Wish[ReplicatedSubscriptionSpec]) -> Iterable[Claim]:
         claims = wish.views.replicated_subscriptions.get((wish.spec.topic, wish.spec.subscription), ())
-        return [claim for claim in claims if wish.is_allowed(claim.namespace)]
+        return [claim for claim in claims if wish.counts(claim)]
 
     def names(self, wish: Wish[ReplicatedSubscriptionSpec]) -> list[str]:
         return list(wish.spec.regions) if wish.spec.regions is not None else _of_topic(wish)
@@ -88,7 +88,7 @@ class ReplicatedSubscriptions(Subject[ReplicatedSubscriptionSpec]):
 def _of_topic(wish: Wish[ReplicatedSubscriptionSpec]) -> list[str]:
     """The regions of the topic's GeoTopics."""
     topics = wish.views.topic_regions.get(wish.spec.topic, ())
-    return sorted({name for namespace, names in topics if wish.is_allowed(namespace) for name in names})
+    return sorted({name for claim, names in topics if wish.counts(claim) for name in names})
 
 
 def _status(seen: list[RegionSeen], look: Look, verdict: Row | None, history: History) -> ReplicatedSubscriptionStatus:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -56,6 +56,8 @@ class Wish(Generic[Spec]):
     views: Views
     history: History
     settings: Settings
+    gone: Container[str]
+    """Objects, by uid, that are in the views and no longer exist."""
 
     @property
     def claim(self) -> tuple[str, str]:
@@ -63,9 +65,14 @@ class Wish(Generic[Spec]):
         meta = self.body["metadata"]
         return meta["namespace"], meta["name"]
 
-    def is_allowed(self, namespace: str) -> bool:
-        """May an object of that namespace name the topic that this one names? Otherwise it has no say here."""
-        return self.settings.allows(namespace, self.spec.topic)
+    @property
+    def is_allowed(self) -> bool:
+        """May the object name this topic? Otherwise it has no say."""
+        return self.settings.allows(self.claim[0], self.spec.topic)
+
+    def counts(self, claim: Claim) -> bool:
+        """Does an object that names the same topic exist, and may it?"""
+        return claim.uid not in self.gone and self.settings.allows(claim.namespace, self.spec.topic)
 
 
 class Subject(ABC, Generic[Spec]):

@@ -48,6 +48,8 @@ class World:
     """Writes of statuses in which only numbers moved."""
     settings: Settings
     now: Callable[[], str] = utc_now
+    gone: set[str] = field(default_factory=set)
+    """Objects, by uid, whose end kopf was not told of: they are still in its indices."""
     _observers: dict[str, Observer] = field(default_factory=dict)
     _closing: set[asyncio.Task[None]] = field(default_factory=set)
 

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import quote
 
 import aiohttp
 import kopf
@@ -23,7 +24,10 @@ CALL_SECONDS: Final = 15.0
 PARALLEL_CALLS: Final = 16
 MESSAGE_CHARACTERS: Final = 1000
 """Kubernetes takes 1,024 in an Event."""
+PAGE: Final = 500
+"""Objects in one answer."""
 _MERGE: Final = "application/merge-patch+json"
+_METADATA: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
 class KubeError(Exception):
@@ -122,26 +126,43 @@ class KubeClient:
             },
         )
 
-    async def send(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    async def uids(self, plural: str, namespace: str = "") -> set[str]:
+        """Of all our objects of a kind, in one namespace or in all.
+
+        :raises KubeError: they were not listed.
+        """
+        path = f"/apis/{GROUP}/{VERSION}/{f'namespaces/{namespace}/' if namespace else ''}{plural}?limit={PAGE}"
+        found: set[str] = set()
+        following = ""
+        while True:
+            page = await self.send("GET", f"{path}&continue={quote(following, safe='')}", accept=_METADATA)
+            found.update(str(one["metadata"]["uid"]) for one in page["items"])
+            following = page["metadata"].get("continue") or ""
+            if not following:
+                return found
+
+    async def send(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, accept: str = "application/json"
+    ) -> Mapping[str, Any]:
         """One request; the object in the answer.
 
         :raises Conflict: the object has changed since it was read.
         :raises Gone: there is no such object.
         :raises KubeError: any other refusal, or no answer.
         """
-        status, text = await self._request(method, path, body)
+        status, text = await self._request(method, path, body, accept)
         if status == 401:
             await self.close()
-            status, text = await self._request(method, path, body)
+            status, text = await self._request(method, path, body, accept)
         if status < 300:
             answered: Mapping[str, Any] = json.loads(text)
             return answered
         kind = {404: Gone, 409: Conflict}.get(status, KubeError)
         raise kind(f"{method} {path}: HTTP {status}: {text[:500]}")
 
-    async def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, str]:
+    async def _request(self, method: str, path: str, body: Mapping[str, Any] | None, accept: str) -> tuple[int, str]:
         data = None if body is None else json.dumps(body)
-        headers = {"Content-Type": _MERGE if method == "PATCH" else "application/json"}
+        headers = {"Accept": accept, "Content-Type": _MERGE if method == "PATCH" else "application/json"}
         async with self._slots:
             self.calls += 1
             try:

@@ -15,6 +15,7 @@ class Claim(NamedTuple):
     name: str
     leaving: bool = False
     """The object is being deleted."""
+    uid: str = ""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
