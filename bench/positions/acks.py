@@ -103,7 +103,7 @@ async def topic_of(entries: int, mixed: bool, step: int = 1) -> tuple[Topic, Sub
 
 
 def consumer_of(subscription: Subscription) -> Consumer:
-    return Consumer(subscription, _Nobody(), 0, "c", 0, 0, None, None, subscription.progress.epoch)
+    return Consumer(subscription, _Nobody(), 0, "c", 0, 0, None, None, subscription.cursor.progress.epoch)
 
 
 def rewinds(kind: str, count: int) -> Progress:
@@ -122,12 +122,12 @@ async def single(kind: str, count: int, commands: int, at_once: int) -> float:
     topic, subscription = await topic_of(max(2000, commands * at_once), mixed=False)
     if count:
         made = rewinds(kind, count)
-        made.beginning = subscription.progress.beginning.bare()
-        rewinding.merge(subscription, made, lambda _: None)
-        assert subscription.progress.count_rewinds() == count
+        made.beginning = subscription.cursor.progress.beginning.bare()
+        rewinding.merge(subscription.cursor, made, lambda _: None)
+        assert subscription.cursor.progress.count_rewinds() == count
     consumer, first = consumer_of(subscription), topic.log.first
     places = [Position(first.ledger, entry) for entry in range(commands * at_once)]
-    resent = subscription.resent
+    resent = subscription.cursor.resent
     if resent is not None:  # all of it was sent since
         resent.border = EARLIEST
     best = float("inf")
@@ -138,7 +138,7 @@ async def single(kind: str, count: int, commands: int, at_once: int) -> float:
             some = places[at : at + at_once]
             await topic.scheduler.answer(partial(subscription.acknowledge, consumer, some, None))
         best = min(best, (time.process_time_ns() - began) / 1000 / third)
-    assert subscription.progress.is_acked("us", places[3 * third - 1 - third % at_once], 1 << 40)
+    assert subscription.cursor.progress.is_acked("us", places[3 * third - 1 - third % at_once], 1 << 40)
     return best
 
 
@@ -159,7 +159,7 @@ async def cumulative(entries: int, mixed: bool) -> dict[str, float]:
     longest = time.process_time_ns() - begin
     await until(lambda: bool(answers))
     durable = time.process_time_ns() - begin
-    await until(lambda: subscription.mark_delete == last)
+    await until(lambda: subscription.cursor.mark_delete == last)
     whole = time.process_time_ns() - begin
     assert answers == [None]
     return {name: round(ns / 1e6, 2) for name, ns in (("longest", longest), ("durable", durable), ("whole", whole))}

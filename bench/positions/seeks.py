@@ -42,7 +42,7 @@ async def acknowledge(subscription: Subscription, position: Position) -> None:
 async def report(one: Subscription) -> None:
     """How far nothing is owed (R11)."""
     topic = one.topic
-    await log_walks.carry_out(topic.log, topic.scheduler, floors.owed_nothing_upto(one))
+    await log_walks.carry_out(topic.log, topic.scheduler, floors.owed_nothing_upto(one.cursor))
 
 
 async def backlog(one: Subscription) -> None:

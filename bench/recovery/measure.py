@@ -145,7 +145,7 @@ async def write(directory: Path, shape: Shape, records: int) -> None:
 
 async def _append(topic: Topic, shape: Shape, records: int) -> None:
     for at, (name, entry) in enumerate(acknowledged(shape, records)):
-        delta = topic.subscriptions[name].progress.empty_delta()
+        delta = topic.subscriptions[name].cursor.progress.empty_delta()
         delta.ack(ZERO, "eu", Position(LEDGER, entry - 1), Position(LEDGER, entry))
         topic.progress_log.append(Kind.ACKED, name, delta.encode())
         if not at % PENDING:
@@ -164,7 +164,7 @@ async def read(directory: Path, shape: Shape, records: int) -> Opened:
             topic = await process.service.topic(parse(NAME), create=False)
         opened_mib = peak_mib()
         for name, entry in acknowledged(shape, records):
-            assert topic.subscriptions[name].progress.is_acked("eu", Position(LEDGER, entry)), f"{name}: {entry}"
+            assert topic.subscriptions[name].cursor.progress.is_acked("eu", Position(LEDGER, entry)), f"{name}: {entry}"
         async with Turns() as rolling:
             await _roll_over(topic)
         await process.drain()
@@ -177,10 +177,10 @@ async def read(directory: Path, shape: Shape, records: int) -> Opened:
 async def _roll_over(topic: Topic) -> None:
     """One more acknowledgement: a broker goes on in no ledger that it finds."""
     old, subscription = topic.progress_log.ledgers, next(iter(topic.subscriptions.values()))
-    delta = subscription.progress.empty_delta()
+    delta = subscription.cursor.progress.empty_delta()
     delta.ack(ZERO, "eu", Position(LEDGER + 1, -1), Position(LEDGER + 1, 0))
-    subscription.progress.join(delta)
-    subscription.claims.make_known(delta)
+    subscription.cursor.progress.join(delta)
+    subscription.cursor.make_known(delta)
     while set(old) & set(topic.progress_log.ledgers):
         await next_turn(topic.scheduler)
 

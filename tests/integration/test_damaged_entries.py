@@ -157,7 +157,7 @@ async def test_a_lost_entry_is_passed_over_once_somebody_accepts_that(
             assert await take(reading, 1) == PAYLOADS[7:]
             assert await missing() == []
         assert topic.failure is None, "it was never fenced"
-        dropped = topic.subscriptions["s"].dropped
+        dropped = topic.subscriptions["s"].cursor.dropped
         assert dropped is not None
         assert {cause for cause, _, _, _ in dropped.runs()} == {Cause.LOST}
         later = await Consumer.subscribe(connection, TOPIC, "later", replicated=False, kind=EXCLUSIVE)
@@ -175,7 +175,7 @@ async def test_a_damaged_acknowledgement_costs_a_repeat_and_not_the_topic(tmp_pa
         subscription = (await opened(inside)).subscriptions["shelf"]
         for position in [(await reading.receive()).position for _ in range(3)]:
             reading.acknowledge(position)
-            await until(lambda position=position: subscription.progress.is_acked("inside", position))
+            await until(lambda position=position: subscription.cursor.progress.is_acked("inside", position))
         await connection.close()
     acknowledgements = re.compile(rb"\x01\x02\x00\x05.{8}shelf", re.DOTALL)
     (path,) = (

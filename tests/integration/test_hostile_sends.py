@@ -240,7 +240,7 @@ async def test_entries_that_an_older_version_stored_with_wild_numbers_do_no_harm
     reader.wire.say(T.ACK, ack)
     assert not (await reader.wire.hear(T.ACK_RESPONSE)).HasField("error")
     subscription = inside.service.topics[TOPIC].subscriptions["s1"]
-    assert subscription.mark_delete == log.last_confirmed
+    assert subscription.cursor.mark_delete == log.last_confirmed
     assert subscription.consumers[0].permits == 1000 - len(ids)
     for client in (honest, reader, other):
         await client.wire.close()

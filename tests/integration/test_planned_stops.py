@@ -95,7 +95,7 @@ async def opened(inside: BrokerProcess) -> Topic:
 async def acked(directory: Path, places: list[Position]) -> list[bool]:
     """What the next life of the broker knows."""
     async with broker_inside(directory, **SMALL_LEDGERS) as inside:
-        progress = (await opened(inside)).subscriptions["sub"].progress
+        progress = (await opened(inside)).subscriptions["sub"].cursor.progress
         return [progress.is_acked("inside", place) for place in places]
 
 
@@ -160,7 +160,7 @@ async def test_a_close_is_answered_once_acknowledged_entries_were_looked_up(
         assert not closing.done()
         ready.set()
         await closing
-        assert topic.subscriptions["sub"].progress.is_acked("inside", stored[5])
+        assert topic.subscriptions["sub"].cursor.progress.is_acked("inside", stored[5])
         await client.end()
 
 

@@ -130,10 +130,10 @@ async def test_what_nobody_has_is_a_gap_until_somebody_accepts_it(tmp_path: Path
         reading = await Consumer.subscribe(await eu.connect(), TOPIC, "s", replicated=False)
         assert await take(reading, 3) == [b"10", b"11", b"12"]
         subscription = topic_of(eu).subscriptions["s"]
-        assert subscription.dropped is not None
+        assert subscription.cursor.dropped is not None
         upto = Position(*map(int, gap["upto"].split(":")))
-        assert subscription.dropped.cause("us", upto) is Cause.LOST
-        assert subscription.dropped.cause("us", last) is None
+        assert subscription.cursor.dropped.cause("us", upto) is Cause.LOST
+        assert subscription.cursor.dropped.cause("us", last) is None
         _, found = await ask(eu, "GET", GAPS)
         (accepted,) = found["accepted"]
         assert (found["missing"], accepted["by"]) == ([], "somebody at 127.0.0.1")
@@ -186,5 +186,5 @@ async def test_what_nobody_has_and_nobody_is_owed_is_passed_over(tmp_path: Path)
         _, found = await ask(eu, "GET", GAPS)
         (accepted,) = found["accepted"]
         assert (found["missing"], accepted["origin"], accepted["by"]) == ([], "us", "nobody is owed them")
-        assert topic_of(eu).subscriptions["shared"].dropped is None, "nothing was lost to anybody"
+        assert topic_of(eu).subscriptions["shared"].cursor.dropped is None, "nothing was lost to anybody"
         await until(lambda: topic_of(eu).subscriptions["shared"].backlog() == 2)

@@ -55,8 +55,8 @@ class Agreement:
                 if (here := one.subscriptions.get(subscription)) is None:
                     return f"{name} has no subscription {subscription}"
                 known[name] = here
-            if len({here.progress.encode() for here in known.values()}) != 1:
-                shown = "; ".join(f"{name} {here.progress!r}" for name, here in known.items())
+            if len({here.cursor.progress.encode() for here in known.values()}) != 1:
+                shown = "; ".join(f"{name} {here.cursor.progress!r}" for name, here in known.items())
                 return f"progress of {topic}/{subscription} differs: {shown}"
             records = {str(here.record) for here in known.values()}
             if len(records) != 1:

@@ -151,15 +151,15 @@ class ClientSteps(Teller):
         subscription = self._subscription(region, topic, name)
         if subscription is None:
             return
-        consumer = Consumer(subscription, _Nobody(), 0, "nobody", 0, 0, None, None, subscription.progress.epoch)
+        consumer = Consumer(subscription, _Nobody(), 0, "nobody", 0, 0, None, None, subscription.cursor.progress.epoch)
         places = [self.world.position(region, origin, topic) for origin in self._origins(messages)]
         positions = [place for place in places if place is not None]
         bits = {place: (1 << subscription.topic.log.messages(place)) - 1 for place in positions}
         home = self.world.regions[region]
         heard = self.world.model.acking(home, topic, consumer, bits, consumer.epoch)
-        if subscription.resent is not None:
+        if subscription.cursor.resent is not None:
             for position in positions:
-                subscription.resent.note(position)
+                subscription.cursor.resent.note(position)
         subscription.acknowledge(consumer, positions, None, heard)
 
     def do_cumulative(self, name: str, *words: str) -> None:
@@ -199,12 +199,12 @@ class ClientSteps(Teller):
         if broker is None or subscription is None:
             return
         chosen, home = subscription, self.world.regions[region]
-        consumer = Consumer(chosen, _Nobody(), 0, "nobody", 0, 0, None, None, chosen.progress.epoch)
+        consumer = Consumer(chosen, _Nobody(), 0, "nobody", 0, 0, None, None, chosen.cursor.progress.epoch)
         times = self.world.model.logs.published
         owed = {
             place: (1 << messages) - 1
             for place, origin, messages in self.world.model.logs.of(home, topic)
-            if not chosen.progress.is_acked(origin.region, origin.position, times[origin])
+            if not chosen.cursor.progress.is_acked(origin.region, origin.position, times[origin])
         }
         bits = dict(list(owed.items())[: _count(count) if count else None])
         heard = self.world.model.skipping(home, topic, consumer, bits)
@@ -263,13 +263,15 @@ class ClientSteps(Teller):
 
         async def work() -> None:
             done = self.world.model.seeking(broker.home, topic, chosen, sought, time_ms)
-            before = chosen.progress.epoch
+            before = chosen.cursor.progress.epoch
             try:
                 await (chosen.seek(sought) if time_ms is None else chosen.seek_to_time(time_ms))
             except (LedgerError, TopicError) as error:
                 self.say(f"seek refused: {error}")
                 return
-            chosen.topic.progress_log.when_durable(done(*_epochs(before, chosen.progress, region), chosen.progress))
+            chosen.topic.progress_log.when_durable(
+                done(*_epochs(before, chosen.cursor.progress, region), chosen.cursor.progress)
+            )
 
         self.world.loop.spawn(broker, work(), "seek")
 

@@ -134,7 +134,7 @@ class ConsumerServer:
     def _was_sent(self, consumer: Consumer, position: Position) -> bool:
         """Did this life of the broker send it since the last rewind? Only then an ack counts after that (R13)."""
         subscription = subscription_of(consumer)
-        return self._broker.sent.get((subscription, position)) == rewinds_of(subscription.progress)
+        return self._broker.sent.get((subscription, position)) == rewinds_of(subscription.cursor.progress)
 
     def nack(self, positions: list[Position] | None) -> None:
         def arrive() -> None:
@@ -179,7 +179,7 @@ class ConsumerServer:
             home, topic = self._broker.home, self._client.topic
             model.delivering(home, topic, subscription_of(consumer), position, entry, missing)
         subscription = subscription_of(consumer)
-        self._broker.sent[subscription, position] = rewinds_of(subscription.progress)
+        self._broker.sent[subscription, position] = rewinds_of(subscription.cursor.progress)
         self._order.setdefault(position, len(self._order) + 1)
         held = Held(position, messages, missing, consumer.epoch)
         self.connection.send(1, lambda: self._client.receive(self, held))

@@ -75,7 +75,7 @@ class Crashes:
                 broker = home.broker_of(topic)
                 opened = broker.topic(topic) if broker is not None else None
                 if opened is not None:
-                    progress = {name: one.progress for name, one in opened.subscriptions.items()}
+                    progress = {name: one.cursor.progress for name, one in opened.subscriptions.items()}
                     self.check_known(home, incarnation_of(topic, opened.incarnation), progress, broker)
 
     def _topics(self) -> set[str]:

@@ -57,7 +57,9 @@ class Creations:
         if home.name in places:  # the latest message when it was made, which is at some moment before the answer
             stored = subscription.topic.log
             places = {**stored.last_origin, home.name: stored.last_own}
-        is_made_again = subscription.progress.beginning.created != created  # from a damaged record: that is no creation
+        is_made_again = (
+            subscription.cursor.progress.beginning.created != created
+        )  # from a damaged record: that is no creation
         if created.region == home.name and not is_made_again:
             if asked_here and (
                 facts.nowhere is None or (facts.is_a_creation_forgotten and created not in facts.places)

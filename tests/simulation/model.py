@@ -100,7 +100,9 @@ class Model(Crashes):
         """One life of a subscription, of one incarnation of a topic."""
         topic = subscription.topic
         named = incarnation_of(topic.name, topic.incarnation)
-        return self.set_aside.get((topic.region, topic.name), named), life_of(subscription.name, subscription.progress)
+        return self.set_aside.get((topic.region, topic.name), named), life_of(
+            subscription.name, subscription.cursor.progress
+        )
 
     def facts_of(self, subscription: Subscription) -> SubscriptionFacts:
         """What is known of this life of it."""
@@ -181,7 +183,7 @@ class Model(Crashes):
         topic = opened.name.rpartition("/")[2]
         for subscription in home.trimming_for.intersection(opened.subscriptions.values()):
             for origin, messages in going.items():
-                if subscription.compacted is not None and subscription.compacted.passes(places[origin]):
+                if subscription.cursor.compacted is not None and subscription.cursor.compacted.passes(places[origin]):
                     continue
                 if bits := self.judging.owed(home, topic, subscription, origin, messages, alone=True):
                     text = f"{home.name} gives back {self._world.shown(origin)} of {topic} (bits {bits:b})"
@@ -262,8 +264,8 @@ class Model(Crashes):
             if behind < place <= upto and (only is None or (origin.region in only and not came_later(place)))
         }
         facts = self.facts_of(subscription)
-        if seen is not None and subscription.compacted is not None:
-            takes_out = subscription.compacted.passes
+        if seen is not None and subscription.cursor.compacted is not None:
+            takes_out = subscription.cursor.compacted.passes
             unseen = {
                 origin: found.pop(origin)
                 for place, origin, _ in log
@@ -295,7 +297,7 @@ class Model(Crashes):
         """An operator acknowledges the next ones. What may have been dropped is not among them."""
         facts = self.facts_of(subscription_of(consumer))
         origins = {place: origin for place in bits if (origin := self.logs.origin_at(home, place)) is not None}
-        is_compacted = subscription_of(consumer).compacted is not None  # then it skips what the view holds
+        is_compacted = subscription_of(consumer).cursor.compacted is not None  # then it skips what the view holds
         if is_compacted or any(
             facts.perhaps_dropped(origin, home.name, self.logs.published[origin]) for origin in origins.values()
         ):
@@ -327,7 +329,7 @@ class Model(Crashes):
     def _acked(
         self, home: SimRegion, topic: str, subscription: Subscription, epoch: Stamp, bits: dict[Origin, int]
     ) -> Heard:
-        ack = Acked(epoch, bits, rewinds_of(subscription.progress))
+        ack = Acked(epoch, bits, rewinds_of(subscription.cursor.progress))
         ack.taken_by = home.broker if home.is_one else None
         self.facts_of(subscription).add(ack)
 
@@ -359,7 +361,7 @@ class Model(Crashes):
         """
         facts = self.facts_of(subscription)
         before = {o: (1 << messages) - 1 for place, o, messages in self.logs.of(home, topic) if place < target}
-        begun = subscription.progress.beginning.places
+        begun = subscription.cursor.progress.beginning.places
         # What lies before its beginning here nobody acks: an earlier creation, still to be heard of, takes that back.
         passed = {origin for origin in before if origin.position <= begun.get(origin.region, EARLIEST)}
         after_surely = {origin for place, origin, _ in self.logs.of(home, topic) if place >= target}

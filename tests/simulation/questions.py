@@ -54,15 +54,15 @@ class Questions(Teller):
             if found is None:
                 self.say(f"{region}: " + ("no such subscription" if opened is not None else "down"))
             else:
-                self.say(f"{region}: {self.acked(topic, found.progress)}")
+                self.say(f"{region}: {self.acked(topic, found.cursor.progress)}")
 
     def expect_floors(self, topic: str, name: str) -> None:
         for region in self.world.names:
             subscription = self._subscription(region, topic, name)
             if subscription is not None:
-                floors = sorted(subscription.progress.floors().items())
+                floors = sorted(subscription.cursor.progress.floors().items())
                 shown = " ".join(self.world.shown(Origin(o, *at)) for o, at in floors if at > EARLIEST) or "none"
-                self.say(f"{region}: {shown}, {subscription.progress.count_detail()} above")
+                self.say(f"{region}: {shown}, {subscription.cursor.progress.count_detail()} above")
 
     def acked(self, topic: str, progress: Progress) -> str:
         """Acked messages of those that exist anywhere."""
@@ -83,7 +83,7 @@ class Questions(Teller):
         subscription = self._subscription(region, topic, name)
         if subscription is not None:
             log = self.world.model.logs.of(self.world.regions[region], topic)
-            done, times = subscription.progress.is_acked, self.world.model.logs.published
+            done, times = subscription.cursor.progress.is_acked, self.world.model.logs.published
             self.say(self._names([o for _, o, _ in log if not done(o.region, o.position, times[o])]))
 
     def expect_got(self, name: str) -> None:

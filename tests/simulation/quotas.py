@@ -123,7 +123,7 @@ class QuotaWatch:
 
 
 def _waiting(topic: Topic) -> tuple[list[Position], list[Position]]:
-    subscriptions = [one.mark_delete for one in topic.subscriptions.values() if one.durable]
+    subscriptions = [one.cursor.mark_delete for one in topic.subscriptions.values() if one.durable]
     return subscriptions, [place for place in topic.replicated_positions.values() if place != EARLIEST]
 
 

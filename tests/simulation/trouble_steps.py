@@ -195,7 +195,7 @@ class TroubleSteps(Teller):
         before_ms = home.wall_ms() - int(age_ms)
         some = list(opened.subscriptions.values())
         self.world.model.expiring(home, some, before_ms)
-        self._drop(home, lambda: drops.drop_old(expiring, some, before_ms))
+        self._drop(home, lambda: drops.drop_old(expiring, [one.cursor for one in some], before_ms))
 
     def do_evict(self, region: str, topic: str, count: str) -> None:
         opened, home = self._open(region, topic), self.world.regions[region]
@@ -206,7 +206,7 @@ class TroubleSteps(Teller):
         evicting, upto = opened, log[min(int(count.removeprefix("x")), len(log)) - 1][0]
         some = list(opened.subscriptions.values())
         self.world.model.evicting(home, topic, some, upto)
-        self._drop(home, lambda: drops.drop_upto(evicting, some, Cause.QUOTA, upto))
+        self._drop(home, lambda: drops.drop_upto(evicting, [one.cursor for one in some], Cause.QUOTA, upto))
 
     def _drop(self, home: SimRegion, drop: Callable[[], Coroutine[Any, Any, object]]) -> None:
         async def work() -> None:

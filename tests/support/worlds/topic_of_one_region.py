@@ -88,7 +88,7 @@ class Region:
 
     def acknowledge(self, name: str, numbers: Iterable[int]) -> None:
         one = self.topic.subscriptions[name]
-        nobody = Consumer(one, _Nobody(), 0, "", 0, BEGAN_MS, None, None, one.progress.epoch)
+        nobody = Consumer(one, _Nobody(), 0, "", 0, BEGAN_MS, None, None, one.cursor.progress.epoch)
         one.acknowledge(nobody, [self.stored[number] for number in numbers])
 
 

@@ -244,13 +244,13 @@ def test_a_cumulative_acknowledgement_covers_what_was_sent_before(ten: list[Mess
         subscription = world.subscription
         subscription.acknowledge_cumulative(consumer, Position(LEDGER, 8))
         await world.settle()
-        acked = subscription.progress.is_acked
+        acked = subscription.cursor.progress.is_acked
         assert [acked("here", Position(LEDGER, number)) for number in (0, 2, 4, 6, 8)] == [True] * 5
         assert [acked("there", Position(70, number)) for number in range(5)] == [False] * 5
         subscription.acknowledge_cumulative(consumer, Position(LEDGER, 3))
         await world.settle()
         assert [acked("there", Position(70, number)) for number in range(5)] == [True, True, False, False, False]
-        assert subscription.mark_delete == Position(LEDGER, 4)
+        assert subscription.cursor.mark_delete == Position(LEDGER, 4)
         await world.close()
 
     run(told())
@@ -274,9 +274,9 @@ def test_what_comes_before_the_last_cumulative_acknowledgement_is_not_covered_by
         assert world.entries() == [0, 2, 4, 6, 8, 1, 3, 5, 7, 9]
         subscription.acknowledge_cumulative(consumer, Position(LEDGER, 9))
         await world.settle()
-        acked = subscription.progress.is_acked
+        acked = subscription.cursor.progress.is_acked
         assert [acked("there", Position(70, number)) for number in range(5)] == [False] * 4 + [True]
-        assert subscription.mark_delete == Position(LEDGER, 0)
+        assert subscription.cursor.mark_delete == Position(LEDGER, 0)
         await world.close()
 
     run(told())

@@ -255,10 +255,10 @@ class World:
         if waiting:
             position = waiting[choice % len(waiting)]
             self.acked.add(position)
-            delta, place = self.subscription.progress.empty_delta(), self.topic.log.place(position)
+            delta, place = self.subscription.cursor.progress.empty_delta(), self.topic.log.place(position)
             assert place is not None
-            delta.ack(self.subscription.progress.epoch, place.region, place.prev, place.origin)
-            rewinding.merge(self.subscription, delta, lambda _: None)
+            delta.ack(self.subscription.cursor.progress.epoch, place.region, place.prev, place.origin)
+            rewinding.merge(self.subscription.cursor, delta, lambda _: None)
 
     def pass_time(self, choice: int) -> None:
         self.scheduler.pass_time(100 * choice)
@@ -290,7 +290,7 @@ class World:
         assert self.acked == everything
         assert self.subscription.unacked_messages == 0
         if self.messages:
-            assert self.subscription.mark_delete == Position(LEDGER, len(self.messages) - 1)
+            assert self.subscription.cursor.mark_delete == Position(LEDGER, len(self.messages) - 1)
         dispatcher = self.subscription.dispatcher
         assert isinstance(dispatcher, InFlightDispatcher)
         assert not dispatcher._redeliveries

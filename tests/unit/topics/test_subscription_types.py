@@ -86,7 +86,7 @@ async def test_a_type_that_is_only_a_row_is_served() -> None:
     subscription.acknowledge(first, one.stored)
     await one.settle()
     assert subscription.unacked_messages == 0
-    assert subscription.mark_delete == one.stored[-1]
+    assert subscription.cursor.mark_delete == one.stored[-1]
     await one.topic.close("test")
 
 

@@ -163,11 +163,11 @@ class World:
 
     def _nobody(self, subscription: Subscription, upto: Position) -> Consumer:
         """A consumer that was sent everything up to here."""
-        if subscription.resent is not None:
+        if subscription.cursor.resent is not None:
             for entry in self.entries:
                 if entry.place <= upto:
-                    subscription.resent.note(entry.place)
-        return Consumer(subscription, _Nobody(), 0, "", 0, START_MS, None, None, subscription.progress.epoch)
+                    subscription.cursor.resent.note(entry.place)
+        return Consumer(subscription, _Nobody(), 0, "", 0, START_MS, None, None, subscription.cursor.progress.epoch)
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ class World:
                         gone[name] |= {entry.place} & owed[name]
                 elif entry.stored_ms >= before_ms:
                     break
-        counts = await drops.drop_old(self.topic, [self.topic.subscriptions[name] for name in chosen], before_ms)
+        counts = await drops.drop_old(self.topic, [self.topic.subscriptions[name].cursor for name in chosen], before_ms)
         assert counts == {name: len(gone[name]) for name in chosen}
         for name in chosen:
             self.dropped[name] |= gone[name]
@@ -242,7 +242,7 @@ class World:
     async def upto(self, number: int) -> None:
         subscription, entry = self.subscription(number), self._choose(number)
         if entry is not None:
-            await drops.drop_upto(self.topic, [subscription], Cause.TRUNCATED, entry.place)
+            await drops.drop_upto(self.topic, [subscription.cursor], Cause.TRUNCATED, entry.place)
             name = subscription.name
             self.dropped[name] |= {place for place in self.owed(name) if place <= entry.place}
 
@@ -281,7 +281,7 @@ class World:
     def _note_forgotten(self) -> None:
         """Old rewinds are about to be merged, if there are many."""
         for name in NAMES:
-            if rewind_merging.are_many(self.topic.subscriptions[name]):
+            if rewind_merging.are_many(self.topic.subscriptions[name].cursor):
                 self.forgotten[name] |= self.trimmed
 
     def may_be_acked(self, name: str, place: Position) -> set[bool]:
@@ -303,14 +303,14 @@ class World:
             subscription = self.topic.subscriptions[name]
             await load_indexes(log)  # for a backlog that is exact
             owed = self.owed(name)
-            found = [e.place for e in self.entries if not subscription.is_settled(e.region, e.origin)]
+            found = [e.place for e in self.entries if subscription.cursor.is_owed(e.region, e.origin)]
             assert found == owed
             assert subscription.backlog() == len(owed)
-            following = self.topic.log.after(subscription.mark_delete)
+            following = self.topic.log.after(subscription.cursor.mark_delete)
             assert following == (owed[0] if owed else None)
             for entry in self.entries:
                 may_be = self.may_be_acked(name, entry.place)
-                assert subscription.progress.is_acked(entry.region, entry.origin) in may_be
+                assert subscription.cursor.progress.is_acked(entry.region, entry.origin) in may_be
                 assert self.told.progress[name].is_acked(entry.region, entry.origin) in may_be
 
 

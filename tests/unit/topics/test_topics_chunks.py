@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.ledgers.entry import CHUNK, pack_extras, pack_own
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics.dispatch.chunks import Pieces
+from meridian_broker.topics.cursors.chunk_pieces import Pieces
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.metadata import build_body
 

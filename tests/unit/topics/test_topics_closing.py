@@ -46,7 +46,7 @@ async def started_again(one: Region) -> None:
 
 def single(one: Region, done: Callable[[LedgerError | None], None] | None = None) -> list[int]:
     sub = one.topic.subscriptions["sub"]
-    nobody = Consumer(sub, _Nobody(), 0, "", 0, BEGAN_MS, None, None, sub.progress.epoch)
+    nobody = Consumer(sub, _Nobody(), 0, "", 0, BEGAN_MS, None, None, sub.cursor.progress.epoch)
     sub.acknowledge(nobody, [one.stored[1], one.stored[6]], None, done)
     return [1, 6]
 
@@ -54,13 +54,13 @@ def single(one: Region, done: Callable[[LedgerError | None], None] | None = None
 def cumulative(one: Region, done: Callable[[LedgerError | None], None] | None = None) -> list[int]:
     sub = one.topic.subscriptions["sub"]
     sub.type = EXCLUSIVE
-    nobody = Consumer(sub, _Nobody(), 0, "", 0, BEGAN_MS, None, None, sub.progress.epoch)
+    nobody = Consumer(sub, _Nobody(), 0, "", 0, BEGAN_MS, None, None, sub.cursor.progress.epoch)
     sub.acknowledge_cumulative(nobody, one.stored[7], None, done)
     return list(range(8))
 
 
 def acked(one: Region) -> list[int]:
-    progress = one.topic.subscriptions["sub"].progress
+    progress = one.topic.subscriptions["sub"].cursor.progress
     return [number for number, place in enumerate(one.stored) if progress.is_acked("us", place)]
 
 
@@ -68,7 +68,7 @@ async def test_the_first_acknowledgements_are_in_the_ledger_that_is_made_for_the
     one = await region(sub=False)
     await started_again(one)
     one.acknowledge("sub", [10])
-    one.topic.subscriptions["sub"].claims.flush()
+    one.topic.subscriptions["sub"].cursor.flush()
     closing = asyncio.ensure_future(one.topic.close("test"))
     one.acknowledge("sub", [11])
     await closing
@@ -112,7 +112,7 @@ async def test_a_consumer_that_leaves_is_told_once_its_acknowledgements_are_dura
     wanted = acknowledge(one)
     sub = one.topic.subscriptions["sub"]
     left: list[LedgerError | None] = []
-    closing.leave(Consumer(sub, _Nobody(), 0, "", 0, BEGAN_MS, None, None, sub.progress.epoch), left.append)
+    closing.leave(Consumer(sub, _Nobody(), 0, "", 0, BEGAN_MS, None, None, sub.cursor.progress.epoch), left.append)
     await disk.asked.wait()
     assert left == []
     disk.ready.set()
@@ -137,7 +137,7 @@ async def test_whoever_acknowledged_what_cannot_be_read_hears_of_it(
     told: list[LedgerError | None] = []
     acknowledge(one, told.append)
     sub = one.topic.subscriptions["sub"]
-    closing.leave(Consumer(sub, _Nobody(), 0, "", 0, BEGAN_MS, None, None, sub.progress.epoch), told.append)
+    closing.leave(Consumer(sub, _Nobody(), 0, "", 0, BEGAN_MS, None, None, sub.cursor.progress.epoch), told.append)
     disk.ready.set()
     await one.settle()
     assert [str(refusal) in str(error) for error in told] == [True, True]

@@ -14,6 +14,7 @@ from meridian_broker.ledgers.store import LedgerError, LedgerNotFound
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.compaction.compaction import Status, Workshop
 from meridian_broker.topics.compaction.compactor import CompactionLimits
+from meridian_broker.topics.cursors.compacted_cursor import CompactedReading
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.dispatch.types import EXCLUSIVE
 from meridian_broker.topics.subscriptions.subscription import Subscription
@@ -60,7 +61,7 @@ class World(Region):
         return Consumer(
             self.subscription,
             self,  # type: ignore[arg-type]
-            *(1, "c", 0, BEGAN_MS, None, None, self.subscription.progress.epoch, compacted),
+            *(1, "c", 0, BEGAN_MS, None, None, self.subscription.cursor.progress.epoch, compacted),
         )
 
     def replace_consumer(self) -> None:
@@ -103,7 +104,7 @@ class World(Region):
 
     def acked(self) -> list[int]:
         """Which of the entries that were published."""
-        progress = self.subscription.progress
+        progress = self.subscription.cursor.progress
         return [number for number, place in enumerate(self.stored) if progress.is_acked("us", place)]
 
     # -- the port ----------------------------------------------------------------------------------------------------
@@ -213,7 +214,7 @@ async def test_an_id_before_everything_that_the_view_holds_acknowledges_what_was
 
 async def test_what_was_taken_out_of_a_view_and_out_of_the_log_is_acknowledged() -> None:
     one = await held(*"aaaaaaaaab")
-    assert one.subscription.mark_delete == one.stored[7]
+    assert one.subscription.cursor.mark_delete == one.stored[7]
     await one.topic.log.trim(one.stored[7], 0, None)
     assert not one.topic.log.holds(one.stored[0])
     one.subscription.acknowledge(one.consumer, [one.stored[0]])
@@ -253,7 +254,7 @@ async def test_of_a_batch_that_lost_messages_after_it_was_sent_all_are_acknowled
     assert await one.acknowledge_up_to(one.stored[0]) is None
     assert one.acked() == [0]
     assert await one.acknowledge_up_to(one.stored[2], part=0b10) is None
-    assert one.subscription.progress.remaining("us", one.stored[2], 2) == 0b10
+    assert one.subscription.cursor.progress.remaining("us", one.stored[2], 2) == 0b10
     assert await one.acknowledge_up_to(one.stored[3]) is None
     assert one.acked() == [0, 1, 2, 3]
 
@@ -264,7 +265,7 @@ async def test_of_a_batch_a_consumer_that_got_it_thinned_acknowledges_what_it_go
     await one.receive()
     assert await one.acknowledge_up_to(one.stored[1]) is None
     assert one.acked() == [1]
-    assert one.subscription.progress.remaining("us", one.stored[0], 3) == 0b001
+    assert one.subscription.cursor.progress.remaining("us", one.stored[0], 3) == 0b001
 
 
 async def test_what_stands_before_the_last_acknowledgement_and_comes_again_is_not_acknowledged() -> None:
@@ -290,8 +291,8 @@ async def test_what_stands_before_the_last_acknowledgement_and_comes_again_is_no
 async def test_ids_are_remembered_only_while_something_before_them_is_owed() -> None:
     one = await world()
     await one.receive()
-    compacted = one.subscription.compacted
-    assert compacted is not None
+    compacted = one.subscription.cursor.compacted
+    assert isinstance(compacted, CompactedReading)
     assert compacted._ids_sent.count_detail()
     assert await one.acknowledge_up_to(one.stored[-1]) is None
     await one.publish_keys("z", "z", "z", "z")  # the last of them begins a ledger

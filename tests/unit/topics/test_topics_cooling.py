@@ -29,7 +29,8 @@ def service(*sizes: int) -> tuple[Any, list[Watched]]:
     topics = {
         f"t{number}": SimpleNamespace(
             subscriptions={
-                f"s{n}": SimpleNamespace(progress=one, first_hand=None, dropped=None) for n, one in enumerate(progress)
+                f"s{n}": SimpleNamespace(cursor=SimpleNamespace(progress=one, first_hand=None, dropped=None))
+                for n, one in enumerate(progress)
             }
         )
         for number, progress in enumerate(made)

@@ -17,7 +17,7 @@ from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions import EARLIEST, ZERO, Cause, Dropped, Position, Progress, Stamp
 from meridian_broker.topics.cursors import log_walks
 from meridian_broker.topics.cursors.log_walks import Exceptions
-from meridian_broker.topics.cursors.rewinding import Resent
+from meridian_broker.topics.cursors.resent import Resent
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.journal.progress_log import Kind
 from meridian_broker.topics.subscriptions.administration import _Nobody
@@ -173,7 +173,7 @@ def test_no_step_looks_at_more_than_a_slice(kinds: list[str], most: int, monkeyp
 
 def consumer_of(one: Region) -> Consumer:
     subscription = one.topic.subscriptions["s"]
-    return Consumer(subscription, _Nobody(), 0, "", 0, BEGAN_MS, None, None, subscription.progress.epoch)
+    return Consumer(subscription, _Nobody(), 0, "", 0, BEGAN_MS, None, None, subscription.cursor.progress.epoch)
 
 
 async def test_others_run_meanwhile_and_it_becomes_one_record(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,13 +186,15 @@ async def test_others_run_meanwhile_and_it_becomes_one_record(monkeypatch: pytes
     turns, answers = 0, list[LedgerError | None]()
     subscription.acknowledge_cumulative(consumer_of(one), one.stored[-1], None, answers.append)
     while not answers:
-        is_begun = any(subscription.progress.is_acked("us", place) for place in one.stored)
-        assert is_begun == all(subscription.progress.is_acked("us", place) for place in one.stored), "all or nothing"
+        is_begun = any(subscription.cursor.progress.is_acked("us", place) for place in one.stored)
+        assert is_begun == all(subscription.cursor.progress.is_acked("us", place) for place in one.stored), (
+            "all or nothing"
+        )
         await asyncio.sleep(0)
         turns += 1
     assert answers == [None]
     assert turns > len({position.ledger for position in one.stored})
-    assert all(subscription.progress.is_acked("us", place) for place in one.stored)
+    assert all(subscription.cursor.progress.is_acked("us", place) for place in one.stored)
     await one.start()
     assert [change.kind for change in one.changes].count(Kind.ACKED) == 1
 
@@ -205,7 +207,7 @@ async def test_what_is_sent_while_it_is_worked_out_is_not_meant_by_it(monkeypatc
     subscription = one.topic.subscriptions["s"]
     await subscription.seek(one.stored[0])
     await one.settle()
-    resent = subscription.resent
+    resent = subscription.cursor.resent
     assert resent is not None
     for position in one.stored[:3]:
         resent.note(position)
@@ -215,7 +217,7 @@ async def test_what_is_sent_while_it_is_worked_out_is_not_meant_by_it(monkeypatc
         resent.note(position)
     await one.settle()
     assert answers == [None]
-    acked = [number for number, place in enumerate(one.stored) if subscription.progress.is_acked("us", place)]
+    acked = [number for number, place in enumerate(one.stored) if subscription.cursor.progress.is_acked("us", place)]
     assert acked == [0, 1, 2]
 
 
@@ -232,4 +234,4 @@ async def test_a_ledger_that_cannot_be_read_is_the_answer(monkeypatch: pytest.Mo
     subscription.acknowledge_cumulative(consumer_of(one), one.stored[-1], None, answers.append)
     await one.settle()
     assert answers == [error]
-    assert not any(subscription.progress.is_acked("us", place) for place in one.stored)
+    assert not any(subscription.cursor.progress.is_acked("us", place) for place in one.stored)

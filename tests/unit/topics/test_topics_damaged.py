@@ -50,7 +50,7 @@ def rotten(monkeypatch: pytest.MonkeyPatch) -> set[Position]:
 
 async def consuming(one: Region, name: str, kind: SubscriptionType) -> tuple[Consumer, Port]:
     subscription, port = one.topic.subscriptions[name], Port()
-    consumer = Consumer(subscription, port, 1, "", 0, BEGAN_MS, None, None, subscription.progress.epoch)
+    consumer = Consumer(subscription, port, 1, "", 0, BEGAN_MS, None, None, subscription.cursor.progress.epoch)
     consumer.permits = 1000
     subscription.add_consumer(consumer, kind)
     await one.settle()
@@ -95,9 +95,9 @@ async def test_a_cumulative_acknowledgement_claims_no_damaged_entry_that_was_not
     assert numbers(one, port) == [0, 1]
     subscription.acknowledge_cumulative(consumer, one.stored[9])
     await one.settle()
-    acked = [n for n in range(12) if subscription.progress.is_acked("us", one.stored[n])]
+    acked = [n for n in range(12) if subscription.cursor.progress.is_acked("us", one.stored[n])]
     assert acked == [0, 1, 3, 4, 5, 7, 8, 9]
-    assert subscription.mark_delete == one.stored[1]
+    assert subscription.cursor.mark_delete == one.stored[1]
     rotten.clear()
     one.topic.mending.noticed()
     await one.settle()
@@ -115,7 +115,7 @@ async def test_an_entry_that_was_sent_before_it_was_damaged_is_acknowledged(rott
     assert is_damaged((await one.topic.log.read_after(one.stored[1], 1, 1))[0][1])
     subscription.acknowledge_cumulative(consumer, one.stored[9])
     await one.settle()
-    assert subscription.mark_delete == one.stored[9]
+    assert subscription.cursor.mark_delete == one.stored[9]
     one.scheduler.ms += PATIENCE_MS
     one.topic.mending.noticed()
     await one.settle()

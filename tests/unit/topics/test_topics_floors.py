@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 from meridian_broker.positions import Cause, Progress
@@ -28,9 +27,9 @@ class Exchange:
 async def dropped_somewhere() -> tuple[Region, Exchange]:
     one, exchange = await region(sub=True), Exchange()
     await one.ack("sub", [0], 10)
-    await drops.drop_upto(one.topic, [one.topic.subscriptions["sub"]], Cause.TTL, one.stored[4])
+    await drops.drop_upto(one.topic, [one.topic.subscriptions["sub"].cursor], Cause.TTL, one.stored[4])
     await one.settle()
-    one.topic.recall = SimpleNamespace(others=lambda: {"eu"})  # type: ignore[assignment]
+    one.topic.regions = lambda: frozenset({"us", "eu"})
     one.topic.exchange = exchange  # type: ignore[assignment]
     return one, exchange
 
@@ -45,7 +44,7 @@ def hold(one: Region) -> Any:
 async def test_a_report_on_its_way_to_the_disk_is_in_a_snapshot_and_told_to_nobody() -> None:
     one, exchange = await dropped_somewhere()
     store = hold(one)
-    await floors._report(one.topic.subscriptions["sub"])
+    await floors._report(one.topic.subscriptions["sub"].cursor)
     written = {name: Whole.decode(payload) for kind, name, payload in replay.snapshot(one.topic) if kind == Kind.WHOLE}
     assert Progress.decode(written["sub"].progress).reports.keys() == {"us"}
     assert exchange.told == []
@@ -59,9 +58,9 @@ async def test_a_report_that_was_told_outlives_a_roll_over_and_a_crash() -> None
 
     async def slow(ledgers: list[int]) -> None:
         """A report comes while the new ledger is put on record, and its write takes longer than that."""
-        if len(ledgers) == 2 and not one.topic.subscriptions["sub"].progress.reports:
+        if len(ledgers) == 2 and not one.topic.subscriptions["sub"].cursor.progress.reports:
             hold(one)
-            await floors._report(one.topic.subscriptions["sub"])
+            await floors._report(one.topic.subscriptions["sub"].cursor)
         await save(ledgers)
 
     one.record.save_progress_ledgers = slow  # type: ignore[method-assign]
@@ -75,4 +74,4 @@ async def test_a_report_that_was_told_outlives_a_roll_over_and_a_crash() -> None
         store.sync()
     store.crash()
     await one.start()
-    assert one.topic.subscriptions["sub"].progress.reports.keys() == {"us"}
+    assert one.topic.subscriptions["sub"].cursor.progress.reports.keys() == {"us"}

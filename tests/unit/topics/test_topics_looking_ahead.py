@@ -23,15 +23,15 @@ def two_at_a_time() -> Iterator[None]:
 
 def rewound_elsewhere(one: Region) -> None:
     """Another region goes back to the beginning, and its rewind arrives."""
-    progress = one.topic.subscriptions["s"].progress
+    progress = one.topic.subscriptions["s"].cursor.progress
     delta = progress.heads()
     rules = {"us": (EARLIEST, one.stored[-1])}
     delta.rewind(Stamp(progress.epoch.time_ms + BEGAN_MS + 1, 0, "eu"), rules)
-    rewinding.merge(one.topic.subscriptions["s"], delta, lambda _: None)
+    rewinding.merge(one.topic.subscriptions["s"].cursor, delta, lambda _: None)
 
 
 def acked(one: Region) -> list[int]:
-    progress = one.topic.subscriptions["s"].progress
+    progress = one.topic.subscriptions["s"].cursor.progress
     return [number for number, place in enumerate(one.stored) if progress.is_acked("us", place)]
 
 
@@ -42,7 +42,7 @@ async def test_a_seek_that_is_overtaken_by_a_rewind_is_worked_out_anew() -> None
     one.scheduler.spawn(seek, "seek")
     one.scheduler.defer(lambda: one.scheduler.defer(lambda: rewound_elsewhere(one)))
     await one.settle()
-    assert one.topic.subscriptions["s"].progress.count_rewinds() == 1
+    assert one.topic.subscriptions["s"].cursor.progress.count_rewinds() == 1
     assert acked(one) == list(range(8)), "what is before the place counts as acknowledged under the newest rewind"
 
 
@@ -54,7 +54,7 @@ async def test_a_seek_back_takes_back_what_is_acknowledged_while_it_looks() -> N
     one.scheduler.defer(lambda: one.scheduler.defer(lambda: one.acknowledge("s", [4])))
     await one.settle()
     assert acked(one) == [0, 1, 2]
-    assert one.topic.log.after(subscription.mark_delete) == one.stored[3]
+    assert one.topic.log.after(subscription.cursor.mark_delete) == one.stored[3]
 
 
 async def test_what_is_published_while_a_seek_looks_is_owed() -> None:
@@ -71,11 +71,11 @@ async def test_what_is_published_while_a_seek_looks_is_owed() -> None:
 async def test_a_report_is_void_once_a_rewind_overtook_it() -> None:
     one = await region(s=True)
     await one.ack("s", [*range(6), 7], 0)
-    subscription = one.topic.subscriptions["s"]
+    cursor = one.topic.subscriptions["s"].cursor
     found: list[dict[str, Position] | None] = []
 
     async def look() -> None:
-        found.append(await floors._settled(subscription, floors.owed_nothing_upto(subscription)))
+        found.append(await floors._settled(cursor, floors.owed_nothing_upto(cursor)))
 
     await look()
     assert found == [{"us": one.stored[5]}]
@@ -91,7 +91,7 @@ async def test_a_report_knows_what_is_published_while_it_looks() -> None:
     one = await region(s=True)
     await one.ack("s", range(12), 0)
     subscription = one.topic.subscriptions["s"]
-    steps = floors.owed_nothing_upto(subscription)
+    steps = floors.owed_nothing_upto(subscription.cursor)
     await one.publish(2)
     upto = await log_walks.carry_out(one.topic.log, one.topic.scheduler, steps)
     assert upto == {"us": one.stored[11]}

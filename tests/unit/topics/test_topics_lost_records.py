@@ -61,7 +61,7 @@ def rot(monkeypatch: pytest.MonkeyPatch) -> Rot:
 
 
 def acked(one: Region, name: str) -> list[int]:
-    progress = one.topic.subscriptions[name].progress
+    progress = one.topic.subscriptions[name].cursor.progress
     return [number for number, position in enumerate(one.stored) if progress.is_acked("us", position)]
 
 
@@ -103,7 +103,7 @@ async def test_a_subscription_whose_creation_is_damaged_is_made_again_from_what_
     await rot.damage(one, Kind.WHOLE, "s", remains=b"")
     await restarted(one)
     assert acked(one, "s") == [4]
-    assert one.topic.subscriptions["s"].mark_delete < one.stored[0]
+    assert one.topic.subscriptions["s"].cursor.mark_delete < one.stored[0]
     (loss,) = one.topic.lost_records.recent()
     assert loss.subscriptions == ("s",)
 
@@ -124,13 +124,17 @@ async def test_a_topic_that_may_lack_a_subscription_keeps_everything_for_it(rot:
     assert list(one.topic.subscriptions) == ["quick"]
     assert one.topic.needed_from() == EARLIEST
     came_back = await subscribed(one, "s")
-    assert came_back.mark_delete < one.stored[0], "not at the latest message, which is what its consumer asks for"
+    assert came_back.cursor.mark_delete < one.stored[0], (
+        "not at the latest message, which is what its consumer asks for"
+    )
     rot.clear()
     await restarted(one)
     assert one.topic.needed_from() == EARLIEST
     one.scheduler.ms += DOUBT_MS
-    assert one.topic.needed_from() > EARLIEST or one.topic.subscriptions["s"].mark_delete == one.topic.needed_from()
-    assert (await subscribed(one, "new")).mark_delete == one.stored[-1]
+    assert (
+        one.topic.needed_from() > EARLIEST or one.topic.subscriptions["s"].cursor.mark_delete == one.topic.needed_from()
+    )
+    assert (await subscribed(one, "new")).cursor.mark_delete == one.stored[-1]
 
 
 async def test_a_subscription_that_was_deleted_stays_deleted(rot: Rot) -> None:
@@ -210,7 +214,7 @@ async def test_one_that_was_made_again_is_of_the_life_that_another_region_tells(
     rot.clear()
     for _ in range(2):
         assert one.topic.subscriptions["s"].record == LATER
-        assert one.topic.subscriptions["s"].progress.beginning.life == DELETED
+        assert one.topic.subscriptions["s"].cursor.progress.beginning.life == DELETED
         await restarted(one)
 
 
@@ -250,7 +254,7 @@ async def test_one_made_after_a_deletion_of_its_name_is_not_lost_with_its_creati
     if is_acked:
         await one.ack("s", [2], 0)
     await restarted(one)
-    assert one.topic.subscriptions["s"].progress.beginning.life == life
+    assert one.topic.subscriptions["s"].cursor.progress.beginning.life == life
     assert acked(one, "s") == ([2] if is_acked else [])
 
 

@@ -7,7 +7,7 @@ import pytest
 from meridian_broker.positions import Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.positions.reports import Report
-from meridian_broker.topics.cursors import floors, rewind_merging, rewinding, seeking
+from meridian_broker.topics.cursors import rewind_merging, rewinding, seeking
 from meridian_broker.topics.errors import LimitReached
 from meridian_broker.topics.retention import trimming
 from meridian_broker.topics.subscriptions.subscription import Subscription
@@ -28,7 +28,7 @@ async def ack_all(world: World, subscription: Subscription) -> None:
     last = world.entries[-1].place
     subscription.acknowledge_cumulative(world._nobody(subscription, last), last)
     await world.settle()
-    assert world.topic.log.after(subscription.mark_delete) is None
+    assert world.topic.log.after(subscription.cursor.mark_delete) is None
 
 
 async def seek_back(world: World, subscription: Subscription, *, by_time: bool) -> None:
@@ -43,7 +43,7 @@ async def seek_back(world: World, subscription: Subscription, *, by_time: bool) 
         await subscription.seek_to_time(again[0].published_ms)
     else:
         await subscription.seek(again[0].place)
-    assert world.topic.log.after(subscription.mark_delete) == again[0].place
+    assert world.topic.log.after(subscription.cursor.mark_delete) == again[0].place
     await ack_all(world, subscription)
 
 
@@ -55,40 +55,40 @@ async def test_where_no_other_region_knows_the_subscription(by_time: bool) -> No
     for _ in range(TIMES):
         await seek_back(world, subscription, by_time=by_time)
         await trimming.trim(world.topic)
-        assert subscription.progress.count_rewinds() < rewind_merging.WORTH
+        assert subscription.cursor.progress.count_rewinds() < rewind_merging.WORTH
     await world._open_topic()
     await world.settle()
     again = world.topic.subscriptions["own"]
-    assert again.progress == subscription.progress
-    assert world.topic.log.after(again.mark_delete) is None
+    assert again.cursor.progress == subscription.cursor.progress
+    assert world.topic.log.after(again.cursor.mark_delete) is None
 
 
 @pytest.mark.parametrize("by_time", [False, True])
-async def test_where_other_regions_do_they_all_have_to_agree(by_time: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(floors, "_regions", lambda _: {"here", "there"})
+async def test_where_other_regions_do_they_all_have_to_agree(by_time: bool) -> None:
     world, subscription = await opened()
+    world.topic.regions = lambda: frozenset({"here", "there"})
     for _ in range(TIMES):
         await seek_back(world, subscription, by_time=by_time)
         await trimming.trim(world.topic)
         await world.settle()
-    progress = subscription.progress
+    progress = subscription.cursor.progress
     assert progress.count_rewinds() == TIMES, "the other region has said nothing"
     mine = progress.reports["here"]
     assert mine.state == progress.state()
     report = progress.empty_delta()
     report.reports = {"there": Report(world.topic.clock.next(), mine.state ^ 1, mine.upto)}
-    rewinding.merge(subscription, report, lambda _: None)
+    rewinding.merge(subscription.cursor, report, lambda _: None)
     assert progress.count_rewinds() == TIMES, "it knows of others"
     report.reports = {"there": Report(world.topic.clock.next(), mine.state, mine.upto)}
     epoch = progress.epoch
-    rewinding.merge(subscription, report, lambda _: None)
+    rewinding.merge(subscription.cursor, report, lambda _: None)
     await world.settle()
     assert (progress.count_rewinds(), progress.epoch) == (1, epoch)
     for entry in world.entries:
         assert progress.is_acked("here", entry.origin, entry.published_ms)
         assert world.told.progress["one"].is_acked("here", entry.origin, entry.published_ms)
-    assert subscription.first_hand is not None
-    assert subscription.first_hand.count_rewinds() == 1
+    assert subscription.cursor.first_hand is not None
+    assert subscription.cursor.first_hand.count_rewinds() == 1
     assert world.told.progress["one"].count_rewinds() == 1
 
 
@@ -96,18 +96,18 @@ async def test_a_region_that_is_told_keeps_its_consumers_and_forgets_as_much() -
     world, subscription = await opened()
     for _ in range(TIMES):
         await seek_back(world, subscription, by_time=True)
-    resent = subscription.resent
-    delta = subscription.progress.merge_rewinds({"here": world.entries[-1].origin})
+    resent = subscription.cursor.resent
+    delta = subscription.cursor.progress.merge_rewinds({"here": world.entries[-1].origin})
     assert delta is not None
-    rewinding.merge(subscription, delta, lambda _: None)
+    rewinding.merge(subscription.cursor, delta, lambda _: None)
     await world.settle()
-    assert subscription.resent is resent
-    assert subscription.progress.count_rewinds() == 1
-    assert subscription.first_hand is not None
-    assert subscription.first_hand.count_rewinds() == 1
-    before = subscription.first_hand.copy()
+    assert subscription.cursor.resent is resent
+    assert subscription.cursor.progress.count_rewinds() == 1
+    assert subscription.cursor.first_hand is not None
+    assert subscription.cursor.first_hand.count_rewinds() == 1
+    before = subscription.cursor.first_hand.copy()
     await world._open_topic()
-    assert world.topic.subscriptions["one"].first_hand == before
+    assert world.topic.subscriptions["one"].cursor.first_hand == before
 
 
 async def test_too_many_rewinds_are_refused_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,38 +127,38 @@ async def test_regions_that_were_cut_and_went_back_as_often_as_they_may_go_on_to
     """Each made as many rewinds as it may. Together they are more: they are written, read at the next start, counted
     against a further seek, and merged once the regions agree."""
     monkeypatch.setattr(seeking, "LAYERS_MAX", 4)
-    monkeypatch.setattr(floors, "_regions", lambda _: {"here", "there"})
     world, subscription = await opened()
     for _ in range(4):
         await seek_back(world, subscription, by_time=True)
     there, told = Progress(), list[str | None]()
-    there.beginning = subscription.progress.beginning.bare()
+    there.beginning = subscription.cursor.progress.beginning.bare()
     for number in range(4):
         there.rewind(
             Stamp(world.scheduler.ms + number, 0, "there"),
             {},
             publish_time_ms=world.entries[-1].published_ms + 1 + number,
         )
-    rewinding.merge(subscription, Progress.decode(there.encode()), told.append)
+    rewinding.merge(subscription.cursor, Progress.decode(there.encode()), told.append)
     await world.settle()
     assert told == [None]
     await ack_all(world, subscription)
-    assert subscription.progress.count_rewinds() > 4
-    progress, first_hand = subscription.progress.copy(), subscription.first_hand
+    assert subscription.cursor.progress.count_rewinds() > 4
+    progress, first_hand = subscription.cursor.progress.copy(), subscription.cursor.first_hand
     await world._open_topic()
     await world.settle()
     subscription = world.topic.subscriptions["one"]
-    assert (subscription.progress, subscription.first_hand) == (progress, first_hand)
+    assert (subscription.cursor.progress, subscription.cursor.first_hand) == (progress, first_hand)
     with pytest.raises(LimitReached, match="once all regions of the topic can be reached"):
         await subscription.seek_to_time(0)
+    world.topic.regions = lambda: frozenset({"here", "there"})
     await trimming.trim(world.topic)
     await world.settle()
-    mine = subscription.progress.reports["here"]
-    report = subscription.progress.empty_delta()
+    mine = subscription.cursor.progress.reports["here"]
+    report = subscription.cursor.progress.empty_delta()
     report.reports = {"there": Report(world.topic.clock.next(), mine.state, mine.upto)}
-    rewinding.merge(subscription, report, lambda _: None)
+    rewinding.merge(subscription.cursor, report, lambda _: None)
     await world.settle()
-    assert subscription.progress.count_rewinds() == 1
+    assert subscription.cursor.progress.count_rewinds() == 1
     await subscription.seek_to_time(0)
 
 

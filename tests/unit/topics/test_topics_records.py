@@ -52,7 +52,7 @@ async def test_a_subscription_made_after_a_deletion_of_its_name_stays_over_a_ful
     await one.start()
     await one.settle()
     assert "shared" in one.topic.subscriptions
-    assert one.topic.subscriptions["shared"].mark_delete == one.stored[2]
+    assert one.topic.subscriptions["shared"].cursor.mark_delete == one.stored[2]
 
 
 async def test_a_subscription_of_its_own_stays_where_others_deleted_one_of_its_name() -> None:
@@ -67,7 +67,7 @@ async def test_a_subscription_of_its_own_stays_where_others_deleted_one_of_its_n
     await one.start()
     await one.settle()
     assert "own" in one.topic.subscriptions
-    assert one.topic.subscriptions["own"].mark_delete == one.stored[2]
+    assert one.topic.subscriptions["own"].cursor.mark_delete == one.stored[2]
 
 
 async def test_what_is_held_while_a_ledger_is_made_is_durable_behind_what_the_ledger_begins_with() -> None:
@@ -89,7 +89,7 @@ async def test_what_is_held_while_a_ledger_is_made_is_durable_behind_what_the_le
 async def test_an_acknowledgement_of_a_subscription_that_is_gone_counts_for_no_later_one_of_its_name() -> None:
     one = await region(sub=False)
     old = one.topic.subscriptions["sub"]
-    nobody = Consumer(old, _Nobody(), 0, "", 0, 0, None, None, old.progress.epoch)
+    nobody = Consumer(old, _Nobody(), 0, "", 0, 0, None, None, old.cursor.progress.epoch)
     told: list[LedgerError | None] = []
     one.topic.lives.delete("sub")
     one.topic.create_subscription("sub", EARLIEST)
@@ -98,7 +98,7 @@ async def test_an_acknowledgement_of_a_subscription_that_is_gone_counts_for_no_l
     assert [type(error) for error in told] == [LedgerError]
     await one.start()
     await one.settle()
-    assert not one.topic.subscriptions["sub"].progress.is_acked("us", one.stored[0])
+    assert not one.topic.subscriptions["sub"].cursor.progress.is_acked("us", one.stored[0])
 
 
 @pytest.mark.parametrize("change", ["flag", "scope", "seek", "skip"])

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meridian_broker.positions import ZERO, Cause, Dropped, Position, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST
-from meridian_broker.topics.cursors import drops
 from meridian_broker.topics.journal.progress_log import Change, Kind
 from meridian_broker.topics.journal.subscription_record import SubscriptionRecord, encode_record
 from meridian_broker.topics.journal.subscription_snapshot import Whole
@@ -97,12 +96,11 @@ def take_one(topic: Topic, one: Change) -> None:
         replay.take(topic, [one])
     elif subscription is not None:
         delta = Progress.decode(one.payload)
-        drops.join(subscription.progress, subscription.dropped, delta)
+        subscription.cursor.join(delta)
         if one.kind == Kind.ACKED:
-            subscription.last_acked_ms = one.time_ms
+            subscription.cursor.was_acked_at(one.time_ms)
             if subscription.replicated:
-                subscription.first_hand = subscription.first_hand or Progress()
-                subscription.first_hand.join(delta)
+                subscription.cursor.join_first_hand(delta)
 
 
 def emptied(topic: Topic) -> Topic:
@@ -113,8 +111,9 @@ def emptied(topic: Topic) -> Topic:
 
 def state(topic: Topic) -> dict[str, tuple[Any, ...]]:
     return {
-        name: (one.record, one.progress, one.first_hand, one.dropped or Dropped(), one.last_acked_ms)
+        name: (one.record, at.progress, at.first_hand, at.dropped or Dropped(), at.last_acked_ms)
         for name, one in topic.subscriptions.items()
+        for at in [one.cursor]
     }
 
 
@@ -153,6 +152,6 @@ def test_a_rewind_takes_back_the_drops_of_what_it_ruled_when_it_was_made(worlds:
     assert merged is not None
     records.append(Change(Kind.MERGED, "a", 3, merged.encode()))
     replay.take(topic, records)
-    kept = topic.subscriptions["a"].dropped
+    kept = topic.subscriptions["a"].cursor.dropped
     assert kept is not None
     assert list(kept.runs()) == [(Cause.TTL, "us", EARLIEST, Position(0, 1))]

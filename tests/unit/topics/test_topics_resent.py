@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.positions.position import Position
-from meridian_broker.topics.cursors.rewinding import Resent
+from meridian_broker.topics.cursors.resent import Resent
 
 PLACES = [Position(ledger, entry) for ledger in (3, 7, 8) for entry in range(6)]
 BORDERS = [Position(3, 2), Position(7, 0), Position(7, 5), Position(8, 3)]

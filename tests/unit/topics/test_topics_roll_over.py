@@ -140,7 +140,7 @@ async def test_changes_go_on_into_the_ledger_before_while_the_metadata_store_is_
 
 def state(one: Region) -> dict[str, Any]:
     return {
-        name: (found.record, found.progress, found.first_hand, found.dropped)
+        name: (found.record, found.cursor.progress, found.cursor.first_hand, found.cursor.dropped)
         for name, found in one.topic.subscriptions.items()
     } | {"graves": one.topic.lives.tombstones, "votes": one.topic.votes}
 
@@ -157,7 +157,7 @@ async def change(one: Region, random: Random) -> None:
                 one.topic.create_subscription(fresh, EARLIEST, replicated=random.random() < 0.5)
         case 2:
             upto = one.stored[random.randrange(12)]
-            await drops.drop_upto(one.topic, [one.topic.subscriptions[name]], Cause.TTL, upto)
+            await drops.drop_upto(one.topic, [one.topic.subscriptions[name].cursor], Cause.TTL, upto)
         case 3:
             await one.topic.subscriptions[name].seek(one.stored[random.randrange(12)])
         case _:

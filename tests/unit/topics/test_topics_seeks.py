@@ -60,9 +60,9 @@ class TimedWorld(World):
         target = found or Position(log.last_confirmed.ledger, log.last_confirmed.entry + 1)
         before = {entry.place for entry in stored if entry.place < target}
         behind, settled = {entry.place for entry in stored} - before, self.acked[name] | self.dropped[name]
-        epoch = subscription.progress.epoch
+        epoch = subscription.cursor.progress.epoch
         await subscription.seek_to_time(since_ms)
-        if subscription.progress.epoch == epoch:
+        if subscription.cursor.progress.epoch == epoch:
             assert not behind & settled
         else:
             assert behind & (settled | self.taken_back[name])
@@ -88,22 +88,22 @@ class TimedWorld(World):
     async def check(self) -> None:
         for name in NAMES:
             subscription, owed = self.topic.subscriptions[name], self.owed(name)
-            assert self.topic.log.after(subscription.mark_delete) == (owed[0] if owed else None)
+            assert self.topic.log.after(subscription.cursor.mark_delete) == (owed[0] if owed else None)
             await load_indexes(self.topic.log)
             await self.check_reports(subscription, owed)
             for entry in self.entries:
                 acked = (entry.region, entry.origin, entry.published_ms)
                 may_be = self.may_be_acked(name, entry.place)
-                assert subscription.progress.is_acked(*acked) in may_be
+                assert subscription.cursor.progress.is_acked(*acked) in may_be
                 assert self.told.progress[name].is_acked(*acked) in may_be
                 if entry.place not in self.trimmed:
-                    if subscription.times is not None:
-                        await subscription.times.load(entry.place)
-                    is_settled = subscription.is_settled(entry.region, entry.origin, entry.place)
-                    assert is_settled == (entry.place not in owed)
+                    if subscription.cursor.times is not None:
+                        await subscription.cursor.times.load(entry.place)
+                    is_owed = subscription.cursor.is_owed(entry.region, entry.origin, entry.place)
+                    assert is_owed == (entry.place in owed)
 
     async def owed_nothing_upto(self, subscription: Subscription) -> dict[str, Position]:
-        steps = floors.owed_nothing_upto(subscription)
+        steps = floors.owed_nothing_upto(subscription.cursor)
         return await log_walks.carry_out(self.topic.log, self.topic.scheduler, steps)
 
     async def check_reports(self, subscription: Subscription, owed: list[Position]) -> None:
@@ -177,17 +177,17 @@ async def test_a_seek_by_time_reads_no_more_than_it_has_to(
         await world.topic.close("test")
         await world._open_topic()
     subscription, log = world.topic.subscriptions["one"], world.topic.log
-    assert log.after(subscription.mark_delete) is None
+    assert log.after(subscription.cursor.mark_delete) is None
     for back in (10_700, 7_100, 3_300, 9_900):  # the last of them goes forward
         world.cool()
         reads = Reads(monkeypatch)
-        before = subscription.mark_delete
+        before = subscription.cursor.mark_delete
         await subscription.seek_to_time(START_MS + back)
         await world.settle()
-        following = log.after(subscription.mark_delete)
+        following = log.after(subscription.cursor.mark_delete)
         assert following is not None
         limit = 2 * BLOCK + world.LEDGER
-        if subscription.mark_delete > before:
+        if subscription.cursor.mark_delete > before:
             limit += log.distance(before, log.last_confirmed)
         assert reads.entries <= limit + world.LEDGER * is_opened_anew
         entries = [one for ledger, _, _ in log.counts() for one in world.disk.ledgers[ledger].entries]

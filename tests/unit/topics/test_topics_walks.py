@@ -7,7 +7,7 @@ import asyncio
 
 import pytest
 from meridian_broker.ledgers import reading
-from meridian_broker.topics.subscriptions import subscription
+from meridian_broker.topics.cursors import cursor
 from support.worlds.topic_of_one_region import Region, region
 
 STEP = 3
@@ -16,25 +16,25 @@ STEP = 3
 async def turns(one: Region) -> list[int]:
     """How many entries the cursor passes in each turn of the loop, until it is where it belongs."""
     found: list[int] = []
-    cursor = one.topic.subscriptions["s"]
-    while cursor.mark_delete != one.stored[-1]:
-        before = cursor.mark_delete
+    at = one.topic.subscriptions["s"].cursor
+    while at.mark_delete != one.stored[-1]:
+        before = at.mark_delete
         await asyncio.sleep(0)
-        found.append(sum(before < place <= cursor.mark_delete for place in one.stored))
+        found.append(sum(before < place <= at.mark_delete for place in one.stored))
     return found
 
 
 @pytest.fixture(autouse=True)
 def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscription, "WALK", STEP)
+    monkeypatch.setattr(cursor, "WALK", STEP)
 
 
 def test_the_missing_acknowledgement_comes_last() -> None:
     async def story() -> None:
         one = await region(s=True)
         await one.ack("s", range(1, 12), 100)
-        cursor = one.topic.subscriptions["s"]
-        assert cursor.mark_delete < one.stored[0]
+        at = one.topic.subscriptions["s"].cursor
+        assert at.mark_delete < one.stored[0]
         one.acknowledge("s", [0])
         assert max(await turns(one)) <= STEP
 
@@ -45,13 +45,13 @@ def test_what_it_has_not_passed_yet_is_not_sent() -> None:
     async def story() -> None:
         one = await region(s=True)
         await one.ack("s", range(1, 12), 100)
-        cursor = one.topic.subscriptions["s"]
+        at = one.topic.subscriptions["s"].cursor
         one.acknowledge("s", [0])
         await asyncio.sleep(0)
-        assert cursor.mark_delete < one.stored[-1] and cursor.backlog() == 0
+        assert at.mark_delete < one.stored[-1] and at.backlog() == 0
         for place in one.stored:
             entry = await one.topic.log.read_one(place)
-            assert cursor.is_done(place, entry)
+            assert at.is_done(place, entry)
 
     asyncio.run(story())
 
@@ -61,17 +61,17 @@ def test_what_it_has_not_passed_yet_is_not_sent() -> None:
 async def test_it_passes_the_rest_of_a_ledger_at_once_if_all_of_it_is_acknowledged(
     leap: int, missing: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subscription, "WALK", 100)
-    monkeypatch.setattr(subscription, "LEAP", leap)
+    monkeypatch.setattr(cursor, "WALK", 100)
+    monkeypatch.setattr(cursor, "LEAP", leap)
     one = await region(s=True)
-    cursor = one.topic.subscriptions["s"]
-    before = cursor.mark_delete
+    at = one.topic.subscriptions["s"].cursor
+    before = at.mark_delete
     await one.ack("s", [number for number in range(12) if number != missing], 100)
     reached = [before, *one.stored][12 if missing is None else missing]
-    assert cursor.mark_delete == reached
+    assert at.mark_delete == reached
     if missing is not None:
         await one.ack("s", [missing], 200)
-        assert cursor.mark_delete == one.stored[-1]
+        assert at.mark_delete == one.stored[-1]
 
 
 def test_the_headers_of_a_ledger_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -254,7 +254,7 @@ def _topic(reading: Reading, admin: AdminState, topic: Topic, lags: Mapping[tupl
         consumers += len(one.consumers)
         out += one.messages_out
         out_bytes += one.bytes_out
-        reading.put("pulsar_subscription_back_log", own, log.distance(one.mark_delete, log.last_confirmed))
+        reading.put("pulsar_subscription_back_log", own, log.distance(one.cursor.mark_delete, log.last_confirmed))
         reading.put("pulsar_subscription_unacked_messages", own, one.unacked_messages)
         reading.put("pulsar_subscription_msg_out_total", own, one.messages_out)
         if admin.sync_metrics and one.replicated:
@@ -300,7 +300,7 @@ def _pairs(reading: Reading, admin: AdminState, labels: Labels, subscription: Su
         reading.put("meridian_subscription_progress_lag_entries", far, peer.lag_entries)
         reading.put("meridian_subscription_progress_lag_seconds", far, peer.lag_ms / 1000)
         reading.put("meridian_subscription_in_sync", far, int(not peer.reason))
-    size = subscription.progress.count_detail()
+    size = subscription.cursor.progress.count_detail()
     reading.put("meridian_subscription_progress_set_size", (*labels, subscription.name), size)
 
 

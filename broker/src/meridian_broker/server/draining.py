@@ -25,8 +25,8 @@ LOOK_SECONDS: Final = 0.025
 
 async def settled(service: TopicService, gateway: Broker) -> None:
     """Dispatch no more, and wait for acknowledgements; read no more, and wait for receipts. Both for a bounded time."""
-    for subscription in _subscriptions(service):
-        subscription.resting = True
+    for topic in service.topics.values():
+        topic.is_resting = True
     await _until(lambda: not any(map(_is_owed_acks, _subscriptions(service))), ACK_SECONDS)
     gateway.hear_no_more()
     await _until(lambda: not gateway.owes_receipts, RECEIPT_SECONDS)
@@ -43,7 +43,7 @@ def _is_owed_acks(subscription: Subscription) -> bool:
         return False
     # Of types whose consumers share messages it is known which one has which.
     return subscription.unacked_messages > 0 or (
-        dispatcher.read > subscription.mark_delete and not dispatcher.tracks_holders
+        dispatcher.read > subscription.cursor.mark_delete and not dispatcher.tracks_holders
     )
 
 

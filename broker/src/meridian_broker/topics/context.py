@@ -88,6 +88,8 @@ class TopicContext:
         """It takes no more messages."""
         self.terminated: Position | None = None
         """Its last entry for ever; None: it goes on."""
+        self.is_resting = False
+        """Nothing is dispatched any more: the broker is about to stop."""
         self.failure: str | None = None
         """Why it is not served any more; None: it is."""
         self._when_fenced: list[Callable[[str], None]] = []

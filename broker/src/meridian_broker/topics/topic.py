@@ -16,7 +16,6 @@ from meridian_broker.ledgers.reading import Stored
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.ledgers.store import Done
 from meridian_broker.ledgers.throttling import Rate, Throttle
-from meridian_broker.ledgers.times import first_since
 from meridian_broker.ledgers.under_way import UnderWay, all_over
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.positions import Beginning, HybridClock, Progress
@@ -191,12 +190,12 @@ class Topic(TopicContext):
 
     def look_ups(self) -> list[UnderWay]:
         """Acknowledgements that wait for their entries to be looked up."""
-        return [one.look_ups for one in self.subscriptions.values() if one.look_ups is not None]
+        return [one.cursor.look_ups for one in self.subscriptions.values() if one.cursor.look_ups is not None]
 
     def take_acknowledgements(self) -> None:
         """Write and tell those whose entries are known, without waiting for the end of this turn."""
         for subscription in self.subscriptions.values():
-            subscription.claims.flush_pending()
+            subscription.cursor.flush_pending()
 
     # -- producers -----------------------------------------------------------------------------------------------
 
@@ -305,16 +304,16 @@ class Topic(TopicContext):
         subscription = Subscription(self, record, Progress(), durable)
         self.subscriptions[name] = subscription
         if not durable:
-            seeking.begin_reader(subscription, initial, read_compacted=read_compacted)
+            seeking.begin_reader(subscription.cursor, initial, read_compacted=read_compacted)
             return subscription
         if initial == LATEST:
             places = seeking.latest(self.log, self.region)
-            subscription.mark_delete = self.log.last_confirmed
-        subscription.progress.begin(Beginning(record.deleted, record.created, places or _NOWHERE))
+            subscription.cursor.start_at(self.log.last_confirmed)
+        subscription.cursor.progress.begin(Beginning(record.deleted, record.created, places or _NOWHERE))
         if initial != LATEST:
-            subscription.start_cursor()
+            subscription.cursor.start_cursor()
         if replicated:
-            subscription.first_hand = subscription.progress.copy()
+            subscription.cursor.keep_first_hand()
         self.lives.write(subscription, done)
         return subscription
 
@@ -340,7 +339,7 @@ class Topic(TopicContext):
         if read_compacted and subscription.share is not None:
             raise NotAllowed(f"subscription {subscription.name!r} has dispatch scope origin: it reads the whole log")
         now_ms = self.scheduler.now_ms()
-        epoch = subscription.progress.epoch
+        epoch = subscription.cursor.progress.epoch
         consumer = Consumer(
             *(subscription, port, consumer_id, name, priority, now_ms, metadata or None, key_shared, epoch),
             read_compacted,
@@ -363,10 +362,7 @@ class Topic(TopicContext):
 
         :param read_compacted: somebody who reads the compacted view asks.
         """
-        if read_compacted and (early := await self.compaction.first_at(time_ms)) is not None:
-            return early
-        found = await first_since(self.log, time_ms)
-        return found or Position(self.log.last_confirmed.ledger, self.log.last_confirmed.entry + 1)
+        return await seeking.position_at(self.log, self.compaction if read_compacted else None, time_ms)
 
     # -- as the source of replication ----------------------------------------------------------------------------
 
@@ -425,7 +421,7 @@ class Topic(TopicContext):
         is_joining = self.recall is not None and self.recall.joining.keeps_all
         if self.is_set_aside or is_joining or self.lost_records.in_doubt:
             return EARLIEST
-        positions = [s.mark_delete for s in self.subscriptions.values() if s.durable]
+        positions = [s.cursor.mark_delete for s in self.subscriptions.values() if s.durable]
         positions.extend(self.replicated_positions.values())
         if (unaccounted := self.deduplication.needed_from) is not None:
             positions.append(unaccounted)

@@ -25,7 +25,7 @@ from meridian_broker.metadata.records import TopicRecord
 from meridian_broker.positions.clock import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.positions.skipped import stretches
-from meridian_broker.topics.cursors.compacted_cursor import CompactedReading
+from meridian_broker.topics.cursors.ports import ViewReading
 from meridian_broker.topics.journal.progress_log import Change, Kind
 from meridian_broker.topics.journal.subscription_record import decode_record
 from meridian_broker.topics.subscriptions.subscription import Subscription
@@ -88,11 +88,11 @@ async def capture_subscription(captured: Captured, subscription: Subscription) -
     Looking ahead of its cursor takes several turns; entries found acked are in the progress that is copied afterwards.
     """
     reading, stands = await _stands(subscription)
-    subscription.claims.flush_pending()
+    subscription.cursor.flush_pending()
     log = subscription.topic.log
     dispatcher = subscription.dispatcher
     read = stands.mark_delete if dispatcher is None else max(dispatcher.read, stands.mark_delete)
-    progress = subscription.progress.encode()
+    progress = subscription.cursor.progress.encode()
     line: Json = {
         "name": subscription.name,
         "replicated": subscription.replicated and subscription.durable,
@@ -104,12 +104,12 @@ async def capture_subscription(captured: Captured, subscription: Subscription) -
         "backlog": stands.backlog,
         "progress": progress,
     }
-    if subscription.dropped is not None:
-        line["dropped"] = subscription.dropped.encode()
+    if subscription.cursor.dropped is not None:
+        line["dropped"] = subscription.cursor.dropped.encode()
     if not subscription.replicated:
         line["firsthand"] = progress  # no other region can have acked anything
-    elif subscription.first_hand is not None:
-        line["firsthand"] = subscription.first_hand.encode()
+    elif subscription.cursor.first_hand is not None:
+        line["firsthand"] = subscription.cursor.first_hand.encode()
     if reading is not None:
         line["thinned"] = reading.thinned_done
     if line["replicated"]:
@@ -117,12 +117,12 @@ async def capture_subscription(captured: Captured, subscription: Subscription) -
     captured.subscriptions.append(line)
 
 
-async def _stands(subscription: Subscription) -> tuple[CompactedReading | None, Standing]:
+async def _stands(subscription: Subscription) -> tuple[ViewReading | None, Standing]:
     """Where a subscription stands, and how it has read for as long as it took to find out."""
     while True:
-        reading = subscription.compacted
+        reading = subscription.cursor.compacted
         stands = await standing(subscription, HOLES_KEPT)
-        if subscription.compacted is reading:
+        if subscription.cursor.compacted is reading:
             return reading, stands
 
 

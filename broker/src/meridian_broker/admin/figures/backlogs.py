@@ -38,15 +38,15 @@ async def standing(subscription: Subscription, holes_kept: int = HOLES_KEPT, wal
     :raises LedgerError: a ledger cannot be read.
     """
     while True:
-        epoch = subscription.progress.epoch
+        epoch = subscription.cursor.progress.epoch
         found = await _look(subscription, holes_kept, walk)
-        if subscription.progress.epoch == epoch:
+        if subscription.cursor.progress.epoch == epoch:
             return found
 
 
 async def _look(subscription: Subscription, holes_kept: int, walk: int) -> Standing:
     log = subscription.topic.log
-    mark_delete = subscription.mark_delete
+    mark_delete = subscription.cursor.mark_delete
     end = log.last_confirmed
     if not subscription.durable:
         return Standing(mark_delete, log.distance(mark_delete, end), [])
@@ -63,9 +63,9 @@ async def _look(subscription: Subscription, holes_kept: int, walk: int) -> Stand
                 index = log.index(ledger) or await log.load_index(ledger)
             except LedgerNotFound:
                 break  # trimmed meanwhile
-            if subscription.times is not None:
+            if subscription.cursor.times is not None:
                 for entry in (first, upto - 1):  # a chunk lies in two blocks at most
-                    await subscription.times.load(Position(ledger, entry))
+                    await subscription.cursor.times.load(Position(ledger, entry))
             for entry in _owed(subscription, index, first, upto):
                 backlog += 1
                 before = Position(ledger, entry - 1) if entry else last
@@ -84,10 +84,10 @@ async def _look(subscription: Subscription, holes_kept: int, walk: int) -> Stand
 
 
 def _owed(subscription: Subscription, index: LedgerIndex, first: int, upto: int) -> Iterator[int]:
-    is_settled = subscription.is_settled
+    is_owed = subscription.cursor.is_owed
     ledger = index.ledger_id
     return (
         entry
         for entry, region, origin in index.origins(first, upto - 1)
-        if not is_settled(region, origin, Position(ledger, entry))
+        if is_owed(region, origin, Position(ledger, entry))
     )

@@ -94,8 +94,8 @@ def subscription_json(admin: AdminState, subscription: Subscription) -> Json:
     found = peers(admin, subscription)
     return {
         "inSync": is_in_step(found),
-        "setSize": subscription.progress.count_detail(),
-        "setBytes": len(subscription.progress.encode()),
+        "setSize": subscription.cursor.progress.count_detail(),
+        "setBytes": len(subscription.cursor.progress.encode()),
         "regions": {
             peer.region: {
                 "connected": peer.connected,

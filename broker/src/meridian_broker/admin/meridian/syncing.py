@@ -114,7 +114,7 @@ async def damage(request: web.Request) -> web.Response:
 
 def _status(admin: AdminState, subscription: Subscription, stands: Standing) -> dict[str, Any]:
     topic = subscription.topic
-    progress = subscription.progress
+    progress = subscription.cursor.progress
     exact = subscription.durable and subscription.replicated
     peers = lagging.peers(admin, subscription)
     return {
@@ -144,5 +144,5 @@ def _idle_ms(subscription: Subscription) -> int:
     """How long it has had no consumer here, as far as this broker knows; 0 while it has one."""
     if subscription.consumers:
         return 0
-    last_used_ms = max(subscription.last_acked_ms, subscription.last_left_ms)
+    last_used_ms = max(subscription.cursor.last_acked_ms, subscription.last_left_ms)
     return max(0, subscription.topic.scheduler.now_ms() - last_used_ms)

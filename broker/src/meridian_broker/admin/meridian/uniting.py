@@ -92,12 +92,12 @@ async def mode(request: web.Request) -> web.Response:
 def _told(admin: AdminState, found: list[Subscription]) -> Json:
     topics = {}
     for subscription in found:
-        subscription.claims.flush_pending()
+        subscription.cursor.flush_pending()
         log = subscription.topic.log
         ends = {**log.last_origin, log.region: log.last_own}
         topics[subscription.topic.name] = {
             "replicated": subscription.replicated,
-            "progress": b64encode(subscription.progress.encode()).decode(),
+            "progress": b64encode(subscription.cursor.progress.encode()).decode(),
             "ends": {region: str(end) for region, end in ends.items()},
         }
     return {"region": admin.region, "topics": topics}
@@ -218,21 +218,21 @@ async def _counted(found: list[Subscription], others: Mapping[str, Progress], *,
         other = others.get(subscription.topic.name)
         if other is None:
             continue
-        after = subscription.progress.copy()
+        after = subscription.cursor.progress.copy()
         after.join(other)
-        log, dropped = subscription.topic.log, subscription.dropped
+        log, dropped = subscription.topic.log, subscription.cursor.dropped
         for ledger, entries, _ in log.counts():
             if not entries:
                 continue
             index = log.index(ledger) or await log.load_index(ledger)
             for first in range(0, entries, SLICE):
                 for _, region, origin in index.origins(first, min(first + SLICE, entries) - 1):
-                    is_settled = subscription.is_settled(region, origin)
+                    is_owed = subscription.cursor.is_owed(region, origin)
                     will_be = after.is_acked(region, origin) or (
                         not taken and dropped is not None and dropped.contains(region, origin)
                     )
-                    skips += will_be and not is_settled
-                    again += is_settled and not will_be
+                    skips += will_be and is_owed
+                    again += not is_owed and not will_be
                 await asyncio.sleep(0)
     return {"skips": skips, "again": again}
 
@@ -242,5 +242,5 @@ async def _take(found: list[Subscription], deltas: Mapping[str, Progress | None]
     for subscription in found:
         delta = deltas[subscription.topic.name]
         if delta is not None:
-            rewinding.take_back(subscription, delta)
+            rewinding.take_back(subscription.cursor, delta)
             await durable(subscription.topic)

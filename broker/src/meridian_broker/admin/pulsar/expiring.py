@@ -64,7 +64,7 @@ async def by_id(request: web.Request) -> web.Response:
     chosen = places([one.topic for one in found.values()], given)
     _check_backlog(request, [found[topic.name] for topic, _ in chosen])
     for topic, place in chosen:
-        await drops.drop_upto(topic, [found[topic.name]], Cause.TTL, _upto(topic, given, place))
+        await drops.drop_upto(topic, [found[topic.name].cursor], Cause.TTL, _upto(topic, given, place))
         await drops.durable(topic)
     if flag(request, ALL_REGIONS):
         for topic, place in chosen:
@@ -89,7 +89,7 @@ async def _drop_old(subscriptions: list[Subscription], seconds: int) -> None:
         by_topic.setdefault(subscription.topic.name, []).append(subscription)
     for ones in by_topic.values():
         topic = ones[0].topic
-        await drops.drop_old(topic, ones, topic.scheduler.now_ms() - seconds * 1000)
+        await drops.drop_old(topic, [one.cursor for one in ones], topic.scheduler.now_ms() - seconds * 1000)
         await drops.durable(topic)
 
 

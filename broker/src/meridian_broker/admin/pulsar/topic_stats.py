@@ -123,7 +123,7 @@ class TopicStats:
             "msgOutCounter": subscription.messages_out,
             "msgBacklog": stands.backlog,
             "msgBacklogNoDelayed": stands.backlog,
-            "backlogSize": topic.log.bytes_after(subscription.mark_delete),
+            "backlogSize": topic.log.bytes_after(subscription.cursor.mark_delete),
             "blockedSubscriptionOnUnackedMsgs": subscription.blocked,
             "msgDelayed": 0,
             "unackedMessages": subscription.unacked_messages,
@@ -131,7 +131,7 @@ class TopicStats:
             "activeConsumerName": active.name if active is not None else None,
             "msgRateExpired": 0.0,
             "totalMsgExpired": subscription.entries_dropped,
-            "lastAckedTimestamp": subscription.last_acked_ms,
+            "lastAckedTimestamp": subscription.cursor.last_acked_ms,
             "consumers": consumers if with_consumers else [],
             "isDurable": subscription.durable,
             "isReplicated": subscription.replicated,
@@ -242,9 +242,9 @@ def _cursor(subscription: Subscription, stands: Standing) -> Json:
         "totalNonContiguousDeletedMessagesRange": len(holes),
         "properties": dict(subscription.record.properties),
         "progress": {
-            "epoch": str(subscription.progress.epoch),
-            "floors": {region: str(floor) for region, floor in sorted(subscription.progress.floors().items())},
-            "detail": subscription.progress.count_detail(),
+            "epoch": str(subscription.cursor.progress.epoch),
+            "floors": {region: str(floor) for region, floor in sorted(subscription.cursor.progress.floors().items())},
+            "detail": subscription.cursor.progress.count_detail(),
         },
     }
 

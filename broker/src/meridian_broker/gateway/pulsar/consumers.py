@@ -363,7 +363,7 @@ async def _last_message_id(connection: Connection, request_id: int, consumer: Co
     wire.partition = topic.partition
     wire.batch_index = index
     answer = pb.CommandGetLastMessageIdResponse(request_id=request_id, last_message_id=wire)
-    place = subscription.mark_delete
+    place = subscription.cursor.mark_delete
     answer.consumer_mark_delete_position.CopyFrom(
         pb.MessageIdData(ledgerId=place.ledger & (1 << 64) - 1, entryId=place.entry & (1 << 64) - 1)
     )

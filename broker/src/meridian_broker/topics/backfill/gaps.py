@@ -171,7 +171,7 @@ class Gaps:
     def owed_to(self, gap: Gap, upto: Position) -> list[str]:
         """Names of durable subscriptions here that may be owed some of what is missing up to a place."""
         durable = [one for one in self._subscriptions.values() if one.durable]
-        return sorted(one.name for one in durable if not one.progress.all_acked(gap.origin, gap.after, upto))
+        return sorted(one.name for one in durable if not one.cursor.progress.all_acked(gap.origin, gap.after, upto))
 
     def concerns_nobody(self, origin: str) -> bool:
         """What is missing of the origin is in no region any more, and nobody here is owed it."""
@@ -237,7 +237,7 @@ class Gaps:
         # All in one turn: nothing of the origin is stored in between. The drops come first, so that a crash leaves
         # either nothing, or a gap that is asked about again.
         for name in names:
-            drops.record(self._subscriptions[name], lost)
+            self._subscriptions[name].cursor.record_dropped(lost)
         await self._accept(accepted)
         if gap.is_damage:
             await self._give_up(gap)

@@ -343,7 +343,7 @@ class Mending:
 
     def _is_owed(self, places: Iterable[tuple[Position, Place]]) -> bool:
         durable = [one for one in self._subscriptions.values() if one.durable]
-        return any(not one.is_settled(place.region, place.origin, at) for at, place in places for one in durable)
+        return any(one.cursor.is_owed(place.region, place.origin, at) for at, place in places for one in durable)
 
 
 def _grouped(damaged: Iterable[tuple[Position, Place]]) -> list[_Run]:

@@ -8,17 +8,16 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.ledgers.under_way import UnderWay
 from meridian_broker.positions import ZERO, Progress, Stamp
-from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.positions.position import Position
 from meridian_broker.topics.cursors import log_walks
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.log import TopicLog
     from meridian_broker.ledgers.store import Done
-    from meridian_broker.topics.cursors.rewinding import Resent
-    from meridian_broker.topics.dispatch.consumer import Consumer
-    from meridian_broker.topics.subscriptions.subscription import Subscription
+    from meridian_broker.topics.cursors.ack_state import AckState
+    from meridian_broker.topics.cursors.cursor import Cursor
+    from meridian_broker.topics.cursors.resent import Resent
 
 log = logging.getLogger(__name__)
 
@@ -26,20 +25,13 @@ Rest = Coroutine[Any, Any, None]
 """What is left of an acknowledgement whose entries have to be looked up first. Raises ``LedgerError`` if that fails."""
 
 
-def look_ups(subscription: Subscription) -> UnderWay:
-    """Counts the acknowledgements whose entries are being looked up; a close waits for them."""
-    if subscription.look_ups is None:
-        subscription.look_ups = UnderWay()
-    return subscription.look_ups
-
-
-def go_on_later(subscription: Subscription, rest: Rest, confirmed: Done | None) -> None:
+def go_on_later(cursor: Cursor, rest: Rest, confirmed: Done | None) -> None:
     """Do the rest of an acknowledgement while others run."""
-    work = _go_on(subscription, look_ups(subscription).begin(), rest, confirmed)
-    subscription.topic.serve(work, "look acknowledged entries up")
+    work = _go_on(cursor, cursor.looking_up().begin(), rest, confirmed)
+    cursor.context.serve(work, "look acknowledged entries up")
 
 
-async def _go_on(subscription: Subscription, number: int, rest: Rest, confirmed: Done | None) -> None:
+async def _go_on(cursor: Cursor, number: int, rest: Rest, confirmed: Done | None) -> None:
     """Whoever waits hears of a failure. Where nobody does it is raised and fences the topic: so the consumer comes back
     and gets again what could not be acknowledged, instead of counting on it."""
     failure: LedgerError | None = None
@@ -47,26 +39,26 @@ async def _go_on(subscription: Subscription, number: int, rest: Rest, confirmed:
         await rest
     except Exception as error:
         failure = error if isinstance(error, LedgerError) else LedgerError(f"its entry cannot be looked up: {error}")
-        log.warning("%s, %s: an acknowledgement is lost: %s", subscription.topic.name, subscription.name, failure)
+        log.warning("%s, %s: an acknowledgement is lost: %s", cursor.context.name, cursor.name, failure)
         if confirmed is not None:
             confirmed(failure)
         if confirmed is None or not isinstance(error, LedgerError):
             raise
     finally:
-        look_ups(subscription).end(number, failure)
+        cursor.looking_up().end(number, failure)
 
 
-async def once_indexed(subscription: Subscription, ledger: int, attempt: Callable[[], int | None]) -> None:
+async def once_indexed(cursor: Cursor, ledger: int, attempt: Callable[[], int | None]) -> None:
     """Load the index of ``ledger``, then of each ledger that ``attempt`` names, until it names none."""
     missing: int | None = ledger
     while missing is not None:
-        await log_walks.load_index(subscription.topic.log, missing)
+        await log_walks.load_index(cursor.context.log, missing)
         missing = attempt()
 
 
 def each(
-    subscription: Subscription,
-    consumer: Consumer,
+    cursor: Cursor,
+    acker: AckState,
     positions: list[Position],
     stale: frozenset[Position],
     batches: dict[Position, int],
@@ -76,16 +68,16 @@ def each(
 
     :param stale: those of entries that were sent before a rewind only (R13).
     """
-    log = subscription.topic.log
-    delta = subscription.claims.open()
-    epoch = consumer.epoch
+    log = cursor.context.log
+    delta = cursor.open_delta()
+    epoch, release = acker.epoch, cursor.owner.release
     parts: list[Position] = []
     for position in positions:
         if stale:
-            epoch = ZERO if position in stale else consumer.epoch
+            epoch = ZERO if position in stale else acker.epoch
         if not log.holds(position):
-            _late(subscription, delta, epoch, position, batches.get(position))
-            subscription.settle(consumer, position)
+            _late(cursor, delta, epoch, position, batches.get(position))
+            release(acker, position)
             continue
         place = log.place(position)
         part = batches.get(position)
@@ -96,22 +88,20 @@ def each(
             continue
         if place is not None:
             delta.ack(epoch, place.region, place.prev, place.origin)
-        subscription.settle(consumer, position)
-    subscription.claims.changed(confirmed, len(positions))
+        release(acker, position)
+    cursor.changed(confirmed, len(positions))
     if parts:
-        subscription.claims.flush()
+        cursor.flush()
         for position in parts:  # the last part of a batch makes it whole
             place = log.place(position)
-            if place is not None and subscription.progress.is_acked(place.region, place.origin):
-                subscription.settle(consumer, position)
+            if place is not None and cursor.progress.is_acked(place.region, place.origin):
+                release(acker, position)
 
 
-def _late(
-    subscription: Subscription, delta: Progress, epoch: Stamp, position: Position, part: int | None = None
-) -> int:
+def _late(cursor: Cursor, delta: Progress, epoch: Stamp, position: Position, part: int | None = None) -> int:
     """One entry that was given back, or dropped: acknowledged elsewhere, or dropped while a consumer held it (R14).
     Says how many entries that claims."""
-    index = subscription.topic.late.index(position)
+    index = cursor.context.late.index(position)
     place = None if index is None else index.place(position.entry)
     if index is None or place is None:
         return 0
@@ -123,27 +113,27 @@ def _late(
     return 1
 
 
-def is_known(subscription: Subscription, position: Position) -> bool:
+def is_known(cursor: Cursor, position: Position) -> bool:
     """Whether a cumulative acknowledgement of ``position`` may count: nothing before it is owed, or it is the id of an
     entry that is here, or that this region sent.
 
     Another id is another region's. It says nothing of the entries that happen to have smaller ids here.
     """
-    if position <= subscription.start():
+    if position <= cursor.start():
         return True
     if position.entry < 0:  # what is before a ledger: see before_ledger
         position = Position(position.ledger, 0)
-    if subscription.topic.log.holds(position):
+    if cursor.context.log.holds(position):
         return True
-    compacted = subscription.compacted
-    if compacted is None or not subscription.durable:  # a reader claims nothing
+    compacted = cursor.compacted
+    if compacted is None or not cursor.durable:  # a reader claims nothing
         return compacted is not None and position <= compacted.horizon
     return compacted.knows(position)
 
 
 def up_to(
-    subscription: Subscription,
-    consumer: Consumer,
+    cursor: Cursor,
+    acker: AckState,
     behind: Position,
     position: Position,
     part: int | None,
@@ -161,31 +151,31 @@ def up_to(
 
     :returns: what is left to do, where it takes several turns or an index that is not in memory.
     """
-    log = subscription.topic.log
-    after = max(subscription.mark_delete, behind)
-    if subscription.compacted is not None:
-        after = max(after, subscription.compacted.horizon)
-    pieces = consumer.pieces
+    log = cursor.context.log
+    after = max(cursor.mark_delete, behind)
+    if cursor.compacted is not None:
+        after = max(after, cursor.compacted.horizon)
+    pieces = acker.pieces
     withheld, chunks = (frozenset(), []) if pieces is None else pieces.acknowledged(position)
     if pieces is not None:
         pieces.forget(position)
-    read = EARLIEST if subscription.dispatcher is None else subscription.dispatcher.read
-    exceptions = log_walks.Exceptions(subscription.dropped, resent, withheld=withheld, damage=log.damage, read=read)
-    delta = subscription.progress.empty_delta()
-    steps = _claim_up_to(subscription, consumer.epoch, delta, after, position, part, chunks, exceptions)
+    read = cursor.owner.read_position
+    exceptions = log_walks.Exceptions(cursor.dropped, resent, withheld=withheld, damage=log.damage, read=read)
+    delta = cursor.progress.empty_delta()
+    steps = _claim_up_to(cursor, acker.epoch, delta, after, position, part, chunks, exceptions)
 
     try:
         wanted = next(steps)
     except StopIteration as done:
-        subscription.claims.add(delta, done.value, confirmed)
+        cursor.claim(delta, done.value, confirmed)
         return None
     if resent is not None:  # what is sent from here on was not meant by it
         exceptions.resent = resent.copy()
-    return _take_steps(subscription, delta, steps, wanted, confirmed)
+    return _take_steps(cursor, delta, steps, wanted, confirmed)
 
 
 def _claim_up_to(
-    subscription: Subscription,
+    cursor: Cursor,
     epoch: Stamp,
     delta: Progress,
     after: Position,
@@ -195,10 +185,10 @@ def _claim_up_to(
     exceptions: log_walks.Exceptions,
 ) -> log_walks.Steps[int]:
     """Claim in ``delta`` everything behind ``after`` that an acknowledgement of ``position`` covers."""
-    log = subscription.topic.log
-    if subscription.share is not None:
+    log = cursor.context.log
+    if cursor.owner.share is not None:
         yield from _index_of(log, position)
-    only = exceptions.only = _covered(subscription, position)
+    only = exceptions.only = _covered(cursor, position)
     upto = position if part is None else log.before(position)
     claimed = yield from log_walks.claim_between(log, delta, epoch, after, upto, exceptions)
     for chunk in chunks:  # of messages that are whole now, also what earlier acknowledgements did not cover
@@ -208,8 +198,8 @@ def _claim_up_to(
             delta.ack(exceptions.counted(chunk, epoch), place.region, place.prev, place.origin)
             claimed += 1
     counted = exceptions.counted(position, epoch)
-    if subscription.dropped is not None and only is None:  # of what was dropped it has seen the one that it names
-        claimed += _late(subscription, delta, counted, position, part)
+    if cursor.dropped is not None and only is None:  # of what was dropped it has seen the one that it names
+        claimed += _late(cursor, delta, counted, position, part)
     if part is not None and position > after and log.holds(position):
         yield from _index_of(log, position)
         place = log.place(position)
@@ -226,7 +216,7 @@ def _index_of(log: TopicLog, position: Position) -> Iterator[int]:
 
 
 async def _take_steps(
-    subscription: Subscription,
+    cursor: Cursor,
     delta: Progress,
     steps: log_walks.Steps[int],
     wanted: int | None,
@@ -234,12 +224,12 @@ async def _take_steps(
 ) -> None:
     """Take the rest of the steps, and let others run in between."""
     while True:
-        await log_walks.make_way(subscription.topic.log, subscription.topic.scheduler, wanted)
+        await log_walks.make_way(cursor.context.log, cursor.context.scheduler, wanted)
         try:
             wanted = next(steps)
         except StopIteration as done:
-            subscription.claims.open()  # others may have rewound it meanwhile
-            subscription.claims.add(delta, done.value, confirmed)
+            cursor.open_delta()  # others may have rewound it meanwhile
+            cursor.claim(delta, done.value, confirmed)
             return
 
 
@@ -256,9 +246,9 @@ def before_ledger(log: TopicLog, position: Position, floor: Position) -> Positio
     return before if log.holds(before) else min(before, floor)
 
 
-def _covered(subscription: Subscription, position: Position) -> frozenset[str] | None:
+def _covered(cursor: Cursor, position: Position) -> frozenset[str] | None:
     """Origins that a cumulative acknowledgement of this entry is about; None: all of them."""
-    share, log = subscription.share, subscription.topic.log
+    share, log = cursor.owner.share, cursor.context.log
     if share is None:
         return None
     place = log.place(position) if log.holds(position) else None
@@ -266,8 +256,8 @@ def _covered(subscription: Subscription, position: Position) -> frozenset[str] |
 
 
 def in_memory(
-    subscription: Subscription,
-    consumer: Consumer,
+    cursor: Cursor,
+    acker: AckState,
     positions: list[Position],
     confirmed: Done | None,
     *,
@@ -275,10 +265,10 @@ def in_memory(
 ) -> None:
     """Readers keep no progress: only how far they are."""
     for position in positions:
-        subscription.settle(consumer, position)
-        if not is_sharing and subscription.topic.log.holds(position):
-            subscription.mark_delete = max(subscription.mark_delete, position)
-    if subscription.topic.terminated is not None:
-        subscription.dispatch_soon()
+        cursor.owner.release(acker, position)
+        if not is_sharing and cursor.context.log.holds(position):
+            cursor.mark_delete = max(cursor.mark_delete, position)
+    if cursor.context.terminated is not None:
+        cursor.owner.dispatch_soon()
     if confirmed is not None:
         confirmed(None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A durable subscription, or a reader's, that reads the topic's compacted view.
+"""A durable cursor, or a reader's, that reads the topic's compacted view.
 
 The cursor passes what compaction took out, and that is all that happens to it: it is not claimed as acknowledged. What
 was taken out here may still be unread by the same subscription in another region, or by a later consumer that wants
@@ -28,9 +28,10 @@ from meridian_broker.topics.cursors.view_deliveries import Held
 if TYPE_CHECKING:
     from meridian_broker.ledgers.store import Done
     from meridian_broker.positions import Progress
+    from meridian_broker.topics.compaction.compaction import Compaction
     from meridian_broker.topics.compaction.view import CompactedView
-    from meridian_broker.topics.dispatch.consumer import Consumer
-    from meridian_broker.topics.subscriptions.subscription import Subscription
+    from meridian_broker.topics.cursors.ack_state import AckState
+    from meridian_broker.topics.cursors.cursor import Cursor
 
 SLICE_ENTRIES: Final = 500
 SLICE_BYTES: Final = 1 << 20
@@ -43,9 +44,9 @@ Ranges = dict[str, tuple[Position, Position]]
 class CompactedReading:
     """Lives as long as the subscription's consumers ask for the view."""
 
-    def __init__(self, subscription: Subscription) -> None:
-        self._subscription = subscription
-        self._compaction = subscription.topic.compaction
+    def __init__(self, cursor: Cursor, compaction: Compaction) -> None:
+        self._cursor = cursor
+        self.compaction = compaction
         self._settled = EARLIEST
         """Everything in the view up to here is acknowledged."""
         self._claimed = EARLIEST
@@ -57,7 +58,7 @@ class CompactedReading:
         self._ids_sent = AckSet()
         """Which entries were sent and may be owed: compaction and trimming may take one out before it is acked."""
         self._held = Held()
-        self._look_ups = LookUps(subscription)
+        self._look_ups = LookUps(cursor)
 
     def reset(self) -> None:
         """The subscription was rewound: what was acknowledged may not be any more."""
@@ -72,7 +73,7 @@ class CompactedReading:
 
     def compare(self, view: CompactedView) -> None:
         """A new view is in force. What it took out and a consumer holds may be given back before it is acknowledged."""
-        topic = self._subscription.topic
+        topic = self._cursor.context
         for ledger in self._held.compare(view):
             index = topic.log.index(ledger)
             if index is not None:
@@ -81,7 +82,7 @@ class CompactedReading:
     @property
     def horizon(self) -> Position:
         """What is at or before this is read from the view."""
-        return EARLIEST if self._compaction.view is None else self._compaction.view.horizon
+        return EARLIEST if self.compaction.view is None else self.compaction.view.horizon
 
     @property
     def thinned_done(self) -> dict[int, BitMap]:
@@ -90,16 +91,16 @@ class CompactedReading:
 
     def start(self) -> Position:
         """Behind which position reading begins: before mark-delete, when the view has more than the log holds."""
-        subscription, view = self._subscription, self._compaction.view
-        if view is not None and subscription.durable:
+        cursor, view = self._cursor, self.compaction.view
+        if view is not None and cursor.durable:
             first = view.after(self._settled)
-            if first is not None and first < subscription.topic.log.first:
+            if first is not None and first < cursor.context.log.first:
                 return self._settled
-        return subscription.mark_delete
+        return cursor.mark_delete
 
     def passes(self, position: Position) -> bool:
         """May mark-delete go over this entry of the log although it is not acknowledged?"""
-        view = self._compaction.view
+        view = self.compaction.view
         if view is None or position > view.horizon:
             return False
         done = self._thinned_done.get(position.ledger)
@@ -107,17 +108,17 @@ class CompactedReading:
 
     def knows(self, position: Position) -> bool:
         """Is this the id of an entry of the view, or of one that was sent and then compacted away?"""
-        view = self._compaction.view
+        view = self.compaction.view
         return (view is not None and view.holds(position)) or self._ids_sent.contains(position)
 
     # -- dispatch ------------------------------------------------------------------------------------------------
 
-    def note_sent(self, consumer: Consumer, position: Position) -> None:
+    def note_sent(self, acker: AckState, position: Position) -> None:
         """The entry, of the view or of the log behind it, was sent."""
         self._ids_sent.claim_point(position)
-        if self._held.consumer is not consumer:
-            self._held = Held(consumer)
-        self._held.note(position, self._compaction.view)
+        if self._held.acker is not acker:
+            self._held = Held(acker)
+        self._held.note(position, self.compaction.view)
         if not position.entry % SLICE_ENTRIES:
             start = self.start()
             self._ids_sent.raise_floor(start)
@@ -131,16 +132,16 @@ class CompactedReading:
 
     def is_done(self, position: Position, entry: bytes) -> bool:
         """Is this entry of the view acknowledged, as far as there is anything left of it?"""
-        subscription, header = self._subscription, unpack(entry)
+        cursor, header = self._cursor, unpack(entry)
         if header.flags & NO_ORIGIN:
-            return subscription.topic.log.holds(position) and position <= subscription.mark_delete
+            return cursor.context.log.holds(position) and position <= cursor.mark_delete
         if not self._is_settled(position, header):
             return False
         self._note_done(position, header)
         return True
 
     def _is_settled(self, position: Position, header: EntryHeader) -> bool:
-        progress = self._subscription.progress
+        progress = self._cursor.progress
         region, origin = self._origin(position, header)
         if self._is_dropped(position, header):
             return True
@@ -150,13 +151,13 @@ class CompactedReading:
         return remaining is not None and not remaining & header.kept
 
     def _is_dropped(self, position: Position, header: EntryHeader) -> bool:
-        dropped = self._subscription.dropped
+        dropped = self._cursor.dropped
         return dropped is not None and dropped.contains(*self._origin(position, header))
 
     def _note_done(self, position: Position, header: EntryHeader) -> None:
         if header.kept is not None:
             self._thinned_done.setdefault(position.ledger, BitMap()).add(position.entry)
-        view = self._compaction.view
+        view = self.compaction.view
         if view is not None and view.after(self._settled) == position:
             self._settled = position
 
@@ -164,22 +165,22 @@ class CompactedReading:
         """The messages of a batch that are to be delivered, as bits; None: all."""
         header = unpack(entry)
         remaining: int | None = None
-        if self._subscription.durable and not header.flags & NO_ORIGIN:
+        if self._cursor.durable and not header.flags & NO_ORIGIN:
             region, origin = self._origin(position, header)
-            progress = self._subscription.progress
+            progress = self._cursor.progress
             remaining = progress.remaining(region, origin, header.messages, header.publish_time_ms)
         if header.kept is not None:
             remaining = header.kept if remaining is None else header.kept & remaining
         return remaining
 
     def _origin(self, position: Position, header: EntryHeader) -> tuple[str, Position]:
-        return header.region or self._subscription.topic.region, header.origin or position
+        return header.region or self._cursor.context.region, header.origin or position
 
     # -- acknowledgements ----------------------------------------------------------------------------------------
 
     def acknowledge(
         self,
-        consumer: Consumer,
+        acker: AckState,
         positions: list[Position],
         stale: frozenset[Position],
         batches: dict[Position, int] | None,
@@ -193,25 +194,25 @@ class CompactedReading:
         others = [position for position in positions if position > self.horizon]
         if covered:
             told = None if others else confirmed
-            epoch = consumer.epoch
+            epoch = acker.epoch
             job = self._acknowledge(lambda place: ZERO if place in stale else epoch, covered, batches or {}, told)
             self._look_ups.add(job, told)
         return others
 
     def acknowledge_up_to(
-        self, consumer: Consumer, behind: Position, position: Position, part: int | None, confirmed: Done | None
+        self, acker: AckState, behind: Position, position: Position, part: int | None, confirmed: Done | None
     ) -> bool:
         """A cumulative acknowledgement, see ``acknowledging.up_to``. False: neither the view nor what was taken out of
         it has anything of it that is not claimed already."""
-        view = self._compaction.view
+        view = self.compaction.view
         following = None if view is None else view.after(self._claimed)
-        held = self._held if self._held.consumer is consumer else Held()
+        held = self._held if self._held.acker is acker else Held()
         if (following is None or following > position) and not held.taken_out(behind, position, 1):
             return False
-        resent, pieces = self._subscription.resent, consumer.pieces
+        resent, pieces = self._cursor.resent, acker.pieces
         withheld = frozenset[Position]() if pieces is None else pieces.acknowledged(position)[0]
         as_now = None if resent is None else resent.copy()
-        upto = UpTo(consumer, position, part, behind, as_now, held, withheld)
+        upto = UpTo(acker, position, part, behind, as_now, held, withheld)
         self._look_ups.add(self._acknowledge_up_to(upto, confirmed), confirmed)
         return True
 
@@ -236,9 +237,7 @@ class CompactedReading:
     async def _acknowledge_up_to(self, ack: UpTo, confirmed: Done | None) -> None:
         await self._acknowledge_view(ack)
         await self._acknowledge_taken_out(ack)
-        rest = acknowledging.up_to(
-            self._subscription, ack.consumer, ack.behind, ack.position, ack.part, confirmed, ack.resent
-        )
+        rest = acknowledging.up_to(self._cursor, ack.acker, ack.behind, ack.position, ack.part, confirmed, ack.resent)
         if rest is not None:
             await rest
 
@@ -246,7 +245,7 @@ class CompactedReading:
         """Claim what the view has up to a place. Withheld chunks are claimed by ``acknowledging.up_to`` once whole."""
         upto = min(ack.position, self.horizon)
         is_all, after = ack.behind <= self._claimed, max(ack.behind, self._claimed)
-        while entries := await self._compaction.read_view(after, SLICE_ENTRIES, SLICE_BYTES):
+        while entries := await self.compaction.read_view(after, SLICE_ENTRIES, SLICE_BYTES):
             claims: list[Claim] = []
             inside = [stored for stored in entries if stored[0] <= upto]
             for position, entry in inside:
@@ -277,22 +276,22 @@ class CompactedReading:
                 if position in ack.withheld:
                     continue
                 claim = await self._taken_out(position, ack.remaining(position))
-                dropped = self._subscription.dropped
+                dropped = self._cursor.dropped
                 if claim is not None and (dropped is None or not dropped.contains(*claim.place[::2])):
                     claims.append(claim)
                 if not ack.remaining(position):
                     ack.held.settle(position)
             behind = positions[-1]
             self._claim(ack.epoch, claims, None)
-            await next_turn(self._subscription.topic.scheduler)
+            await next_turn(self._cursor.context.scheduler)
 
     async def _header(self, position: Position) -> EntryHeader | None:
         """Of an entry of the view; None: the view does not have it."""
-        while (view := self._compaction.view) is not None and view.holds(position):
+        while (view := self.compaction.view) is not None and view.holds(position):
             try:
                 entry = await view.read_one(position)
             except LedgerNotFound:
-                if view is self._compaction.view:
+                if view is self.compaction.view:
                     raise
                 continue  # a newer view took its place meanwhile
             return None if entry is None else unpack(entry)
@@ -308,7 +307,7 @@ class CompactedReading:
 
     async def _taken_out(self, position: Position, remaining: int) -> Claim | None:
         """The claim of an entry that is not in the view: what of it was sent. None: it is nowhere, or was not sent."""
-        topic = self._subscription.topic
+        topic = self._cursor.context
         if topic.log.holds(position):
             await log_walks.load_index(topic.log, position.ledger)
         index = topic.log.index(position.ledger) if topic.log.holds(position) else topic.late.index(position)
@@ -320,16 +319,16 @@ class CompactedReading:
         return None if having == 0 else Claim(position, place, messages, having, remaining)
 
     def _claim(self, epochs: Epochs, claims: list[Claim], confirmed: Done | None) -> None:
-        subscription = self._subscription
-        delta = subscription.claims.open()
+        cursor = self._cursor
+        delta = cursor.open_delta()
         for claim in claims:
             note(delta, epochs(claim.position), claim)
-        subscription.claims.changed(confirmed, len(claims))
-        subscription.claims.flush()
+        cursor.changed(confirmed, len(claims))
+        cursor.flush()
         for claim in claims:
             if claim.header is not None and self._is_settled(claim.position, claim.header):
                 self._note_done(claim.position, claim.header)
-        subscription.advance()
+        cursor.advance()
 
     # -- seeking -------------------------------------------------------------------------------------------------
 
@@ -339,12 +338,12 @@ class CompactedReading:
 
         :raises LedgerError: the view cannot be read.
         """
-        subscription = self._subscription
-        epoch, first = subscription.progress.epoch, subscription.topic.log.first
+        cursor = self._cursor
+        epoch, first = cursor.progress.epoch, cursor.context.log.first
         ranges: Ranges = {}
         is_anything_acked = False
         position = EARLIEST
-        while entries := await self._compaction.read_view(position, SLICE_ENTRIES, SLICE_BYTES):
+        while entries := await self.compaction.read_view(position, SLICE_ENTRIES, SLICE_BYTES):
             for position, entry in entries:
                 if position >= first:
                     return ranges if is_anything_acked else {}
@@ -359,6 +358,6 @@ class CompactedReading:
                 low, high = ranges.get(region, (header.prev, origin))
                 ranges[region] = (min(low, header.prev), max(high, origin))
                 time_ms = header.publish_time_ms
-                remaining = subscription.progress.remaining(region, origin, header.messages, time_ms)
+                remaining = cursor.progress.remaining(region, origin, header.messages, time_ms)
                 is_anything_acked = is_anything_acked or remaining is not None
         return ranges if is_anything_acked else {}

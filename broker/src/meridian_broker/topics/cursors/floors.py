@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.positions import Position, Progress
+from meridian_broker.positions import Position
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.positions.reports import Report, vouched
 from meridian_broker.topics.cursors import log_walks, rewind_merging
@@ -29,105 +29,90 @@ from meridian_broker.topics.journal.progress_log import Kind
 if TYPE_CHECKING:
     from meridian_broker.ledgers.index import LedgerIndex, Place
     from meridian_broker.ledgers.log import TopicLog
-    from meridian_broker.topics.subscriptions.subscription import Subscription
+    from meridian_broker.topics.cursors.cursor import Cursor
 
 WALK: Final = 20_000
 """Entries behind a cursor that are looked at one by one; those behind them count as owed."""
 
 
-async def look_after(subscription: Subscription) -> None:
+async def look_after(cursor: Cursor) -> None:
     """Called once in a while: report what is new, and let floors rise.
 
     :raises LedgerError: an index cannot be read.
     """
-    _forget_drops(subscription)
-    has_old_rewinds = rewind_merging.are_many(subscription)
-    if _is_of_many(subscription):
-        if has_old_rewinds or subscription.progress.count_detail():
-            await _report(subscription)
-            rise(subscription)
-    elif has_old_rewinds and not rewind_merging.are_kept(subscription):
-        done = await _settled(subscription, _acked_or_gone_upto(subscription))
+    cursor.forget_drops()
+    has_old_rewinds = rewind_merging.are_many(cursor)
+    if _is_of_many(cursor):
+        if has_old_rewinds or cursor.progress.count_detail():
+            await _report(cursor)
+            rise(cursor)
+    elif has_old_rewinds and not rewind_merging.are_kept(cursor):
+        done = await _settled(cursor, _acked_or_gone_upto(cursor))
         if done is not None:
-            rewind_merging.merge_done(subscription, done)
+            rewind_merging.merge_done(cursor, done)
 
 
-def rise(subscription: Subscription) -> None:
+def rise(cursor: Cursor) -> None:
     """Raise the floors to what all regions reported, durably, and forget what lies below."""
-    if not subscription.progress.reports or not _is_of_many(subscription):
+    if not cursor.progress.reports or not _is_of_many(cursor):
         return
-    topic, progress = subscription.topic, subscription.progress
-    floors = vouched(progress.reports, topic.regions(), progress.state(), progress.floors())
+    context, progress = cursor.context, cursor.progress
+    floors = vouched(progress.reports, context.regions(), progress.state(), progress.floors())
     if floors:
-        subscription.claims.flush_pending()
+        cursor.flush_pending()
         delta = progress.empty_delta()
         for region, position in floors.items():
             delta.raise_floor(region, position)
-        apply(subscription, delta)
-        topic.progress_log.append(Kind.FLOORS, subscription.name, delta.encode())
-        topic.tell_others(subscription.name, delta)
-        subscription.advance()
-    if rewind_merging.are_many(subscription):
-        rewind_merging.merge(subscription, topic.regions())
+        cursor.join_floors(delta)
+        context.progress_log.append(Kind.FLOORS, cursor.name, delta.encode())
+        context.tell_others(cursor.name, delta)
+        cursor.advance()
+    if rewind_merging.are_many(cursor):
+        rewind_merging.merge(cursor, context.regions())
 
 
-def apply(subscription: Subscription, delta: Progress) -> None:
-    """Join floors; evidence of acks and drops below them is forgotten with all other detail."""
-    subscription.progress.join(delta)
-    if subscription.first_hand is not None:
-        subscription.first_hand.join(delta)
-    _forget_drops(subscription)
+def _is_of_many(cursor: Cursor) -> bool:
+    return cursor.durable and cursor.replicated and len(cursor.context.regions()) > 1
 
 
-def _forget_drops(subscription: Subscription) -> None:
-    """Below the floors no detail is kept, of drops neither."""
-    if subscription.dropped is not None and not subscription.dropped.is_empty:
-        for region, position in subscription.progress.floors().items():
-            subscription.dropped.forget(region, position)
-
-
-def _is_of_many(subscription: Subscription) -> bool:
-    return subscription.durable and subscription.replicated and len(subscription.topic.regions()) > 1
-
-
-async def _report(subscription: Subscription) -> None:
+async def _report(cursor: Cursor) -> None:
     """Tell how far nothing is owed here, where that is more than acks say and was not told yet.
 
     Where old rewinds are to be merged, also tell that this region knows them.
     """
-    topic = subscription.topic
-    found = await _settled(subscription, owed_nothing_upto(subscription))
+    context = cursor.context
+    found = await _settled(cursor, owed_nothing_upto(cursor))
     if found is None:
         return
-    progress, acked = subscription.progress, subscription.progress.floors()
+    progress, acked = cursor.progress, cursor.progress.floors()
     upto = {region: position for region, position in found.items() if position > acked.get(region, EARLIEST)}
-    known, state = progress.reports.get(topic.region), progress.state()
-    is_worth_it = upto or rewind_merging.are_many(subscription)
+    known, state = progress.reports.get(context.region), progress.state()
+    is_worth_it = upto or rewind_merging.are_many(cursor)
     if not is_worth_it or (known is not None and known.state == state and known.upto == upto):
         return
-    stamp = topic.clock.next() if known is None else topic.clock.next(after=known.stamp)
+    stamp = context.clock.next() if known is None else context.clock.next(after=known.stamp)
     delta = progress.empty_delta()
-    delta.reports = {topic.region: Report(stamp, state, upto)}
+    delta.reports = {context.region: Report(stamp, state, upto)}
 
     def durable(error: LedgerError | None) -> None:
-        if error is None and subscription.is_there:
-            rise(subscription)
+        if error is None and cursor.owner.is_there:
+            rise(cursor)
 
     progress.join(delta)
-    topic.progress_log.append(Kind.MERGED, subscription.name, delta.encode(), durable)
-    topic.tell_others(subscription.name, delta)
+    context.progress_log.append(Kind.MERGED, cursor.name, delta.encode(), durable)
+    context.tell_others(cursor.name, delta)
 
 
-def owed_nothing_upto(subscription: Subscription) -> log_walks.Steps[dict[str, Position]]:
+def owed_nothing_upto(cursor: Cursor) -> log_walks.Steps[dict[str, Position]]:
     """Per origin: every entry up to here is settled, or is not stored in this region and will not come.
 
     Empty when a compacted view is read, which passes over what is not settled. Void when a rewind or an earlier
     beginning came meanwhile.
     """
-    log, progress = subscription.topic.log, subscription.progress
-    if subscription.compacted is not None:
+    log, progress = cursor.context.log, cursor.progress
+    if cursor.compacted is not None:
         return {}
-    at = subscription.mark_delete
+    at = cursor.mark_delete
     reached = yield from _stored_upto(log, at)
     owed: dict[str, Position] = {}
     left, looked = WALK, 0
@@ -142,7 +127,7 @@ def owed_nothing_upto(subscription: Subscription) -> log_walks.Steps[dict[str, P
         unsettled = [run for run in some if not progress.all_acked(*run)]
         if unsettled and left:
             last = min(last, first + min(left, log_walks.SLICE) - 1)
-            some, unsettled = list(index.runs(first, last)), list(_owed(subscription, index, first, last))
+            some, unsettled = list(index.runs(first, last)), list(_owed(cursor, index, first, last))
             left -= last - first + 1
             looked += last - first
         for region, _, end in some:
@@ -161,40 +146,36 @@ def owed_nothing_upto(subscription: Subscription) -> log_walks.Steps[dict[str, P
     return reached
 
 
-def _owed(subscription: Subscription, index: LedgerIndex, first: int, last: int) -> Iterator[Place]:
+def _owed(cursor: Cursor, index: LedgerIndex, first: int, last: int) -> Iterator[Place]:
     """Of entries ``first`` to ``last`` of a ledger those that are not settled."""
     for entry in range(first, last + 1):
         place = index.place(entry)
-        if place is not None and not subscription.is_settled(
-            place.region, place.origin, Position(index.ledger_id, entry)
-        ):
+        if place is not None and cursor.is_owed(place.region, place.origin, Position(index.ledger_id, entry)):
             yield place
 
 
-async def _settled(
-    subscription: Subscription, steps: log_walks.Steps[dict[str, Position]]
-) -> dict[str, Position] | None:
+async def _settled(cursor: Cursor, steps: log_walks.Steps[dict[str, Position]]) -> dict[str, Position] | None:
     """What the steps find; None: the subscription is gone by then, or what they found is void.
 
     :raises LedgerError: an index cannot be read.
     """
-    topic, progress = subscription.topic, subscription.progress
-    state, reading = progress.state(), subscription.compacted
-    found = await log_walks.carry_out(topic.log, topic.scheduler, steps)
-    is_void = progress.state() != state or subscription.compacted is not reading
-    return None if topic.failure is not None or not subscription.is_there or is_void else found
+    context, progress = cursor.context, cursor.progress
+    state, reading = progress.state(), cursor.compacted
+    found = await log_walks.carry_out(context.log, context.scheduler, steps)
+    is_void = progress.state() != state or cursor.compacted is not reading
+    return None if context.failure is not None or not cursor.owner.is_there or is_void else found
 
 
-def _acked_or_gone_upto(subscription: Subscription) -> log_walks.Steps[dict[str, Position]]:
+def _acked_or_gone_upto(cursor: Cursor) -> log_walks.Steps[dict[str, Position]]:
     """As ``owed_nothing_upto``, but before whatever is stored here and was dropped without an ack: old acks of it, from
     before a rewind, are not to count again. Regions that come to the topic later get it, and owe it."""
-    log, progress = subscription.topic.log, subscription.progress
-    upto = yield from owed_nothing_upto(subscription)
+    log, progress = cursor.context.log, cursor.progress
+    upto = yield from owed_nothing_upto(cursor)
     first = next(iter(log.spans()), None)
-    if subscription.dropped is None or first is None:
+    if cursor.dropped is None or first is None:
         return upto
     given_back, acked = {**first.origins_before, log.region: first.own_before}, progress.floors()
-    for _, region, after, end in subscription.dropped.runs():
+    for _, region, after, end in cursor.dropped.runs():
         after = max(after, given_back.get(region, EARLIEST), acked.get(region, EARLIEST))
         if after < min(end, upto.get(region, EARLIEST)) and not progress.all_acked(region, after, end):
             upto[region] = after

@@ -17,7 +17,7 @@ from meridian_broker.positions import ZERO, Dropped, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.cursors.rewinding import Resent
+    from meridian_broker.topics.cursors.resent import Resent
 
 SLICE: Final = 1000
 """Entries claimed one by one in one turn of the loop: some milliseconds."""
@@ -39,7 +39,7 @@ def backlog(
     log: TopicLog,
     progress: Progress,
     dropped: Dropped | None,
-    is_settled: Callable[[str, Position, Position], bool],
+    is_owed: Callable[[str, Position, Position], bool],
     mark_delete: Position,
 ) -> int:
     """Entries neither acknowledged nor dropped.
@@ -60,7 +60,7 @@ def backlog(
             if log.damage.is_any_in(ledger, first, last) or any(_may_be_settled(progress, dropped, r) for r in some):
                 left -= last - first
                 open_entries += sum(
-                    not is_settled(region, origin, Position(ledger, entry))
+                    is_owed(region, origin, Position(ledger, entry))
                     for entry, region, origin in index.origins(first, last)
                 )
             else:

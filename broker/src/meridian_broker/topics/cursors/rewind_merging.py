@@ -17,76 +17,75 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
-from meridian_broker.ledgers.times import PublishTimes
 from meridian_broker.positions import Position, Progress
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.positions.reports import agreed
 from meridian_broker.topics.journal.progress_log import Kind
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.subscriptions.subscription import Subscription
+    from meridian_broker.topics.cursors.cursor import Cursor
 
 WORTH: Final = 4
 """From so many rewinds on they are merged: regions have to report for it."""
 
 
-def are_many(subscription: Subscription) -> bool:
+def are_many(cursor: Cursor) -> bool:
     """Are there so many that some should go?"""
-    return subscription.progress.count_rewinds() >= WORTH
+    return cursor.progress.count_rewinds() >= WORTH
 
 
-def are_kept(subscription: Subscription) -> bool:
+def are_kept(cursor: Cursor) -> bool:
     """Did other regions know of it until its replicated flag was switched off?"""
-    return subscription.record.is_shared and not subscription.replicated
+    return cursor.owner.record.is_shared and not cursor.replicated
 
 
-def merge(subscription: Subscription, regions: Collection[str]) -> None:
+def merge(cursor: Cursor, regions: Collection[str]) -> None:
     """Merge what all these regions, the topic's, agree on."""
-    progress = subscription.progress
+    progress = cursor.progress
     told = agreed(progress.reports, regions, progress.state())
     if told is not None:
         acked = progress.floors()
         ends = {region: max(told.get(region, EARLIEST), acked.get(region, EARLIEST)) for region in told | acked}
-        merge_done(subscription, ends)
+        merge_done(cursor, ends)
 
 
-def merge_done(subscription: Subscription, done: Mapping[str, Position]) -> None:
+def merge_done(cursor: Cursor, done: Mapping[str, Position]) -> None:
     """Merge, durably. What was acked once, and is owed no more, counts as acked afterwards, also where it was dropped.
 
     :param done: per origin up to where nothing is owed in any region that knows the subscription.
     """
-    subscription.claims.flush_pending()
-    delta = subscription.progress.merge_rewinds(done)
+    cursor.flush_pending()
+    delta = cursor.progress.merge_rewinds(done)
     if delta is None:
         return
-    topic = subscription.topic
-    subscription.progress.join(delta)
-    if subscription.first_hand is not None:
-        subscription.first_hand.join(delta)
-    topic.progress_log.append(Kind.FLOORS, subscription.name, delta.encode())
-    topic.tell_others(subscription.name, delta)
-    _look_at_fewer_times(subscription)
+    context = cursor.context
+    cursor.progress.join(delta)
+    if cursor.first_hand is not None:
+        cursor.first_hand.join(delta)
+    context.progress_log.append(Kind.FLOORS, cursor.name, delta.encode())
+    context.tell_others(cursor.name, delta)
+    _look_at_fewer_times(cursor)
 
 
-def merged_elsewhere(subscription: Subscription) -> None:
+def merged_elsewhere(cursor: Cursor) -> None:
     """Another region told that it merged some: the evidence of first-hand acknowledgements forgets as much (R60)."""
-    progress = subscription.progress
-    _look_at_fewer_times(subscription)
+    progress = cursor.progress
+    _look_at_fewer_times(cursor)
     heads = progress.heads()
     for region in progress.regions():
         newest = progress.acks(progress.epoch, region)
         if newest is not None and newest.floor > EARLIEST:
             heads.raise_floor(region, newest.floor)
-    tell_first_hand(subscription, heads)
+    tell_first_hand(cursor, heads)
 
 
-def tell_first_hand(subscription: Subscription, heads: Progress) -> None:
+def tell_first_hand(cursor: Cursor, heads: Progress) -> None:
     """Let the evidence of first-hand acknowledgements know of rewinds that other regions made, durably."""
-    if subscription.first_hand is not None:
-        subscription.first_hand.join(heads)
-        subscription.topic.progress_log.append(Kind.FLOORS, subscription.name, heads.encode())
+    if cursor.first_hand is not None:
+        cursor.first_hand.join(heads)
+        cursor.context.progress_log.append(Kind.FLOORS, cursor.name, heads.encode())
 
 
-def _look_at_fewer_times(subscription: Subscription) -> None:
-    if subscription.times is not None:
-        subscription.times = PublishTimes(subscription.topic.log, subscription.progress.moments())
+def _look_at_fewer_times(cursor: Cursor) -> None:
+    if cursor.times is not None:
+        cursor.follow_moments()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.log import TopicLog
+from meridian_broker.ledgers.times import first_since
 from meridian_broker.positions import Progress, Stamp
 from meridian_broker.positions.layers import LAYERS_MAX
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
@@ -15,9 +16,10 @@ from meridian_broker.topics.cursors.log_walks import Ranges
 from meridian_broker.topics.errors import LimitReached
 
 if TYPE_CHECKING:
+    from meridian_broker.topics.compaction.compaction import Compaction
     from meridian_broker.topics.context import TopicContext
-    from meridian_broker.topics.cursors.compacted_cursor import CompactedReading
-    from meridian_broker.topics.subscriptions.subscription import Subscription
+    from meridian_broker.topics.cursors.cursor import Cursor
+    from meridian_broker.topics.cursors.ports import ViewReading
 
 
 def latest(log: TopicLog, region: str) -> dict[str, Position]:
@@ -39,42 +41,53 @@ async def before(log: TopicLog, region: str, position: Position) -> dict[str, Po
     return _known({**span.origins_before, region: span.own_before, **index.last_of_each(position.entry)})
 
 
-async def for_new(topic: TopicContext, initial: Position) -> dict[str, Position] | None:
+async def for_new(context: TopicContext, initial: Position) -> dict[str, Position] | None:
     """What a new durable subscription needs before anything changes: a ledger for its record, and the places of its
     first entry (``before``) if it begins at one.
 
     :raises MetadataUnavailable: no ledger can be made now.
     :raises LedgerError: the entries' headers cannot be read.
     """
-    await topic.progress_log.prepare()
-    return None if initial in (EARLIEST, LATEST) else await before(topic.log, topic.region, initial)
+    await context.progress_log.prepare()
+    return None if initial in (EARLIEST, LATEST) else await before(context.log, context.region, initial)
+
+
+async def position_at(log: TopicLog, compaction: Compaction | None, time_ms: int) -> Position:
+    """The first entry published at or after ``time_ms``; right after the last one when there is none.
+
+    :param compaction: of somebody who reads the compacted view.
+    """
+    if compaction is not None and (early := await compaction.first_at(time_ms)) is not None:
+        return early
+    found = await first_since(log, time_ms)
+    return found or Position(log.last_confirmed.ledger, log.last_confirmed.entry + 1)
 
 
 def _known(places: Mapping[str, Position]) -> dict[str, Position]:
     return {region: place for region, place in places.items() if place > EARLIEST}
 
 
-def begin_reader(subscription: Subscription, initial: Position, *, read_compacted: bool) -> None:
+def begin_reader(cursor: Cursor, initial: Position, *, read_compacted: bool) -> None:
     """Let a reader begin at ``initial``, which the compacted view may have when the log does not any more."""
-    log = subscription.topic.log
+    log = cursor.context.log
     if initial == EARLIEST:
-        subscription.start_cursor()
+        cursor.start_cursor()
     else:
-        subscription.mark_delete = log.last_confirmed if initial == LATEST else log.before(initial)
+        cursor.start_at(log.last_confirmed if initial == LATEST else log.before(initial))
     if read_compacted and initial != LATEST:
-        subscription.mark_delete = _before_in_view(initial, subscription.mark_delete)
+        cursor.start_at(_before_in_view(initial, cursor.mark_delete))
 
 
-async def seek(subscription: Subscription, target: Position) -> None:
+async def seek(cursor: Cursor, target: Position) -> None:
     """Stand so that ``target`` is the next entry: what is before it counts as acked, what is after as not (R12).
 
     :raises LedgerError: the entries' headers cannot be read.
     :raises LimitReached: it was rewound too often lately.
     """
-    await _seek(subscription, target, None)
+    await _seek(cursor, target, None)
 
 
-async def seek_to_time(subscription: Subscription, time_ms: int) -> None:
+async def seek_to_time(cursor: Cursor, time_ms: int) -> None:
     """Stand at the first entry published at ``time_ms`` or later: what is before it here counts as acked. Of the others
     those published at that time or later do not, in any region, also those that are yet to come (R12).
 
@@ -83,102 +96,100 @@ async def seek_to_time(subscription: Subscription, time_ms: int) -> None:
     :raises LedgerError: the entries' headers cannot be read.
     :raises LimitReached: it was rewound too often lately.
     """
-    time_ms, is_compacted = max(time_ms, 0), subscription.compacted is not None
-    target = await subscription.topic.position_at(time_ms, read_compacted=is_compacted)
-    await _seek(subscription, target, time_ms)
+    time_ms, compacted = max(time_ms, 0), cursor.compacted
+    target = await position_at(cursor.context.log, None if compacted is None else compacted.compaction, time_ms)
+    await _seek(cursor, target, time_ms)
 
 
-async def _seek(subscription: Subscription, target: Position, time_ms: int | None) -> None:
-    log = subscription.topic.log
-    subscription.claims.flush()
+async def _seek(cursor: Cursor, target: Position, time_ms: int | None) -> None:
+    log = cursor.context.log
+    cursor.flush()
     end = Position(log.last_confirmed.ledger, log.last_confirmed.entry + 1)
     upto = log.last_confirmed if target > log.last_confirmed else log.before(min(max(target, log.first), end))
-    if not subscription.durable:
-        is_whole = subscription.compacted is None
-        subscription.disconnect_consumers()
-        subscription.mark_delete = upto if is_whole else _before_in_view(target, upto)
+    if not cursor.durable:
+        is_whole = cursor.compacted is None
+        cursor.owner.disconnect_consumers()
+        cursor.start_at(upto if is_whole else _before_in_view(target, upto))
         return
-    delta = await _plan(subscription, target, upto, time_ms)
-    rewinding.take_back(subscription, delta, upto)
+    delta = await _plan(cursor, target, upto, time_ms)
+    rewinding.take_back(cursor, delta, upto)
 
 
-async def _plan(subscription: Subscription, target: Position, upto: Position, time_ms: int | None) -> Progress:
+async def _plan(cursor: Cursor, target: Position, upto: Position, time_ms: int | None) -> Progress:
     """The piece of progress that a seek to behind ``upto`` is. It is as new as the turn in which this returns: it is
     worked out anew when others rewound the subscription meanwhile, or told of an earlier beginning."""
-    topic = subscription.topic
+    context = cursor.context
     while True:
-        delta, seen = subscription.progress.empty_delta(), Ranges()
-        if subscription.compacted is not None:
-            delta, seen = await _move_in_view(subscription, subscription.compacted, target)
-        layers, beginning = subscription.progress.layers, subscription.progress.beginning
-        steps = _plan_log(subscription, delta, seen, upto, time_ms)
-        await log_walks.carry_out(topic.log, topic.scheduler, steps)
-        if subscription.progress.layers is layers and subscription.progress.beginning == beginning:
+        delta, seen = cursor.progress.empty_delta(), Ranges()
+        if cursor.compacted is not None:
+            delta, seen = await _move_in_view(cursor, cursor.compacted, target)
+        layers, beginning = cursor.progress.layers, cursor.progress.beginning
+        steps = _plan_log(cursor, delta, seen, upto, time_ms)
+        await log_walks.carry_out(context.log, context.scheduler, steps)
+        if cursor.progress.layers is layers and cursor.progress.beginning == beginning:
             return delta
 
 
 def _plan_log(
-    subscription: Subscription, delta: Progress, seen: Ranges, upto: Position, time_ms: int | None
+    cursor: Cursor, delta: Progress, seen: Ranges, upto: Position, time_ms: int | None
 ) -> log_walks.Steps[None]:
     """What the seek means for the entries of the log.
 
     :param seen: what it rules of those that only the compacted view has.
     """
-    log, progress = subscription.topic.log, subscription.progress
+    log, progress = cursor.context.log, cursor.progress
     everything = log_walks.Exceptions()
-    yield from log_walks.claim_between(log, delta, progress.epoch, _settled_upto(subscription), upto, everything)
-    is_back = time_ms is not None and (bool(seen) or _goes_back(subscription, upto))
-    rules = {} if is_back else (yield from log_walks.rewound(log, progress, subscription.dropped, upto))
+    yield from log_walks.claim_between(log, delta, progress.epoch, _settled_upto(cursor), upto, everything)
+    is_back = time_ms is not None and (bool(seen) or _goes_back(cursor, upto))
+    rules = {} if is_back else (yield from log_walks.rewound(log, progress, cursor.dropped, upto))
     if time_ms is not None:
         if is_back or rules:
             # What stands before the place was published earlier: the rewind does not rule it.
-            delta.rewind(_next_epoch(subscription), {}, publish_time_ms=time_ms)
+            delta.rewind(_next_epoch(cursor), {}, publish_time_ms=time_ms)
     elif rules := _joined(seen, rules):
-        epoch = _next_epoch(subscription)
+        epoch = _next_epoch(cursor)
         delta.rewind(epoch, rules)
         yield from log_walks.claim_ruled(log, delta, epoch, upto, rules)
 
 
-def _next_epoch(subscription: Subscription) -> Stamp:
+def _next_epoch(cursor: Cursor) -> Stamp:
     """:raises LimitReached: there are too many rewinds that cannot be merged yet."""
-    progress = subscription.progress
+    progress = cursor.progress
     if progress.count_rewinds() >= LAYERS_MAX:
         raise LimitReached(
-            f"subscription {subscription.name!r} was rewound {progress.count_rewinds()} times, and remembers "
+            f"subscription {cursor.name!r} was rewound {progress.count_rewinds()} times, and remembers "
             f"{LAYERS_MAX} at most: seek again once they are merged. That happens within minutes, as far as what they "
             "rule is acknowledged again, once all regions of the topic can be reached; take a region that is gone for "
             "good out of the topic"
         )
-    return subscription.topic.clock.next(progress.epoch)
+    return cursor.context.clock.next(progress.epoch)
 
 
-async def _move_in_view(
-    subscription: Subscription, compacted: CompactedReading, target: Position
-) -> tuple[Progress, Ranges]:
-    """What the seek means for what only the compacted view has, see ``CompactedReading.move``."""
+async def _move_in_view(cursor: Cursor, compacted: ViewReading, target: Position) -> tuple[Progress, Ranges]:
+    """What the seek means for what only the compacted view has, see ``ViewReading.move``."""
     while True:
-        delta = subscription.progress.empty_delta()
+        delta = cursor.progress.empty_delta()
         seen = await compacted.move(delta, target)
-        if subscription.progress.epoch == delta.epoch:  # else another region rewound it meanwhile
+        if cursor.progress.epoch == delta.epoch:  # else another region rewound it meanwhile
             return delta, seen
 
 
-def _settled_upto(subscription: Subscription) -> Position:
+def _settled_upto(cursor: Cursor) -> Position:
     """Up to here every entry is acknowledged: a seek needs not claim it.
 
     Nobody is owed what a cursor is past. But what was dropped, and what a compacted view left out, is acknowledged by
     a seek over it all the same.
     """
-    is_all_acked = subscription.compacted is None and (subscription.dropped is None or subscription.dropped.is_empty)
-    log = subscription.topic.log
-    return subscription.mark_delete if is_all_acked else log.below(log.region, subscription.progress.floors())
+    is_all_acked = cursor.compacted is None and (cursor.dropped is None or cursor.dropped.is_empty)
+    log = cursor.context.log
+    return cursor.mark_delete if is_all_acked else log.below(log.region, cursor.progress.floors())
 
 
-def _goes_back(subscription: Subscription, upto: Position) -> bool:
+def _goes_back(cursor: Cursor, upto: Position) -> bool:
     """Is the cursor past an entry behind ``upto``? Then a seek takes something back; nothing has to be read to know.
     A place between two ledgers has two names: neither is before it."""
-    following = subscription.topic.log.after(upto)
-    return following is not None and following <= subscription.mark_delete
+    following = cursor.context.log.after(upto)
+    return following is not None and following <= cursor.mark_delete
 
 
 def _joined(one: Ranges, other: Ranges) -> Ranges:

@@ -14,14 +14,13 @@ from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions import ZERO, Progress, Stamp
 from meridian_broker.positions.position import Position
-from meridian_broker.topics.cursors import acknowledging
 from meridian_broker.topics.cursors.view_deliveries import Held
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.store import Done
-    from meridian_broker.topics.cursors.rewinding import Resent
-    from meridian_broker.topics.dispatch.consumer import Consumer
-    from meridian_broker.topics.subscriptions.subscription import Subscription
+    from meridian_broker.topics.cursors.ack_state import AckState
+    from meridian_broker.topics.cursors.cursor import Cursor
+    from meridian_broker.topics.cursors.resent import Resent
 
 Epochs = Callable[[Position], Stamp]
 """In which epoch the acknowledgement of an entry counts."""
@@ -45,7 +44,7 @@ class Claim(NamedTuple):
 class UpTo:
     """A cumulative acknowledgement, and what it was about when it came."""
 
-    consumer: Consumer
+    acker: AckState
     position: Position
     part: int | None
     behind: Position
@@ -57,7 +56,7 @@ class UpTo:
 
     def epoch(self, position: Position) -> Stamp:
         """In which epoch it counts for an entry (R13)."""
-        return self.consumer.epoch if self.resent is None or self.resent.holds(position) else ZERO
+        return self.acker.epoch if self.resent is None or self.resent.holds(position) else ZERO
 
     def remaining(self, position: Position) -> int:
         """Messages of an entry that it does not cover, as bits."""
@@ -79,20 +78,20 @@ def note(delta: Progress, epoch: Stamp, claim: Claim) -> None:
 class LookUps:
     """Acknowledgements of one subscription whose entries are looked up, one after the other."""
 
-    def __init__(self, subscription: Subscription) -> None:
-        self._subscription = subscription
+    def __init__(self, cursor: Cursor) -> None:
+        self._cursor = cursor
         self._jobs: deque[tuple[int, Coroutine[Any, Any, None], Done | None]] = deque()
         self._working = False
 
     def add(self, job: Coroutine[Any, Any, None], confirmed: Done | None) -> None:
-        self._jobs.append((acknowledging.look_ups(self._subscription).begin(), job, confirmed))
+        self._jobs.append((self._cursor.looking_up().begin(), job, confirmed))
         if not self._working:
             self._working = True
-            self._subscription.topic.serve(self._work(), "look acknowledged entries up in a compacted view")
+            self._cursor.context.serve(self._work(), "look acknowledged entries up in a compacted view")
 
     async def _work(self) -> None:
         """Whoever waits hears of a failure; where nobody does the topic is fenced, so that the consumer comes back."""
-        look_ups, lost = acknowledging.look_ups(self._subscription), LedgerError("an acknowledgement was not looked up")
+        look_ups, lost = self._cursor.looking_up(), LedgerError("an acknowledgement was not looked up")
         unheard: LedgerError | None = None
         try:
             while self._jobs:

@@ -21,16 +21,16 @@ from meridian_broker.positions.position import Position
 
 if TYPE_CHECKING:
     from meridian_broker.topics.compaction.view import CompactedView
-    from meridian_broker.topics.dispatch.consumer import Consumer
+    from meridian_broker.topics.cursors.ack_state import AckState
 
 
 class Held:
     """Entries one consumer was sent, as bitmaps of their ledgers; those taken out of the view since are kept apart."""
 
-    __slots__ = ("_sent", "_taken_out", "consumer")
+    __slots__ = ("_sent", "_taken_out", "acker")
 
-    def __init__(self, consumer: Consumer | None = None) -> None:
-        self.consumer = consumer
+    def __init__(self, acker: AckState | None = None) -> None:
+        self.acker = acker
         self._sent: dict[int, BitMap] = {}
         self._taken_out: dict[int, BitMap] = {}
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from meridian_broker.positions import ZERO, Stamp
-from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.positions.position import Position
+from meridian_broker.topics.cursors.ack_state import AckState
 from meridian_broker.topics.dispatch.key_ranges import KeySharedPolicy
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.dispatch.chunks import Pieces
     from meridian_broker.topics.nonpersistent.topic import NonPersistentSubscription
     from meridian_broker.topics.subscriptions.subscription import Subscription
 
@@ -41,24 +41,21 @@ class ConsumerPort(Protocol):
         ...
 
 
-class Consumer:
+class Consumer(AckState):
     """One SUBSCRIBE. Permits count messages and may go below zero, for a batch is sent whole."""
 
     __slots__ = (
-        "acked_to",
         "blocked",
         "bytes_out",
         "connected_since_ms",
         "consumer_epoch",
         "consumer_id",
-        "epoch",
         "key_shared",
         "knows_end",
         "messages_out",
         "metadata",
         "name",
         "permits",
-        "pieces",
         "port",
         "priority",
         "read_compacted",
@@ -80,6 +77,7 @@ class Consumer:
         epoch: Stamp = ZERO,
         read_compacted: bool = False,
     ) -> None:
+        super().__init__(epoch)
         self.subscription = subscription
         self.port = port
         self.consumer_id = consumer_id
@@ -91,13 +89,7 @@ class Consumer:
         """How it wants keys to be shared; None: in the usual way, or it is of another type."""
         self.read_compacted = read_compacted
         """It asks for the compacted view, as far as there is one."""
-        self.epoch = epoch
-        """Epoch under which its messages are dispatched: its acknowledgements count there (R13)."""
         self.consumer_epoch = 0
-        self.acked_to: Position = EARLIEST
-        """Up to where it acknowledged cumulatively, also before it was sent away and came again."""
-        self.pieces: Pieces | None = None
-        """Exclusive, Failover: which entries it was sent are chunks, once there was one."""
         self.permits = 0
         self.unacked: dict[Position, int] | None = None
         """Shared: messages of each entry sent and not yet acked."""
@@ -112,21 +104,6 @@ class Consumer:
         """The client has room for ``permits`` more messages."""
         self.permits += permits
         self.subscription.dispatch_soon()
-
-    def acknowledges_to(self, position: Position, *, in_part: bool) -> Position:
-        """It acknowledges everything up to ``position``; says behind which place that is about.
-
-        Official clients drop what they are sent up to their last cumulative acknowledgement: what comes again after a
-        rewind made elsewhere (R13), or of another region's share (R26). So the next one says nothing of that. A client
-        that goes back has it, and drops nothing.
-
-        :param in_part: the entry itself, a batch, is acknowledged in part.
-        """
-        before = self.acked_to
-        if position < before or (position == before and not in_part):
-            return EARLIEST
-        self.acked_to = position
-        return before
 
     def resume(self) -> None:
         """The connection can take more bytes again."""

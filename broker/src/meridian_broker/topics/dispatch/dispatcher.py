@@ -21,8 +21,9 @@ from meridian_broker.topics.dispatch.consumer import Consumer
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.reading import Stored
+    from meridian_broker.topics.cursors.cursor import Cursor
+    from meridian_broker.topics.dispatch.delivery import Delivery
     from meridian_broker.topics.dispatch.key_ranges import KeySharedPolicy
-    from meridian_broker.topics.subscriptions.subscription import Subscription
 
 _log = logging.getLogger(__name__)
 
@@ -36,21 +37,22 @@ _ALL: Final = ""
 class Dispatcher:
     """One per subscription with consumers, mostly idle: what only some need is made when it is needed."""
 
-    __slots__ = ("_covered", "_generation", "_reading", "consumers", "holders", "read", "subscription")
+    __slots__ = ("_covered", "_generation", "_reading", "consumers", "cursor", "delivery", "holders", "read")
 
     tracks_holders: ClassVar[bool] = False
     """Whether several consumers receive at once, so that the broker has to know which of them holds which entry."""
     goes_round: ClassVar[bool] = False
     """Whether entries behind a damaged one are sent before it is whole again: only where nobody counts on an order."""
 
-    def __init__(self, subscription: Subscription, _policy: KeySharedPolicy | None) -> None:
+    def __init__(self, cursor: Cursor, delivery: Delivery, _policy: KeySharedPolicy | None) -> None:
         """:param _policy: what the first consumer says of keys."""
-        self.subscription = subscription
+        self.cursor = cursor
+        self.delivery = delivery
         self.consumers: list[Consumer] = []
         self.holders: dict[Position, Consumer] = {}
         """Shared: who was sent an entry and neither acknowledged it nor gave it back. Each consumer knows its own
         (``unacked``), but anybody may acknowledge an entry, and there may be thousands of consumers to ask."""
-        self.read = subscription.start()
+        self.read = cursor.start()
         self._reading = False
         self._generation = 0
         """Counts rewinds, so that a read begun before one is not dispatched after it."""
@@ -67,9 +69,9 @@ class Dispatcher:
         """Read again from the first entry not acked."""
         self._generation += 1
         self._covered = None
-        if self.subscription.compacted is not None:
-            self.subscription.compacted.begin_anew()
-        self.read = self.subscription.start()
+        if self.cursor.compacted is not None:
+            self.cursor.compacted.begin_anew()
+        self.read = self.cursor.start()
 
     def read_back(self, origin: str, others: list[str]) -> None:
         """Read what was passed over of an origin until now; what was read of the others is not read again (R26)."""
@@ -80,14 +82,14 @@ class Dispatcher:
         self._forget(origin)
         self._covered = covered
         self._generation += 1
-        self.read = self.subscription.start()
+        self.read = self.cursor.start()
 
     def _forget(self, origin: str) -> None:
         """Let go of what waits of an origin: it is read again."""
 
     def _sift(self, found: list[Stored]) -> list[Stored]:
         """Of entries that were read, those that no consumer here was sent already."""
-        covered, log, kept = self._covered or {}, self.subscription.topic.log, []
+        covered, log, kept = self._covered or {}, self.cursor.context.log, []
         if self.read >= covered.get(_ALL, EARLIEST):
             self._covered = None
             return found
@@ -101,7 +103,7 @@ class Dispatcher:
                 kept.append(stored)
         if found and not kept:
             self.read = found[-1][0]
-            self.subscription.dispatch_soon()
+            self.delivery.dispatch_soon()
         return kept
 
     def _is_held(self, position: Position) -> bool:
@@ -122,7 +124,7 @@ class Dispatcher:
         """
         if self.is_active(consumer):
             self.rewind()
-            self.subscription.dispatch_soon()
+            self.delivery.dispatch_soon()
 
     def settled(self, position: Position) -> None:
         """An entry that was with a consumer is acked."""
@@ -138,65 +140,65 @@ class Dispatcher:
         """The next entries from memory; None while they are fetched (the pump runs again then), [] at the end."""
         if self._reading:
             return None
-        if self.subscription.topic.log.damage.damaged and self._waits_for_damaged():
+        if self.cursor.context.log.damage.damaged and self._waits_for_damaged():
             return []
-        if self.subscription.pace is not None:
-            limit = self.subscription.pace.allowance(limit)
-        found = self.subscription.source.tail_after(self.read, limit, TURN_BYTES)
+        if self.delivery.pace is not None:
+            limit = self.delivery.pace.allowance(limit)
+        found = self.cursor.source.tail_after(self.read, limit, TURN_BYTES)
         if found is None:
             self._reading = True
             work = self._fetch(self.read, limit, self._generation)
-            self.subscription.topic.serve(work, "read entries for a subscription")
+            self.cursor.context.serve(work, "read entries for a subscription")
         elif self._covered is not None:
             return self._sift(found)
         return found
 
     def _waits_for_damaged(self) -> bool:
         """Whether the next entry is damaged and has to be waited for. Those that need not be are passed over."""
-        subscription, log = self.subscription, self.subscription.topic.log
-        horizon = EARLIEST if subscription.compacted is None else subscription.compacted.horizon
+        cursor, log = self.cursor, self.cursor.context.log
+        horizon = EARLIEST if cursor.compacted is None else cursor.compacted.horizon
         for _ in range(TURN_ENTRIES):
             following = log.after(self.read)
             place = None if following is None else log.damage.damaged.get(following)
             if following is None or place is None or following <= horizon:
                 return False
-            if not subscription.passes(place, following):
+            if not cursor.passes(place, following):
                 if not self.goes_round:
                     return True
                 self._leave_out(following)
             self.read = following
-        subscription.dispatch_soon()
+        self.delivery.dispatch_soon()
         return True
 
     def _leave_out(self, position: Position) -> None:
         """Go round a damaged entry: it is sent once it is whole again."""
 
     async def _fetch(self, after: Position, limit: int, generation: int) -> None:
-        log = self.subscription.topic.log
+        log = self.cursor.context.log
         try:
-            entries = await self.subscription.source.read_after(after, limit, TURN_BYTES)
+            entries = await self.cursor.source.read_after(after, limit, TURN_BYTES)
             if entries and log.holds(entries[0][0]):
                 await log.load_index(entries[0][0].ledger)
         except (LedgerUnreadable, LedgerCorrupt) as error:
             self._try_later(error, self._read_on)
             return
         except LedgerError as error:
-            self.subscription.topic.fence(f"entries cannot be read: {error}")
+            self.cursor.context.fence(f"entries cannot be read: {error}")
             return
         self._reading = False
         if entries and entries[0][0] in log.damage.damaged:
             entries = []  # alone, as all that is damaged is read
         if generation == self._generation and entries:
             self._take(entries if self._covered is None else self._sift(entries))
-        self.subscription.dispatch_soon()
+        self.delivery.dispatch_soon()
 
     def _read_on(self) -> None:
         self._reading = False
-        self.subscription.dispatch_soon()
+        self.delivery.dispatch_soon()
 
     def _try_later(self, error: LedgerError, again: Callable[[], None]) -> None:
         """The storage fails a read of this subscription: only its consumers wait, and longer after each failure."""
-        topic, name = self.subscription.topic, self.subscription.name
+        topic, name = self.cursor.context, self.cursor.name
         pause_ms = topic.unread.failed(name, str(error), topic.scheduler.monotonic_ms())
         if not pause_ms:
             _log.warning("%s: subscription %r waits until its entries can be read: %s", topic.name, name, error)

@@ -18,9 +18,10 @@ from meridian_broker.topics.dispatch.remote_acks import Settling
 
 if TYPE_CHECKING:
     from meridian_broker.positions.position import Position
+    from meridian_broker.topics.cursors.cursor import Cursor
     from meridian_broker.topics.dispatch.consumer import Consumer
+    from meridian_broker.topics.dispatch.delivery import Delivery
     from meridian_broker.topics.dispatch.key_ranges import KeySharedPolicy
-    from meridian_broker.topics.subscriptions.subscription import Subscription
 
 REPLAY_TURN: Final = 100
 """Entries sent again in one turn."""
@@ -33,8 +34,8 @@ class InFlightDispatcher(Dispatcher):
 
     tracks_holders = True
 
-    def __init__(self, subscription: Subscription, policy: KeySharedPolicy | None) -> None:
-        super().__init__(subscription, policy)
+    def __init__(self, cursor: Cursor, delivery: Delivery, policy: KeySharedPolicy | None) -> None:
+        super().__init__(cursor, delivery, policy)
         self._turn = 0
         self._redeliveries: dict[Position, int] = {}
         """How often an entry was given back. Only entries that a consumer holds, or that wait to be sent again, have a
@@ -48,7 +49,7 @@ class InFlightDispatcher(Dispatcher):
     def delays(self) -> Delays:
         """Delayed entries that were read too early."""
         if self._delays is None:
-            self._delays = Delays(self.subscription.topic.scheduler, self.subscription.dispatch_soon)
+            self._delays = Delays(self.cursor.context.scheduler, self.delivery.dispatch_soon)
         return self._delays
 
     def rewind(self) -> None:
@@ -61,7 +62,7 @@ class InFlightDispatcher(Dispatcher):
             self._settling.cancel()
         self.holders.clear()
         for consumer in self.consumers:
-            self.subscription.unacked_messages -= consumer.unacked_messages
+            self.delivery.unacked_messages -= consumer.unacked_messages
             consumer.unacked = None
             consumer.unacked_messages = 0
             consumer.blocked = False
@@ -69,7 +70,7 @@ class InFlightDispatcher(Dispatcher):
     def remove(self, consumer: Consumer) -> None:
         super().remove(consumer)
         unacked, consumer.unacked = consumer.unacked, None
-        self.subscription.unacked_messages -= consumer.unacked_messages
+        self.delivery.unacked_messages -= consumer.unacked_messages
         consumer.unacked_messages = 0
         if not self.consumers:
             self.rewind()
@@ -77,7 +78,7 @@ class InFlightDispatcher(Dispatcher):
         for position in unacked or ():
             del self.holders[position]
             self._again(position)
-        self.subscription.dispatch_soon()
+        self.delivery.dispatch_soon()
 
     def _forget(self, origin: str) -> None:
         kept = self._of_others(origin)
@@ -88,7 +89,7 @@ class InFlightDispatcher(Dispatcher):
             self._delays.keep(kept)
 
     def _of_others(self, origin: str) -> Callable[[Position], bool]:
-        log = self.subscription.topic.log
+        log = self.cursor.context.log
 
         def kept(position: Position) -> bool:
             index = log.index(position.ledger) if log.holds(position) else None
@@ -105,11 +106,11 @@ class InFlightDispatcher(Dispatcher):
                 continue
             del self.holders[position]
             consumer.unacked_messages -= messages
-            self.subscription.unacked_messages -= messages
+            self.delivery.unacked_messages -= messages
             self._redeliveries[position] = self._redeliveries.get(position, 0) + 1
             self._again(position)
-        self.subscription.unblock(consumer)
-        self.subscription.dispatch_soon()
+        self.delivery.unblock(consumer)
+        self.delivery.dispatch_soon()
 
     def _again(self, position: Position) -> None:
         """Send an entry again that a consumer gave back or left behind."""
@@ -134,12 +135,12 @@ class InFlightDispatcher(Dispatcher):
         self._redeliveries.pop(position, None)
 
     def acked_elsewhere(self) -> None:
-        if self.subscription.unacked_messages:
+        if self.delivery.unacked_messages:
             if self._settling is None:
-                self._settling = Settling(self.subscription)
+                self._settling = Settling(self.cursor, self.delivery)
             self._settling.soon()
 
     def _due_later(self, entry: bytes) -> int:
         """When it may be delivered; 0: now."""
-        topic, deliver_ms = self.subscription.topic, deliver_at_ms(entry)
+        topic, deliver_ms = self.cursor.context, deliver_at_ms(entry)
         return deliver_ms if deliver_ms > topic.scheduler.now_ms() and topic.rules.delayed_delivery.active else 0

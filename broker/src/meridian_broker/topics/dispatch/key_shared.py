@@ -30,7 +30,8 @@ from meridian_broker.wire.pulsar.metadata import BodyError
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.reading import Stored
-    from meridian_broker.topics.subscriptions.subscription import Subscription
+    from meridian_broker.topics.cursors.cursor import Cursor
+    from meridian_broker.topics.dispatch.delivery import Delivery
 
 _KEY_HASH: Final = struct.Struct(">I")
 _KEY_HASH_AT: Final = 8
@@ -46,8 +47,8 @@ class KeySharedDispatcher(InFlightDispatcher):
 
     __slots__ = ("_lanes", "_passed", "_passed_ms", "_sending", "_slots", "policy")
 
-    def __init__(self, subscription: Subscription, policy: KeySharedPolicy | None) -> None:
-        super().__init__(subscription, policy)
+    def __init__(self, cursor: Cursor, delivery: Delivery, policy: KeySharedPolicy | None) -> None:
+        super().__init__(cursor, delivery, policy)
         self.policy = policy = policy or KeySharedPolicy()
         split: Split[Consumer] = StickyRanges() if policy.sticky else AutoSplit()
         self._lanes = Lanes(split, policy.out_of_order)
@@ -66,7 +67,7 @@ class KeySharedDispatcher(InFlightDispatcher):
         policy = consumer.key_shared or KeySharedPolicy()
         if not policy.fits(self.policy):
             raise ConsumerBusy(
-                f"consumers of subscription {self.subscription.name!r} share keys by {self.policy}, "
+                f"consumers of subscription {self.cursor.name!r} share keys by {self.policy}, "
                 f"not by {policy}: use the same policy, or close them"
             )
         self._lanes.join(consumer, consumer.name, policy.ranges)
@@ -98,7 +99,7 @@ class KeySharedDispatcher(InFlightDispatcher):
         if slot is not None:
             self._lanes.settled(slot)
             if self._lanes.waiting:
-                self.subscription.dispatch_soon()
+                self.delivery.dispatch_soon()
 
     def _again(self, position: Position) -> None:
         slot = self._slots.pop(position, None)
@@ -108,20 +109,20 @@ class KeySharedDispatcher(InFlightDispatcher):
     # -- dispatch ------------------------------------------------------------------------------------------------
 
     def pump(self) -> None:
-        lanes, subscription = self._lanes, self.subscription
+        lanes, cursor, delivery = self._lanes, self.cursor, self.delivery
         ready = [consumer for consumer in self.consumers if consumer.ready]
-        if not ready or subscription.blocked or self._sending:
+        if not ready or delivery.blocked or self._sending:
             return
         if self._delays:
             room = LOOK_AHEAD - lanes.waiting
-            for position, slot in self._delays.take_due(subscription.topic.scheduler.now_ms(), max(room, 0)):
+            for position, slot in self._delays.take_due(cursor.context.scheduler.now_ms(), max(room, 0)):
                 lanes.hold(slot, position)
         if lanes.waiting:
             self._forget_passed()
             if any(lanes.first_waiting(consumer) for consumer in ready):
                 self._sending = True
                 work = self._send_waiting(self._generation)
-                subscription.topic.serve(work, "send entries that waited")
+                cursor.context.serve(work, "send entries that waited")
                 return
         if lanes.waiting >= LOOK_AHEAD or (self._delays is not None and self._delays.full):
             return
@@ -129,14 +130,14 @@ class KeySharedDispatcher(InFlightDispatcher):
         entries = self._next_entries(max(1, min(TURN_ENTRIES, wanted)))
         if entries:
             self._take(entries)
-            subscription.dispatch_soon()
+            delivery.dispatch_soon()
 
     def _take(self, entries: list[Stored]) -> None:
-        lanes, subscription = self._lanes, self.subscription
-        is_delaying = subscription.topic.rules.delayed_delivery.active
-        now_ms = subscription.topic.scheduler.now_ms() if is_delaying else UNLIMITED
+        lanes, cursor, delivery = self._lanes, self.cursor, self.delivery
+        is_delaying = cursor.context.rules.delayed_delivery.active
+        now_ms = cursor.context.scheduler.now_ms() if is_delaying else UNLIMITED
         for position, entry in entries:
-            if subscription.is_done(position, entry):
+            if cursor.is_done(position, entry):
                 self.read = position
                 continue
             deliver_ms = deliver_at_ms(entry)
@@ -148,7 +149,7 @@ class KeySharedDispatcher(InFlightDispatcher):
                 continue
             slot = _slot(entry)
             consumer = lanes.consumer_for(slot)
-            if consumer is not None and consumer.ready and not subscription.blocked:
+            if consumer is not None and consumer.ready and not delivery.blocked:
                 self.read = position
                 self._send(consumer, slot, position, entry)
             elif lanes.waiting < LOOK_AHEAD:
@@ -160,10 +161,10 @@ class KeySharedDispatcher(InFlightDispatcher):
     def _send(self, consumer: Consumer, slot: int, position: Position, entry: bytes) -> None:
         self._slots[position] = slot
         self._lanes.sent(slot, position, consumer)
-        self.subscription.send(consumer, position, entry, self._redeliveries.get(position, 0))
+        self.delivery.send(consumer, position, entry, self._redeliveries.get(position, 0))
 
     async def _send_waiting(self, generation: int) -> None:
-        lanes, log = self._lanes, self.subscription.topic.log
+        lanes, log = self._lanes, self.cursor.context.log
         try:
             for _ in range(REPLAY_TURN):
                 found = self._next_waiting()
@@ -181,7 +182,7 @@ class KeySharedDispatcher(InFlightDispatcher):
                 if lanes.first_waiting(consumer) != (position, slot) or not consumer.ready:
                     continue  # something happened while it was read
                 lanes.take(slot, position)
-                if self.subscription.is_done(position, entry):
+                if self.cursor.is_done(position, entry):
                     self._redeliveries.pop(position, None)
                     if position in log.damage.damaged:
                         self._leave_out(position)
@@ -190,17 +191,17 @@ class KeySharedDispatcher(InFlightDispatcher):
         except (LedgerUnreadable, LedgerCorrupt) as error:
             self._try_later(error, self._send_on)
         except LedgerError as error:
-            self.subscription.topic.fence(f"entries that waited cannot be read: {error}")
+            self.cursor.context.fence(f"entries that waited cannot be read: {error}")
         else:
             self._send_on()
 
     def _send_on(self) -> None:
         self._sending = False
-        self.subscription.dispatch_soon()
+        self.delivery.dispatch_soon()
 
     def _next_waiting(self) -> tuple[Consumer, Position, int] | None:
         """The next consumer in turn that is ready and has something waiting."""
-        consumers, blocked = self.consumers, self.subscription.blocked
+        consumers, blocked = self.consumers, self.delivery.blocked
         for step in range(0 if blocked else len(consumers)):
             consumer = consumers[(self._turn + step) % len(consumers)]
             if consumer.ready and (first := self._lanes.first_waiting(consumer)) is not None:
@@ -210,7 +211,7 @@ class KeySharedDispatcher(InFlightDispatcher):
 
     def _forget_passed(self) -> None:
         """Let go of what waits, or is waited for, although it is acknowledged: in another region, or by an operator."""
-        mark_delete, now_ms = self.subscription.mark_delete, self.subscription.topic.scheduler.now_ms()
+        mark_delete, now_ms = self.cursor.mark_delete, self.cursor.context.scheduler.now_ms()
         if mark_delete > self._passed and now_ms - self._passed_ms >= PASSED_EVERY_MS:
             self._passed, self._passed_ms = mark_delete, now_ms
             self._lanes.passed(mark_delete)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from meridian_broker.ledgers.scheduling import Timer
     from meridian_broker.positions.position import Position
-    from meridian_broker.topics.subscriptions.subscription import Subscription
+    from meridian_broker.topics.cursors.cursor import Cursor
+    from meridian_broker.topics.dispatch.delivery import Delivery
 
 PAUSE_SECONDS: Final = 0.1
 """Least time between two looks."""
@@ -26,10 +27,11 @@ SLICE: Final = 500
 class Settling:
     """Looks for entries held here and acknowledged elsewhere. One per dispatcher that remembers who has what."""
 
-    __slots__ = ("_is_asked", "_is_looking", "_subscription", "_timer")
+    __slots__ = ("_cursor", "_delivery", "_is_asked", "_is_looking", "_timer")
 
-    def __init__(self, subscription: Subscription) -> None:
-        self._subscription = subscription
+    def __init__(self, cursor: Cursor, delivery: Delivery) -> None:
+        self._cursor = cursor
+        self._delivery = delivery
         self._timer: Timer | None = None
         self._is_looking = False
         self._is_asked = False
@@ -39,8 +41,8 @@ class Settling:
         if self._is_looking:
             self._is_asked = True
         elif self._timer is None:
-            pause = PAUSE_SECONDS + PAUSE_PER_ENTRY * self._subscription.unacked_messages
-            self._timer = self._subscription.topic.scheduler.later(pause, self._begin)
+            pause = PAUSE_SECONDS + PAUSE_PER_ENTRY * self._delivery.unacked_messages
+            self._timer = self._cursor.context.scheduler.later(pause, self._begin)
 
     def cancel(self) -> None:
         """Nothing is held any more."""
@@ -50,21 +52,21 @@ class Settling:
 
     def _begin(self) -> None:
         self._timer = None
-        if self._subscription.topic.failure is None:
+        if self._cursor.context.failure is None:
             self._is_looking = True
-            self._subscription.topic.serve(self._look(), "settle what was acknowledged elsewhere")
+            self._cursor.context.serve(self._look(), "settle what was acknowledged elsewhere")
 
     async def _look(self) -> None:
-        subscription = self._subscription
-        scheduler = subscription.topic.scheduler
+        delivery = self._delivery
+        scheduler = self._cursor.context.scheduler
         try:
-            for consumer in list(subscription.consumers):
+            for consumer in list(delivery.consumers):
                 held = list(consumer.unacked or ())
                 for first in range(0, len(held), SLICE):
                     for position in held[first : first + SLICE]:
-                        if self._is_settled(position):
-                            subscription.settle(consumer, position)
-                    subscription.unblock(consumer)
+                        if self._is_acked(position):
+                            delivery.release(consumer, position)
+                    delivery.unblock(consumer)
                     await scheduler.answer(lambda ready: scheduler.defer(lambda: ready(None)))
         finally:
             self._is_looking = False
@@ -72,10 +74,10 @@ class Settling:
             self._is_asked = False
             self.soon()
 
-    def _is_settled(self, position: Position) -> bool:
-        subscription = self._subscription
-        if position <= subscription.mark_delete:
+    def _is_acked(self, position: Position) -> bool:
+        cursor = self._cursor
+        if position <= cursor.mark_delete:
             return True
-        index = subscription.topic.log.index(position.ledger)
+        index = cursor.context.log.index(position.ledger)
         origin = None if index is None else index.origin(position.entry)
-        return origin is not None and subscription.is_settled(*origin)
+        return origin is not None and not cursor.is_owed(*origin)

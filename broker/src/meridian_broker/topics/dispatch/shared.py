@@ -16,8 +16,9 @@ from meridian_broker.topics.dispatch.in_flight import REPLAY_TURN, InFlightDispa
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.reading import Stored
+    from meridian_broker.topics.cursors.cursor import Cursor
+    from meridian_broker.topics.dispatch.delivery import Delivery
     from meridian_broker.topics.dispatch.key_ranges import KeySharedPolicy
-    from meridian_broker.topics.subscriptions.subscription import Subscription
 
 DUE_TURN: Final = 1000
 """Delayed entries made ready at a time, once they are due."""
@@ -32,8 +33,8 @@ class SharedDispatcher(InFlightDispatcher):
 
     goes_round = True
 
-    def __init__(self, subscription: Subscription, policy: KeySharedPolicy | None) -> None:
-        super().__init__(subscription, policy)
+    def __init__(self, cursor: Cursor, delivery: Delivery, policy: KeySharedPolicy | None) -> None:
+        super().__init__(cursor, delivery, policy)
         self._replay: list[Position] = []
         """Entries to be sent again, as a heap."""
         self._replayed: set[Position] | None = None
@@ -88,12 +89,12 @@ class SharedDispatcher(InFlightDispatcher):
         return best
 
     def pump(self) -> None:
-        if not any(consumer.ready for consumer in self.consumers) or self.subscription.blocked:
+        if not any(consumer.ready for consumer in self.consumers) or self.delivery.blocked:
             return
         if self._chunks is not None and self._chunks.waiting:
             return
         if self._delays and len(self._replay) < DUE_TURN:
-            for due, _ in self._delays.take_due(self.subscription.topic.scheduler.now_ms(), DUE_TURN):
+            for due, _ in self._delays.take_due(self.cursor.context.scheduler.now_ms(), DUE_TURN):
                 self._again(due)
         if self._replay:
             self._pump_replay()
@@ -104,12 +105,12 @@ class SharedDispatcher(InFlightDispatcher):
         entries = self._next_entries(max(1, min(TURN_ENTRIES, wanted)))
         if entries:
             self._take(entries)
-            self.subscription.dispatch_soon()
+            self.delivery.dispatch_soon()
 
     def _take(self, entries: list[Stored]) -> None:
-        subscription = self.subscription
+        cursor, delivery = self.cursor, self.delivery
         for position, entry in entries:
-            if subscription.is_done(position, entry):
+            if cursor.is_done(position, entry):
                 self.read = position
                 continue
             if entry[3] != _BARE and (deliver_ms := self._due_later(entry)):
@@ -118,13 +119,13 @@ class SharedDispatcher(InFlightDispatcher):
                 self.delays.add(deliver_ms, position)
                 self.read = position
                 continue
-            consumer = None if subscription.blocked else self._next_ready()
+            consumer = None if delivery.blocked else self._next_ready()
             if entry[1] & CHUNK:
                 consumer = self._keeper(entry, consumer)
             if consumer is None:
                 return
             self.read = position
-            subscription.send(consumer, position, entry, self._redeliveries.get(position, 0))
+            delivery.send(consumer, position, entry, self._redeliveries.get(position, 0))
 
     def _keeper(self, chunk: bytes, anybody: Consumer | None) -> Consumer | None:
         """Who gets this chunk of a message."""
@@ -136,10 +137,10 @@ class SharedDispatcher(InFlightDispatcher):
         if self._reading_replay:
             return
         self._reading_replay = True
-        self.subscription.topic.serve(self._replay_turn(self._generation), "send entries again")
+        self.cursor.context.serve(self._replay_turn(self._generation), "send entries again")
 
     async def _replay_turn(self, generation: int) -> None:
-        subscription, log = self.subscription, self.subscription.topic.log
+        cursor, delivery, log = self.cursor, self.delivery, self.cursor.context.log
         try:
             for _ in range(REPLAY_TURN):
                 if not self._replay or not any(consumer.ready for consumer in self.consumers):
@@ -150,13 +151,13 @@ class SharedDispatcher(InFlightDispatcher):
                     await log.load_index(position.ledger)
                     if generation != self._generation or not self._replay or self._replay[0] != position:
                         break
-                    if not subscription.is_done(position, entry):
+                    if not cursor.is_done(position, entry):
                         consumer = self._next_ready()
                         if entry[1] & CHUNK:
                             consumer = self._keeper(entry, consumer)
                         if consumer is None:
                             break
-                        subscription.send(consumer, position, entry, self._redeliveries.get(position, 0))
+                        delivery.send(consumer, position, entry, self._redeliveries.get(position, 0))
                         is_sent = True
                     elif position in log.damage.damaged:
                         self._leave_out(position)
@@ -168,10 +169,10 @@ class SharedDispatcher(InFlightDispatcher):
         except (LedgerUnreadable, LedgerCorrupt) as error:
             self._try_later(error, self._replay_on)
         except LedgerError as error:
-            subscription.topic.fence(f"entries cannot be read again: {error}")
+            cursor.context.fence(f"entries cannot be read again: {error}")
         else:
             self._replay_on()
 
     def _replay_on(self) -> None:
         self._reading_replay = False
-        self.subscription.dispatch_soon()
+        self.delivery.dispatch_soon()

@@ -6,15 +6,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from meridian_broker.ledgers.entry import CHUNK
-from meridian_broker.topics.dispatch.chunks import Pieces
+from meridian_broker.topics.cursors.chunk_pieces import Pieces
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.dispatch.dispatcher import TURN_ENTRIES, Dispatcher
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.reading import Stored
     from meridian_broker.ledgers.scheduling import Timer
+    from meridian_broker.topics.cursors.cursor import Cursor
+    from meridian_broker.topics.dispatch.delivery import Delivery
     from meridian_broker.topics.dispatch.key_ranges import KeySharedPolicy
-    from meridian_broker.topics.subscriptions.subscription import Subscription
 
 
 class SingleDispatcher(Dispatcher):
@@ -25,8 +26,8 @@ class SingleDispatcher(Dispatcher):
     hands_over: ClassVar[bool] = False
     """Whether others stand by for the active consumer: each is told which it is, and a change takes a moment."""
 
-    def __init__(self, subscription: Subscription, policy: KeySharedPolicy | None) -> None:
-        super().__init__(subscription, policy)
+    def __init__(self, cursor: Cursor, delivery: Delivery, policy: KeySharedPolicy | None) -> None:
+        super().__init__(cursor, delivery, policy)
         self._waiting: Timer | None = None
         """A change of the active consumer waits a moment, so that the last acknowledgements of the one before count."""
         self.active: Consumer | None = None
@@ -47,7 +48,7 @@ class SingleDispatcher(Dispatcher):
         if not self.consumers:
             self.active = None
             return
-        chosen = preferred(self.consumers, self.subscription.topic.partition)
+        chosen = preferred(self.consumers, self.cursor.context.partition)
         if chosen is self.active:
             if self.hands_over and newcomer is not None:
                 newcomer.port.active_consumer_changed(newcomer, False)
@@ -56,10 +57,10 @@ class SingleDispatcher(Dispatcher):
             self.rewind()
             self._wait_a_moment()
         self.active = chosen
-        self.subscription.read_compacted(chosen is not None and chosen.read_compacted)
+        self.delivery.read_compacted(chosen is not None and chosen.read_compacted)
         if self._waiting is None:
             self._tell()
-        self.subscription.dispatch_soon()
+        self.delivery.dispatch_soon()
 
     def _tell(self) -> None:
         """Say to each Failover consumer whether it is the active one."""
@@ -68,7 +69,7 @@ class SingleDispatcher(Dispatcher):
                 consumer.port.active_consumer_changed(consumer, consumer is self.active)
 
     def _wait_a_moment(self) -> None:
-        topic = self.subscription.topic
+        topic = self.cursor.context
         if self.hands_over and self._waiting is None and self.consumers:
             self._waiting = topic.scheduler.later(topic.limits.failover_delay_seconds, self._waited)
 
@@ -76,7 +77,7 @@ class SingleDispatcher(Dispatcher):
         self._waiting = None
         self.rewind()
         self._tell()
-        self.subscription.dispatch_soon()
+        self.delivery.dispatch_soon()
 
     def is_active(self, consumer: Consumer) -> bool:
         return self.active is consumer
@@ -88,23 +89,23 @@ class SingleDispatcher(Dispatcher):
         entries = self._next_entries(min(TURN_ENTRIES, max(active.permits, 1)))
         if entries:
             self._take(entries)
-            self.subscription.dispatch_soon()
+            self.delivery.dispatch_soon()
 
     def _take(self, entries: list[Stored]) -> None:
         active = self.active
-        subscription = self.subscription
+        cursor, delivery = self.cursor, self.delivery
         if active is None:
             return
         for position, entry in entries:
             if not active.ready:
                 return
             self.read = position
-            if not subscription.is_done(position, entry):
-                subscription.send(active, position, entry, 0)
-                if entry[1] & CHUNK and subscription.durable:
+            if not cursor.is_done(position, entry):
+                delivery.send(active, position, entry, 0)
+                if entry[1] & CHUNK and cursor.durable:
                     if active.pieces is None:
                         active.pieces = Pieces()
-                    active.pieces.sent(position, entry, active.acked_to, subscription.mark_delete)
+                    active.pieces.sent(position, entry, active.acked_to, cursor.mark_delete)
 
 
 class FailoverDispatcher(SingleDispatcher):

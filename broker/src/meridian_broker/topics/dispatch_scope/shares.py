@@ -86,14 +86,14 @@ def owed(subscription: Subscription) -> dict[str, int] | None:
     What began in a region and is owed elsewhere, but not by whoever dispatches it, was dropped there (R14): nobody
     gets it while that one holds the share.
     """
-    log, cursor = subscription.topic.log, subscription.mark_delete
+    log, cursor = subscription.topic.log, subscription.cursor.mark_delete
     if log.distance(cursor, log.last_confirmed) > COUNTED_MAX:
         return None
     counts = dict.fromkeys(origins_of(subscription), 0)
     following = log.after(cursor)
     while following is not None:
         place = log.place(following)
-        if place is not None and not subscription.is_settled(place.region, place.origin, following):
+        if place is not None and subscription.cursor.is_owed(place.region, place.origin, following):
             counts[place.region] = counts.get(place.region, 0) + 1
         following = log.after(following)
     return counts
@@ -251,7 +251,7 @@ class Shares:
         topic = self._subscription.topic
 
         def drained() -> None:
-            self._subscription.claims.flush_pending()
+            self._subscription.cursor.flush_pending()
             if topic.exchange is None or topic.failure is not None:
                 self._leasing.release(self._stream(origin))
             else:

@@ -413,7 +413,7 @@ def is_unused(topic: Topic, *, alone: bool) -> bool:
     if idle_ms < rule.seconds * 1000 or retention.time_minutes < 0 or idle_ms < retention.time_minutes * 60_000:
         return False
     if rule.mode == CAUGHT_UP:
-        return all(one.mark_delete >= topic.log.last_confirmed for one in topic.subscriptions.values())
+        return all(one.cursor.mark_delete >= topic.log.last_confirmed for one in topic.subscriptions.values())
     return not topic.subscriptions
 
 
@@ -465,5 +465,5 @@ def is_abandoned(subscription: Subscription) -> bool:
     limit_ms = subscription.topic.rules.subscription_expiration_minutes * 60_000
     if not limit_ms or not subscription.durable or subscription.consumers:
         return False
-    last_used_ms = max(subscription.last_acked_ms, subscription.last_left_ms)
+    last_used_ms = max(subscription.cursor.last_acked_ms, subscription.last_left_ms)
     return subscription.topic.scheduler.now_ms() - last_used_ms > limit_ms

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.scheduling import next_turn
 from meridian_broker.positions import ZERO, Dropped, Progress
-from meridian_broker.topics.cursors import drops, floors, rewinding
 from meridian_broker.topics.dispatch_scope import votes
 from meridian_broker.topics.journal.progress_log import Change, Kind
 from meridian_broker.topics.journal.subscription_record import decode_record, encode_record
@@ -41,9 +40,9 @@ async def recover(topic: Topic, on_acked: OnAcked | None = None) -> None:
     topic.lost_records.finish()
     for subscription in list(topic.subscriptions.values()):
         await next_turn(topic.scheduler)
-        if subscription.progress.epoch is not ZERO:
-            rewinding.begin(subscription)
-        subscription.start_cursor()
+        if subscription.cursor.progress.epoch is not ZERO:
+            subscription.cursor.rewound()
+        subscription.cursor.start_cursor()
 
 
 def take(topic: Topic, changes: list[Change], on_acked: OnAcked | None = None) -> None:
@@ -85,7 +84,7 @@ class _Sum:
         if is_alone:
             self.join()
         if kind == Kind.ACKED:
-            self._subscription.last_acked_ms = time_ms
+            self._subscription.cursor.was_acked_at(time_ms)
             if self._acked is None:
                 self._acked = delta
             else:
@@ -99,7 +98,7 @@ class _Sum:
 
     def _takes_drops_back(self, delta: Progress) -> bool:
         """Which drops a rewind takes back depends on what it ruled when it was heard of, and that may grow (R12)."""
-        dropped = self._subscription.dropped
+        dropped = self._subscription.cursor.dropped
         return dropped is not None and not dropped.is_empty and delta.count_rewinds() > 0
 
     def join(self) -> None:
@@ -107,12 +106,11 @@ class _Sum:
         subscription, acked, merged = self._subscription, self._acked, self._merged
         self._acked = self._merged = None
         if acked is not None:
-            drops.join(subscription.progress, subscription.dropped, acked)
+            subscription.cursor.join(acked)
             if subscription.replicated:
-                subscription.first_hand = subscription.first_hand or Progress()
-                subscription.first_hand.join(acked)
+                subscription.cursor.join_first_hand(acked)
         if merged is not None:
-            drops.join(subscription.progress, subscription.dropped, merged)
+            subscription.cursor.join(merged)
 
 
 def _take_one(topic: Topic, change: Change) -> None:
@@ -139,27 +137,21 @@ def _take_one(topic: Topic, change: Change) -> None:
 
 def _take_state(subscription: Subscription, kind: Kind, payload: bytes) -> None:
     if kind == Kind.PROGRESS:
-        drops.join(subscription.progress, subscription.dropped, Progress.decode(payload))
+        subscription.cursor.join(Progress.decode(payload))
     elif kind == Kind.FLOORS:
-        floors.apply(subscription, Progress.decode(payload))
+        subscription.cursor.join_floors(Progress.decode(payload))
     elif kind == Kind.FIRST_HAND:
-        _join_first_hand(subscription, payload)
+        subscription.cursor.join_first_hand(Progress.decode(payload))
     elif kind == Kind.DROPPED:
-        subscription.dropped = subscription.dropped or Dropped()
-        subscription.dropped.join(Dropped.decode(payload))
+        subscription.cursor.join_dropped(Dropped.decode(payload))
 
 
 def _recall(topic: Topic, stood: Whole, name: str, time_ms: int) -> None:
     topic.lives.recall(decode_record(stood.record), time_ms)
     subscription = topic.subscriptions[name]
-    drops.join(subscription.progress, subscription.dropped, Progress.decode(stood.progress))
+    subscription.cursor.join(Progress.decode(stood.progress))
     if stood.first_hand:
-        _join_first_hand(subscription, stood.first_hand)
-
-
-def _join_first_hand(subscription: Subscription, payload: bytes) -> None:
-    subscription.first_hand = subscription.first_hand or Progress()
-    subscription.first_hand.join(Progress.decode(payload))
+        subscription.cursor.join_first_hand(Progress.decode(stood.first_hand))
 
 
 def snapshot(topic: Topic) -> Iterator[tuple[Kind, str, bytes]]:
@@ -169,8 +161,8 @@ def snapshot(topic: Topic) -> Iterator[tuple[Kind, str, bytes]]:
     for subscription in list(topic.subscriptions.values()):
         if subscription.durable and subscription.is_there:
             yield Kind.WHOLE, subscription.name, whole(subscription).encode()
-            if subscription.dropped is not None:  # behind its rewinds, which would take them back
-                yield Kind.DROPPED, subscription.name, subscription.dropped.encode()
+            if subscription.cursor.dropped is not None:  # behind its rewinds, which would take them back
+                yield Kind.DROPPED, subscription.name, subscription.cursor.dropped.encode()
     yield from topic.gaps.snapshot()
     yield from topic.lost_records.snapshot()
     for record in topic.lives.snapshot():

@@ -83,12 +83,12 @@ def _send_away(topic: Topic, producers: list[Producer], problem: str) -> None:
 
 
 async def _evict(topic: Topic, kind: str, quota: BacklogQuota) -> None:
-    subscriptions = [one for one in topic.subscriptions.values() if one.durable]
+    cursors = [one.cursor for one in topic.subscriptions.values() if one.durable]
     if kind == SIZE:
         upto = topic.log.place_before_last(int(quota.limit_bytes * EVICT_TO))
-        counts = await drops.drop_upto(topic, subscriptions, Cause.QUOTA, upto)
+        counts = await drops.drop_upto(topic, cursors, Cause.QUOTA, upto)
     else:
         before_ms = topic.scheduler.now_ms() - int(quota.limit_seconds * EVICT_TO * 1000)
-        counts = await drops.drop_old(topic, subscriptions, before_ms, Cause.QUOTA)
+        counts = await drops.drop_old(topic, cursors, before_ms, Cause.QUOTA)
     if any(counts.values()):
         log.warning("%s is over its backlog quota: entries went, by subscription: %s", topic.name, counts)

@@ -19,6 +19,7 @@ from meridian_broker.topics.errors import TopicError, TopicFenced
 from meridian_broker.topics.retention import backlog_quotas
 
 if TYPE_CHECKING:
+    from meridian_broker.topics.cursors.cursor import Cursor
     from meridian_broker.topics.service.service import TopicService
     from meridian_broker.topics.topic import Topic
 
@@ -54,7 +55,7 @@ async def expire(topic: Topic) -> None:
     """
     if topic.rules.message_ttl_seconds > 0 and topic.failure is None:
         before_ms = topic.scheduler.now_ms() - topic.rules.message_ttl_seconds * 1000
-        await drops.drop_old(topic, list(topic.subscriptions.values()), before_ms)
+        await drops.drop_old(topic, _cursors(topic), before_ms)
 
 
 async def expire_soon(topic: Topic) -> None:
@@ -119,8 +120,12 @@ async def trim(topic: Topic) -> None:
 
 
 async def _raise_floors(topic: Topic) -> None:
-    for subscription in list(topic.subscriptions.values()):
-        await floors.look_after(subscription)
+    for cursor in _cursors(topic):
+        await floors.look_after(cursor)
+
+
+def _cursors(topic: Topic) -> list[Cursor]:
+    return [subscription.cursor for subscription in topic.subscriptions.values()]
 
 
 def _forget_readers(topic: Topic, now_ms: int) -> None:
@@ -141,7 +146,7 @@ async def truncate(topic: Topic) -> None:
     """
     topic.check_open()
     await topic.log.roll()
-    await drops.drop_upto(topic, list(topic.subscriptions.values()), Cause.TRUNCATED, topic.log.last_confirmed)
+    await drops.drop_upto(topic, _cursors(topic), Cause.TRUNCATED, topic.log.last_confirmed)
     topic.deduplication.tidy()
     await _raise_floors(topic)
     await _give_back(topic, 0, None)

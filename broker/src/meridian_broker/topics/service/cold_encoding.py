@@ -48,8 +48,8 @@ class Cooling:
 def cool(topic: Topic) -> None:
     """Let the acknowledgements above the floors, and what was dropped, be kept in little memory."""
     for one in topic.subscriptions.values():
-        one.progress.cool()
-        if one.first_hand is not None:
-            one.first_hand.cool(one.progress)
-        if one.dropped is not None:
-            one.dropped.cool()
+        one.cursor.progress.cool()
+        if one.cursor.first_hand is not None:
+            one.cursor.first_hand.cool(one.cursor.progress)
+        if one.cursor.dropped is not None:
+            one.cursor.dropped.cool()

@@ -59,7 +59,7 @@ async def skip(subscription: Subscription, entries: int | None) -> None:
     if not subscription.durable:
         raise NotAllowed(f"{subscription.name!r} is a reader's subscription: it keeps no acknowledgements")
     end = subscription.topic.log.last_confirmed
-    after = subscription.mark_delete
+    after = subscription.cursor.mark_delete
     left = entries
     while after < end and (left is None or left > 0):
         found, after = await _next(subscription, after, end, COMMAND if left is None else min(left, COMMAND))
@@ -80,13 +80,13 @@ async def damage(subscription: Subscription, entries: int) -> list[Position]:
     if not subscription.durable:
         raise NotAllowed(f"{subscription.name!r} is a reader's subscription: it keeps no acknowledgements")
     log = subscription.topic.log
-    found, _ = await _next(subscription, subscription.mark_delete, log.last_confirmed, entries)
-    delta = subscription.progress.empty_delta()
+    found, _ = await _next(subscription, subscription.cursor.mark_delete, log.last_confirmed, entries)
+    delta = subscription.cursor.progress.empty_delta()
     for position in found:
         place = log.place(position)
         if place is not None:
-            delta.ack(subscription.progress.epoch, place.region, place.prev, place.origin)
-    await subscription.topic.scheduler.answer(lambda ready: rewinding.merge(subscription, delta, ready))
+            delta.ack(subscription.cursor.progress.epoch, place.region, place.prev, place.origin)
+    await subscription.topic.scheduler.answer(lambda ready: rewinding.merge(subscription.cursor, delta, ready))
     return found
 
 
@@ -104,10 +104,10 @@ async def _next(
         looked += 1
         index = log.index(following.ledger) or await log.load_index(following.ledger)
         place = index.place(following.entry)
-        times = subscription.times
+        times = subscription.cursor.times
         if place is not None and times is not None and not times.of(following):
             await times.load(following)
-        if place is not None and not subscription.is_settled(place.region, place.origin, following):
+        if place is not None and subscription.cursor.is_owed(place.region, place.origin, following):
             found.append(following)
         after = following
     return found, after
@@ -120,11 +120,11 @@ async def _let_others_run(topic: Topic) -> None:
 async def _acknowledge(subscription: Subscription, positions: list[Position]) -> None:
     subscription.check_open()
     topic = subscription.topic
-    if subscription.resent is not None:  # an administrator has them all, whatever was sent to whom
+    if subscription.cursor.resent is not None:  # an administrator has them all, whatever was sent to whom
         for position in positions:
-            subscription.resent.note(position)
+            subscription.cursor.resent.note(position)
     nobody = Consumer(
-        subscription, _Nobody(), 0, "", 0, topic.scheduler.now_ms(), None, None, subscription.progress.epoch
+        subscription, _Nobody(), 0, "", 0, topic.scheduler.now_ms(), None, None, subscription.cursor.progress.epoch
     )
     await confirmed(topic, lambda done: subscription.acknowledge(nobody, positions, None, done))
 

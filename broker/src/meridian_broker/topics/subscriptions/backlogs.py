@@ -59,4 +59,4 @@ async def beyond(topic: TopicContext, kind: str, quota: BacklogQuota, slowest: P
 
 def waiting(subscriptions: Iterable[Subscription]) -> list[Position]:
     """Up to where each durable subscription has everything acknowledged."""
-    return [one.mark_delete for one in subscriptions if one.durable]
+    return [one.cursor.mark_delete for one in subscriptions if one.durable]

@@ -26,7 +26,7 @@ def leave(consumer: Consumer, left: Done) -> None:
             left(error)
 
     def resolved(failure: LedgerError | None) -> None:
-        subscription.claims.flush_pending()
+        subscription.cursor.flush_pending()
         topic.progress_log.when_durable(lambda error: durable(failure or error))
 
-    subscription.when_resolved(resolved)
+    subscription.cursor.when_resolved(resolved)

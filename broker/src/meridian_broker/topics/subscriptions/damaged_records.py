@@ -132,7 +132,7 @@ class LostRecords:
         One made by a client begins with the creation that its record names, also after a restart.
         """
         record = subscription.record
-        is_made_again = subscription.durable and subscription.progress.beginning.created != record.created
+        is_made_again = subscription.durable and subscription.cursor.progress.beginning.created != record.created
         return is_made_again and not record.is_shared and self.concerns(record.name)
 
     def recent(self) -> list[Loss]:
@@ -197,7 +197,7 @@ class LostRecords:
 
     def follow_progress(self, subscription: Subscription) -> None:
         """Its progress may be of a later life than its record: the record of that life is damaged."""
-        life = subscription.progress.beginning.life
+        life = subscription.cursor.progress.beginning.life
         if self._found and life > subscription.record.deleted:
             subscription.record = self._record(subscription.name, life)
             next(reversed(self._found.values())).names.add(subscription.name)

@@ -93,8 +93,8 @@ class Lives:
         """What other regions hear of its progress, this turn's acknowledgements included; None: it is not shared."""
         subscription = self.subscriptions.get(name)
         if subscription is not None and subscription.durable and subscription.replicated:
-            subscription.claims.flush_pending()
-            return subscription.progress
+            subscription.cursor.flush_pending()
+            return subscription.cursor.progress
         record = self._shared_record(name)
         return None if record is None else _nothing(record)
 
@@ -191,8 +191,8 @@ class Lives:
             self.tombstones.pop(subscription.name, None)
         stamp = self._topic.clock.next(max(record.flag_stamp, record.created))
         subscription.record = replace(record, replicated=replicated, flag_stamp=stamp)
-        if replicated and subscription.first_hand is None:
-            subscription.first_hand = subscription.progress.copy()
+        if replicated:
+            subscription.cursor.keep_first_hand()
         self.write(subscription, done)
         self._record_changed(subscription)
 
@@ -263,7 +263,8 @@ class Lives:
         if may_be_shared:
             if not is_shared:
                 self._end_unshared(name)
-            stamp = self._topic.clock.next(after=max(record.created, record.deleted, subscription.progress.epoch))
+            epoch = subscription.cursor.progress.epoch
+            stamp = self._topic.clock.next(after=max(record.created, record.deleted, epoch))
             self._bury(SubscriptionRecord(name, True, ZERO, ZERO, {}, stamp, forced), done)
             self._tell(name)
         elif subscription.durable:
@@ -293,11 +294,11 @@ class Lives:
     def _view_changed(self, view: CompactedView | None) -> None:
         """Another compacted view is in force, or none."""
         for subscription in self.subscriptions.values():
-            if subscription.compacted is None:
+            if subscription.cursor.compacted is None:
                 continue
             if view is not None:
-                subscription.compacted.compare(view)
-                subscription.advance()
+                subscription.cursor.compacted.compare(view)
+                subscription.cursor.advance()
             elif subscription.durable:
                 subscription.read_anew()
 
@@ -350,7 +351,7 @@ class Lives:
         elif subscription is None or not subscription.replicated:
             self._topic.progress_log.when_durable(settled)  # of an earlier life, or switched off: nothing is taken
         else:
-            rewinding.merge(subscription, delta, done)
+            rewinding.merge(subscription.cursor, delta, done)
 
     def _adopt(self, told: SubscriptionRecord) -> None:
         """:raises ValueError: a subscription of that name is here that has nothing to do with it."""
@@ -381,14 +382,14 @@ class Lives:
         self.tombstones.pop(name, None)
         if subscription is None:
             subscription = self.subscriptions[name] = self._make(joined, _nothing(joined))
-            subscription.start_cursor()
+            subscription.cursor.start_cursor()
             topic.progress_log.append(Kind.SUBSCRIPTION, name, encode_record(joined))
             self._record_changed(subscription)
             return
         turned_on = joined.replicated and not subscription.replicated
         subscription.record = joined
         if turned_on:
-            subscription.first_hand = subscription.first_hand or subscription.progress.copy()
+            subscription.cursor.keep_first_hand()
             self.write(subscription)
         else:
             topic.progress_log.append(Kind.SUBSCRIPTION, name, encode_record(joined))
@@ -451,8 +452,8 @@ class Lives:
 
 def whole(subscription: Subscription) -> Whole:
     """What the progress log keeps of it, drops apart."""
-    first_hand = b"" if subscription.first_hand is None else subscription.first_hand.encode()
-    return Whole(encode_record(subscription.record), subscription.progress.encode(), first_hand)
+    first_hand = b"" if subscription.cursor.first_hand is None else subscription.cursor.first_hand.encode()
+    return Whole(encode_record(subscription.record), subscription.cursor.progress.encode(), first_hand)
 
 
 def _is_shared(subscription: Subscription) -> bool:

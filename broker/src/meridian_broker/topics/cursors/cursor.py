@@ -1,0 +1,444 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cursor: what of a topic is owed to one subscription in this region.
+
+*Progress*, in origin coordinates, is the record of truth (R10). Mark-delete, and what is acked beyond it, is its image
+under this region's local <-> origin index: ``advance`` walks forward while entries are acked, wherever they were acked.
+
+The acknowledgements of one turn of the loop become one delta (R18): one record in the progress log, durable in the
+group commit, and one message to each peer. Single and cumulative acknowledgements are worked out in
+``acknowledging.py``, rewinds in ``rewinding.py``, drops in ``drops.py``. All of them change a cursor by its methods.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.ledgers.entry import MARKER, publish_time_ms
+from meridian_broker.ledgers.notifying import notify_all
+from meridian_broker.ledgers.store import Done, LedgerError
+from meridian_broker.ledgers.times import PublishTimes
+from meridian_broker.ledgers.under_way import Over, UnderWay
+from meridian_broker.positions import Dropped, Progress
+from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from meridian_broker.topics.cursors import log_walks
+from meridian_broker.topics.cursors.resent import Resent
+from meridian_broker.topics.journal.progress_log import Kind
+
+if TYPE_CHECKING:
+    from meridian_broker.ledgers.index import Place
+    from meridian_broker.ledgers.log import TopicLog
+    from meridian_broker.topics.compaction.compaction import Compaction
+    from meridian_broker.topics.context import TopicContext
+    from meridian_broker.topics.cursors.ports import CursorOwner, ViewReading
+
+WALK: Final = 3000
+"""Entries that a cursor passes in one turn of the loop: some milliseconds."""
+LEAP: Final = 64
+"""After so many entries it looks whether the rest of the ledger can be passed at once."""
+READ_AGAIN_SECONDS: Final = 5.0
+"""Between two attempts to read an index that a cursor waits for."""
+
+log = logging.getLogger(__name__)
+
+
+class Cursor:
+    """See the module's text. One per subscription."""
+
+    __slots__ = (
+        "_confirmations",
+        "_delta",
+        "_entries",
+        "_has_skipped",
+        "_is_flushing",
+        "_is_loading",
+        "compacted",
+        "context",
+        "dropped",
+        "durable",
+        "first_hand",
+        "last_acked_ms",
+        "look_ups",
+        "mark_delete",
+        "owner",
+        "progress",
+        "resent",
+        "times",
+    )
+
+    def __init__(self, context: TopicContext, owner: CursorOwner, progress: Progress, durable: bool) -> None:
+        self.context = context
+        self.owner = owner
+        self.progress = progress
+        self.durable = durable
+        """False: a reader's, which keeps one place, in memory."""
+        self.mark_delete: Position = EARLIEST
+        self.resent: Resent | None = None
+        """Once there was a rewind: what was sent since the newest one (R13)."""
+        self.times: PublishTimes | None = None
+        """There while a seek by time is part of its progress (R12)."""
+        self.first_hand: Progress | None = None
+        """What this region's own clients acked: evidence for the verifier (R60)."""
+        self.dropped: Dropped | None = None
+        """What is not owed here any more although nobody acked it (R14)."""
+        self.compacted: ViewReading | None = None
+        """There while the consumer that gets messages asks for the compacted view, and until one does not."""
+        self.look_ups: UnderWay | None = None
+        """Acknowledgements that were taken and whose entries are being looked up; made by the first of them."""
+        self.last_acked_ms = 0
+        self._has_skipped = False
+        """Entries were skipped since the last ``advance``, which may pass them."""
+        self._is_loading = False
+        """Waits for an index to be loaded."""
+        self._delta: Progress | None = None
+        """What this turn's acknowledgements claim; nobody was told of it yet."""
+        self._entries = 0
+        self._confirmations: list[Done] | None = None
+        self._is_flushing = False
+
+    @property
+    def name(self) -> str:
+        return self.owner.record.name
+
+    @property
+    def replicated(self) -> bool:
+        return self.owner.record.replicated
+
+    @property
+    def source(self) -> TopicLog | Compaction:
+        """What entries are read from."""
+        return self.context.log if self.compacted is None else self.compacted.compaction
+
+    def start(self) -> Position:
+        """Behind which position a dispatcher begins to read."""
+        return self.mark_delete if self.compacted is None else self.compacted.start()
+
+    # -- what is owed --------------------------------------------------------------------------------------------
+
+    def is_done(self, position: Position, entry: bytes) -> bool:
+        """Is this entry not to be sent: a marker, acked in whatever region, or dispatched by another one?"""
+        if entry[1] & MARKER:
+            return True
+        if not self.durable:
+            return position <= self.mark_delete
+        compacted = self.compacted
+        if compacted is not None and position <= compacted.horizon:
+            if compacted.is_done(position, entry):
+                self._has_skipped = True
+                return True
+            return False
+        index = self.context.log.index(position.ledger)
+        origin = None if index is None else index.origin(position.entry)
+        if origin is None:
+            return position <= self.mark_delete
+        acked = self.progress.is_acked(*origin, 0 if self.times is None else publish_time_ms(entry))
+        if acked or (self.dropped is not None and self.dropped.contains(*origin)):
+            self._has_skipped = True
+            return True
+        share = self.owner.share
+        return share is not None and not share.holds(origin[0])
+
+    def is_owed(self, region: str, origin: Position, position: Position | None = None) -> bool:
+        """Is an entry neither acked, in whatever region, nor dropped in this one (R14)?
+
+        :param position: where it is stored here: after a seek by time its publish time is looked up by it, as far as
+            it is in memory (``times``). Without it, only unconditional acks count.
+        """
+        if position is not None and position in self.context.log.damage.lost:
+            return False
+        time_ms = 0 if self.times is None or position is None else self.times.of(position)
+        if self.progress.is_acked(region, origin, time_ms):
+            return False
+        return self.dropped is None or not self.dropped.contains(region, origin)
+
+    def passes(self, place: Place, position: Position) -> bool:
+        """Whether a damaged entry is not waited for: nothing of it is owed here, or it is of another region's share."""
+        if not self.durable:
+            return position <= self.mark_delete
+        if not self.is_owed(place.region, place.origin, position):
+            return True
+        share = self.owner.share
+        return share is not None and not share.holds(place.region)
+
+    def remaining(self, position: Position, entry: bytes, messages: int) -> int | None:
+        """The messages of a batch that are to be delivered, as bits; None: all."""
+        if self.compacted is not None and position <= self.compacted.horizon:
+            return self.compacted.remaining(position, entry)
+        place = self.context.log.place(position) if self.durable else None
+        if place is None:
+            return None
+        time_ms = 0 if self.times is None else publish_time_ms(entry)
+        return self.progress.remaining(place.region, place.origin, messages, time_ms)
+
+    def backlog(self) -> int:
+        """Entries owed, as far as can be told at once: see ``log_walks.backlog``."""
+        log = self.context.log
+        if not self.durable:
+            return log.distance(self.mark_delete, log.last_confirmed)
+        return log_walks.backlog(log, self.progress, self.dropped, self.is_owed, self.mark_delete)
+
+    # -- mark-delete ---------------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Move mark-delete over what is not owed, ``WALK`` entries in one turn of the loop.
+
+        It goes on by itself, also once an index is loaded when the way leads through one not in memory. Until then
+        entries before mark-delete's right place are passed over one by one, as those behind it are.
+        """
+        log, progress, dropped, compacted = self.context.log, self.progress, self.dropped, self.compacted
+        times, position, lost = self.times, self.mark_delete, log.damage.lost
+        following, left = log.after(position), WALK
+        while following is not None:
+            index, left = log.index(following.ledger), left - 1
+            if index is None or left < 0:
+                self._load_soon(following)
+                break
+            if left and not left % LEAP and log_walks.is_rest_acked(index, progress, following):
+                position = Position(following.ledger, len(index) - 1)
+                following = log.after(position)
+                continue
+            origin = index.origin(following.entry)
+            if (
+                origin is None
+                or progress.is_acked(*origin, 0 if times is None else times.of(following))
+                or (dropped is not None and dropped.contains(*origin))
+                or (compacted is not None and compacted.passes(following))
+                or following in lost
+            ):
+                position = following
+                following = log.after(position)
+                continue
+            if times is not None and not times.of(following) and progress.depends_on_time(*origin):
+                self._load_soon(following)
+            break
+        self.mark_delete = position
+        if self.resent is not None and dropped is None:  # what was dropped may be acknowledged yet
+            self.resent.passed(position)
+        self.owner.moved(position)
+
+    def catch_up(self) -> None:
+        """Pass what was skipped in dispatch: it needs nobody's acknowledgement."""
+        if self._has_skipped:
+            self._has_skipped = False
+            self.advance()
+
+    def start_cursor(self, upto: Position = EARLIEST) -> None:
+        """Stand before the first entry that may be owed, then go over what is acked (at opening, after a rewind).
+
+        :param upto: up to here nothing is owed but what a compacted view may show again.
+        """
+        log = self.context.log
+        self.mark_delete = log.below(log.region, self.progress.floors())
+        if self.compacted is not None:
+            self.compacted.reset()
+        else:
+            self.mark_delete = max(self.mark_delete, upto)
+        self.advance()
+
+    def start_at(self, position: Position) -> None:
+        """Begin behind a place, whatever is acked: the end of the log, or where a reader begins."""
+        self.mark_delete = position
+
+    def pass_over(self, position: Position) -> None:
+        """A reader is owed nothing up to here any more, but for what a compacted view still has."""
+        if self.compacted is None:
+            self.mark_delete = max(self.mark_delete, position)
+            self.owner.moved(position)
+            self.owner.dispatch_soon()
+
+    def read_through(self, view: ViewReading | None) -> None:
+        """Read the compacted view from now on; None: the whole log."""
+        self.compacted = view
+
+    def _load_soon(self, position: Position) -> None:
+        """Have what is at ``position`` in memory, then move on, unless that is under way.
+
+        A disk that cannot be read is asked again after a while: until then entries before mark-delete's right place are
+        passed over one by one, which costs time and loses nothing.
+        """
+        if not self._is_loading:
+            self._is_loading = True
+            self.context.serve(self._load(position), "move a cursor on")
+
+    async def _load(self, position: Position) -> None:
+        context = self.context
+        try:
+            await context.log.load_index(position.ledger)
+            if self.times is not None:
+                await self.times.load(position)
+        except LedgerError as error:
+            log.warning("the cursor of %s of %s stays behind for now: %s", self.name, context.name, error)
+            context.scheduler.later(READ_AGAIN_SECONDS, self._loaded)
+        else:
+            self._loaded()
+
+    def _loaded(self) -> None:
+        self._is_loading = False
+        if self.context.failure is None:
+            self.advance()
+
+    # -- acknowledgements that nobody was told of yet ------------------------------------------------------------
+
+    def open_delta(self) -> Progress:
+        """What this turn's acknowledgements claim: to be added to, then ``changed``."""
+        if self._delta is None:
+            self._delta = self.progress.empty_delta()
+        return self._delta
+
+    def claim(self, delta: Progress, entries: int, confirmed: Done | None) -> None:
+        """Also claim what a piece of progress does that is nobody's else. The rest as ``changed``."""
+        if self._delta is not None:
+            self._delta.join(delta)
+        elif entries:
+            self._delta = delta
+        self.changed(confirmed, entries)
+
+    def changed(self, confirmed: Done | None, entries: int) -> None:
+        """So many entries were claimed: it is written at the end of this turn, and ``confirmed`` hears when it is
+        durable."""
+        self._entries += entries
+        if confirmed is not None:
+            if self._confirmations is None:
+                self._confirmations = []
+            self._confirmations.append(confirmed)
+        if not self._is_flushing:
+            self._is_flushing = True
+            self.context.scheduler.defer(self._flush_turn)
+
+    def _flush_turn(self) -> None:
+        self._is_flushing = False
+        self.flush()
+
+    def flush_pending(self) -> None:
+        """As ``flush``, when there is something."""
+        if self._delta is not None or self._confirmations is not None:
+            self.flush()
+
+    def flush(self) -> None:
+        """Make this turn's acknowledgements one record and one message to each peer."""
+        delta, self._delta = self._delta, None
+        confirmations, self._confirmations = self._confirmations, None
+        entries, self._entries = self._entries, 0
+        self.last_acked_ms = self.context.scheduler.now_ms()
+        if delta is None or not self.join(delta):
+            if confirmations:
+                self.context.progress_log.when_durable(lambda error: self._confirm(confirmations, error))
+            return
+        self.make_known(delta, confirmations, entries)
+        self.advance()
+
+    def make_known(self, delta: Progress, confirmations: list[Done] | None = None, entries: int = 0) -> None:
+        """Write what is joined already, and tell it to the other regions.
+
+        :param entries: how many were acknowledged in it.
+        """
+        context = self.context
+        if not self.owner.is_there:
+            gone = LedgerError(f"subscription {self.name!r} was deleted: nothing of it is kept")
+            notify_all(confirmations or (), gone)
+            return
+        context.progress_log.append(Kind.ACKED, self.name, delta.encode())
+        try:
+            if self.replicated:
+                self.join_first_hand(delta)
+                context.tell_others(self.name, delta, entries=entries)
+        finally:
+            if confirmations:
+                context.progress_log.when_durable(lambda error: self._confirm(confirmations, error))
+
+    def _confirm(self, confirmations: Sequence[Done], error: LedgerError | None) -> None:
+        """Give clients their receipts. What they acknowledged leaves for the other regions before: a broker that is
+        killed right afterwards repeats none of it there, as long as its links hold (R19)."""
+        try:
+            if self.replicated and self.context.exchange is not None:
+                self.context.exchange.send_pending()
+        finally:
+            notify_all(confirmations, error)
+
+    def looking_up(self) -> UnderWay:
+        """Counts the acknowledgements whose entries are being looked up; a close waits for them."""
+        if self.look_ups is None:
+            self.look_ups = UnderWay()
+        return self.look_ups
+
+    def when_resolved(self, callback: Over) -> None:
+        """``callback`` hears once all acknowledgements so far are in the progress, at once when they are, or why one of
+        them will not be."""
+        if self.look_ups is None:
+            callback(None)
+        else:
+            self.look_ups.when_over(callback)
+
+    # -- what is known -------------------------------------------------------------------------------------------
+
+    def join(self, delta: Progress) -> bool:
+        """Join acknowledgements or a rewind to what is known. A rewind that is new here takes drops back (R12).
+
+        :returns: whether anything was new.
+        """
+        progress, dropped = self.progress, self.dropped
+        if dropped is None or dropped.is_empty:
+            return progress.join(delta)
+        before = progress.layers
+        changed = progress.join(delta)
+        if progress.layers is not before:
+            known = {layer.epoch for layer in before or ()}
+            for epoch, rules, publish_time_ms in progress.rewinds():
+                if epoch not in known:
+                    if publish_time_ms is not None:  # ranges do not say when their entries were published
+                        rules = {region: (EARLIEST, LATEST) for _, region, _, _ in dropped.runs()}
+                    dropped.take_back(rules)
+        return changed
+
+    def join_floors(self, delta: Progress) -> None:
+        """Join floors; evidence of acks and drops below them is forgotten with all other detail (R11)."""
+        self.progress.join(delta)
+        if self.first_hand is not None:
+            self.first_hand.join(delta)
+        self.forget_drops()
+
+    def join_first_hand(self, delta: Progress) -> None:
+        """This region's own clients acknowledged it."""
+        if self.first_hand is None:
+            self.first_hand = Progress()
+        self.first_hand.join(delta)
+
+    def keep_first_hand(self) -> None:
+        """The subscription is replicated from now on: what is known of it was acknowledged here."""
+        if self.first_hand is None:
+            self.first_hand = self.progress.copy()
+
+    def join_dropped(self, ranges: Dropped) -> bool:
+        """Entries were dropped (R14). :returns: whether anything was new."""
+        if self.dropped is None:
+            self.dropped = Dropped()
+        return self.dropped.join(ranges)
+
+    def record_dropped(self, ranges: Dropped, done: Done | None = None) -> None:
+        """Note drops, durably. ``done`` hears when they are."""
+        journal = self.context.progress_log
+        if self.join_dropped(ranges):
+            journal.append(Kind.DROPPED, self.name, ranges.encode(), done)
+        elif done is not None:
+            journal.when_durable(done)
+
+    def forget_drops(self) -> None:
+        """Below the floors no detail is kept, of drops neither."""
+        if self.dropped is not None and not self.dropped.is_empty:
+            for region, position in self.progress.floors().items():
+                self.dropped.forget(region, position)
+
+    def rewound(self) -> None:
+        """It was rewound, or comes back from disk and was rewound once: nothing is sent again yet (R13)."""
+        self.resent = Resent(self.context.log.last_confirmed)
+        self.follow_moments()
+
+    def follow_moments(self) -> None:
+        """Look publish times up as far as seeks by time in the progress need them."""
+        moments = self.progress.moments()
+        self.times = PublishTimes(self.context.log, moments) if moments else None
+
+    def was_acked_at(self, time_ms: int) -> None:
+        """When it was acknowledged last, as the journal says."""
+        self.last_acked_ms = time_ms

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a cursor asks of those around it: its subscription, the shares dispatched here, the compacted view."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from pyroaring import BitMap
+
+    from meridian_broker.ledgers.store import Done
+    from meridian_broker.positions import Progress
+    from meridian_broker.positions.position import Position
+    from meridian_broker.topics.compaction.compaction import Compaction
+    from meridian_broker.topics.compaction.view import CompactedView
+    from meridian_broker.topics.cursors.ack_state import AckState
+    from meridian_broker.topics.cursors.log_walks import Ranges
+    from meridian_broker.topics.journal.subscription_record import SubscriptionRecord
+
+
+class DispatchShares(Protocol):
+    """Dispatch scope ``origin``: which messages of a subscription this region dispatches (R26)."""
+
+    def holds(self, origin: str) -> bool:
+        """May messages of this origin be sent at this moment?"""
+        ...
+
+    def covered_by(self, origin: str, position: Position) -> frozenset[str]:
+        """Origins of which a cumulative acknowledgement of an entry covers what stands before it."""
+        ...
+
+
+class CursorOwner(Protocol):
+    """The subscription of a cursor: its record, and the consumers that a change of the cursor concerns."""
+
+    record: SubscriptionRecord
+
+    @property
+    def share(self) -> DispatchShares | None:
+        """None: every message is dispatched here."""
+        ...
+
+    @property
+    def is_there(self) -> bool:
+        """False once the subscription is deleted: nothing is written of it any more."""
+        ...
+
+    @property
+    def read_position(self) -> Position:
+        """How far entries were read for consumers; ``EARLIEST``: there are none."""
+        ...
+
+    def check_open(self) -> None:
+        """:raises TopicFenced: the topic is closing, or the subscription was deleted."""
+        ...
+
+    def release(self, acker: AckState, position: Position) -> None:
+        """An entry is acknowledged: no consumer holds it any more."""
+        ...
+
+    def let_go(self, positions: Iterable[Position]) -> bool:
+        """Entries were dropped: consumers that hold them have room for others.
+
+        :returns: whether a consumer may hold one of them.
+        """
+        ...
+
+    def moved(self, position: Position) -> None:
+        """Mark-delete stands here now."""
+        ...
+
+    def acked_elsewhere(self) -> None:
+        """Other regions' acknowledgements came: some may be of what consumers hold here."""
+        ...
+
+    def disconnect_consumers(self) -> None:
+        """Send every consumer away to subscribe again: the cursor is rewound."""
+        ...
+
+    def dispatch_soon(self) -> None:
+        """There may be something to send."""
+        ...
+
+
+class ViewReading(Protocol):
+    """The part of a cursor that reads the topic's compacted view, see ``CompactedReading``."""
+
+    compaction: Compaction
+
+    @property
+    def horizon(self) -> Position: ...
+
+    @property
+    def thinned_done(self) -> dict[int, BitMap]: ...
+
+    def reset(self) -> None: ...
+
+    def begin_anew(self) -> None: ...
+
+    def compare(self, view: CompactedView) -> None: ...
+
+    def start(self) -> Position: ...
+
+    def passes(self, position: Position) -> bool: ...
+
+    def knows(self, position: Position) -> bool: ...
+
+    def is_done(self, position: Position, entry: bytes) -> bool: ...
+
+    def remaining(self, position: Position, entry: bytes) -> int | None: ...
+
+    def note_sent(self, acker: AckState, position: Position) -> None: ...
+
+    def note_batch(self, position: Position, messages: int, remaining: int | None) -> None: ...
+
+    def acknowledge(
+        self,
+        acker: AckState,
+        positions: list[Position],
+        stale: frozenset[Position],
+        batches: dict[Position, int] | None,
+        confirmed: Done | None,
+    ) -> list[Position]: ...
+
+    def acknowledge_up_to(
+        self, acker: AckState, behind: Position, position: Position, part: int | None, confirmed: Done | None
+    ) -> bool: ...
+
+    async def move(self, delta: Progress, target: Position) -> Ranges: ...
