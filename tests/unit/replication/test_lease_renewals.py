@@ -9,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from meridian_broker.replication.leases import grant_digests
-from meridian_broker.replication.leases.claim import State
 from meridian_broker.replication.leases.grant_digests import GrantDigests
 from meridian_broker.replication.leases.messages import (
     AnswerItem,
@@ -22,6 +21,7 @@ from meridian_broker.replication.leases.messages import (
     Stream,
 )
 from meridian_broker.replication.leases.quorums import VoterSets
+from meridian_broker.replication.leases.transitions import State
 from support.worlds.lease_world import EAGER, LeaseNode, LeaseWorld
 
 NAMES = ["ap", "eu", "us"]

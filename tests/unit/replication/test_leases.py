@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from meridian_broker.replication.leases.claim import State
 from meridian_broker.replication.leases.leases import CLOCK_RATE, LeaseTimes
 from meridian_broker.replication.leases.messages import (
     HELD,
@@ -21,6 +20,7 @@ from meridian_broker.replication.leases.messages import (
     Stream,
 )
 from meridian_broker.replication.leases.quorums import VoterSets
+from meridian_broker.replication.leases.transitions import State
 from meridian_broker.replication.leases.voter import Vote, Voter
 from support.worlds.lease_world import EAGER, TIMES, LeaseWorld
 

@@ -4,21 +4,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import TypeAlias
 
 from meridian_broker.replication.leases.messages import AnswerItem, AskItem, Stream
 from meridian_broker.replication.leases.quorums import Voters, VoterSets
+from meridian_broker.replication.leases.transitions import State
 
 Quorums: TypeAlias = tuple[tuple[Voters, int], ...]
-
-
-class State(Enum):
-    IDLE = "idle"
-    ASKING = "asking"
-    HELD = "held"
-    YIELDING = "yielding"
-    """Held, and being handed over: it is not renewed."""
 
 
 @dataclass(slots=True)

@@ -80,6 +80,7 @@ class GrantDigests(Generic[Grant]):
             part.digest ^= printed
             del part.grants[stream]
             if not part.grants:
+                assert part.digest == 0
                 del self.parts[printed % PARTS]
 
     def empty(self, index: int) -> list[Grant]:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from meridian_broker.positions import ZERO
-from meridian_broker.replication.leases.claim import Claim, Quorums, State
+from meridian_broker.replication.leases.claim import Claim, Quorums
 from meridian_broker.replication.leases.messages import (
     ITEMS_MAX,
     PAST,
@@ -42,6 +42,7 @@ from meridian_broker.replication.leases.messages import (
 )
 from meridian_broker.replication.leases.quorums import VoterSets, home_among
 from meridian_broker.replication.leases.renewals import Renewals
+from meridian_broker.replication.leases.transitions import TRANSITIONS, Action, Event, State
 
 CLOCK_RATE: Final = 0.01
 """Clocks may run faster or slower than true time by this share. Oscillators are a hundred times better."""
@@ -179,7 +180,7 @@ class Leases:
         claim = self.claims.get(stream)
         if claim is None:
             return
-        self._let_go(claim)
+        self._happened(claim, Event.GIVEN_BACK, now_ms)
         if claim.unwanted_ms is not None:
             del self.claims[stream]
             self._used_term = max(self._used_term, claim.term)
@@ -206,20 +207,15 @@ class Leases:
         asking: dict[str, list[Claim]] = {}
         for claim in list(self.claims.values()):
             if claim.is_held and now_ms >= claim.until_ms:
-                self._lose(claim, now_ms)
+                self._happened(claim, Event.ENDED, now_ms)
             if claim.unwanted_ms is not None:
                 if now_ms >= claim.unwanted_ms + self.times.linger and claim.state != State.YIELDING:
                     self.release(claim.stream, now_ms)
-            elif claim.state == State.HELD:
-                if now_ms >= claim.next_ms:
-                    claim.next_ms = FOREVER
+            elif now_ms >= claim.next_ms:
+                if self._happened(claim, Event.DUE, now_ms) in (Action.ASK, Action.ASK_AGAIN):
                     _add(asking, claim, claim.voters)
-                elif is_beat and claim.by_name:
-                    _add(asking, claim, claim.by_name)
-            elif claim.state == State.ASKING and now_ms >= claim.next_ms:
-                self._give_up(claim, now_ms)
-            elif claim.state == State.IDLE and now_ms >= claim.next_ms and self._begin(claim, now_ms):
-                _add(asking, claim, claim.voters)
+            elif is_beat and claim.state is State.HELD and claim.by_name:
+                _add(asking, claim, claim.by_name)
         if asking or is_beat:
             number = self._next_number(now_ms)
             self._ask(number, asking)
@@ -234,6 +230,7 @@ class Leases:
         self._next_ms = min(map(self._due_ms, self.claims.values()), default=FOREVER)
 
     def _due_ms(self, claim: Claim) -> int:
+        assert claim.is_held == (claim.state in (State.HELD, State.YIELDING))
         due = claim.until_ms if claim.is_held else FOREVER
         if claim.unwanted_ms is not None:
             return min(due, claim.unwanted_ms + self.times.linger) if claim.state != State.YIELDING else due
@@ -251,6 +248,35 @@ class Leases:
         if claim.home == self._me:
             return 0
         return self.times.step * (1 + sum(voter < self._me for voter in claim.voters if voter != claim.home))
+
+    def _happened(self, claim: Claim, event: Event, now_ms: int, until_ms: int = 0) -> Action | None:
+        """Do what the table of transitions says, and return it; None: nothing.
+
+        :param until_ms: how long enough voters have promised the stream.
+        """
+        state, action = TRANSITIONS.get((claim.state, event), (claim.state, None))
+        match action:
+            case Action.ASK:
+                if not self._begin(claim, now_ms):
+                    return None
+            case Action.ASK_AGAIN:
+                claim.next_ms = FOREVER
+            case Action.WIN:
+                self._win(claim, now_ms, until_ms)
+            case Action.EXTEND:
+                claim.until_ms = until_ms
+                self._wake(until_ms)
+            case Action.GIVE_UP:
+                self._give_up(claim, now_ms)
+            case Action.LOSE:
+                self._lose(claim, now_ms)
+            case Action.HAND_OVER:
+                claim.state = state
+                self._renewals.left(claim)
+                self._host.wanted_back(claim)
+            case Action.LET_GO:
+                self._let_go(claim)
+        return action
 
     def _begin(self, claim: Claim, now_ms: int) -> bool:
         """Begin an attempt, if it may succeed. While this region's own vote is promised to another holder only the home
@@ -351,25 +377,14 @@ class Leases:
 
     def _reckon(self, claim: Claim, now_ms: int) -> None:
         """Recompute until when the stream is ours."""
-        until = self._until(claim, claim.asked_ms)
-        is_ours = until is not None and until + self._usable > now_ms
-        if claim.state == State.ASKING:
-            if is_ours and until is not None:
-                claim.state, claim.until_ms, claim.tries = State.HELD, until + self._usable, 0
-                claim.next_ms = FOREVER
-                self._beat_ms = min(self._beat_ms, now_ms + self.times.beat)
-                self._wake(self._due_ms(claim))
-                self._host.won(claim)
-            elif not self._may_succeed(claim):
-                self._give_up(claim, now_ms)
+        first = self._until(claim, claim.asked_ms)
+        has_expired = claim.is_held and now_ms >= claim.until_ms  # readers have seen that: it has to be won again
+        if first is not None and first + self._usable > now_ms and not has_expired:
+            self._happened(claim, Event.ENOUGH, now_ms, first + self._usable)
         elif claim.is_held:
-            if now_ms >= claim.until_ms:  # readers have seen it expire since: it has to be won again
-                self._lose(claim, now_ms)
-            elif is_ours and until is not None:
-                claim.until_ms = until + self._usable
-                self._wake(claim.until_ms)
-            else:
-                self._lose(claim, now_ms)
+            self._happened(claim, Event.ENDED, now_ms)
+        elif claim.state is State.ASKING and not self._may_succeed(claim):
+            self._happened(claim, Event.HOPELESS, now_ms)
 
     def _until(self, claim: Claim, asked_ms: dict[str, int]) -> int | None:
         """From which moment on the promises of enough voters of each list count; None: they are not enough."""
@@ -399,6 +414,13 @@ class Leases:
                 self._wake(claim.next_ms)
 
     # -- ends
+
+    def _win(self, claim: Claim, now_ms: int, until_ms: int) -> None:
+        claim.state, claim.until_ms, claim.tries = State.HELD, until_ms, 0
+        claim.next_ms = FOREVER
+        self._beat_ms = min(self._beat_ms, now_ms + self.times.beat)
+        self._wake(self._due_ms(claim))
+        self._host.won(claim)
 
     def _give_up(self, claim: Claim, now_ms: int) -> None:
         """This attempt failed. The home soon tries again: the holder has been told."""
@@ -435,12 +457,10 @@ class Leases:
             claim = self.claims.get(item.stream)
             if claim is None or region == self._me or claim.home == self._me:
                 continue
-            if claim.state == State.HELD and region == claim.home:
-                claim.state = State.YIELDING
-                self._renewals.left(claim)
-                self._host.wanted_back(claim)
-            elif claim.state == State.ASKING and (region == claim.home or region < self._me):
-                self._give_up(claim, now_ms)
+            if region == claim.home:
+                self._happened(claim, Event.HOME_ASKS, now_ms)
+            elif region < self._me:
+                self._happened(claim, Event.ANOTHER_ASKS, now_ms)
 
 
 def _add(asking: dict[str, list[Claim]], claim: Claim, voters: Iterable[str]) -> None:

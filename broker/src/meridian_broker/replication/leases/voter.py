@@ -13,15 +13,11 @@ later one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 from meridian_broker.replication.leases.grant_digests import GrantDigests
 from meridian_broker.replication.leases.messages import (
-    HELD,
-    NOT_SERVED,
-    OTHER_VOTERS,
-    PAST,
     AnswerItem,
     AskItem,
     LeaseAnswer,
@@ -32,6 +28,7 @@ from meridian_broker.replication.leases.messages import (
     Stream,
 )
 from meridian_broker.replication.leases.quorums import VoterSets
+from meridian_broker.replication.leases.verdicts import Asked, Known, Promise, Verdict, decide
 
 Reply: TypeAlias = Callable[[LeaseAnswer | LeaseRenewed], None]
 
@@ -103,6 +100,8 @@ class Voter:
         """By holder: what it was promised by name, is on the disk, and has not changed since (``grant_digests.py``)."""
 
     def _put(self, stream: Stream, vote: Vote) -> None:
+        before = self.votes.get(stream)
+        assert before is None or vote.term >= before.term, "the term of a stream only grows"
         self._strike(stream)
         self.votes[stream] = vote
         self._origins.setdefault(stream[:2], set()).add(stream[2])
@@ -217,22 +216,21 @@ class Voter:
             self._ballots.confirm(lambda: reply(answer))
 
     def _refusal(self, ask: LeaseAsk, item: AskItem, now_ms: int) -> AnswerItem | None:
-        stream, term = item.stream, item.term
-        known = self._ballots.voter_sets(stream)
-        if known is None:
-            return AnswerItem(stream, term, False, reason=NOT_SERVED)
-        voter_sets, home = known
-        if voter_sets.mark != item.mark or home not in ("", item.home):
-            return AnswerItem(stream, term, False, reason=OTHER_VOTERS)
-        vote = self.votes.get(stream)
-        if vote is None:
+        """What to answer if it is not granted."""
+        voter_sets, vote = self._ballots.voter_sets(item.stream), self.votes.get(item.stream)
+        verdict = decide(
+            Asked(ask.holder, item.term, item.mark, item.home),
+            None if voter_sets is None else Known(voter_sets[0].mark, voter_sets[1]),
+            None if vote is None else Promise(vote.holder, vote.term, vote.is_released, now_ms >= vote.until_ms),
+        )
+        if verdict is Verdict.GRANTED:
             return None
-        if vote.holder != ask.holder and not vote.is_released and now_ms < vote.until_ms:
-            return AnswerItem(stream, term, False, vote.term, vote.until_ms - now_ms, vote.holder, HELD)
-        is_same_attempt = term == vote.term and vote.holder == ask.holder and not vote.is_released
-        if term <= vote.term and not is_same_attempt:
-            return AnswerItem(stream, term, False, vote.term, 0, "", PAST)
-        return None
+        refusal = AnswerItem(item.stream, item.term, False, reason=verdict.value)
+        if vote is None or verdict not in (Verdict.HELD, Verdict.PAST):
+            return refusal
+        if verdict is Verdict.PAST:
+            return replace(refusal, known_term=vote.term)
+        return replace(refusal, known_term=vote.term, left_ms=vote.until_ms - now_ms, holder=vote.holder)
 
     def released(self, release: LeaseRelease) -> None:
         """A holder stopped. That is written as well, so that a voter that comes back does not wait for nothing."""

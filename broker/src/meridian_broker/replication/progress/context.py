@@ -226,6 +226,7 @@ class ExchangeContext:
         self.told_once_durable(durable, settled)
 
     def _settled(self, topic: str) -> None:
+        assert self._undurable[topic] > 0, "each change becomes durable, or fails, once"
         self._undurable[topic] -= 1
         if not self._undurable[topic]:
             del self._undurable[topic]

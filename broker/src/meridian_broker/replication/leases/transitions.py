@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of a holder's claim on a stream: the table of its states and of what happens to it (R26).
+
+====================  ===================  ===================  ===================  ===================
+what happens          idle                 asking               held                 yielding
+====================  ===================  ===================  ===================  ===================
+due                   asking: ask          idle: give up        held: ask again
+enough promises                            held: win            held: extend         yielding: extend
+cannot succeed                             idle: give up
+promises end                                                    idle: lose           idle: lose
+home asks                                  idle: give up        yielding: hand over
+another goes first                         idle: give up
+given back            idle: let go         idle: let go         idle: let go         idle: let go
+====================  ===================  ===================  ===================  ===================
+
+An empty field: it changes nothing. ``leases.py`` finds out what happens, and does what the table says.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+
+class State(Enum):
+    """Of a claim."""
+
+    IDLE = "idle"
+    """Not asked for at the moment."""
+    ASKING = "asking"
+    """Voters are being asked."""
+    HELD = "held"
+    """Ours until its time is over, and renewed."""
+    YIELDING = "yielding"
+    """Held, and being handed over: it is not renewed."""
+
+
+class Event(Enum):
+    """What happens to a claim."""
+
+    DUE = "due"
+    """The time of its next step has come."""
+    ENOUGH = "enough promises"
+    """Enough voters promised it, for longer than until now."""
+    HOPELESS = "cannot succeed"
+    """Too many voters refused, or cannot be reached."""
+    ENDED = "promises end"
+    """Its time is over, or the promises are not enough any more."""
+    HOME_ASKS = "home asks"
+    """The region that has precedence for this stream asks this one's voter for it."""
+    ANOTHER_ASKS = "another goes first"
+    """Somebody else asks, whose attempt comes before this one's."""
+    GIVEN_BACK = "given back"
+    """Nobody reads it here any more."""
+
+
+class Action(Enum):
+    """What the holder does about it."""
+
+    ASK = "ask"
+    """Begin an attempt, if enough voters can be reached; the claim stays idle otherwise."""
+    ASK_AGAIN = "ask again"
+    """Ask every voter by name."""
+    WIN = "win"
+    """It may be read from now on."""
+    EXTEND = "extend"
+    """It may be read for longer."""
+    GIVE_UP = "give up"
+    """End the attempt, and plan the next one."""
+    LOSE = "lose"
+    """Stop reading, and plan the next attempt."""
+    HAND_OVER = "hand over"
+    """Stop reading in good order, then give it back."""
+    LET_GO = "let go"
+    """Tell voters that they are free, and forget their promises."""
+
+
+TRANSITIONS: Final[dict[tuple[State, Event], tuple[State, Action]]] = {
+    (State.IDLE, Event.DUE): (State.ASKING, Action.ASK),
+    (State.IDLE, Event.GIVEN_BACK): (State.IDLE, Action.LET_GO),
+    (State.ASKING, Event.DUE): (State.IDLE, Action.GIVE_UP),
+    (State.ASKING, Event.ENOUGH): (State.HELD, Action.WIN),
+    (State.ASKING, Event.HOPELESS): (State.IDLE, Action.GIVE_UP),
+    (State.ASKING, Event.HOME_ASKS): (State.IDLE, Action.GIVE_UP),
+    (State.ASKING, Event.ANOTHER_ASKS): (State.IDLE, Action.GIVE_UP),
+    (State.ASKING, Event.GIVEN_BACK): (State.IDLE, Action.LET_GO),
+    (State.HELD, Event.DUE): (State.HELD, Action.ASK_AGAIN),
+    (State.HELD, Event.ENOUGH): (State.HELD, Action.EXTEND),
+    (State.HELD, Event.ENDED): (State.IDLE, Action.LOSE),
+    (State.HELD, Event.HOME_ASKS): (State.YIELDING, Action.HAND_OVER),
+    (State.HELD, Event.GIVEN_BACK): (State.IDLE, Action.LET_GO),
+    (State.YIELDING, Event.ENOUGH): (State.YIELDING, Action.EXTEND),
+    (State.YIELDING, Event.ENDED): (State.IDLE, Action.LOSE),
+    (State.YIELDING, Event.GIVEN_BACK): (State.IDLE, Action.LET_GO),
+}

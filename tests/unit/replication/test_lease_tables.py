@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of leases: what their docstrings print is what the code does, and each row is a rule of R26."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from meridian_broker.replication.leases import transitions, verdicts
+from meridian_broker.replication.leases.transitions import TRANSITIONS, Action, Event, State
+from meridian_broker.replication.leases.verdicts import Asked, Known, Promise, Verdict, decide
+
+
+def rows(text: str | None) -> list[list[str]]:
+    """The cells of the table in a docstring; its lines of ``=`` say where columns begin."""
+    lines = (text or "").splitlines()
+    rulers = [at for at, line in enumerate(lines) if line.startswith("===")]
+    begins = [at for at, sign in enumerate(lines[rulers[0]]) if sign == "=" and lines[rulers[0]][at - 1 : at] != "="]
+    ends = [*begins[1:], None]
+    return [
+        [line[begin:end].strip() for begin, end in zip(begins, ends, strict=True)]
+        for line in lines[rulers[0] + 1 : rulers[2]]
+        if not line.startswith("===")
+    ]
+
+
+def test_the_printed_transitions_are_those_that_are_made() -> None:
+    (_, *states), *events = rows(transitions.__doc__)
+    printed = {
+        (State(state), Event(what)): (State(cell.partition(": ")[0]), Action(cell.partition(": ")[2]))
+        for what, *cells in events
+        for state, cell in zip(states, cells, strict=True)
+        if cell
+    }
+    assert printed == TRANSITIONS
+    assert {what for what, *_ in events} == {event.value for event in Event}
+
+
+def test_a_claim_is_read_only_between_a_win_and_its_end() -> None:
+    readable = {State.HELD, State.YIELDING}
+    for (before, _), (after, action) in TRANSITIONS.items():
+        assert (before not in readable and after in readable) == (action is Action.WIN)
+        if before in readable and after not in readable:
+            assert action in (Action.LOSE, Action.LET_GO)
+    assert all((state, Event.ENDED) in TRANSITIONS and (state, Event.GIVEN_BACK) in TRANSITIONS for state in readable)
+
+
+Kind = tuple[str, bool, bool]
+"""Holder, released, over."""
+ASKED = Asked("us#1", 5, 7, "us")
+SAME = Known(7, "us")
+KNOWN: dict[str, list[Known | None]] = {
+    "not yet what it promised": [None],
+    "other voters, or another home": [Known(8, "us"), Known(7, "eu")],
+    "the same as the asker": [SAME, Known(7, "")],
+}
+PROMISES: dict[str, list[Kind | None]] = {
+    "never": [None],
+    "to another, who has it": [("eu#1", False, False)],
+    "to another, until now": [("eu#1", False, True)],
+    "to anybody, who gave it back": [("eu#1", True, True), ("us#1", True, True), ("eu#1", True, False)],
+    "to the asker": [("us#1", False, False), ("us#1", False, True)],
+}
+TERMS = {"greater": [4, 1], "the same": [5], "less": [6, 99]}
+"""What the asker's term is, compared with that of the promise -> terms of promises."""
+VERDICTS = {one.name.lower().replace("_", " "): one for one in Verdict}
+
+
+def promise(kind: Kind | None, term: int) -> Promise | None:
+    return None if kind is None else Promise(kind[0], term, *kind[1:])
+
+
+@pytest.mark.parametrize("row", rows(verdicts.__doc__)[1:], ids=" / ".join)
+def test_a_voter_answers_as_the_printed_row_says(row: list[str]) -> None:
+    known, promised, compared, verdict = row
+    kinds = PROMISES[promised] if promised else [kind for each in PROMISES.values() for kind in each]
+    words = [word for word in TERMS if word in compared] if compared not in ("", "any") else list(TERMS)
+    terms = [term for word in words for term in TERMS[word]]
+    for knows, kind, term in product(KNOWN[known], kinds, terms):
+        assert decide(ASKED, knows, promise(kind, term)) is VERDICTS[verdict], (knows, kind, term)
+
+
+def test_the_printed_rows_are_all_there_are() -> None:
+    told = [
+        (row[1], word)
+        for row in rows(verdicts.__doc__)[1:]
+        if row[0] == "the same as the asker"
+        for word in TERMS
+        if row[2] == "any" or word in row[2]
+    ]
+    assert sorted(told) == sorted(product(PROMISES, TERMS))
+
+
+def test_no_two_holders_are_promised_a_stream_at_once() -> None:
+    """Whatever is asked: who is granted a stream that another one has was promised it before, or that one gave it
+    back, or its time has passed."""
+    for term, other, released, over, knows in product(range(4, 7), ("us#1", "eu#1"), (0, 1), (0, 1), (SAME, None)):
+        before = Promise(other, term, bool(released), bool(over))
+        if decide(ASKED, knows, before) is Verdict.GRANTED:
+            assert knows is SAME
+            assert other == ASKED.holder or released or over
+            assert ASKED.term > term or (other == ASKED.holder and ASKED.term == term)
