@@ -7,6 +7,7 @@ be read, tested or moved one at a time, and an annotation is as much a reason to
 
 from __future__ import annotations
 
+import ast
 import functools
 import re
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-from test_tidy import ROOT, python_files
+from test_tidy import ROOT, python_files, tree
 
 SOURCES = tuple(map(Path, ("broker/src", "operator/src", "verifier/src")))
 ALSO_ON_THE_PATH = tuple(map(Path, ("tests", "tests/integration", "demo", "bench/core", "bench/failover")))
@@ -26,6 +27,10 @@ IN_CIRCLES = {"broker/src/meridian_broker/topics": 80, "tests/simulation": 25}
 IMPORT = re.compile(r"^[ \t]*(?:from ([\w.]+) import (\([^)]*\)|.+)|import (.+))", re.MULTILINE)
 """One statement. It is looked for in the text: to parse a thousand files costs ten seconds, this a third of one."""
 NAME = re.compile(r"(?<!as )\b(?!as\b)[A-Za-z_][\w.]*")
+
+BROKER = Path("broker/src/meridian_broker")
+DOORS = "Other rooms import only these modules of it::"
+"""In the docstring of a room; indented names follow."""
 
 SUPPORT = tuple(
     Path("tests", room)
@@ -126,3 +131,29 @@ def test_what_tests_stand_on_imports_only_what_is_below_it(room: Path) -> None:
 def test_every_room_of_the_tests_support_has_its_place() -> None:
     rooms = {path.parent for path in python_files("tests/support/")}
     assert rooms == {room for room in SUPPORT if room.is_relative_to("tests/support")}
+
+
+def doors(room: Path) -> set[str]:
+    """The modules of a room that others may import, as its docstring lists them."""
+    _, _, listed = (ast.get_docstring(tree(room / "__init__.py")) or "").partition(DOORS)
+    return set(listed.split())
+
+
+def used_from_outside(room: Path) -> set[str]:
+    """The modules of a room that others import."""
+    modules = {
+        path.relative_to(room).with_suffix("")
+        for importer, others in imports().items()
+        for path in others
+        if importer.is_relative_to(BROKER) and path.is_relative_to(room) and not importer.is_relative_to(room)
+    }
+    return {".".join(module.parts).removesuffix("__init__").removesuffix(".") for module in modules} - {""}
+
+
+@pytest.mark.parametrize("room", sorted(path.parent.name for path in (ROOT / BROKER).glob("*/__init__.py")))
+def test_a_room_is_entered_by_its_doors(room: str) -> None:
+    """A module is given to other rooms on purpose: by a line in the docstring of its own."""
+    listed, used = doors(BROKER / room), used_from_outside(BROKER / room)
+    assert used <= listed, f"{room}/__init__.py does not offer to other rooms: {', '.join(sorted(used - listed))}"
+    if room != "topics":  # its list shrinks while its parts are separated
+        assert listed <= used, f"{room}/__init__.py offers what no room imports: {', '.join(sorted(listed - used))}"

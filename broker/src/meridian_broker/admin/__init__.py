@@ -1,1 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
+"""HTTP: Pulsar's admin API, Meridian's own, export, metrics.
+
+Other rooms import only these modules of it::
+
+    elsewhere.users  http.state  server
+"""

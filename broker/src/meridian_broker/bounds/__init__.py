@@ -6,4 +6,8 @@ compares with these constants, tests import them, and ``make docs`` prints them 
 
 Not here: settings of an operator (``server/settings*.py``, printed as ``docs/configuration.md``), and the capacity of a
 storage format or a metadata store (beside the format, because it changes only with the format).
+
+Other rooms import only these modules of it::
+
+    clients  compaction  http
 """

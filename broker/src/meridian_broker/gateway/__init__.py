@@ -1,1 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Pulsar's protocol on sockets: the listener, the client side, the links between regions.
+
+Other rooms import only these modules of it::
+
+    addresses  authentication  client  client_errors  client_options  exchange  followed_files  key_files
+    peer_identity  places  pulsar.broker  pulsar.connection  pulsar.listener  region_calls  replication  roles  tls
+    tls_listeners  token_keys  token_signing
+"""

@@ -1,1 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
+"""The ledger store's port, a topic's log on it, and the index between local positions and origins. Pure.
+
+Other rooms import only these modules of it::
+
+    block_times  chapters  damage  entry  finding  holes  index  labels  log  notifying  pending  periodic  reading
+    retired_indexes  scheduling  store  throttling  times  under_way
+"""

@@ -1,1 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
+"""The metadata store's port, its records, and the region's catalog made from them. Pure.
+
+Other rooms import only these modules of it::
+
+    catalog  errors  limits  noting  policies  policy_table  policy_values  records  rules  schema_catalog  store
+    topic_catalog  view
+"""

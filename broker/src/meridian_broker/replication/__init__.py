@@ -1,1 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Between regions: entries, progress, and leases on what only one may dispatch. Pure.
+
+Other rooms import only these modules of it::
+
+    entries.replicator  entries.replicator_status  entries.source  leases.claim  leases.leases  leases.manager
+    leases.messages  leases.quorums  leases.reconfiguration  leases.voter  progress.codec  progress.exchange
+    progress.lag  progress.messages  progress.waits
+"""

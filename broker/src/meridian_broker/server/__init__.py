@@ -1,1 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
+"""One process: settings, the composition root, ``meridian up``, drain."""
