@@ -136,5 +136,7 @@ def _empty(cluster: Cluster) -> None:
         f"for namespace in {' '.join(NAMESPACES)}; do for release in $(helm list -q -n $namespace 2>/dev/null); do "
         "helm uninstall $release -n $namespace --wait=false >/dev/null; done; done",
     )
-    cluster.run(f"kubectl delete namespace {' '.join(NAMESPACES)} --ignore-not-found --timeout=240s", seconds=300)
+    cluster.run(
+        f"kubectl delete namespace {' '.join(NAMESPACES)} team-x --ignore-not-found --timeout=240s", seconds=300
+    )
     cluster.run("kubectl get crd -o name | { grep meridian.dev || true; } | xargs -r kubectl delete")

@@ -13,12 +13,14 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pulsar
 import pytest
 from conftest import NAMESPACES, ROOT, Cluster
+from deleting import CASES, Topics
 
 QUICKSTART = ROOT / "docs/quickstart-kubernetes.md"
 TOPIC = "persistent://public/default/orders"
@@ -288,6 +290,9 @@ def test_wrong_objects_are_refused_with_a_sentence(cluster: Cluster) -> None:
     assert "the topic's name cannot change" in refused({"topic": "persistent://public/default/other"})
     assert "partitions only grow" in refused({"partitions": 4})
     assert "at least 2 items" in refused({"regions": ["us-east"]})
+    assert "write a duration such as" in refused({"messageTTL": "soon"})
+    assert "write a size in bytes" in refused({"backlogQuota": {"size": "10GB"}})
+    assert "size and time are both 0 or neither is" in refused({"retention": {"time": "72h", "size": "0"}})
 
 
 def test_pods_are_restricted(cluster: Cluster) -> None:
@@ -368,6 +373,11 @@ def test_an_upgrade_under_traffic_loses_nothing(cluster: Cluster, clients: dict[
     assert len(came) - len(set(came)) <= 20, "what a client acknowledges within a tenth of a second"
     producer.close()
     consumer.close()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_deletion_takes_what_it_should_and_nothing_else(cluster: Cluster, case: str) -> None:
+    CASES[case](Topics(cluster, partial(call, cluster)))
 
 
 def test_to_end_it_all(cluster: Cluster) -> None:

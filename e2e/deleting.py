@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of topics when their objects are deleted: each case as a function, on three running regions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from conftest import Cluster
+
+REGIONS: Final = ("us-east", "us-west", "eu-central")
+TEAM: Final = "team-x"
+Call = Callable[..., Any]
+"""Region, method, path and body of a call of a region's admin API."""
+
+
+class Topics:
+    """GeoTopics and the topics that they stand for."""
+
+    def __init__(self, cluster: Cluster, call: Call) -> None:
+        self.cluster = cluster
+        self.call = call
+
+    def make(self, name: str, policy: str, topic: str = "", namespace: str = "default") -> None:
+        """An object, and wait for it to be what it says or to be refused."""
+        spec = {
+            "topic": f"persistent://public/default/{topic or name}",
+            "regions": list(REGIONS),
+            "deletionPolicy": policy,
+        }
+        made = {
+            "apiVersion": "meridian.dev/v1alpha1",
+            "kind": "GeoTopic",
+            "metadata": {"name": name, "namespace": namespace},
+            "spec": spec,
+        }
+        (self.cluster.directory / "made.json").write_text(json.dumps(made))
+        self.cluster.run("kubectl apply -f made.json")
+        if not topic:
+            self.cluster.run(f"kubectl wait -n {namespace} --for=condition=Ready --timeout=60s geotopic/{name}")
+            self.call("us-east", "PUT", f"/admin/v2/persistent/public/default/{name}/properties", {"made": "once"})
+
+    def because(self, name: str, reason: str) -> str:
+        """Wait for Ready to have the reason. Says the message."""
+        told = partial(self.cluster.condition, f"geotopic/{name}", "Ready")
+        self.cluster.wait(lambda: told().get("reason") == reason, f"{name} to be {reason}")
+        return str(told()["message"])
+
+    def delete(self, name: str) -> None:
+        """Without waiting for the end."""
+        self.cluster.run(f"kubectl delete geotopic/{name} --wait=false")
+
+    def gone(self, name: str, namespace: str = "default") -> None:
+        """Wait for the object to be gone."""
+        self.cluster.wait(lambda: self.cluster.get(f"geotopic/{name}", namespace) is None, f"{name} to be gone")
+
+    def no_pods(self, namespace: str, label: str) -> None:
+        """Wait for the pods with this label to be gone."""
+        pods = f"kubectl -n {namespace} get pods -l {label} -o name"
+        self.cluster.wait(lambda: not self.cluster.run(pods).strip(), f"no pods {label}")
+
+    def is_untouched(self, name: str) -> bool:
+        """Is it the topic that was made, and not one made anew?"""
+        found = self.call("us-east", "GET", f"/admin/v2/persistent/public/default/{name}/properties")
+        return bool(found == {"made": "once"})
+
+    def holding(self, name: str, regions: tuple[str, ...] = REGIONS) -> list[str]:
+        """The regions that have the topic."""
+        topic = f"persistent://public/default/{name}"
+        return [one for one in regions if topic in self.call(one, "GET", "/admin/v2/persistent/public/default")]
+
+
+def a_loser_of_a_conflict(topics: Topics, policy: str) -> None:
+    """Its deletion touches nothing."""
+    name = f"fought-over-{policy.lower()}"
+    topics.make(name, "Delete")
+    topics.make(f"{name}-loser", policy, topic=name)
+    topics.because(f"{name}-loser", "ConflictingResource")
+    topics.delete(f"{name}-loser")
+    topics.gone(f"{name}-loser")
+    assert topics.is_untouched(name)
+    topics.delete(name)
+    topics.gone(name)
+    assert not topics.holding(name)
+
+
+def a_paused_object(topics: Topics) -> None:
+    """Its deletion waits until it is not paused any more."""
+    topics.make("held", "Delete")
+    topics.cluster.run("kubectl annotate geotopic/held meridian.dev/paused=true")
+    topics.because("held", "Paused")
+    topics.delete("held")
+    assert "meridian.dev/paused" in topics.because("held", "DeletionBlocked")
+    assert topics.is_untouched("held")
+    topics.cluster.run("kubectl annotate geotopic/held meridian.dev/paused-")
+    topics.gone("held")
+    assert not topics.holding("held")
+
+
+def a_region_that_is_down(topics: Topics) -> None:
+    """The deletion names it, and waits for it; then the topic is gone from all regions."""
+    topics.make("split", "Delete")
+    topics.cluster.run("kubectl -n eu-central scale statefulset meridian-broker --replicas=0")
+    topics.no_pods("eu-central", "statefulset.kubernetes.io/pod-name=meridian-broker-0")
+    topics.delete("split")
+    assert "eu-central" in topics.because("split", "DeletionBlocked")
+    assert topics.is_untouched("split")
+    topics.cluster.run("kubectl -n eu-central scale statefulset meridian-broker --replicas=1")
+    topics.cluster.run("kubectl -n eu-central rollout status statefulset/meridian-broker --timeout=180s")
+    topics.gone("split")
+    assert not topics.holding("split")
+
+
+def no_operator(topics: Topics) -> None:
+    """Policy Retain needs none; policy Delete waits for one."""
+    topics.make("kept", "Retain")
+    topics.make("doomed", "Delete")
+    topics.cluster.run("kubectl -n meridian-system scale deployment/operator --replicas=0")
+    topics.no_pods("meridian-system", "app.kubernetes.io/name=meridian-operator")
+    topics.delete("doomed")
+    topics.cluster.run("kubectl delete geotopic/kept --timeout=20s")
+    assert topics.is_untouched("kept") and topics.is_untouched("doomed")
+    assert topics.cluster.get("geotopic/doomed") is not None
+    topics.cluster.run("kubectl -n meridian-system scale deployment/operator --replicas=2")
+    topics.gone("doomed")
+    assert not topics.holding("doomed")
+    assert topics.is_untouched("kept")
+
+
+def a_namespace(topics: Topics) -> None:
+    """It ends when its objects have, and takes with it what they stand for."""
+    topics.cluster.run(f"kubectl create namespace {TEAM}")
+    topics.cluster.run(
+        "helm upgrade operator helm/meridian-operator -n meridian-system --reuse-values "
+        f"--set 'tenantsByNamespace.{TEAM}={{public}}' --wait --timeout 180s"
+    )
+    topics.make("of-the-team", "Delete", namespace=TEAM)
+    topics.cluster.run(f"kubectl delete namespace {TEAM} --timeout=120s")
+    assert not topics.holding("of-the-team")
+
+
+CASES: Final[dict[str, Callable[[Topics], None]]] = {
+    "a loser of a conflict, policy Delete": partial(a_loser_of_a_conflict, policy="Delete"),
+    "a loser of a conflict, policy Retain": partial(a_loser_of_a_conflict, policy="Retain"),
+    "a paused object": a_paused_object,
+    "a region that is down": a_region_that_is_down,
+    "no operator": no_operator,
+    "a namespace": a_namespace,
+}
