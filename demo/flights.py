@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from importlib.metadata import files
 
 AIRPORT_OF_REGION = {"us-east": "JFK", "us-west": "EWR", "eu-central": "LGA"}
-"""Which airport's flights are published in which region."""
+"""The airport whose flights each region publishes."""
 
 
 def read() -> Iterator[tuple[int, str, bytes]]:

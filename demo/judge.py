@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happened, worked out from the clients' journals and from what the regions themselves have on record.
+"""Computes the demo's results from the clients' journals and from the regions' own records.
 
-A message is one (origin entry, index in its batch). Clients know only the ids of the region they spoke with; the
-``entries`` export of each region leads from there to the origin. Whether an acknowledgement had reached the region that
+A message is one (origin entry, index in its batch). Clients know only the ids of the region they used; the
+``entries`` export of each region maps them to the origin. Whether an acknowledgement had reached the region that
 was killed is read from that region's own ack log, after it is back.
 """
 
@@ -125,7 +125,7 @@ class Stage:
 
 @dataclass
 class Switch:
-    """What a switch cost."""
+    """The cost of a switch."""
 
     kind: str
     source: str
@@ -150,7 +150,7 @@ class Switch:
 def judge(
     stages: list[Stage], exports: dict[str, Export], subscription: str, killed_ms: int
 ) -> tuple[set[int], list[Switch]]:
-    """The distinct flights processed, and what each switch cost."""
+    """The distinct flights processed, and the cost of each switch."""
     places = {region: origins(export) for region, export in exports.items()}
     ack_logs = {stage.region: AckLog.of(exports[stage.region], subscription) for stage in stages[:1]}
     processed: set[int] = set()

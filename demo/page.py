@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the demo found, as tables for the terminal and as a page with the story, the counts and Spark's report."""
+"""The demo's results, as tables for the terminal and as a page with the story, the counts and Spark's report."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The main job, end to end: three regions, real clients, a region dies, nothing is lost or repeated.
+"""The main use case, end to end: three regions, real clients, a region dies, nothing is lost or repeated.
 
 `make demo` runs this. It publishes 336,776 flights in three regions at full speed, consumes them in one of them, kills
-that region without warning, goes on in the second, brings the first one back, switches to the third as planned, and
-lets Spark check from outside that every region stands at the same place.
+that region without warning, continues in the second, brings the first one back, switches to the third as planned, and
+lets Spark verify from outside that every region stands at the same place.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ SUBSCRIPTION = "departures"
 MERIDIAN = [sys.executable, "-m", "meridian_broker.server.main"]
 """The command `meridian`, of the very environment this runs in."""
 KEEP_EVERYTHING = ("defaultRetentionTimeInMinutes=-1", "defaultRetentionSizeInMB=-1")
-"""At the end each delivery is looked up by its place: on a slow machine what is acknowledged would be gone by then."""
+"""Each delivery is looked up by its place at the end: on a slow machine acknowledged messages would be trimmed by
+then."""
 CONSUMERS = 4
 KILL_SHARE = (0.15, 0.35)
 """Between these shares of all flights, counted as processed, the region is killed."""
@@ -78,10 +79,10 @@ class Demo:
         self.started = 0.0
         self.report = Path(arguments.report_dir).resolve()
         self.story: list[tuple[float, str]] = []
-        """What happened, by seconds since the start."""
+        """Events of the demo, by seconds since the start."""
         self.receipts = {region: directory / f"receipts-{region}.journal" for region in flights.AIRPORT_OF_REGION}
         self.clients_log = (directory / "clients.log").open("wb")
-        """What the client library says: of a dead region, for example, that nobody answers there."""
+        """The client library's log, for example that a dead region does not answer."""
 
     # -- the regions
 

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """One client process of the demo: it publishes an airport's flights, or consumes with several consumers.
 
-A consuming worker stands by until a line comes on its standard input, as a service in a second region would.
+A consuming worker stands by until a line arrives on its standard input, as a service in a second region would.
 
-A worker writes what happened to a file of fixed-size records, because that is cheap and survives whatever happens to
+A worker writes its events to a file of fixed-size records, because that is cheap and survives whatever happens to
 the worker itself. It ends at SIGTERM: a publisher when its messages are confirmed, consumers after ``close()`` - or at
-once, when the region they spoke with is dead.
+once, if the region they used is dead.
 
 A consumer's record: ``kind | message id | flight | time ms``. Kind D: delivered, A: acknowledge() returned.
 """
@@ -27,7 +27,7 @@ import pulsar
 RECORD = struct.Struct("<cqqhiq")
 """kind, ledger, entry, index in the batch, flight, milliseconds."""
 HOLD_SHARE = 0.01
-"""Of the messages this share is acknowledged late, on purpose: out of order, and some not before the region dies."""
+"""This share of the messages is acknowledged late, on purpose: out of order, and some not before the region dies."""
 HOLD_SECONDS = 3.0
 POLITENESS = 10
 """The demo's own clients give way to the brokers: they stand for machines of their own."""
@@ -115,7 +115,7 @@ class Consumers:
         self._client.close()
 
     def abandon(self) -> None:
-        """The region is dead, there is nobody to say goodbye to."""
+        """The region is dead, so there is nothing to close."""
         self._journal.close()
         os._exit(0)
 
@@ -139,7 +139,7 @@ class Consumers:
             while held and held[0][0] <= now:
                 _, late, flight = held.pop(0)
                 self._acknowledge(consumer, late, flight)
-        for _, late, flight in held:  # a planned end: what was held back is acknowledged before close
+        for _, late, flight in held:  # a planned end: acknowledge held messages before close
             if not ABANDON.is_set():
                 self._acknowledge(consumer, late, flight)
 

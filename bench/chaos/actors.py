@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who uses the regions: producers in each, and consumers that wander, acknowledge in every way, and change their mind.
+"""The users of the regions: producers in each, and consumers that move, acknowledge in every way, and seek.
 
-All speak through the ordinary client from PyPI. Each has a generator of random numbers of its own.
+All use the ordinary client from PyPI. Each has its own random generator.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Subscription:
     partitions: int = 0
     origin_scope: bool = False
     rewound: bool = False
-    """Somebody seeks, skips and clears: less can be said of it for sure."""
+    """The workload seeks, skips and clears: less can be said about it for sure."""
 
 
 def client(world: World, region: str) -> pulsar.Client:
@@ -269,7 +269,8 @@ def read_all(world: World, region: str, topic: str, partitions: int) -> Iterator
 
 
 def offered(world: World, region: str, used: Subscription, expected: set[str], quiet_ms: int) -> list[str]:
-    """What a region delivers to a new consumer that acknowledges nothing, until it is quiet and all expected came."""
+    """Bodies that a region delivers to a new consumer without acknowledgements, until it is quiet and all expected
+    came."""
     found: list[str] = []
     made = client(world, region)
     try:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker like ``meridian broker``, whose ledgers are on a disk that fails while a file next to its data says so.
+"""A broker like ``meridian broker``, whose ledgers are on a disk that fails as long as a file next to its data exists.
 
 The file `DISK_FAULT` holds two words: which operations fail (`OPERATIONS`), and with which errno ("reads EIO"). Without
-the file the disk is well. Every operation looks, so a fault begins and ends at once, and outlives a restart.
+the file the disk works. Every operation checks it, so a fault begins and ends at once, and outlives a restart.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class FailingPrograms(ServerPrograms):
 
 
 def failing(volume: Path, told: Path) -> FaultyDisk:
-    """The file port of a directory that fails as the file ``told`` says."""
+    """The file port of a directory that fails as described in the file ``told``."""
 
     def fault(operation: str, name: str) -> OSError | None:
         try:

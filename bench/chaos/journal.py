@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happened, when, and where: written by everybody who does something, read by who judges, printed when wrong.
+"""A journal of events with time and place: written by all actors, read by the judge, printed on failure.
 
 Times are seconds of one monotonic clock: clients, faults and judge share a process.
 """
@@ -26,7 +26,7 @@ class Event:
     subscription: str = ""
     body: str = ""
     visit: int = 0
-    """Which stay of a consumer it belongs to."""
+    """The consumer's stay that it belongs to."""
     note: str = ""
     place: tuple[int, int, int] = (-1, -1, -1)
     """The message's id there: ledger, entry, index in its batch."""
@@ -48,12 +48,12 @@ class Visit:
     began: float
     ended: float = math.inf
     closed: bool = False
-    """It was closed and the broker said so: what it had acknowledged is stored."""
+    """It was closed and the broker confirmed that: its acknowledgements are stored."""
 
 
 @dataclass
 class Rewind:
-    """A seek, skip or clearing of a backlog that somebody asked for."""
+    """A requested seek, skip or clearing of a backlog."""
 
     region: str
     topic: str
@@ -63,7 +63,7 @@ class Rewind:
     began: float
     ended: float = math.inf
     answered: bool = False
-    """The broker said that it was done."""
+    """The broker confirmed it."""
     since: float = 0.0
     """Of a seek to a time: messages published then or later are ruled (seconds of the journal's clock)."""
 
@@ -106,8 +106,8 @@ class Journal:
         self.write(asked.kind, asked.region, topic=asked.topic, subscription=asked.subscription, note=note)
 
     def story(self, topic: str, subscription: str, body: str) -> Iterator[str]:
-        """The timeline of one message on one subscription, with everything else that may matter to it: also what became
-        of other messages of its batch."""
+        """The timeline of one message on one subscription, with everything else that may matter to it, including the
+        events of other messages of its batch."""
         events = [
             one
             for one in sorted(self.events, key=lambda one: one.at)

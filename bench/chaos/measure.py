@@ -19,7 +19,7 @@ from story import LOOPS_FAILING, Story
 TARGETS = ("wrong", "loops_failing_at_end")
 """Figures that have to be 0."""
 QUICK_SECONDS = 60
-"""After so long a quick look begins no other seed."""
+"""A quick run starts no further seed after this time."""
 
 
 def main() -> int:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must have come of it, from the promises of docs/replicated-subscriptions.md alone.
+"""The expected outcome, derived only from the promises of docs/replicated-subscriptions.md.
 
 After each round of trouble there is calm, and every region is asked what it stores and what it still delivers. Between
-the last calm and this one the journal has what was published, acknowledged and rewound. Of each message of each
-subscription one of three things follows: it must be delivered, it must not, or nobody can say (an acknowledgement on
-its way when a region died, a rewind that met others). What nobody can say is the same in all regions all the same.
+the last calm and this one the journal has what was published, acknowledged and rewound. For each message of each
+subscription one of three verdicts follows: it must be delivered, it must not, or it is unknown (an acknowledgement in
+flight when a region died, concurrent rewinds). Unknown outcomes must still be the same in all regions.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from journal import Event, Journal, Rewind
 from world import REGIONS, World
 
 SETTLED = 2.0
-"""Seconds in which a region that is itself has stored and told what it was given; its machine is busy."""
+"""Seconds in which an undisturbed region has stored and forwarded what it received; its machine is busy."""
 MARGIN = 1.0
-"""Seconds between the clocks of who seeks by time and of who publishes."""
+"""Seconds between the clocks of clients that seek by time and of those that publish."""
 
 
 class Must(Enum):
-    """What follows for one message of one subscription."""
+    """The verdict for one message of one subscription."""
 
     COME = "must come"
     NOT_COME = "must not come"
@@ -35,19 +35,19 @@ class Must(Enum):
 
 @dataclass
 class Round:
-    """What the judge knows when the regions are calm again."""
+    """The judge's knowledge when the regions are calm again."""
 
     began: float
     stored: dict[str, dict[str, list[str]]]
     """By topic and region: bodies in the region's order."""
     trims: bool
-    """Regions give back what nobody waits for, each at its own time."""
+    """Regions trim entries that are no longer needed, each at its own time."""
     owed: dict[Subscription, set[str] | None]
-    """What each delivered at the last calm; None: everything, it was made anew."""
+    """What each delivered at the last calm; None: everything, because it was created again."""
     old: dict[str, set[str]] = field(default_factory=dict)
-    """By topic: what was stored at the last calm."""
+    """By topic: messages stored at the last calm."""
     unsure_in: dict[Subscription, set[str]] = field(default_factory=dict)
-    """Regions that were away while the subscription was made anew: nothing follows from what was acknowledged there."""
+    """Regions that were away while the subscription was created again: acknowledgements there prove nothing."""
 
 
 @dataclass
@@ -67,13 +67,13 @@ class Judge:
         self._world, self._journal, self._round = world, journal, seen
         self._events = [event for event in journal.events if event.at >= seen.began]
 
-    # What became of messages
+    # Outcome of messages
 
     def lost(self, topic: str) -> Iterator[str]:
-        """Published with a receipt, and not in every region; save what the stated RPO covers."""
+        """Published with a receipt, and not in every region; except for losses within the stated RPO."""
         receipts = self.published(topic)
         if self._round.trims:
-            return  # what is owed has to come all the same
+            return  # messages that are owed have to arrive anyway
         everywhere = set.union(*(set(bodies) for bodies in self._round.stored[topic].values()))
         for body, receipt in receipts.items():
             if body not in everywhere and self._survived(receipt.region, receipt.at):
@@ -85,7 +85,7 @@ class Judge:
         return {one.body: one for one in self._events if one.kind == "receipt" and one.topic == topic}
 
     def _perhaps_twice(self, topic: str) -> set[str]:
-        """Messages that their producers may have sent again, when one of the two copies may have been given back."""
+        """Messages that their producers may have sent again, when one of the two copies may have been trimmed."""
         if not self._round.trims:
             return set()
         receipts, found = self.published(topic), set()
@@ -111,7 +111,7 @@ class Judge:
             most |= Counter(bodies)
         return most
 
-    # What must come of subscriptions
+    # Expected deliveries of subscriptions
 
     def verdicts(self, used: Subscription) -> dict[str, Must]:
         """For each message that is stored, or was at the last calm and waited for, or has a receipt that counts."""
@@ -139,7 +139,7 @@ class Judge:
         for body in self._perhaps_twice(used.topic):
             if found.get(body) is Must.NOT_COME:
                 found[body] = Must.UNKNOWN
-        if rewinds:  # what was given back before cannot come again
+        if rewinds:  # messages trimmed before cannot be delivered again
             found |= dict.fromkeys(found.keys() - stored.keys(), Must.UNKNOWN)
         return found
 
@@ -151,14 +151,14 @@ class Judge:
             return Must.UNKNOWN if mine.acknowledged or mine.perhaps else Must.COME
         if any(one.kind in ("skip", "clear", "message") for one in rewinds):
             return Must.UNKNOWN
-        if all(at < one.since - MARGIN for one in rewinds):  # no seek rules it: what was acknowledged stays so
+        if all(at < one.since - MARGIN for one in rewinds):  # no seek covers it: it stays acknowledged
             return Must.NOT_COME if sure or not was_owed else Must.UNKNOWN
         if len(rewinds) > 1 or not rewinds[0].answered or at < rewinds[0].since + MARGIN:
             return Must.UNKNOWN
         return self._after(rewinds[0], mine)
 
     def _after(self, rewind: Rewind, mine: Mine) -> Must:
-        """Of a message that one seek back to a time rules."""
+        """Verdict on a message that one seek back to a time covers."""
         if not self._survived(rewind.region, rewind.ended):
             return Must.UNKNOWN
         later = [one for one in mine.acknowledged if one.at > rewind.began]
@@ -172,7 +172,7 @@ class Judge:
         return Must.UNKNOWN
 
     def again(self, used: Subscription) -> Iterator[tuple[str, str]]:
-        """Deliveries, while there was trouble, of what the region knew to be acknowledged; with a reason."""
+        """Deliveries during trouble of messages that the region knew to be acknowledged; with a reason."""
         touched = [one for one in self._journal.rewinds if one.began >= self._round.began]
         if any((one.topic, one.subscription) == (used.topic, used.name) for one in touched):
             return
@@ -221,7 +221,7 @@ class Judge:
                     if had.place <= event.place:
                         found[had.body].acknowledged.append(event)
                 order = orders[event.region]
-                for body in everything:  # what is given back there may have stood before it
+                for body in everything:  # a message trimmed there may have been stored before it
                     if order.get(body, -1) <= order.get(event.body, len(order)):
                         found[body].perhaps = True
         return found
@@ -237,7 +237,8 @@ class Judge:
         return (stayed or closed) and self._survived(region, at)
 
     def _survived(self, region: str, at: float) -> bool:
-        """What a region stored then, is it somewhere still? Not if its disk was put back and nobody had heard of it."""
+        """Whether something that a region stored then still exists. Not if its disk was put back before others had
+        it."""
         lost = [put for _, put in self._world.put_back_at[region] if put >= at]
         if not lost:
             return True
@@ -251,7 +252,7 @@ class Judge:
 
 
 def wrong(verdicts: dict[str, Must], came: Iterable[str], copies: Counter[str]) -> Iterator[tuple[str, str]]:
-    """Bodies for which a region delivered what it must not, or not what it must."""
+    """Bodies for which a region delivered what it must not, or did not deliver what it must."""
     counted = Counter(came)
     for body, must in verdicts.items():
         if must is Must.COME and not counted[body]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One seed: three regions, a few rounds of trouble and calm, and what was wrong."""
+"""One seed: three regions, a few rounds of trouble and calm, and the failures found."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ LOOPS_PATIENCE = 100.0
 """After trouble: the longest pause of any periodic work is a minute."""
 LOOPS_FAILING = "loops failing at end"
 QUIET_MS = (600, 4000)
-"""Nothing more comes after so long; and where leases may have to go from region to region first."""
+"""Silence after which nothing more is expected; the second where leases may have to move between regions first."""
 
 
 class Story:
@@ -72,7 +72,7 @@ class Story:
         self._partitions = PARTITIONS
         self._scoped: set[Subscription] = set()
         self._owed: dict[Subscription, set[str] | None] = {}
-        """What each subscription delivered at the last calm; None: it was made anew at the earliest message."""
+        """What each subscription delivered at the last calm; None: it was created again at the earliest message."""
         self._stored: dict[str, set[str]] = {}
         self._unsure: dict[Subscription, set[str]] = {}
         self._calm_since = 0.0
@@ -197,7 +197,8 @@ class Story:
         return True
 
     def _accept_gaps(self) -> None:
-        """What a region lacks whose old disk was put back may be nowhere any more: then it waits for a person."""
+        """After its old disk was put back, entries that a region lacks may be gone everywhere: then it waits for an
+        operator."""
         topics = [PLAIN, *(f"{PARTED}-partition-{one}" for one in range(self._partitions))]
         for region in REGIONS:
             if self._trims and self._world.put_back_at[region]:
@@ -207,7 +208,7 @@ class Story:
         return not self._out_of_step(used)
 
     def _out_of_step(self, used: Subscription) -> str:
-        """What is not yet as it has to be; empty: all regions stand at the same place."""
+        """What is not in its final state yet; empty: all regions stand at the same place."""
         places = [used.topic]
         if used.partitions:
             for region in REGIONS:
@@ -274,7 +275,7 @@ class Story:
         self._owed[used] = set(first[1])
 
     def _between(self) -> None:
-        """What only happens while nothing else does."""
+        """Actions that only happen while nothing else does."""
         if self._random.random() < 0.7:
             self._world.copy_disk(self._random.choice(REGIONS))
             self.counts["copies"] += 1
@@ -311,7 +312,7 @@ class Story:
             self._world.live(away)
 
     def _clear(self) -> None:
-        """Nobody waits for anything any more, so that it is given back."""
+        """Clear all backlogs, so that everything can be trimmed."""
         for used in USED:
             region = self._random.choice(REGIONS)
             self._expect(

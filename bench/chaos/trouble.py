@@ -28,7 +28,7 @@ class Trouble:
         self._ends: list[tuple[float, Callable[[], None], set[str]]] = []
 
     def happen(self, seconds: float) -> None:
-        """For so long; everything is over at the end."""
+        """Cause trouble for this long; everything is over at the end."""
         until = time.monotonic() + seconds
         while (now := time.monotonic()) < until:
             for due in [one for one in self._ends if one[0] <= now]:

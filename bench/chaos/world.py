@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three regions that can be killed, frozen, cut off, given old or failing disks; and what their admin APIs say."""
+"""Three regions that can be killed, frozen, cut off, given old or failing disks; and their admin APIs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class World(Wired):
     """The regions, and when each was disturbed."""
 
     def __init__(self, directory: Path, journal: Journal, trims: bool) -> None:
-        """:param trims: regions give back what nobody waits for, each at its own time."""
+        """:param trims: regions trim entries that are no longer needed, each at its own time."""
         self._settings = SMALL | OFTEN | ({} if trims else KEEPS)
         super().__init__(directory, *REGIONS)
         self.journal = journal
@@ -87,7 +87,7 @@ class World(Wired):
         self.brokers[region].kill()
 
     def drain(self, region: str) -> None:
-        """SIGTERM: it tells the others what they lack, and ends."""
+        """SIGTERM: the broker sends the others what they lack, and ends."""
         self.disturbed.begin(region)
         self.journal.write("drained", region)
         self._dead.add(region)
@@ -115,7 +115,7 @@ class World(Wired):
         self.brokers[region].kill()
 
     def freeze(self, region: str) -> None:
-        """SIGSTOP: its connections stay, and nobody answers on them."""
+        """SIGSTOP: its connections stay, without answers."""
         self.disturbed.begin(region)
         self.journal.write("frozen", region)
         self._frozen.add(region)
@@ -137,14 +137,14 @@ class World(Wired):
         draft.replace(told)
 
     def mend_disk(self, region: str) -> None:
-        """The disk is well; the broker goes on by itself, or is started."""
+        """The disk works again; the broker recovers by itself, or is started."""
         (self.brokers[region].directory / DISK_FAULT).unlink()
         self.journal.write("disk mended", region)
         if self.lives(region):
             self.disturbed.end(region)
 
     def cut_ways(self, ways: list[tuple[str, str]]) -> None:
-        """What the first dials of the second falls silent."""
+        """Silence the connections that the first region of each pair makes to the second."""
         for dialler, to in ways:
             self.disturbed.begin(dialler, to)
             self.journal.write("cut", dialler, note=f"to {to}")
@@ -169,7 +169,7 @@ class World(Wired):
         self.live(region)
 
     def give_old_disk(self, region: str, what: str) -> None:
-        """SIGKILL, and everything on its disk, or metadata or volume alone, is what it was at the last copy."""
+        """SIGKILL, and everything on its disk, or metadata or volume alone, is reset to the last copy."""
         self.die(region)
         self.journal.write("disk put back", region, note=what)
         data, copy = self.brokers[region].directory / "data", self.brokers[region].directory / "copy"
@@ -217,13 +217,14 @@ class World(Wired):
         return 200 <= self.http(region, "POST", path, {"dispatchScope": scope})[0] < 300
 
     def status(self, region: str, topic: str, name: str) -> dict[str, Any]:
-        """Where a subscription stands there; what went wrong under ``problem``."""
+        """The state of a subscription there; failures are under ``problem``."""
         path = f"/meridian/v1/subscriptions/{topic.replace('://', '/')}/{quote(name)}/status"
         status, said = self.http(region, "GET", path)
         return dict(said) if status == 200 else {"problem": f"{region} answered {status}: {said}"}
 
     def accept_gaps(self, region: str, topic: str) -> int:
-        """As a person does after an old disk was put back: what the region lacks and nobody has any more is lost (R4).
+        """Accept, like an operator after an old disk was put back, the loss of entries that no region has any more
+        (R4).
 
         :returns: how many gaps there were.
         """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The targets of one broker and of three regions, measured with real processes on loopback.
 
-Rates are given per second of the broker's processor time, because the machine is shared: the wall rate beside it says
-only what this machine did meanwhile. Memory is the growth of the resident set over many items.
+Rates are per second of the broker's processor time, because the machine is shared: the wall rate beside it only
+shows what this machine did meanwhile. Memory is the growth of the resident set over many items.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def publishing(bench: Bench) -> None:
 
 
 def acknowledging(bench: Bench) -> None:
-    """How soon the other regions know what was acknowledged in one."""
+    """How soon the other regions know about acknowledgements made in one."""
     seconds = 8.0 if bench.quick else 30.0
     visible = acks_visible(bench.place("acks"), f"{TOPIC}-acks", 1000, seconds)
     bench.at_most("ack_visible_elsewhere_p50_milliseconds", visible.p50, 5)
@@ -168,7 +168,7 @@ def killing(bench: Bench) -> None:
 
 
 def remembering(bench: Bench) -> None:
-    """Memory of what is idle."""
+    """Memory of idle objects."""
     count = 10_000
     for kind, name, limit in (
         ("subscriptions", "idle_subscription_bytes", 1024),

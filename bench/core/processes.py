@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of the bench: a broker, three regions, a generator; and what the kernel says they used."""
+"""The processes of the bench: a broker, three regions, a generator; and their resource usage from the kernel."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 START_SECONDS = 60.0
 PORTS = range(30_001, 32_700)
 _given: set[int] = set()
-"""Ports that were given, whether or not somebody listens there by now."""
+"""Ports that were handed out, whether or not they are in use."""
 
 
 def wait(condition: Callable[[], bool], what: str, seconds: float = START_SECONDS) -> None:
@@ -94,7 +94,7 @@ class Broker:
         self.region = region
         self.settings = settings
         self.program = PROGRAM
-        """What runs it, as a command line without the word "broker"."""
+        """Command line of the program, without the word "broker"."""
         self.port, self.admin_port = free_ports(2)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -216,7 +216,7 @@ class Regions:
 
 
 class Generator:
-    """The load's process. Made ready first, so that what is measured is the load alone."""
+    """The load's process. It is started and connected first, so that only the load is measured."""
 
     def __init__(self, what: str, **options: Any) -> None:
         command = [sys.executable, str(HERE / "generator.py"), what, *(f"{k}={v}" for k, v in options.items())]
@@ -230,7 +230,7 @@ class Generator:
         return self
 
     def stop(self) -> None:
-        """SIGTERM: to those that work until they are told."""
+        """SIGTERM, for generators that work until they are stopped."""
         if self._process.poll() is None:
             self._process.terminate()
 
@@ -244,5 +244,5 @@ class Generator:
 
 
 def run(what: str, **options: Any) -> dict[str, Any]:
-    """A generator that waits for nobody."""
+    """A generator that runs without waiting."""
     return Generator(what, **options).result()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What three regions promise: acknowledgements seen elsewhere within milliseconds, switches that repeat nothing."""
+"""Promises of three regions: acknowledgements visible elsewhere within milliseconds, switches that repeat nothing."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Visible(NamedTuple):
 
 
 def acks_visible(directory: Path, topic: str, rate: int, seconds: float) -> Visible:
-    """Acknowledge ``rate`` messages a second in one region, and read in the others' ack logs when they heard.
+    """Acknowledge ``rate`` messages a second in one region, and read in the others' ack logs when they arrived.
 
-    Both moments are of this machine's clock. The log has whole milliseconds, rounded down: one is added.
+    Both times are from this machine's clock. The log has whole milliseconds, rounded down: one is added.
     """
     with Regions(directory, *NAMES) as regions:
         out = directory / "acks"
@@ -85,7 +85,7 @@ def _known(export: Export, last: tuple[int, int]) -> list[tuple[tuple[int, int],
 
 
 class Outcome(NamedTuple):
-    """Of one story with a kill and a planned switch."""
+    """Results of one story with a kill and a planned switch."""
 
     lost: int
     kill_redelivered_acked: int
@@ -192,7 +192,7 @@ class Seen:
         return len(self._numbers)
 
     def wait(self, count: int) -> None:
-        """Until so many were seen, or nothing new came for a while: a region that is away withholds its own."""
+        """Wait for this many, or until nothing new came for a while: a region that is away withholds its own."""
         last, since = self.count(), time.monotonic()
         while self.count() < count and time.monotonic() - since < QUIET_SECONDS:
             if self.count() != last:
@@ -211,7 +211,7 @@ class Seen:
 
 
 def _receipted(directory: Path) -> set[int]:
-    """Numbers of the messages whose receipt came."""
+    """Numbers of the messages with a receipt."""
     numbers: set[int] = set()
     for path in directory.glob("*.receipts"):
         data = path.read_bytes()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the progress exchange of three regions costs when nothing happens, and when links come back: bytes, time.
+"""Costs of the progress exchange of three regions when idle, and when links come back: bytes, time.
 
 The real cores of three regions in one process, without sockets: every message is encoded, counted and decoded, and
-simulated time goes from deadline to deadline. A hundred thousand replicated subscriptions, over many topics or few.
+simulated time advances from deadline to deadline. A hundred thousand replicated subscriptions, over many topics or few.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class World:
                     exchange.disconnected(other, self.now_ms)
 
     def forget(self, region: str, topics: int) -> None:
-        """A region lacks, without knowing it, the last acknowledgement of so many topics, far from each other."""
+        """Make a region lack, without knowing it, the last acknowledgement of this many topics, far from each other."""
         held = self.hosts[region].held
         for topic in list(held)[:: max(1, len(held) // topics)][:topics]:
             name = next(iter(held[topic]))
@@ -258,7 +258,7 @@ def missing(topics: int) -> dict[str, Any]:
 
 
 def connecting(world: World, *, version: int = PROTOCOL_VERSION, seconds: float = 20) -> int:
-    """Bytes of all six links, idle rounds included, until so long after they came up."""
+    """Bytes on all six links, idle rounds included, in the first ``seconds`` after they came up."""
     with patch.object(speaking, "PROTOCOL_VERSION", version):
         world.start_counting()
         world.connect()

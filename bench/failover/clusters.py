@@ -27,7 +27,7 @@ class Cluster:
     service_url: str
     admin_url: str
     kill: Callable[[], None] | None = None
-    """SIGKILL its broker; None: nobody told us how."""
+    """SIGKILL its broker; None: not available."""
     bring_back: Callable[[], None] = field(default=lambda: None)
     _connection: http.client.HTTPConnection | None = None
 
@@ -46,7 +46,8 @@ class Cluster:
         )
 
     def get(self, path: str) -> Any:
-        """The answer's JSON; None when it is refused, or nobody answers. The connection is kept: it is asked often."""
+        """The answer's JSON; None if it is refused, or there is no answer. The connection is kept, because it is used
+        often."""
         try:
             if self._connection is None:
                 self._connection = http.client.HTTPConnection(urlsplit(self.admin_url).netloc, timeout=10)
@@ -61,7 +62,7 @@ class Cluster:
             return None
 
     def keep_everything(self, namespace: str) -> None:
-        """Nothing is given back, or ``entries`` would not grow with what arrives."""
+        """Keep everything: otherwise ``entries`` would not grow with each arrival."""
         request = urllib.request.Request(
             f"{self.admin_url}/admin/v2/namespaces/{namespace}/retention",
             json.dumps({"retentionTimeInMinutes": -1, "retentionSizeInMB": -1}).encode(),
@@ -76,7 +77,7 @@ class Cluster:
         return int((self.get(f"{_path(topic)}/internalStats") or {}).get("numberOfEntries", 0))
 
     def acknowledged(self, topic: str, subscription: str) -> int | None:
-        """Of these, those that the subscription does not owe any more."""
+        """How many of these the subscription no longer owes."""
         found = (self.get(f"{_path(topic)}/stats") or {}).get("subscriptions", {}).get(subscription)
         return None if found is None else self.entries(topic) - int(found["msgBacklog"])
 

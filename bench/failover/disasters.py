@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What regions go through as such: a link that is cut, a disk from earlier, a hundred thousand subscriptions that rest.
+"""Disasters of regions: a link that is cut, a disk from earlier, a hundred thousand idle subscriptions.
 
-These take hold of the regions themselves (see ``wired``), so they are measured on Meridian's alone.
+These control the regions themselves (see ``wired``), so they are measured with Meridian only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from work import Notes, Worker
 NAMES = ("one", "two", "three")
 IDLE_TOPICS = 100
 ROUND_SECONDS = 5
-"""Regions compare once in so long."""
+"""Interval at which regions compare."""
 SETTLED_SECONDS = 60.0
 NAMESPACE = "public/default"
 
@@ -44,12 +44,12 @@ class Idle:
     settled_seconds: float
     bytes_per_second: float
     cpu_percent: float
-    """Of one processor, all brokers together."""
+    """Percent of one processor, all brokers together."""
 
 
 FETCHED_MS = 120_000
-"""A region that comes back with an old disk fetches all it lacks, in its order, before the first message that is owed:
-of 5 minutes 300,000 entries. So long without any it is lost."""
+"""A region that comes back with an old disk fetches everything it lacks, in order, before the first message that is
+owed: 300,000 entries for 5 minutes. After this time without any message, it counts as lost."""
 
 
 class Disasters:
@@ -106,10 +106,10 @@ class Disasters:
         return moved
 
     def restored(self, seconds: float) -> Moved:
-        """A region is killed and returns with its disk of some time ago; its consumer goes on there at once.
+        """A region is killed and returns with its disk of some time ago; its consumer continues there at once.
 
-        The copy is made in the middle of the work. What was acknowledged and published afterwards is not on it, and
-        nothing of it may be lost or come again: the other regions know.
+        The copy is made in the middle of the work. Later acknowledgements and messages are not on it, but none of
+        them may be lost or delivered again: the other regions know them.
         """
         before, work = 2000, int(seconds * RATE)
         stories = self._stories("two", "one")
@@ -145,7 +145,7 @@ class Disasters:
         Worker("subscriptions", **self._clusters["one"].place, topics=",".join(topics), count=each).go().result()
         made = time.monotonic() - began
         wait(lambda: all(self._has(name, topics, each) for name in NAMES), "the subscriptions everywhere", 300)
-        # What follows the making, and the first comparisons, is work and not rest.
+        # The aftermath of creating them, and the first comparisons, are not idle time.
         until = time.monotonic() + SETTLED_SECONDS
         before, rates = self._wired.bytes_passed(), [math.inf, math.inf]
         while not abs(rates[-1] - rates[-2]) < 0.2 * rates[-2] and time.monotonic() < until:
@@ -179,7 +179,7 @@ class Place:
 
 
 def _move(stories: Stories, consumer: Worker, client: pulsar.Client, topic: str, work: int) -> Moved:
-    """The consumer is closed and goes on in B."""
+    """The consumer is closed and continues in B."""
     consumer.say("close")
     consumer.result()
     moved = time.monotonic()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies between regions: forwards connections, counts their bytes, and can fall silent. A process of its own.
+"""A forwarder between regions: forwards connections, counts their bytes, and can go silent. A process of its own.
 
 ``forwarder.py NAME=LISTEN:TARGET ...``. Lines on standard input: ``cut NAME ...``, ``heal NAME ...``, ``count``; each
-is answered with one line of JSON, the bytes of payload that passed so far by name, both ways. A way that is cut loses
-nothing and says nothing: bytes wait, and neither side is told, as when a network swallows packets. What a connection
-had under way when it was cut arrives after the healing, as TCP does it.
+is answered with one line of JSON, the bytes of payload that passed so far by name, in both directions. A cut loses
+nothing and notifies nobody: bytes wait, as when a network swallows packets. Data in flight when the connection
+was cut arrives after the healing, as with TCP.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Bench:
             print(text, flush=True)
 
     def moved(self, name: str, moved: Moved, limit: float) -> None:
-        """What came again and what was lost."""
+        """Messages that were repeated and lost."""
         self.at_most(f"{name}_again_percent", moved.again_percent, limit)
         self.at_most(f"{name}_lost", moved.lost, 0)
         self.figure(f"{name}_again", moved.again)
@@ -139,7 +139,7 @@ def measure(
 
 
 def measure_moves(bench: Bench, stories: Stories, quick: bool, case: str, backlog: int) -> None:
-    """Planned switches and kills, with nothing held back, a little, and a little for ever."""
+    """Planned switches and kills, with no messages held back, a few, and a few forever."""
     work = 2000 if quick else 10_000
     for name, hold in HOLDS.items():
         if quick and case != "no_backlog" and hold != math.inf:

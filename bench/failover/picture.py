@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A page to look at: the cursor's lag over time and its distribution, what came again after each move, and every other
-figure. One file, no dependencies."""
+"""A page of results: the cursor's lag over time and its distribution, messages repeated after each move, and all other
+figures. One file, no dependencies."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _over_time(lag: Lag) -> str:
 
 
 def _distribution(lag: Lag) -> str:
-    """Which share took at most so long."""
+    """The share of messages that took at most a given time."""
     top = lag.sorted_ms[-1] or 1
     count = len(lag.sorted_ms)
     points = " ".join(f"{_x(ms / top):.1f},{_y((at + 1) / count):.1f}" for at, ms in enumerate(lag.sorted_ms))

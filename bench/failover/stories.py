@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured on any two clusters: the other one's cursor behind an acknowledgement, and what comes again after a
-move.
+"""Measurements on any two clusters: how far the other cluster's cursor lags behind an acknowledgement, and which
+messages are repeated after a move.
 
-One process publishes in A at a steady rate, another one takes the messages there at the same rate and acknowledges
-each by itself, with a receipt, at once or, of some, later or never. Then the consumer moves to B, where the official
-client goes on. Publishing begins a moment earlier and so ends before the move: nothing but the subscription's place is
+One process publishes in A at a steady rate, another one takes the messages there at the same rate and acknowledges each
+individually, with a receipt, at once or, for some, later or never. Then the consumer moves to B, where the official
+client continues. Publishing begins a moment earlier and so ends before the move: only the subscription's place is
 judged.
 """
 
@@ -29,9 +29,9 @@ RATE = 1000
 LEAD_SECONDS = 0.3
 """How much earlier publishing begins."""
 QUIET_MS = 1500
-"""Nothing came for so long although all that was owed had come: nothing comes again."""
+"""Silence after which nothing is expected to be repeated, when all owed messages had arrived."""
 LOST_MS = 30_000
-"""Something is owed and nothing came for so long: it is lost."""
+"""Silence after which a message that is still owed counts as lost."""
 POLL_SECONDS = 0.001
 
 
@@ -57,7 +57,7 @@ class Moved:
     confirmed: int
     """Acknowledged before it, with the broker's receipt."""
     again: int
-    """Of these, delivered after it."""
+    """Of these, delivered again after it."""
     unconfirmed: int
     """Acknowledgements that were under way when the broker was killed."""
     unconfirmed_again: int
@@ -109,7 +109,7 @@ class Stories:
             publisher.result()
             map_ = Worker("places", **self.b.place, topic=topic, subscription="places", last=messages - 1).go()
             places = {number: (ledger, entry) for number, ledger, entry in map_.result()["places"]}
-            # Another cluster's cursor may stay where it last heard of it: what was not seen by then is left out.
+            # Another cluster's cursor may stay where it was last updated: exclude what was not seen by then.
             until = time.monotonic() + 5
             while time.monotonic() < until and (not seen or seen[-1][0] < places[messages - 1]):
                 time.sleep(0.05)
@@ -132,11 +132,11 @@ class Stories:
     # -- moves --------------------------------------------------------------------------------------------------------
 
     def move(self, *, hold_seconds: float, planned: bool, work: int, backlog: int = 0) -> Moved:
-        """Take ``work`` messages in A, then go on in B.
+        """Take ``work`` messages in A, then continue in B.
 
-        :param hold_seconds: one message in a hundred is acknowledged so much later; 0: none; infinity: never.
+        :param hold_seconds: one message in a hundred is acknowledged this much later; 0: none; infinity: never.
         :param planned: the consumer is closed before it moves; otherwise A's broker is killed while it works.
-        :param backlog: messages published before; the consumer is always so far behind.
+        :param backlog: messages published before; the consumer always lags this far behind.
         """
         with self.clients() as (a, b):
             topic = self.topic(a, b)
@@ -159,7 +159,7 @@ class Stories:
             notes = Notes(self.notes(topic, "consumer"))
             owed = set(range(work + backlog)) - notes.sent.keys()
             if not planned:
-                # What A had and B had not yet got comes when A is back.
+                # Messages that only A had arrive when A is back.
                 after.until(owed, QUIET_MS)
                 after.until_quiet()
                 self.a.bring_back()
@@ -206,7 +206,7 @@ class Stories:
 
 
 class Taking:
-    """Where the consumer moved to: takes whatever comes and acknowledges it, with the official client."""
+    """The consumer after the move: takes everything and acknowledges it, with the official client."""
 
     def __init__(self, client: pulsar.Client, topic: str, subscription: str) -> None:
         self.came: set[int] = set()
@@ -214,7 +214,7 @@ class Taking:
         self._consumer = subscribed(client, topic, subscription)
 
     def until(self, owed: set[int], quiet_ms: int) -> None:
-        """Until all of these came, or nothing for so long."""
+        """Until all of these came, or nothing came for ``quiet_ms``."""
         left = len(owed - self.came)
         while left and (number := self._take(quiet_ms)) is not None:
             left -= number in owed and number not in self.came
@@ -238,7 +238,7 @@ class Taking:
 
 
 def judged(notes: Notes, after: Taking, owed: set[int], moved: float) -> Moved:
-    """:param owed: everything that was published and that nobody acknowledged before."""
+    """:param owed: everything that was published and not acknowledged before."""
     under_way = notes.sent.keys() - notes.confirmed.keys()
     return Moved(
         confirmed=len(notes.confirmed),

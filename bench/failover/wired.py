@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three regions whose ways to each other lead through a forwarder, so that they can be cut and counted.
+"""Three regions whose links to each other lead through a forwarder, so that they can be cut and counted.
 
-Each ordered pair of regions has a way of its own. The region at its end listens for it on a port of its own, with a
-listener's name, so that lookups that came that way are answered with the way's address (``advertisedListeners``,
-``bindAddresses``): brokers never get to know how to reach each other past the forwarder.
+Each ordered pair of regions has its own path. The region at its end listens for it on a separate port, with a
+listener's name, so that lookups through that path are answered with the path's address (``advertisedListeners``,
+``bindAddresses``): brokers never learn how to bypass the forwarder.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Wired:
         self._pairs = list(permutations(names, 2))
         numbers = iter(free_ports(4 * len(self._pairs)))
         self._ports = {pair: [next(numbers) for _ in range(4)] for pair in self._pairs}
-        """Of (from, to): the way's port, the port it leads to, and the same for the admin API."""
+        """By (from, to): the path's port, its target port, and the same for the admin API."""
         self._forwarder: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Wired:
@@ -98,7 +98,7 @@ class Wired:
         return answer
 
     def cut(self, one: str, other: str) -> None:
-        """Nothing gets from either to the other any more, and neither is told."""
+        """Nothing passes between the two any more, and neither is notified."""
         self._ask(f"cut {self._between(one, other)}")
 
     def heal(self, one: str, other: str) -> None:
@@ -113,7 +113,7 @@ class Wired:
         return sum(self._ask("count").values())
 
     def cpu_seconds(self) -> float:
-        """Of all brokers so far."""
+        """CPU time of all brokers so far."""
         return sum(cpu_seconds(broker.pid) for broker in self.brokers.values())
 
     def keep_copy(self, name: str) -> Path:

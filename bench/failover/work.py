@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The workers as the bench sees them: processes that are started, told to go, and leave notes."""
+"""The bench's view of the workers: processes that are started, triggered, and leave notes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Worker:
 
 
 class Notes:
-    """What workers wrote down: moments by number."""
+    """The workers' notes: times by number."""
 
     def __init__(self, *files: Path) -> None:
         self.taken: dict[int, float] = {}

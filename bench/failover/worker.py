@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who publishes and who consumes, each in a process of its own: ``worker.py WHAT key=value ...``.
+"""The publisher and the consumer, each in a process of its own: ``worker.py WHAT key=value ...``.
 
-They speak the protocol themselves, because the client libraries gather acknowledgements for a while before they send
-them: of an acknowledgement that was still in the library when the broker died nobody knows anything. The consumer here
-sends each at once, asks for its receipt (ACK with a request id, ACK_RESPONSE) and notes both moments. So what comes
-again can be judged without excuses: whatever had its receipt was the broker's to keep.
+They implement the protocol themselves, because the client libraries collect acknowledgements for a while before they
+send them: nothing is known about an acknowledgement that was still in the library when the broker died. The consumer
+here sends each at once, asks for its receipt (ACK with a request id, ACK_RESPONSE) and records both times. So repeated
+messages can be judged without excuses: the broker had to keep everything that it sent a receipt for.
 
 Each waits for a line ``go`` when it is ready, and ends with one line of JSON.
 """
@@ -26,14 +26,14 @@ from meridian_broker.wire.pulsar import encode
 from raw import MESSAGE, PING, RECEIPT, SEND_ERROR, Raw, frame, number_of
 
 NOTE = struct.Struct("<Bqd")
-"""What happened, to which number, when (this machine's monotonic clock)."""
+"""Event, number, time (this machine's monotonic clock)."""
 TAKEN, SENT, CONFIRMED = 0, 1, 2
 ACK, ACK_RESPONSE, CLOSE_CONSUMER, SUCCESS = 10, 38, 16, 13
 PERMITS = 1000
 WINDOW = 1000
 """Messages without receipt at most."""
 HELD_SHARE = 100
-"""One of so many is held back."""
+"""One message of this many is held back."""
 
 
 def publish(host: str, port: int, topic: str, first: int, count: int, rate: float, out: str) -> Any:
@@ -84,7 +84,7 @@ class Consumer:
                 self._note(CONFIRMED, self.unconfirmed.pop(command[1].request_id))
 
     def take(self, count: int) -> None:
-        """Deal with so many of those that wait, and with held ones whose time has come."""
+        """Process this many of the waiting messages, and held ones whose time has come."""
         out = []
         for _ in range(min(count, len(self.waiting))):
             place, number = self.waiting.popleft()
@@ -118,10 +118,10 @@ class Consumer:
 
 
 def consume(host: str, port: int, topic: str, subscription: str, count: int, rate: float, hold: float, out: str) -> Any:
-    """``hold``: seconds for which one message in a hundred is held back; 0: none, inf: for ever.
+    """``hold``: seconds for which one message in a hundred is held back; 0: none, inf: forever.
 
-    Says ``worked`` once it dealt with ``count`` messages. Then a line ``close`` makes it close the consumer as it
-    should be done; without one it stays until the connection ends.
+    Prints ``worked`` once it has processed ``count`` messages. Then a line ``close`` makes it close the consumer
+    properly; without one it stays until the connection ends.
     """
     client = Raw(port, host=host)
     client.subscribe(topic, subscription, replicate_subscription_state=True)
@@ -143,7 +143,7 @@ def consume(host: str, port: int, topic: str, subscription: str, count: int, rat
 
 
 def _stay(client: Raw, consumer: Consumer) -> float:
-    """Until told to close; the seconds that closing took."""
+    """Until told to close; returns the seconds that closing took."""
     poll = selectors.DefaultSelector()
     poll.register(client.socket, selectors.EVENT_READ)
     poll.register(sys.stdin, selectors.EVENT_READ)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the leases of three regions cost while nothing happens: bytes, processor time, records on the disk (R26).
+"""Costs of the leases of three idle regions: bytes, processor time, records on disk (R26).
 
 Subscriptions with dispatch scope ``origin`` that are consumed in all three regions: each region holds its own share of
 each and renews it: by digests, and by name as with regions of an older version. The real cores in one process, without
-sockets and disks: every message is encoded, counted and decoded, and simulated time goes from deadline to deadline.
+sockets and disks: every message is encoded, counted and decoded, and simulated time advances from deadline to deadline.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ EVERYWHERE = frozenset(REGIONS)
 SUBSCRIPTIONS = (1_000, 10_000)
 IDLE_SECONDS = 60
 BYTES_PER_SECOND = 50_000
-"""Of all regions together, as for the progress exchange."""
+"""For all regions together, as for the progress exchange."""
 CPU_MS_PER_SECOND = 50
-"""Of each region."""
+"""Per region."""
 
 
 class Log:
@@ -54,7 +54,7 @@ class Log:
 
 
 class Share:
-    """Of one subscription: the shares that are held."""
+    """The held shares of one subscription."""
 
     def __init__(self, held: set[Stream], stream: Stream) -> None:
         self._held, self._stream = held, stream

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the local ledger engine costs per entry, in processor time of the whole process, best of several rounds.
+"""Cost of the local ledger engine per entry, in processor time of the whole process, best of several rounds.
 
-Each way of appending stands beside its floor: the same bytes through bare writev and fdatasync, measured in the same
-run, because only the ratio says something on a machine that others use too. Writes go to a directory of their own under
+Each way of appending is shown beside its floor: the same bytes through bare writev and fdatasync, measured in the same
+run, because only the ratio is meaningful on a shared machine. Writes go to a directory of their own under
 --directory (default: the current one), since a memory file system would sync for nothing.
 """
 
@@ -42,7 +42,7 @@ class Result:
 
 
 def ignore(_: int | LedgerError) -> None:
-    """A receipt nobody waits for."""
+    """A receipt callback that does nothing."""
 
 
 async def appending(store: LocalLedgerStore, writers: list[LocalWriter], size: int, burst: int, count: int) -> None:

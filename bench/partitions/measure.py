@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long one request takes that creates, or deletes, a topic of a thousand partitions in two regions.
+"""Duration of one request that creates, or deletes, a topic of a thousand partitions in two regions.
 
 Two real brokers replicate to each other, with embedded metadata and with etcd. Each round creates the topic with one
 request; publishes a message to every partition in both regions; receives and acknowledges all of them in both regions,
 on a replicated subscription each; and deletes the topic with one request. Creation ends when both regions list all
 partitions, deletion when neither lists any. The CPU seconds are those of both brokers and their etcds in that time;
-they depend less than the other figures on what else the machine does.
+they depend less than the other figures on the load of the machine.
 """
 
 from __future__ import annotations

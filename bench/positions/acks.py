@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process that says what acknowledgements cost a broker: run by ``measure.py``, prints one JSON object.
+"""One process that measures the cost of acknowledgements to a broker: run by ``measure.py``, prints one JSON object.
 
 A real topic, its log and its progress log on ledgers in memory, in a real loop. Two questions:
 
 * Single acknowledgements of a subscription that was rewound often, each in a turn of its own, or a hundred at a time:
   processor time from the command to the receipt.
-* One cumulative acknowledgement over a long backlog: the longest turn of the loop that it makes others wait, and the
-  processor time until the receipt, and until the cursor is there. With own entries only, and half from another region.
+* One cumulative acknowledgement over a long backlog: the longest turn of the loop, and the processor time until the
+  receipt, and until the cursor has advanced. With own entries only, and half from another region.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Record:
 
 
 async def topic_of(entries: int, mixed: bool, step: int = 1) -> tuple[Topic, Subscription]:
-    """A topic with so many entries in ledgers of 50,000, and a replicated subscription that is owed all of them.
+    """A topic with this many entries in ledgers of 50,000, and a replicated subscription that is owed all of them.
 
     :param mixed: every second one is from another region; ``step`` 2: which withholds every second one of its own.
     """
@@ -107,7 +107,7 @@ def consumer_of(subscription: Subscription) -> Consumer:
 
 
 def rewinds(kind: str, count: int) -> Progress:
-    """None of which rules all that an older one does; of ranges, none rules what is acknowledged here."""
+    """Rewinds none of which rules all that an older one does; of ranges, none rules what is acknowledged here."""
     made = Progress()
     if kind == "time":
         made._layers = Layers(Layer(Stamp(1000 + n, 0, "eu"), {}, 1 + n) for n in range(count))

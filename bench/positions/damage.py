@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process that says how long very many damaged entries keep a broker from everything else: run by ``measure.py``,
+"""One process that measures how long very many damaged entries block a broker's loop: run by ``measure.py``,
 prints one JSON object.
 
 A real topic as in ``acks.py``, with a subscription that is owed everything. The disk damages all entries of its sealed
-ledgers, headers included. Of each step, from reading the ledgers anew to accepting the loss, the longest turn of the
-loop, and the processor time that it takes, in milliseconds.
+ledgers, headers included. For each step, from reading the ledgers again to accepting the loss, the longest turn of the
+loop, and its processor time, in milliseconds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from meridian_broker.topics.topic import Topic
 from seeks import measured
 
 rotten = set[int]()
-"""Ledgers of which the disk reads nothing well."""
+"""Ledgers in which the disk reads every entry wrong."""
 
 
 class RottenReader(MemoryReader):
@@ -43,7 +43,7 @@ async def open_anew(topic: Topic) -> None:
 
 
 async def ask(topic: Topic) -> None:
-    """Every other region is asked; there is none."""
+    """Every other region is asked; there are none."""
     topic.mending.noticed()
     while not topic.mending.for_a_person() or not all(gap.is_judged for gap in topic.mending.gaps()):
         topic.mending._since_ms = dict.fromkeys(topic.mending._since_ms, 1)
@@ -68,7 +68,7 @@ async def main() -> None:
         chapter.reader = RottenReader(reader._handle)
     topic.log.on_damage = lambda: None  # asked for below
     gc.set_threshold(*GC_THRESHOLD)
-    logging.disable()  # each ledger is told once, and the accepted loss
+    logging.disable()  # each ledger and the accepted loss are logged
     cases = {
         "open ledgers of damaged entries": await measured(open_anew(topic)),
         "ask for them": await measured(ask(topic)),

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process that says what subscriptions full of holes take: run by ``measure.py``, prints one JSON object.
+"""One process that measures the memory of subscriptions full of holes: run by ``measure.py``, prints one JSON object.
 
-Each subscription has its progress, its first-hand acks (the evidence that the verifier asks for) and its place in the
+Each subscription has its progress, its first-hand acks (the evidence for the verifier) and its place in the
 topic's index, over ledgers of 50,000 entries as brokers make them. A Shared consumer acks in random order, a thousand
-entries a turn, through the index as the broker does it; then everything cools down as the broker's upkeep lets it.
-Memory is the growth of the resident set over several subscriptions, after the allocator gave back what it keeps.
+entries per turn, through the index as in the broker; then everything is encoded as the broker's upkeep does.
+Memory is the growth of the resident set over several subscriptions, after the allocator returned what it keeps.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def resident() -> int:
 
 
 def own_ledgers(entries: int) -> list[LedgerIndex]:
-    """A topic all of whose entries were first stored here."""
+    """A topic whose entries were all first stored here."""
     codes, before, found = RegionCodes("us-east"), EARLIEST, []
     for number in range(-(-entries // PER_LEDGER)):
         index = LedgerIndex(LEDGER + 4096 * number, codes, before)
@@ -69,7 +69,7 @@ def mixed_ledgers(entries: int) -> list[LedgerIndex]:
 
 
 def subscription(indexes: list[LedgerIndex], holes: int, seed: int) -> tuple[Progress, Progress]:
-    """Progress and first-hand acks after everything was acked but so many entries, the first one among them."""
+    """Progress and first-hand acks after everything was acked except ``holes`` entries, the first one among them."""
     entries = sum(map(len, indexes))
     order = array("I", range(1, entries))  # no objects of the interpreter's: they would leave holes in its heap
     Random(seed).shuffle(order)
@@ -94,7 +94,7 @@ def cool(progress: Progress, first_hand: Progress) -> None:
 
 def main() -> None:
     entries, holes, count, mixed = (int(word) for word in sys.argv[1:])
-    cool(*subscription(own_ledgers(entries), holes, 0))  # what is made once, and what the allocator keeps for later
+    cool(*subscription(own_ledgers(entries), holes, 0))  # one-time allocations, and what the allocator keeps
     begin = resident()
     indexes = mixed_ledgers(entries) if mixed else own_ledgers(entries)
     unpacked = sum(index.memory() for index in indexes)

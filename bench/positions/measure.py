@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the algebra of progress costs: processor time per operation, bytes per set.
+"""Costs of the progress algebra: processor time per operation, bytes per set.
 
-Times are the best of several rounds of processor time, less the cost of the empty loop: the smallest is the one least
-disturbed by others. Sizes are exact, and the same on every machine.
+Times are the best of several rounds of processor time, minus the cost of the empty loop: the smallest is the one least
+disturbed by other processes. Sizes are exact, and the same on every machine.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def place(entry: int) -> Position:
 
 
 def loop_ns(prepare: Callable[[], Callable[[int], object]], count: int, rounds: int) -> float:
-    """Nanoseconds per call of what ``prepare`` returns, called with 0 to ``count - 1``."""
+    """Nanoseconds per call of the function that ``prepare`` returns, called with 0 to ``count - 1``."""
 
     def once(action: Callable[[int], object]) -> int:
         begin = time.process_time_ns()
@@ -206,7 +206,7 @@ LONGEST_MS = 20.0
 
 
 def acknowledging(quick: bool) -> Iterator[tuple[str, float, float]]:
-    """``(what, at most, measured)`` of acknowledgements on a real topic, in a process of its own."""
+    """``(what, at most, measured)`` for acknowledgements on a real topic, in a process of its own."""
     script = Path(__file__).with_name("acks.py")
     words = ["2000", "100000"] if quick else ["10000", "1000000"]
     command = [sys.executable, str(script), *words]
@@ -250,7 +250,8 @@ def damaging(quick: bool) -> Iterator[tuple[str, float, float]]:
 
 
 def memory_bytes(thing: object, seen: set[int] | None = None) -> int:
-    """``sys.getsizeof`` of a thing and all it holds, names of regions included; without what all of its kind share."""
+    """``sys.getsizeof`` of an object and everything it holds, region names included; without what all of its kind
+    share."""
     seen = {id(UNKNOWN), id(NO_REPORTS), id(sys.modules)} if seen is None else seen
     if thing is None or id(thing) in seen:
         return 0

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process that says how long seeks and looks ahead keep a broker from everything else: run by ``measure.py``,
+"""One process that measures how long seeks and looks ahead block a broker's loop: run by ``measure.py``,
 prints one JSON object.
 
-A real topic as in ``acks.py``, whose entries come from two regions in turns; in one of two worlds the other region
-withholds every second one of its own, so that no entry follows the one before. Of each operation the longest turn of
-the loop, and the processor time that it takes, in milliseconds.
+A real topic as in ``acks.py``, with alternating entries of two regions; in one of two worlds the other region
+withholds every second one of its own, so that no entry follows the one before. For each operation the longest turn of
+the loop, and its processor time, in milliseconds.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ async def report(one: Subscription) -> None:
 
 
 async def backlog(one: Subscription) -> None:
-    """For a client that asks for its consumer's statistics."""
+    """The consumer statistics of a client."""
     one.backlog()
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a broker that starts is kept from everything else by a topic whose progress log is long.
+"""How long a topic with a long progress log blocks a broker that starts.
 
 A broker writes a progress log of many acknowledgements, more than it would keep (``ROLL_RECORDS``), and stops. The next
 broker, a process of its own, opens the topic, and a task beside it measures each turn of the loop: its CPU time, and
-the time that goes by. Then one more acknowledgement rolls the log over, which writes a snapshot.
+its wall time. Then one more acknowledgement rolls the log over, which writes a snapshot.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ RECORDS, QUICK_RECORDS = 700_000, 100_000
 BLOCK_CPU_MS = 20.0
 NAME = "persistent://public/default/orders"
 LEDGER = 890_951_159_236_224
-"""Where what is acknowledged was: of another region, so that no entry has to be stored."""
+"""Ledger of the acknowledged entries: of another region, so that no entry has to be stored."""
 PENDING = 20_000
 """Records under way while the log is written."""
 
@@ -65,7 +65,7 @@ SHAPES = (
 
 @dataclass
 class Opened:
-    """What the next broker noted. Times of the loop's thread."""
+    """Measurements of the next broker. Times are of the loop's thread."""
 
     open_longest_block_cpu_ms: float
     open_longest_block_wall_ms: float
@@ -175,7 +175,7 @@ async def read(directory: Path, shape: Shape, records: int) -> Opened:
 
 
 async def _roll_over(topic: Topic) -> None:
-    """One more acknowledgement: a broker goes on in no ledger that it finds."""
+    """One more acknowledgement: a broker never appends to a ledger that it finds."""
     old, subscription = topic.progress_log.ledgers, next(iter(topic.subscriptions.values()))
     delta = subscription.cursor.progress.empty_delta()
     delta.ack(ZERO, "eu", Position(LEDGER + 1, -1), Position(LEDGER + 1, 0))

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of a broker whose consumers want everything and read nothing, or a little now and then.
+"""Memory of a broker whose consumers request everything and read nothing, or a little now and then.
 
-A thousand consumers, each on a connection and a subscription of its own, with room for a million messages. Every second
+A thousand consumers, each on its own connection and subscription, with permits for a million messages. Every second
 one never reads; the others read two kilobytes ten times a second. A producer publishes meanwhile, and one good consumer
 takes it all. Memory has to be flat: what the broker holds for a slow consumer is bounded, the rest stays in the log.
 
-Memory is the resident set. It is looked at when everybody is subscribed, after a quarter of the messages, when all
+Memory is the resident set. It is measured when all are subscribed, after a quarter of the messages, when all
 buffers are full, and at the end. In the end some of the slow ones read on, and must get every message, in order.
 """
 
@@ -127,7 +127,7 @@ class Load:
         self._next_sip = time.monotonic()
 
     def publish(self, upto: int) -> None:
-        """Until so many are stored and the good consumer has them."""
+        """Until this many are stored and the good consumer has them."""
         moved = time.monotonic()
         while self.stored < upto or self.taken < upto:
             while self.sent < upto and self.sent - self.stored < WINDOW:
