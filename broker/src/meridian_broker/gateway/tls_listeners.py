@@ -47,10 +47,10 @@ class TlsListeners:
         backlog: int,
         early: socket.socket | None = None,
     ) -> TlsListener:
-        """Take the address; nobody is accepted before ``start_serving``.
+        """Bind the address; connections are accepted only after ``start_serving``.
 
-        :param early: the address, which is open already.
-        :raises OSError: it is taken.
+        :param early: a socket that is bound to the address already.
+        :raises OSError: the address is taken.
         """
         if early is not None:
             return TlsListener(self, protocol, [early], backlog)

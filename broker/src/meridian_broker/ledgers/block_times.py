@@ -17,15 +17,15 @@ BLOCK: Final = 512
 
 
 class BlockTimes:
-    """Of each block of a ledger the earliest and the latest publish time, at worst a little more apart than they are.
+    """The earliest and latest publish time of each block of a ledger; the range may be a little too wide.
 
-    Groups of entries are noted as a whole; one that lies in two blocks counts in both.
+    Groups of entries are recorded as a whole; a group that spans two blocks counts in both.
     """
 
     __slots__ = ("_earliest", "_latest")
 
     def __init__(self) -> None:
-        self._earliest = array("Q")  # what a client says, up to the last millisecond there is
+        self._earliest = array("Q")  # as the client claims: any 64-bit number of milliseconds
         self._latest = array("Q")
 
     def note(self, first: int, count: int, earliest_ms: int, latest_ms: int) -> None:
@@ -44,7 +44,7 @@ class BlockTimes:
 
     @property
     def latest_ms(self) -> int:
-        """Of all entries; 0: there are none."""
+        """The latest time of all entries; 0 if there are none."""
         return max(self._latest, default=0)
 
     def between(self, entry: int) -> tuple[int, int] | None:

@@ -43,8 +43,8 @@ async def origins_between(
 
 
 async def goes_on_behind(log: TopicLog, end: Position) -> bool:
-    """Whether messages were taken behind ``end``. This region's own from before it, given back after a restore, may
-    stand there all the same, and copies of damaged entries.
+    """Whether messages were accepted behind ``end``. Own entries from before it do not count, though a restore or the
+    repair of damaged entries may have stored copies of them behind it.
 
     :raises LedgerError: a ledger cannot be read.
     """

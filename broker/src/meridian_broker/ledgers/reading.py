@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reading a topic's log: new entries from memory, others from the store; and facts from their headers.
 
-Of entries that were read once, two things stay when they are gone from memory: the index of their origins
-(``index.py``), until nobody needs it, and of blocks of them the publish times (``block_times.py``). Both are rebuilt
-from the headers of a ledger whenever they are not there.
+Two things about entries outlive their cached content: the index of their origins (``index.py``), until it is no longer
+needed, and the publish times of blocks of entries (``block_times.py``). Both are rebuilt from the headers of a ledger
+when they are missing.
 """
 
 from __future__ import annotations

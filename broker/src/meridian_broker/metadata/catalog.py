@@ -85,7 +85,7 @@ class Catalog:
         return rules(broker, self.region, *levels)
 
     def own_policies(self, topic: TopicName) -> Level:
-        """What the topic sets itself, as last seen."""
+        """The topic's own policies, as last seen."""
         own = self._access.view.topic_policies(topic)
         return {} if own is None else own.own
 

@@ -41,7 +41,7 @@ def _is_owed_acks(subscription: Subscription) -> bool:
     dispatcher = subscription.dispatcher
     if dispatcher is None or not subscription.consumers or not subscription.durable:
         return False
-    # Of types whose consumers share messages it is known which one has which.
+    # For shared subscription types it is known which consumer holds which message.
     return subscription.unacked_messages > 0 or (
         dispatcher.read > subscription.cursor.mark_delete and not dispatcher.tracks_holders
     )

@@ -23,7 +23,7 @@ PATIENCE_SECONDS: Final = 5.0
 class EarlyPorts:
     """Ports of one address that are open already.
 
-    One that cannot be opened is left out: whoever opens it later learns why.
+    One that cannot be opened is left out: the later attempt to open it reports why.
     """
 
     def __init__(self, host: str, ports: Iterable[int]) -> None:
@@ -44,7 +44,7 @@ class EarlyPorts:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """:raises OSError: the port is taken. :raises ValueError: the host is no IP address, or the port is any."""
+    """:raises OSError: the port is taken. :raises ValueError: the host is no IP address, or the port is 0."""
     if not port:
         raise ValueError("any port")
     family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET

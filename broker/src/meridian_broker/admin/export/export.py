@@ -56,14 +56,14 @@ CONTENT_TYPE: Final = "application/vnd.apache.arrow.stream"
 
 
 class SnapshotGone(Refused):
-    """There is no such snapshot, table or partition, or not any more."""
+    """There is no such snapshot, table or partition, or it has expired."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(404, reason)
 
 
 class ExportBusy(Refused):
-    """Too many streams are wanted at once."""
+    """Too many streams are open at once."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(503, reason)

@@ -32,9 +32,9 @@ class Standing:
 
 
 async def standing(subscription: Subscription, holes_kept: int = HOLES_KEPT, walk: int = WALK) -> Standing:
-    """Look ahead of the cursor. What is acked meanwhile may count or not; a rewind makes the look begin anew.
+    """Look ahead of the cursor. Entries acked meanwhile may or may not count; a rewind restarts the look.
 
-    :param walk: entries looked at one by one.
+    :param walk: number of entries examined one by one.
     :raises LedgerError: a ledger cannot be read.
     """
     while True:

@@ -16,9 +16,9 @@ class Route:
     path: str
     handler: Handler
     status: int = 200
-    """Of a good answer."""
+    """Status code of a successful answer."""
     content: str = "application/json"
     peers: str | None = None
     """Brokers of other regions call it, with this query parameter if one is named. None: they do not."""
     exports: bool = False
-    """A token for the export alone opens it."""
+    """Whether a token for the export alone may call it."""

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """``/meridian/v1/describe``: the state of many topics and subscriptions at once, for programs that watch all of them.
 
-One topic costs a dozen requests by Pulsar's paths, and each of those a read of the metadata store. Here a thousand
-topics are one request, and what is not in memory is remembered until the catalog hears that it has changed: a request
-in which nothing is new reads the store once, to be sure that it still answers.
+With Pulsar's paths, one topic costs a dozen requests, each of which reads the metadata store. Here a thousand topics
+are one request, and what is not in memory is remembered until the catalog learns of a change: a request that finds
+nothing new reads the store once, to make sure that it still answers.
 
-The answer stops after some time, so that one request never keeps the loop busy; who asked asks for the rest.
+The answer ends after a time limit, so that one request never blocks the loop; the caller then asks for the rest.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ Value = TypeVar("Value")
 TOPICS: Final = 1000
 """Most topics of one request."""
 SUBSCRIPTIONS: Final = 1000
-"""Most subscriptions of one request, of all its topics together."""
+"""Most subscriptions in one request, across all its topics."""
 ANSWER_MS: Final = 1000
-"""After so long the answer ends, with what is described by then."""
+"""The answer ends after this time, with the topics described by then."""
 WALK: Final = 2000
-"""Entries behind a cursor that are counted one by one; of what lies farther ahead, all counts as backlog."""
+"""Entries behind a cursor that are counted one by one; everything farther ahead counts as backlog."""
 REMEMBERED: Final = 10_000
 """Namespaces' lists and topics' schemas that are kept in memory, of each."""
 _WANTED: Final = (
@@ -147,7 +147,7 @@ def _asked(given: Any) -> list[tuple[str, list[str]]]:
 
 
 async def _described(admin: AdminState, remembered: Remembered, text: str, subscriptions: list[str]) -> Json:
-    """What is wrong with one topic is said of that one; the others are described."""
+    """A problem with one topic is reported for that topic; the others are described."""
     try:
         name = parse(text)
         if not name.is_persistent or name.partition >= 0:
@@ -178,7 +178,7 @@ async def _topic(admin: AdminState, remembered: Remembered, name: TopicName, sub
 
 
 def _policies(admin: AdminState, name: TopicName) -> Json:
-    """What the topic itself sets, by the last part of the path at which it is set."""
+    """The topic's own policies, each under the last part of the path that sets it."""
     own = admin.catalog.own_policies(name)
     paths = {endpoint.policy: endpoint.topic for endpoint in ENDPOINTS if endpoint.topic}
     shown: Json = {}
@@ -214,7 +214,7 @@ def _replication(admin: AdminState, topics: list[Topic]) -> Json:
 
 
 async def _subscription(admin: AdminState, topics: list[Topic], name: str) -> Json | None:
-    """Of all partitions that have it; None: none has."""
+    """The subscription across all partitions that have it; None if none has."""
     found = [topic.subscriptions[name] for topic in topics if name in topic.subscriptions]
     if not found:
         return None

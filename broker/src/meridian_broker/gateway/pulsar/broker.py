@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What connections see of the broker they belong to."""
+"""The broker as its connections see it."""
 
 from __future__ import annotations
 

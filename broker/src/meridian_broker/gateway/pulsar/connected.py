@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the broker and the progress exchange need of a connection, so that neither has to know its class."""
+"""The interface of a connection for the broker and the progress exchange, which need not know its class."""
 
 from __future__ import annotations
 

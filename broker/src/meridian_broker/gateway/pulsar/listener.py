@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The listener of Pulsar's protocol: makes a connection of whoever comes in."""
+"""The listener of Pulsar's protocol: creates a connection object for each accepted socket."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meridian_broker.gateway.pulsar.handlers import HANDLERS
 from meridian_broker.gateway.tls_listeners import TlsListener, TlsListeners
 
 BACKLOG: Final = 1024
-"""Connections that the system takes before this process does."""
+"""Connections that the kernel queues before this process accepts them."""
 
 
 async def listen(
@@ -24,11 +24,11 @@ async def listen(
     listener: str = "",
     early: socket.socket | None = None,
 ) -> asyncio.Server | TlsListener:
-    """Take the address; nobody is accepted before ``start_serving``.
+    """Bind the address; connections are accepted only after ``start_serving``.
 
     :param secure: encrypts connections; None: they are plain.
-    :param listener: whose addresses those who come in here are told, unless they name another.
-    :param early: the address, which is open already.
+    :param listener: clients that connect here get the addresses of this listener, unless they name another.
+    :param early: a socket that is bound to the address already.
     :raises OSError: the address is taken.
     """
     loop = asyncio.get_running_loop()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one holder has of one stream (R26): what it asked whom for, who promised it, and until when it may read."""
+"""A holder's state for one stream (R26): which voters it asked, which promised, and until when it may read."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ Quorums: TypeAlias = tuple[tuple[Voters, int], ...]
 
 @dataclass(slots=True)
 class Claim:
-    """What this holder has of one stream."""
+    """The holder's state for one stream."""
 
     stream: Stream
     voter_sets: VoterSets
     home: str
     voters: Voters = ()
-    """All who are asked."""
+    """All voters that are asked."""
     quorums: Quorums = ()
-    """Of which voters it takes how many; of each of these."""
+    """Pairs of voters and the number of votes needed from them; every pair must be satisfied."""
     by_name: set[str] = field(default_factory=set)
-    """Voters who did not promise what is asked for now, as far as is known: they are asked by name."""
+    """Voters not known to have promised the current request: they are asked by name."""
     state: State = State.IDLE
     until_ms: int = 0
-    """It may be read before this, by the holder's clock; 0: not at all."""
+    """The stream may be read before this time, by the holder's clock; 0: not at all."""
     term: int = 0
     known_term: int = 0
-    """The highest heard of."""
+    """The highest term seen."""
     asked_ms: dict[str, int] = field(default_factory=dict)
     """Voter -> when it was asked for what it promised."""
     refusals: dict[str, AnswerItem] = field(default_factory=dict)
-    """What voters said who did not, in this attempt."""
+    """Refusals in this attempt, by voter."""
     next_ms: int = 0
-    """The next attempt; while one is under way, its end; while it is held, when it is renewed before the others."""
+    """The next attempt; during an attempt, its end; while held, the time of a renewal before the regular one."""
     tries: int = 0
     unwanted_ms: int | None = None
-    """Since when it is not wanted any more."""
+    """Since when the stream is no longer wanted."""
 
     @property
     def is_held(self) -> bool:
@@ -48,5 +48,5 @@ class Claim:
 
     @property
     def item(self) -> AskItem:
-        """What is asked for."""
+        """The request sent to voters."""
         return AskItem(self.stream, self.term, self.voter_sets.mark, self.home)

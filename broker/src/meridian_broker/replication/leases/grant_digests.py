@@ -1,29 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Digests of the grants between one voter and one holder, to renew them without naming each stream (R26).
 
-Ten thousand shares are renewed every two seconds although nothing about them changes. So both ends keep the asks that
-were granted, divided into parts, with a digest of each part. A renewal carries the digests. Where the voter's own is
-the same, the renewal is what a ``LeaseAsk`` with just those names would have been, and the answer what its answer would
-have been, because equal digests are equal sets. Where it differs, both empty that part, and its streams are asked for
-by name, as at first.
+Ten thousand shares are renewed every two seconds although nothing about them changes. So both ends keep the granted
+requests, divided into parts, with a digest of each part. A renewal carries the digests. Where the voter's own digest is
+the same, the renewal has the effect of a ``LeaseAsk`` with exactly those names, and the answer that of its answer,
+because equal digests mean equal sets. Where it differs, both ends empty that part, and its streams are requested by
+name, as the first time.
 
 So a digest never proves more than a request by name did. The invariant, in the terms of ``leases.py``:
 
     A holder counts a renewal for a stream only if its voter, after it was asked, renewed its promise for exactly that
     stream, in that term, to that life of the holder, among those voters, with that home, and had it on disk.
 
-- A digest is over all of that: ``AskItem``, keyed with the name of the holder's life.
-- The voter keeps only grants that this life of it made by name and has on disk. A voter that starts anew begins with
-  none, whatever it finds on its disk. What is granted to another, given back, or asked for with another term, mark or
-  home is removed at that moment.
-- Before it renews, the voter looks at each promise of the part: does it know the same of who votes, and is it the
-  same topic and subscription, in whose log it is written? If not, or if its time is over, the part differs. And it
-  writes a line into a log that a later broker of its region would have taken over, as for any renewal.
-- The holder counts it for grants that it kept when it asked, and has kept since. What was removed and came back
-  between question and answer came back after the question, and is counted from another one.
-- Nothing of it depends on the order, the number or the connection of messages. A question that is late, or comes twice,
-  makes the voter's promise longer than anybody knows; an answer counts from the moment its question was put, once or
-  more often. Lost ones make nothing longer. Ends that do not agree find out with the next question.
+- A digest covers all of that: ``AskItem``, keyed with the name of the holder's life.
+- The voter keeps only grants that it made by name in this life and has on disk. After a restart it begins with none,
+  whatever is on its disk. A grant is removed the moment its stream is granted to another holder, released, or
+  requested with another term, mark or home.
+- Before it renews, the voter checks each promise of the part: are the known voters unchanged, and is the topic and
+  subscription whose log holds the promise still the same one? If not, or if the promise has expired, the part differs.
+  It also writes a line to a log that a later broker of its region would have taken over, as for any renewal.
+- The holder counts a renewal only for grants that it had when it asked and has kept since. A grant that was removed
+  and made again between question and answer is newer than the question, so it is counted from a later one.
+- Correctness does not depend on the order or number of messages, or on the connection they use. A late or duplicate
+  question only makes the voter's promise longer than the holder assumes. An answer counts from the moment its question
+  was asked, however often it arrives. A lost message extends nothing. Ends that disagree find out with the next
+  question.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ class Part(Generic[Grant]):
 
 
 class GrantDigests(Generic[Grant]):
-    """See the module's text. What an end keeps with each grant is its own affair."""
+    """See the module's docstring. Each end decides what it stores with a grant."""
 
     def __init__(self, holder: str) -> None:
-        """:param holder: the life of a broker that it is about."""
+        """:param holder: the life of the broker that holds the grants."""
         self._key = blake2b(holder.encode(), digest_size=32).digest()
         self._prints: dict[Stream, int] = {}
         self.parts: dict[int, Part[Grant]] = {}

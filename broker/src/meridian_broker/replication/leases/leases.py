@@ -13,8 +13,8 @@ Any two of those sets intersect, too, but no region can take over the stream of 
 allows that, which is up to an operator, who has to know that the old home is dead. While the voters are being changed
 several lists of them are in force, and each requires enough votes (``replication/leases/quorums.py``).
 
-What was granted is renewed without being named, by digests of the grants that both ends keep (``grant_digests.py``),
-and by name with whoever does not know it so.
+Grants are renewed without naming their streams, by digests of the grants that both ends keep (``grant_digests.py``);
+where those differ, by name.
 
 The home goes first. Other candidates wait a moment for it, each a different time, so that they do not split the votes;
 a holder is told to hand over a stream that its home asks for. A holder that no longer wants a stream releases it.

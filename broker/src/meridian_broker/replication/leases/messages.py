@@ -19,7 +19,7 @@ ITEMS_MAX: Final = 256
 """Streams in one message; more take several."""
 
 OTHER_VOTERS: Final = "OtherVoters"
-"""Candidate and voter do not know the same voters, or for two voters the same home: first they have to agree."""
+"""Candidate and voter know different voters or, with two voters, different homes: they have to agree first."""
 NOT_SERVED: Final = "NotServed"
 """The voter has not read its earlier votes yet, so it does not know whom it promised the stream."""
 HELD: Final = "Held"
@@ -30,13 +30,13 @@ PAST: Final = "Past"
 
 @dataclass(frozen=True, slots=True)
 class AskItem:
-    """One stream that the asker wants to hold, or to go on holding."""
+    """One stream that the asker wants to hold, or to keep holding."""
 
     stream: Stream
     term: int
     """Grows with each attempt at a stream, by any candidate; renewals keep it."""
     mark: int
-    """Of what the asker knows of who votes (``VoterSets.mark``)."""
+    """Identifies the voters that the asker knows of (``VoterSets.mark``)."""
     home: str
 
 

@@ -70,11 +70,11 @@ class VoterSets:
         return any(set(listed) == set(voters) for _, listed in self.lists)
 
     def is_on_pair(self, voter: str) -> bool:
-        """Whether it is one of two voters, of which the home is enough."""
+        """Whether it is one of two voters, where the home's vote suffices."""
         return any(len(voters) == 2 and voter in voters for _, voters in self.lists)
 
     def joined(self, other: VoterSets) -> VoterSets:
-        """What both know."""
+        """The knowledge of both, combined."""
         settled = max(self.settled, other.settled)
         newest: dict[Voters, Stamp] = {}
         for stamp, voters in (*self.lists, *other.lists):
@@ -84,11 +84,11 @@ class VoterSets:
         return VoterSets(tuple(lists), settled)
 
     def knows(self, other: VoterSets) -> bool:
-        """Everything that the other knows?"""
+        """Whether this includes everything the other knows."""
         return self.joined(other) == self
 
     def also(self, voters: Iterable[str], stamp: Stamp) -> VoterSets:
-        """One more list counts; itself when it is one of them, or they are too many."""
+        """Add a list. Returns itself if it has the list already, or has as many as allowed."""
         if self.has(wanted := tuple(sorted(voters))) or len(self.lists) >= LISTS_MAX:
             return self
         return self.joined(VoterSets(((stamp, wanted),)))
@@ -116,10 +116,10 @@ class VoterSets:
         return True
 
     def settle(self, wanted: Collection[str], stamp: Stamp) -> VoterSets:
-        """One list counts from now on, when it is the last that was said; else it is said again, to be heard again.
+        """Make one list the only one in force if it is the newest; else add it again, to be confirmed again.
 
-        So of two regions with the same knowledge that want different lists only one can have its own: otherwise each
-        would drop the other's list. :param stamp: later than all known ones.
+        So if two regions with the same knowledge want different lists, only one succeeds; otherwise each would drop the
+        other's list. :param stamp: later than all known ones.
         """
         kept = tuple(sorted(wanted))
         *others, (said, last) = self.lists
@@ -129,7 +129,7 @@ class VoterSets:
         return VoterSets(((said, kept),), max(gone, self.settled, BEGUN))
 
     def enough(self, voters: Voters) -> int:
-        """How many of one list it takes."""
+        """The number of votes needed from one list."""
         return len(voters) if self.settled == ZERO else majority(voters)
 
     @property

@@ -5,9 +5,9 @@ A region that knows a list of voters that is not the only one in force asks all 
 know them, until enough have confirmed that one list suffices. The question carries its knowledge, so that voters
 without a record of the subscription learn it, and the answer carries theirs.
 
-All regions of the topic ask, each on its own, and each may settle: what is settled joins. They settle on the list
-in their own settings, and on none while a reachable region wants another one: an operator who changes the regions
-of a topic tells one region after the other.
+All regions of the topic ask, each on its own, and each may settle: what is settled joins. They settle on the list in
+their own settings, and not at all while a reachable region wants another list: an operator who changes the regions of
+a topic configures one region after the other.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FIRST_MS: Final = 20
 AGAIN_MS: Final = 500
 """Pause between questions to a voter that has not confirmed."""
 ROUNDS_MS: Final = 10_000
-"""The longest between questions: they come ever later."""
+"""Upper bound of the pause between questions; it grows with each round."""
 
 Subject = tuple[str, str]
 """Topic, subscription."""
@@ -32,21 +32,21 @@ Heard = Callable[[VoterSets, Voters], None]
 
 
 class VoterDirectory(Protocol):
-    """What is known here of who votes."""
+    """The voters that this region knows of."""
 
     def known(self, subject: Subject) -> tuple[VoterSets, Voters] | None:
-        """And what this region's settings say; None: it has no such record, or asks for nothing of it now."""
+        """The known lists and the voters this region's settings name. None: no such record, or nothing to ask for."""
 
     def hear(self, subject: Subject, told: VoterSets, heard: Heard) -> None:
-        """Join it to what is known. ``heard`` what that is then, once it is on disk; never where none of it is known
-        here, or can be written."""
+        """Join it to the known lists. ``heard`` is called with the result once that is on disk; never if the
+        subscription is not known here, or it cannot be written."""
 
     def settle(self, subject: Subject, heard: frozenset[str]) -> None:
-        """These know all that is known here: one list may be enough now."""
+        """These voters have confirmed all lists known here: one list may suffice now."""
 
 
 class Reconfiguration:
-    """See the module's text. One per broker."""
+    """See the module's docstring. One per broker."""
 
     def __init__(
         self,
@@ -57,7 +57,8 @@ class Reconfiguration:
         can_ask: Callable[[str], bool],
         send: Callable[[str, VotersAsk | VotersAnswer], None],
     ) -> None:
-        """:param is_clean: has this voter promised nothing that binds, since it knows what has this mark?"""
+        """:param is_clean: whether this voter has made no binding promise since it learned of the lists with this
+        mark."""
         self._directory = directory
         self._me = me
         self._now_ms = now_ms
@@ -74,7 +75,7 @@ class Reconfiguration:
             self._wake(self._open[subject].next_ms)
 
     def lacking(self, subject: Subject) -> list[str]:
-        """Who did not say yet that it knows; empty: nothing is asked for."""
+        """Voters that have not confirmed yet; empty if nothing is being asked."""
         question, known = self._open.get(subject), self._directory.known(subject)
         return [] if question is None or known is None else [v for v in known[0].voters if v not in question.heard]
 
@@ -99,7 +100,7 @@ class Reconfiguration:
                 question.again(now)
                 for voter in known[0].voters:
                     agrees = voter in question.heard and question.wanted.get(voter) in ((), known[1])
-                    if not agrees or voter == self._me:  # at the latest its own answer tells that all agree
+                    if not agrees or voter == self._me:  # at the latest, its own answer shows that all agree
                         items.setdefault(voter, []).append(VotersItem(*subject, known[0], known[1]))
         self._next_ms = min((question.next_ms for question in self._open.values()), default=None)
         for voter, wanted in items.items():
@@ -111,7 +112,7 @@ class Reconfiguration:
                     self._send(voter, ask)
 
     def tell(self, voter: str, subjects: set[Subject]) -> None:
-        """A voter does not know what is known here, or knows more."""
+        """Send a voter the lists known here, because it lacks some or knows more."""
         items = [
             VotersItem(*one, *known) for one in sorted(subjects) if (known := self._directory.known(one)) is not None
         ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each voter granted the holder, to be renewed without names (R26, ``grant_digests.py``)."""
+"""The grants of each voter to this holder, for renewal without naming streams (R26, ``grant_digests.py``)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from meridian_broker.replication.leases.messages import LeaseRenewal, LeaseRenew
 
 
 class Renewals:
-    """Of each voter a claim is among the grants, or the voter is in ``Claim.by_name``."""
+    """For each voter of a claim, either the claim is among that voter's grants, or the voter is in
+    ``Claim.by_name``."""
 
     def __init__(self, holder: str) -> None:
         self._holder = holder
         self._granted: dict[str, GrantDigests[tuple[Claim, int]]] = {}
-        """Each claim with the number of the last question that was put before it was granted."""
+        """Each claim with the number of the last question sent before it was granted."""
 
     def granted(self, voter: str, claim: Claim, number: int) -> None:
         """The voter granted it by name. :param number: of the last question sent, to any voter."""
@@ -28,7 +29,7 @@ class Renewals:
             claim.by_name.discard(voter)
 
     def refused(self, voter: str, claim: Claim) -> None:
-        """The voter did not, when it was asked last."""
+        """The voter refused the last request, or has to be asked by name again."""
         if voter not in claim.by_name:
             self._granted[voter].drop(claim.stream)
             claim.by_name.add(voter)
@@ -39,7 +40,7 @@ class Renewals:
             self.refused(voter, claim)
 
     def questions(self, number: int, can_renew: Callable[[str], bool]) -> Iterator[tuple[str, LeaseRenewal]]:
-        """What is to be sent to whom. :param can_renew: does that voter understand it?"""
+        """Messages to send, with their voters. :param can_renew: whether that voter understands them."""
         for voter, granted in self._granted.items():
             if not can_renew(voter):  # it runs an older version by now
                 for index in list(granted.parts):
@@ -48,7 +49,7 @@ class Renewals:
                 yield voter, LeaseRenewal(number, self._holder, tuple(granted.digests()))
 
     def answered(self, voter: str, answer: LeaseRenewed) -> tuple[list[Claim], list[Claim]]:
-        """Claims that were renewed, and those that are to be asked for by name."""
+        """Claims that were renewed, and those that must be requested by name."""
         granted = self._granted.get(voter)
         if granted is None:
             return [], []

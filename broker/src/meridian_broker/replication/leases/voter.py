@@ -34,10 +34,10 @@ Reply: TypeAlias = Callable[[LeaseAnswer | LeaseRenewed], None]
 
 
 class VoteBasis(Protocol):
-    """What a vote was given on: to see cheaply that it would be given again."""
+    """The facts a vote was based on; shows cheaply whether it would be given again."""
 
     def still_valid(self) -> bool:
-        """Would ``Ballots.voter_sets`` say the same as it did then, and is the stream kept where it was then?"""
+        """Whether ``Ballots.voter_sets`` would return the same as then, and the stream is stored where it was then."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Vote:
     holder: str
     term: int
     duration_ms: int
-    """0: its holder stopped before its time, and the vote is free."""
+    """0: the holder released it early, so the vote is free."""
     until_ms: int = 0
     """By this voter's monotone clock; not kept on disk."""
     mark: int = 0
@@ -69,20 +69,21 @@ class Vote:
 
 
 class Ballots(Protocol):
-    """Where a voter writes."""
+    """A voter's durable record of its votes."""
 
     def voter_sets(self, stream: Stream) -> tuple[VoterSets, str] | None:
-        """Who votes on the stream, and its home, empty where that does not matter; None: it is not known or not served
-        here."""
+        """The voters on the stream, and its home, empty where that does not matter; None: the stream is not known or
+        not served here."""
 
     def has(self, stream: Stream, vote: Vote) -> bool:
-        """Whether this is the last written vote where the stream is kept now; it may have been created again since."""
+        """Whether this is the last written vote where the stream is stored now; it may have been created again
+        since."""
 
     def basis(self, stream: Stream) -> VoteBasis | None:
-        """What ``voter_sets`` and ``has`` rest on now; None: it cannot be said."""
+        """The facts behind ``voter_sets`` and ``has`` as of now; None: unknown."""
 
     def confirm(self, confirmed: Callable[[], None]) -> None:
-        """``confirmed`` once it is sure that no later broker has begun to vote for this voter."""
+        """Call ``confirmed`` once it is certain that no later broker has begun to vote for this voter."""
 
     def write(self, votes: list[tuple[Stream, Vote]], durable: Callable[[list[Stream]], None]) -> None:
         """Write votes down. ``durable`` is called, once or several times, with the streams whose votes are durable;
@@ -97,7 +98,7 @@ class Voter:
         self.votes: dict[Stream, Vote] = {}
         self._origins: dict[tuple[str, str], set[str]] = {}
         self._granted: dict[str, GrantDigests[Vote]] = {}
-        """By holder: what it was promised by name, is on the disk, and has not changed since (``grant_digests.py``)."""
+        """By holder: grants made by name, on disk, and unchanged since (``grant_digests.py``)."""
 
     def _put(self, stream: Stream, vote: Vote) -> None:
         before = self.votes.get(stream)
@@ -107,7 +108,7 @@ class Voter:
         self._origins.setdefault(stream[:2], set()).add(stream[2])
 
     def _strike(self, stream: Stream) -> None:
-        """Whatever was promised of the stream is not renewed without its name any more."""
+        """The stream's grant can no longer be renewed without naming it."""
         vote = self.votes.get(stream)
         granted = None if vote is None else self._granted.get(vote.holder)
         if vote is not None and granted is not None:
@@ -116,14 +117,14 @@ class Voter:
                 del self._granted[vote.holder]
 
     def _keep_grant(self, stream: Stream, vote: Vote) -> None:
-        """Its holder is being told that it is promised, and on the disk."""
+        """Its holder is about to learn that the stream is promised and the promise durable."""
         if vote.basis is not None:
             item = AskItem(stream, vote.term, vote.mark, vote.home)
             self._granted.setdefault(vote.holder, GrantDigests(vote.holder)).put(item, vote)
 
     def found(self, stream: Stream, holder: str, term: int, duration_ms: int, now_ms: int) -> None:
-        """A vote on disk: it counts for its whole duration from now on. Of several the one with the highest term
-        counts."""
+        """A vote found on disk: it counts for its whole duration from now on. Of several votes, the one with the
+        highest term counts."""
         before = self.votes.get(stream)
         if before is None or (before.term < term and before.mark == 0):
             self._put(stream, Vote(holder, term, duration_ms, now_ms + duration_ms, is_written=True))

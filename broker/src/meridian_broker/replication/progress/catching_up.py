@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether this region has everything that was acknowledged in a peer when our link to it came up: may consumers return?
 
-Comparisons heal whatever was missed while a link, or this broker, was down, but there is no signal that they are
+Comparisons repair everything missed while a link, or this broker, was down, but there is no signal that they are
 complete: under traffic the two regions' numbers are rarely equal at the moment at which they are compared. So the
 topics that a comparison on this link found to differ are listed, and removed once they are found equal, or once
 everything requested because of them was merged. The first round of a link compares every topic, even with changes in
@@ -15,10 +15,10 @@ from collections.abc import Collection
 
 
 class CatchingUp:
-    """What is caught up with one peer, from the moment our link to it is up."""
+    """Tracks catching up with one peer, from the moment our link to it is up."""
 
     def __init__(self, *, most: int) -> None:
-        """:param most: topics noted; with more than that only two numbers that are equal tell that it is over."""
+        """:param most: topics recorded; beyond that, only two equal digests show that catching up is over."""
         self._most = most
         self._since_ms: int | None = None
         self._first_ms: int | None = None

@@ -121,7 +121,7 @@ class Lag:
         return self._behind.get(key[0], _NONE).get(key[1])
 
     def of(self, key: SubscriptionKey) -> Behind:
-        """What the peer lacks of the subscription; an object that is thrown away when there are too many."""
+        """The peer's lag for the subscription, created if missing; not recorded when there are too many."""
         topic, name = key
         behind = self._behind.get(topic, _NONE).get(name)
         if behind is None:

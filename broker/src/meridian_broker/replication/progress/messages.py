@@ -145,7 +145,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class DeltaAck:
-    """Every item of the DELTA is durable at the receiver, save the refused ones."""
+    """Every item of the DELTA is durable at the receiver, except the refused ones."""
 
     number: int
     refusals: tuple[Refusal, ...] = ()

@@ -9,7 +9,8 @@ from typing import TypeAlias
 from meridian_broker.positions.progress import Progress
 
 PendingKey: TypeAlias = tuple[str, str, bool]
-"""``(topic, subscription, passed on)``: what a third region told us is kept apart, it travels no further (R19)."""
+"""``(topic, subscription, passed on)``: progress learned from a third region is kept apart; it is not passed on
+(R19)."""
 
 
 @dataclass(slots=True)
@@ -18,12 +19,12 @@ class Pending:
 
     delta: Progress
     record: bytes | None
-    """The subscription's, where the peer may lack it; durable here, as the delta is."""
+    """The subscription's record, if the peer may lack it; durable here, as the delta is."""
     incarnation: str
-    """Of the topic of which it was said (R8)."""
+    """The topic's incarnation to which it applies (R8)."""
     entries: int = 0
-    """How many entries were acknowledged in it."""
+    """Number of entries acknowledged in it."""
     since_ms: int = 0
-    """When the first of it was offered."""
+    """When its first change was queued."""
     shared: bool = True
     """The delta is queued for other peers too: copied before anything is joined to it."""

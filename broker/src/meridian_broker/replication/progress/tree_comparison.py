@@ -85,7 +85,8 @@ class Summing:
     # -- their numbers, compared
 
     def compare(self, peer: Peer, digest: Digest, theirs: Summary, reply: Reply) -> None:
-        """Equal: nothing to do for any topic. Else ours of all buckets are told, which asks for what differs."""
+        """If equal, there is nothing to do for any topic. Otherwise send our digests of all buckets, which requests the
+        differing ones."""
         summary = self._context.digests.summary(peer.region)
         if not self._is_counted(peer):
             peer.early = digest, theirs, reply
