@@ -303,7 +303,7 @@ class SimRegion:
         """A topic that holds no message should not have been made."""
         if path.startswith(keys.topics_of("public/default", "persistent")):
             topic = path.rpartition("/")[2]
-            self.world.model.told.taken_back(self.name, topic)
+            self.world.model.told.taken_back(self, topic)
             self.world.model.ends.taken_back(self.name, topic)
 
     def named_ledgers(self, topic: str, *, every_kind: bool = False) -> set[int]:

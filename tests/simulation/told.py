@@ -28,6 +28,8 @@ class Told:
         self._is_deleted = is_deleted
         self._progress: dict[str, dict[Key, Progress]] = defaultdict(dict)
         """Region -> incarnation of a topic and subscription -> everything it said to be acknowledged there."""
+        self._taken_back: dict[tuple[str, Key], Progress] = {}
+        """Region, incarnation of a topic and subscription -> what was on disk when the topic was taken back there."""
         self._asked: dict[tuple[SimBroker, int], tuple[str, str, str]] = {}
 
     def heard(self, teller: SimBroker, asker: SimBroker, message: PeerMessage) -> None:
@@ -45,8 +47,11 @@ class Told:
                 self._note(teller, *self._asked[asker, message.number], progress)
 
     def _note(self, teller: SimBroker, topic: str, incarnation: str, name: str, progress: bytes) -> None:
-        told = self._progress[teller.region].setdefault((incarnation_of(topic, incarnation), name), Progress())
-        told.join(Progress.decode(progress))
+        key, said = (incarnation_of(topic, incarnation), name), Progress.decode(progress)
+        before = self._taken_back.get((teller.region, key))
+        if before is not None and not before.copy().join(said):
+            return  # it waited for a link since, and was on the disk when it began to
+        self._progress[teller.region].setdefault(key, Progress()).join(said)
 
     def crashed(self, home: SimRegion) -> None:
         """The power is gone: what it told is on its disk."""
@@ -63,10 +68,13 @@ class Told:
         """The disk damaged a record of the subscription: what it told of it may be gone."""
         self._progress[region].pop((incarnation, name), None)
 
-    def taken_back(self, region: str, topic: str) -> None:
-        """The topic held no message and went as if it had never been made. What was told of it others know as well:
-        one that is made again asks them for it."""
-        told = self._progress[region]
+    def taken_back(self, home: SimRegion, topic: str) -> None:
+        """The topic held no message and goes as if it had never been made. What was told of it others know as well:
+        one that is made again asks them for it. So it is with what is still on its way to them."""
+        now, have = durable_progress(home, topic)
+        for name, progress in have.items():
+            self._taken_back.setdefault((home.name, (now, name)), Progress()).join(progress)
+        told = self._progress[home.name]
         for incarnation, name in [key for key in told if key[0].partition(" since ")[0] == topic]:
             del told[incarnation, name]
 
