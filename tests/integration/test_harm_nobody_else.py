@@ -13,7 +13,7 @@ from meridian_broker.ledgers.periodic import SomeFailed
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.replication.leases.quorums import VoterSets
 from meridian_broker.server.broker import BrokerProcess
-from meridian_broker.topics.retention import trimming
+from meridian_broker.topics.service import rounds
 from meridian_broker.topics.service.witness import WitnessStore
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.topic_name import parse
@@ -99,7 +99,7 @@ async def test_one_topic_whose_space_cannot_be_given_back_does_not_keep_the_othe
     monkeypatch.setattr(one.log, "trim", broken)
     monkeypatch.setattr(other.log, "cool_indexes", lambda _: looked.append(OTHER))
     with pytest.raises(SomeFailed, match="this disk is broken"):
-        await trimming.trim_all(inside.service)
+        await rounds.trim_all(inside.service)
     assert looked == [OTHER]
 
 

@@ -18,7 +18,8 @@ from meridian_broker.positions.position import EARLIEST
 from meridian_broker.topics.backfill import backfill
 from meridian_broker.topics.directory.schemas import VERSION
 from meridian_broker.topics.lifecycle.termination import terminate
-from meridian_broker.topics.retention import backlog_quotas, trimming
+from meridian_broker.topics.retention import backlog_quotas
+from meridian_broker.topics.service import rounds
 from meridian_broker.topics.subscriptions import administration
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
@@ -88,7 +89,7 @@ async def test_a_backlog_quota_holds_for_what_other_regions_publish(tmp_path: Pa
             parse(TOPIC), policy_table.BACKLOG_QUOTAS, quota, backlog_quotas.SIZE
         )
         await until(lambda: bool(here.rules.backlog_quotas))
-        await trimming.check_quotas(service)
+        await rounds.check_quotas(service)
         await publish(eu, 50)
         await nothing_comes(here, eu, "backlog quota")
         assert status_of(eu, us).backlog == 50

@@ -35,7 +35,7 @@ async def test_progress_that_cannot_be_joined_is_refused(
         monkeypatch.setattr(rewinding, "merge", refuses)
         answered: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         try:
-            service.merge(TOPIC, "s", "", Progress(), record, answered.set_result)
+            us.process.host.merge(TOPIC, "s", "", Progress(), record, answered.set_result)
         except ValueError as error:  # as the port says: instead of the answer
             answered.set_result(str(error))
         async with asyncio.timeout(10):

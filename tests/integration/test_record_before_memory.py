@@ -19,8 +19,8 @@ from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.topics.backfill.joining import Joining
 from meridian_broker.topics.compaction.compaction import Status
 from meridian_broker.topics.errors import CompactionRunning
-from meridian_broker.topics.lifecycle import deletion, incarnations
 from meridian_broker.topics.retention import trimming
+from meridian_broker.topics.service import incarnations, removal
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.metadata import build_body
@@ -181,7 +181,7 @@ async def test_a_topic_whose_deletion_fails_is_opened_again_or_goes_by_itself(
     else:
         monkeypatch.setattr(topic.metadata, "begin_deletion", away)
     with pytest.raises((MetadataUnavailable, LedgerError)):
-        await deletion.delete(inside.service, parse(NAME), force=True)
+        await removal.delete(inside.service, parse(NAME), force=True)
     if is_on_record:
 
         async def is_gone() -> bool:

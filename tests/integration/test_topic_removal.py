@@ -16,8 +16,8 @@ from meridian_broker.metadata.rules import Rules
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.replication.entries.source import DeletionNotice
-from meridian_broker.topics.lifecycle.deletion import delete_as_elsewhere, expire_subscriptions, remove_unused
-from meridian_broker.topics.lifecycle.incarnations import follow
+from meridian_broker.topics.service.incarnations import follow
+from meridian_broker.topics.service.removal import delete_as_elsewhere, expire_subscriptions, remove_unused
 from meridian_broker.topics.service.service import TopicService
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb

@@ -29,6 +29,7 @@ from meridian_broker.topics.errors import NotAllowed, TopicError, TopicNotFound
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.service.backfill_rounds import StoredEnds
 from meridian_broker.topics.service.cold_encoding import Cooling
+from meridian_broker.topics.service.exchange_host import ExchangeHost
 from meridian_broker.topics.service.leased_topics import SharedStreams
 from meridian_broker.topics.service.service import TopicService
 from meridian_broker.topics.subscriptions.subscription import Subscription
@@ -152,7 +153,7 @@ class SimBroker:
             new_lock=Lock,
         )
         leases = LeaseManager(SharedStreams(self.service), f"{home.name}#{fence}", self.mono_ms)
-        core = ProgressExchange(self.service, leases=leases, ends=StoredEnds(self.service))
+        core = ProgressExchange(ExchangeHost(self.service), leases=leases, ends=StoredEnds(self.service))
         self.exchange = ExchangeLinks(self, core)
         self.replication = ReplicationLinks(self)
         self.service.exchange = self.service.missing.exchange = self.exchange

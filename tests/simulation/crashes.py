@@ -15,7 +15,7 @@ from meridian_broker.ledgers.labels import Label
 from meridian_broker.positions import Progress
 from meridian_broker.positions.position import EARLIEST, Origin, Position
 from meridian_broker.topics.journal import progress_log
-from meridian_broker.topics.lifecycle.deletion import stamp_of
+from meridian_broker.topics.journal.topic_record import stamp_of
 from simulation.facts import (
     CREATIONS,
     Acked,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.records import PartitionedTopicRecord, TopicRecord, decode
 from meridian_broker.positions import ZERO, Stamp
-from meridian_broker.topics.lifecycle.deletion import stamp_of
+from meridian_broker.topics.journal.topic_record import stamp_of
 from meridian_broker.wire.pulsar import topic_name
 from simulation.names import base_of, full_name, number_of
 

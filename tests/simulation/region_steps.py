@@ -27,7 +27,7 @@ from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import Origin
 from meridian_broker.topics.errors import TopicError
-from meridian_broker.topics.lifecycle import deletion
+from meridian_broker.topics.service import removal
 from meridian_broker.wire.pulsar import topic_name
 from simulation.acceptance import accept
 from simulation.facts import incarnation_of
@@ -100,14 +100,14 @@ class RegionSteps(Teller):
 
         try:
             with self._deleting(broker, topic):
-                await deletion.delete(broker.service, name, force=True, begun=tell)
+                await removal.delete(broker.service, name, force=True, begun=tell)
         except (TopicError, LedgerError, MetadataError, NotFound) as error:
             self.say(f"refused: {error}")
 
     async def _delete_as_elsewhere(self, broker: SimBroker, topic: str, stamp: Stamp) -> None:
         is_partitioned = topic in self.world.partitions.names
         with self._deleting(broker, topic):
-            await deletion.delete_as_elsewhere(
+            await removal.delete_as_elsewhere(
                 broker.service, topic_name.parse(full_name(topic)), stamp, partitioned=is_partitioned
             )
 

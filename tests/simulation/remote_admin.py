@@ -15,8 +15,7 @@ from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import Stamp
 from meridian_broker.topics.errors import TopicError
-from meridian_broker.topics.lifecycle import incarnations
-from meridian_broker.topics.service import kinds
+from meridian_broker.topics.service import incarnations, kinds
 from meridian_broker.wire.pulsar import topic_name
 from simulation.loop import Future, Lock
 from yarl import URL

@@ -20,8 +20,8 @@ from meridian_broker.replication.entries.replicator_status import Hold, Replicat
 from meridian_broker.replication.entries.source import ReplicationSource, last_own_durable
 from meridian_broker.topics.backfill.questions import Feed, Found, NotWanted, PeerAway, Want
 from meridian_broker.topics.errors import NotAllowed, OtherKind, TopicError, TopicFenced
-from meridian_broker.topics.lifecycle import incarnations
 from meridian_broker.topics.publishing.producer import Producer
+from meridian_broker.topics.service import incarnations
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import topic_name

@@ -41,7 +41,7 @@ from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import Cause
 from meridian_broker.topics.cursors import drops
 from meridian_broker.topics.errors import TopicError
-from meridian_broker.topics.retention import trimming
+from meridian_broker.topics.service import rounds
 from simulation.broker import SimRegion, raise_bugs
 from simulation.teller import Teller
 
@@ -177,7 +177,7 @@ class TroubleSteps(Teller):
                 broker.home.is_trimming = True
                 self.world.model.trimming(broker.home)
                 try:
-                    await trimming.trim_all(broker.service)
+                    await rounds.trim_all(broker.service)
                 except SomeFailed as some:  # what cannot be given back now goes another time
                     raise_bugs(some)
                 finally:

@@ -18,8 +18,8 @@ from meridian_broker.replication.leases.manager import LeaseManager
 from meridian_broker.topics.journal.progress_log import Kind
 from meridian_broker.topics.journal.subscription_record import SubscriptionRecord, encode_record
 from meridian_broker.topics.lifecycle import replay
-from meridian_broker.topics.lifecycle.deletion import expire_subscriptions
 from meridian_broker.topics.service.leased_topics import SharedStreams
+from meridian_broker.topics.service.removal import expire_subscriptions
 from meridian_broker.topics.service.service import TopicService
 from meridian_broker.topics.subscriptions.damaged_records import DOUBT_MS
 from meridian_broker.topics.subscriptions.subscription import Subscription

@@ -128,6 +128,7 @@ async def test_regions_that_were_cut_and_went_back_as_often_as_they_may_go_on_to
     against a further seek, and merged once the regions agree."""
     monkeypatch.setattr(seeking, "LAYERS_MAX", 4)
     world, subscription = await opened()
+    world.topic.regions = lambda: frozenset({"here", "there"})
     for _ in range(4):
         await seek_back(world, subscription, by_time=True)
     there, told = Progress(), list[str | None]()
@@ -145,6 +146,7 @@ async def test_regions_that_were_cut_and_went_back_as_often_as_they_may_go_on_to
     assert subscription.cursor.progress.count_rewinds() > 4
     progress, first_hand = subscription.cursor.progress.copy(), subscription.cursor.first_hand
     await world._open_topic()
+    world.topic.regions = lambda: frozenset({"here", "there"})
     await world.settle()
     subscription = world.topic.subscriptions["one"]
     assert (subscription.cursor.progress, subscription.cursor.first_hand) == (progress, first_hand)

@@ -80,6 +80,7 @@ from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.policies import UNLIMITED
 from meridian_broker.topics.retention import backlog_quotas
 from meridian_broker.topics.service.backfill_rounds import StoredEnds
+from meridian_broker.topics.service.exchange_host import ExchangeHost
 from meridian_broker.topics.service.leased_topics import SharedStreams
 from meridian_broker.topics.service.service import TopicService
 from meridian_broker.wire.peer_proof import NONCE_BYTES
@@ -188,6 +189,7 @@ class BrokerProcess:
         self._listed = listed_regions(settings)
         self.scheduler = LoopScheduler()
         self.service: TopicService
+        self.host: ExchangeHost
         self.exchange: ExchangeShell
         self.behind: BehindRecord
         self.leases: LeaseManager
@@ -327,8 +329,9 @@ class BrokerProcess:
             self.scheduler.monotonic_ms,  # counts suspended time: a lease lasts no longer here than elsewhere (R26)
             LeaseTimes(duration=replication.dispatch_lease_seconds * 1000),
         )
+        self.host = host = ExchangeHost(self.service)
         core = ProgressExchange(
-            self.service,
+            host,
             leases=shares,
             ends=StoredEnds(self.service),
             coalesce_ms=replication.progress_coalesce_millis,
@@ -469,9 +472,7 @@ class BrokerProcess:
         async def flush(topic: str, subscription: str) -> None:
             await self.scheduler.answer(lambda ready: self.exchange.flush(topic, subscription, lambda: ready(None)))
 
-        shared = [
-            (topic, name) for topic in self.service.replicated_topics() for name in self.service.replicated_in(topic)
-        ]
+        shared = [(topic, name) for topic in self.host.replicated_topics() for name in self.host.replicated_in(topic)]
         await asyncio.gather(*(flush(topic, name) for topic, name in shared))
 
 

@@ -19,8 +19,7 @@ from meridian_broker.server.keys import LOOK_SECONDS as KEYS_SECONDS
 from meridian_broker.server.keys import Keys
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.server.settings import Settings
-from meridian_broker.topics.lifecycle import deletion
-from meridian_broker.topics.retention import trimming
+from meridian_broker.topics.service import removal, rounds
 from meridian_broker.topics.service.cold_encoding import Cooling
 from meridian_broker.topics.service.service import TopicService
 
@@ -81,7 +80,7 @@ class Chores:
 
         async def give_space_back() -> None:
             await self.held.retry_deletions()
-            await trimming.trim_all(service)
+            await rounds.trim_all(service)
 
         self._begin(
             *("open the topics on record", service.load_all, OPEN_SECONDS),
@@ -106,27 +105,27 @@ class Chores:
             "unneeded ledgers stay on disk",
         )
         self._begin(
-            *("expire old messages", lambda: trimming.expire_all(service)),
+            *("expire old messages", lambda: rounds.expire_all(service)),
             storage.message_expiry_check_interval_in_minutes * 60,
             "messages stay in backlogs beyond their TTL",
         )
         self._begin(
-            *("enforce backlog quotas", lambda: trimming.check_quotas(service)),
+            *("enforce backlog quotas", lambda: rounds.check_quotas(service)),
             self.settings.backlog.backlog_quota_check_interval_in_seconds,
             "backlogs grow beyond their quotas",
         )
         self._begin(
-            *("remove unused topics", lambda: deletion.remove_unused(service)),
+            *("remove unused topics", lambda: removal.remove_unused(service)),
             removing.broker_delete_inactive_topics_frequency_seconds,
             "unused topics stay",
         )
         self._begin(
-            *("expire unused subscriptions", lambda: deletion.expire_subscriptions(service)),
+            *("expire unused subscriptions", lambda: removal.expire_subscriptions(service)),
             removing.subscription_expiry_check_interval_in_minutes * 60,
             "unused subscriptions hold back space",
         )
         self._begin(
-            *("compact topics", lambda: trimming.compact_due(service)),
+            *("compact topics", lambda: rounds.compact_due(service)),
             storage.broker_service_compaction_monitor_interval_in_seconds,
             "compacted views fall behind",
         )

@@ -34,9 +34,9 @@ from meridian_broker.ledgers.finding import last_message
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.topic_catalog import MAX_PARTITIONS
 from meridian_broker.positions import Stamp
-from meridian_broker.topics.lifecycle import deletion, incarnations, termination
+from meridian_broker.topics.lifecycle import termination
 from meridian_broker.topics.retention import trimming
-from meridian_broker.topics.service import kinds
+from meridian_broker.topics.service import incarnations, kinds, removal
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar.topic_name import NON_PERSISTENT, TopicName
 
@@ -117,7 +117,7 @@ async def _delete(request: web.Request, name: TopicName, *, partitioned: bool) -
     admin = state(request)
     given = request.query.get("stamp")
     if given is not None:
-        await deletion.delete_as_elsewhere(admin.service, name, _stamp(admin, given), partitioned=partitioned)
+        await removal.delete_as_elsewhere(admin.service, name, _stamp(admin, given), partitioned=partitioned)
     else:
         others = admin.service.regions_of(str(name)) - {admin.region} if name.is_persistent else frozenset()
         path = request.rel_url.raw_path
@@ -152,7 +152,7 @@ async def _delete_everywhere(
             told.append(asyncio.create_task(ask_all(admin, others, "DELETE", asked, may_be_away=True)))
 
     try:
-        await deletion.delete(admin.service, name, force=force, begun=tell)
+        await removal.delete(admin.service, name, force=force, begun=tell)
     finally:
         for task in told:
             await task

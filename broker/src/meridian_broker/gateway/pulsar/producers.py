@@ -12,14 +12,13 @@ from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.entries.source import DeletionNotice
 from meridian_broker.topics import validation
 from meridian_broker.topics.errors import NotAllowed, TopicFenced
-from meridian_broker.topics.lifecycle import incarnations
 from meridian_broker.topics.names import REPLICATION_PREFIX
 from meridian_broker.topics.nonpersistent.topic import NonPersistentTopic
 from meridian_broker.topics.publishing.access_modes import AccessMode
 from meridian_broker.topics.publishing.admission import Admitted
 from meridian_broker.topics.publishing.producer import Producer
 from meridian_broker.topics.retention import backlog_quotas
-from meridian_broker.topics.service import kinds
+from meridian_broker.topics.service import incarnations, kinds
 from meridian_broker.topics.service.kinds import Kind
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import peer_pb2

@@ -22,7 +22,7 @@ from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.records import CompactedRecord, LedgerRecord, MendRecord, TopicRecord
 from meridian_broker.metadata.store import ABSENT, MetadataUnavailable, VersionConflict
-from meridian_broker.positions import Stamp
+from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import Position
 from meridian_broker.positions.skipped import Skipped, extended, kept_before
 from meridian_broker.topics.errors import TopicFenced
@@ -252,3 +252,11 @@ def _span(record: LedgerRecord) -> Span:
         record.is_joined,
         record.latest_ms,
     )
+
+
+def stamp_of(incarnation: str) -> Stamp:
+    """Of the deletion before; what cannot be read counts as none."""
+    try:
+        return Stamp.parse(incarnation) if incarnation else ZERO
+    except ValueError:
+        return ZERO

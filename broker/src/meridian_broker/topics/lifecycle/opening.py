@@ -11,17 +11,17 @@ from meridian_broker.topics import validation
 from meridian_broker.topics.errors import LimitReached, NotAllowed, OtherKind, TopicFenced, TopicNotFound
 from meridian_broker.topics.journal.progress_log import ProgressLog
 from meridian_broker.topics.journal.topic_record import TopicMetadata
-from meridian_broker.topics.lifecycle import deletion, incarnations, orphans, replay, termination
+from meridian_broker.topics.lifecycle import deletion, orphans, replay, termination
 from meridian_broker.topics.lifecycle.unconfirmed import Unconfirmed
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.service.service import TopicService
+    from meridian_broker.topics.lifecycle.parts import BrokerParts
 
 
 async def open_topic(
-    service: TopicService,
+    parts: BrokerParts,
     name: TopicName,
     create: bool,
     incarnation: str | None,
@@ -34,40 +34,38 @@ async def open_topic(
     :raises LedgerError: what is stored cannot be recovered.
     :raises ValueError: what is stored cannot be read: a newer broker wrote it, or it is damaged.
     """
-    base = await _base_of(service, name)
-    metadata, exists = await deletion.claimed(service, name, base.deleting)
+    base = await _base_of(parts, name)
+    metadata, exists = await deletion.claimed(parts, name, base.deleting)
     if not exists:
         if not growing_to:
-            await _may_create(service, name, create, foreign=incarnation is not None)
-        if incarnation is not None and incarnation != (deleted := await service.catalog.topics.incarnation(name)):
+            await _may_create(parts, name, create, foreign=incarnation is not None)
+        if incarnation is not None and incarnation != (deleted := await parts.catalog.topics.incarnation(name)):
             raise TopicFenced(
-                f"{name} was deleted in {service.region} ({deleted or 'never'}), and the other region knows of "
+                f"{name} was deleted in {parts.region} ({deleted or 'never'}), and the other region knows of "
                 f"another deletion ({incarnation or 'none'}): it is not made again from there (R8)"
             )
-        await metadata.create(service.fence, joining=service.is_shared(name), created=created, growing_to=growing_to)
+        await metadata.create(parts.fence, joining=parts.is_shared(name), created=created, growing_to=growing_to)
     if base.partitions is None:
-        base = await _base_of(service, name)  # it may have been made meanwhile
-    adopted = await orphans.adopt(service, name, metadata)
-    topic = await _open(service, name, metadata, adopted)
-    topic.rules = service.rules(name)
-    topic.keeps_quotas = service.backlog_quotas
+        base = await _base_of(parts, name)  # it may have been made meanwhile
+    adopted = await orphans.adopt(parts, name, metadata)
+    topic = await _open(parts, name, metadata, adopted)
+    topic.rules = parts.rules(name)
+    topic.keeps_quotas = parts.backlog_quotas
     await topic.deduplication.open(topic.rules.deduplication)
     topic.lost_records.report()
     topic.created = metadata.record.created
     if base.partitions is not None:
         topic.partitions = growing_to or base.partitions
         topic.created, topic.base_incarnation = base.created, base.incarnation
-    topic.schema_source = service.schemas.for_topic(name)
+    topic.schema_source = parts.schemas.for_topic(name)
     if topic.recall is not None:
         topic.log.joined = {**topic.log.joined, **metadata.record.joined}
         topic.log.is_joined = topic.recall.is_settled
-    topic.deleted_elsewhere = lambda told: service.scheduler.spawn(
-        incarnations.follow(service, topic, told), "follow a deletion in another region"
-    )
+    topic.deleted_elsewhere = lambda told: parts.deleted_elsewhere(topic, told)
     topic.log.watch(topic.dispatch_all)
     topic.mending.noticed()
-    topic.when_fenced(lambda _: service.fenced(topic))
-    service.labels.forget(str(name))
+    topic.when_fenced(lambda _: parts.fenced(topic))
+    parts.labels.forget(str(name))
     return topic
 
 
@@ -82,11 +80,11 @@ class _Base(NamedTuple):
     """Stamp of its deletion, which has begun."""
 
 
-async def _base_of(service: TopicService, name: TopicName) -> _Base:
+async def _base_of(parts: BrokerParts, name: TopicName) -> _Base:
     """The deletion is read first: when the topic is deleted in between, no number is taken for one of its next life."""
     if name.partition < 0:
         return _Base()
-    partitioned = service.catalog.partitioned
+    partitioned = parts.catalog.partitioned
     deletion = await partitioned.deletion(name)
     incarnation = "" if deletion is None else str(deletion.stamp)
     record = await partitioned.on_record(name.base)
@@ -95,12 +93,12 @@ async def _base_of(service: TopicService, name: TopicName) -> _Base:
     return _Base(incarnation, record.partitions, record.created)
 
 
-async def _open(service: TopicService, name: TopicName, metadata: TopicMetadata, adopted: orphans.Adopted) -> Topic:
+async def _open(parts: BrokerParts, name: TopicName, metadata: TopicMetadata, adopted: orphans.Adopted) -> Topic:
     """The topic with what is stored of it."""
     record = metadata.record
     topic_log = TopicLog(
-        *(service.region, service.store, metadata, service.fence),
-        *(service.log_limits, service.scheduler, service.cache),
+        *(parts.region, parts.store, metadata, parts.fence),
+        *(parts.log_limits, parts.scheduler, parts.cache),
     )
     await topic_log.open(
         *(metadata.spans(), record.last_own, record.last_origins, record.holes),
@@ -110,40 +108,40 @@ async def _open(service: TopicService, name: TopicName, metadata: TopicMetadata,
     )
 
     def progress_log(topic: Topic) -> ProgressLog:
-        return ProgressLog(service.store, metadata, service.fence, service.scheduler, lambda: replay.snapshot(topic))
+        return ProgressLog(parts.store, metadata, parts.fence, parts.scheduler, lambda: replay.snapshot(topic))
 
     topic = Topic(
         str(name),
         name.partition,
-        service.region,
+        parts.region,
         record.incarnation,
         topic_log,
         progress_log,
-        service.scheduler,
-        service.clock,
-        service.topic_limits,
-        service.exchange,
+        parts.scheduler,
+        parts.clock,
+        parts.topic_limits,
+        parts.exchange,
         metadata=metadata,
-        regions=lambda: service.regions_of(str(name)),
-        publish_throttle=service.publishing,
-        peers=service.replication,
-        add_schema=lambda schema: service.add_schema(name, schema, topic.check_open),
+        regions=lambda: parts.regions_of(str(name)),
+        publish_throttle=parts.publishing,
+        peers=parts.peers,
+        add_schema=lambda schema: parts.add_schema(name, schema, topic.check_open),
     )
     topic.admission.recall(record.topic_epoch)
-    await topic.compaction.open(metadata, service.workshop, adopted.views)
+    await topic.compaction.open(metadata, parts.workshop, adopted.views)
     if record.terminated is not None:
         await termination.recall(topic, metadata, record.terminated)
     await topic.progress_log.open(list(record.progress_ledgers), adopted.progress)
-    if service.before is None:
+    if parts.before is None:
         await replay.recover(topic)
     else:
-        lacking = Unconfirmed(service.regions_of(topic.name), service.before)
+        lacking = Unconfirmed(parts.regions_of(topic.name), parts.before)
         await replay.recover(topic, lacking.acked)
         await lacking.tell(topic)
     return topic
 
 
-async def _may_create(service: TopicService, name: TopicName, create: bool, *, foreign: bool = False) -> None:
+async def _may_create(parts: BrokerParts, name: TopicName, create: bool, *, foreign: bool = False) -> None:
     """``foreign``: another region asks, where somebody meant to make the topic; no policy keeps its entries out.
 
     :raises TopicNotFound: it may not be made by itself.
@@ -151,32 +149,32 @@ async def _may_create(service: TopicService, name: TopicName, create: bool, *, f
     :raises LimitReached: the namespace has as many topics as it may have.
     """
     if name.partition >= 0:
-        record = await service.catalog.partitioned.find(name.base)
+        record = await parts.catalog.partitioned.find(name.base)
         if record is not None:
             if name.partition >= record.partitions:
                 raise TopicNotFound(f"{name.base} has {record.partitions} partitions, not {name.partition + 1}")
             return
-        if foreign and await service.catalog.topics.find(name.base) is not None:
-            raise OtherKind(f"{service.region} has {name.base} as a topic without partitions")
+        if foreign and await parts.catalog.topics.find(name.base) is not None:
+            raise OtherKind(f"{parts.region} has {name.base} as a topic without partitions")
         if create:
             raise NotAllowed(
                 f"{name.base} is not a partitioned topic, so it has no {name.local_name}: make {name.base} first"
             )
-    elif (record := await service.catalog.partitioned.find(name)) is not None:
+    elif (record := await parts.catalog.partitioned.find(name)) is not None:
         if foreign:
-            raise OtherKind(f"{service.region} has {name} as a topic with {record.partitions} partitions")
+            raise OtherKind(f"{parts.region} has {name} as a topic with {record.partitions} partitions")
         raise NotAllowed(f"{name} is partitioned: name one of its {record.partitions} partitions")
     if foreign and create:
         return
-    if not create or not service.rules(name).auto_topic_creation.allowed:
+    if not create or not parts.rules(name).auto_topic_creation.allowed:
         raise TopicNotFound(f"topic {name} does not exist")
     validation.new_topic(name)
-    await check_room(service, name, 1)
+    await check_room(parts, name, 1)
 
 
-async def check_room(service: TopicService, name: TopicName, more: int) -> None:
+async def check_room(parts: BrokerParts, name: TopicName, more: int) -> None:
     """:raises LimitReached: the namespace would have more topics than it may have; partitions count each."""
-    if most := service.rules(name).max_topics:
-        count = len(await service.catalog.topics.names(name.namespace_name))
+    if most := parts.rules(name).max_topics:
+        count = len(await parts.catalog.topics.names(name.namespace_name))
         if count + more > most:
             raise LimitReached(f"{name.namespace_name} has {count} topics; its limit is {most}: delete some")

@@ -9,7 +9,7 @@ Such metadata do not know the ledgers that were begun since, nor the topics; but
 - Progress ledgers, newer ones likewise (``ProgressLog.open``): what was acknowledged in them counts.
 - Compacted views, newer ones likewise (``Compaction.open``), as far as they were finished.
 - Ledgers of a later incarnation: the topic was deleted and made again meanwhile, and what the record says is of before.
-  So too where the record says that the topic was just being deleted when the copy was made (``removal.claimed``).
+  So too where the record says that the topic was just being deleted when the copy was made (``deletion.claimed``).
   Where messages that the record names are still on the volume, they were set aside (R8), and are set aside again.
   Ledgers of an earlier incarnation than the record's, or than the last deletion on record, are of a topic that is gone.
 - Ledgers of a copy that was set aside are that one's, which names them, though they say that they are the topic's.
@@ -25,29 +25,22 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from meridian_broker.ledgers.chapters import Span
-from meridian_broker.ledgers.labels import Kind, Label
-from meridian_broker.ledgers.store import LedgerStore
+from meridian_broker.ledgers.labels import Kind
 from meridian_broker.metadata.errors import AlreadyExists, NotFound
 from meridian_broker.metadata.records import TopicRecord
-from meridian_broker.positions import ZERO, Stamp
+from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import Position
+from meridian_broker.topics.journal.topic_record import stamp_of
 from meridian_broker.topics.lifecycle import quarantine
+from meridian_broker.topics.lifecycle.labels import Labelled
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
     from meridian_broker.topics.journal.topic_record import TopicMetadata
-    from meridian_broker.topics.service.service import TopicService
+    from meridian_broker.topics.lifecycle.parts import BrokerParts
 
 log = logging.getLogger(__name__)
-
-
-class Labelled(NamedTuple):
-    """A ledger that says whose it is."""
-
-    ledger_id: int
-    label: Label
-    entries: int
 
 
 class Adopted(NamedTuple):
@@ -61,84 +54,38 @@ class Adopted(NamedTuple):
     """Ledgers with messages that are no longer on record: to be deleted."""
 
 
-class Labels:
-    """All ledgers by the topic that they say they belong to, as the volume has them when the first topic is opened.
-
-    What is made later is put on record by this broker. Forgotten topic by topic, as they are opened.
-    """
-
-    def __init__(self, store: LedgerStore) -> None:
-        self._store = store
-        self._by_topic: dict[str, list[Labelled]] | None = None
-
-    async def of(self, topic: str) -> list[Labelled]:
-        """In the order in which they were made."""
-        return (await self._all()).get(topic, [])
-
-    async def topics(self) -> list[str]:
-        """Of which there are ledgers."""
-        return list(await self._all())
-
-    def forget(self, topic: str) -> None:
-        """It is open: what there is of it is on record."""
-        if self._by_topic is not None:
-            self._by_topic.pop(topic, None)
-
-    async def _all(self) -> dict[str, list[Labelled]]:
-        if self._by_topic is None:
-            found: dict[str, list[Labelled]] = {}
-            for info in sorted(await self._store.list(), key=lambda info: info.ledger_id):
-                if info.label:
-                    try:
-                        label = Label.decode(info.label)
-                    except ValueError as error:
-                        log.warning("ledger %d does not say whose it is: %s", info.ledger_id, error)
-                        continue
-                    found.setdefault(label.belonging.topic, []).append(Labelled(info.ledger_id, label, info.entries))
-            self._by_topic = found
-        return self._by_topic
-
-
-def stamp_of(incarnation: str) -> Stamp:
-    """Of the deletion before; what cannot be read counts as none."""
-    try:
-        return Stamp.parse(incarnation) if incarnation else ZERO
-    except ValueError:
-        return ZERO
-
-
 def newest(ledgers: Iterable[Labelled]) -> str:
     """The latest incarnation of a topic that its ledgers know."""
     return max((one.label.belonging.incarnation for one in ledgers), key=stamp_of, default="")
 
 
-async def make_topics(service: TopicService) -> None:
+async def make_topics(parts: BrokerParts) -> None:
     """Put topics on record that are on the volume only. Before anybody asks which topics there are.
 
     :raises MetadataError: the metadata store does not answer.
     """
     partitions: dict[TopicName, int] = {}
     on_record: dict[str, set[TopicName]] = {}
-    for topic in await service.labels.topics():
+    for topic in await parts.labels.topics():
         name = topic_name.parse(topic)
         namespace = name.namespace_name
         if namespace not in on_record:
-            on_record[namespace] = set(await service.catalog.topics.names(namespace))
+            on_record[namespace] = set(await parts.catalog.topics.names(namespace))
         if name in on_record[namespace]:
             continue
-        ledgers = await service.labels.of(topic)
-        set_aside = await _ledgers_aside(service, name)
+        ledgers = await parts.labels.of(topic)
+        set_aside = await _ledgers_aside(parts, name)
         if all(one.ledger_id in set_aside for one in ledgers):
             continue
         incarnation = newest(ledgers)
-        known = await service.catalog.topics.incarnation(name)
+        known = await parts.catalog.topics.incarnation(name)
         if stamp_of(incarnation) < stamp_of(known):
             continue  # deleted
         try:
             if incarnation != known:
-                await service.catalog.topics.mark_deleted(name, stamp_of(incarnation))
-            record = TopicRecord(joining=service.is_shared(name))
-            await service.catalog.topics.create(name, record, is_found=True)
+                await parts.catalog.topics.mark_deleted(name, stamp_of(incarnation))
+            record = TopicRecord(joining=parts.is_shared(name))
+            await parts.catalog.topics.create(name, record, is_found=True)
         except (AlreadyExists, NotFound) as error:
             log.warning("ledgers of %s are on the volume, and it cannot be put on record: %s", topic, error)
             continue
@@ -146,45 +93,45 @@ async def make_topics(service: TopicService) -> None:
         if name.partition >= 0:
             partitions[name.base] = max(name.partition + 1, partitions.get(name.base, 0))
     for base, count in partitions.items():
-        await make_partitioned(service, base, count)
+        await make_partitioned(parts, base, count)
 
 
-async def _ledgers_aside(service: TopicService, name: TopicName) -> set[int]:
+async def _ledgers_aside(parts: BrokerParts, name: TopicName) -> set[int]:
     """Ledgers that say that they are the topic's, and are those of copies of it that were set aside."""
     found: set[int] = set()
-    for record in await service.catalog.topics.aside(name):
+    for record in await parts.catalog.topics.aside(name):
         found |= {*record.progress_ledgers, *record.compaction_scraps, *(one.ledger_id for one in record.ledgers)}
         if record.compacted is not None:
             found.add(record.compacted.ledger_id)
     return found
 
 
-async def make_partitioned(service: TopicService, base: TopicName, count: int) -> None:
+async def make_partitioned(parts: BrokerParts, base: TopicName, count: int) -> None:
     """Have at least so many partitions, as found on the volume."""
-    record = await service.catalog.partitioned.find(base)
+    record = await parts.catalog.partitioned.find(base)
     try:
         if record is None:
-            await service.catalog.partitioned.create(base, count)
+            await parts.catalog.partitioned.create(base, count)
         elif record.partitions < count:
-            await service.catalog.partitioned.grow(base, count)
+            await parts.catalog.partitioned.grow(base, count)
     except AlreadyExists as error:
         log.warning("partitions of %s are on the volume, and it cannot be put on record: %s", base, error)
 
 
-async def adopt(service: TopicService, name: TopicName, metadata: TopicMetadata) -> Adopted:
+async def adopt(parts: BrokerParts, name: TopicName, metadata: TopicMetadata) -> Adopted:
     """What on the volume belongs to a topic that was just claimed, and not on record.
 
     :raises MetadataError: that the record is of an earlier incarnation cannot be written.
     """
-    ledgers = await service.labels.of(str(name))
+    ledgers = await parts.labels.of(str(name))
     incarnation = newest(ledgers)
     if stamp_of(incarnation) > stamp_of(metadata.record.incarnation):
         if {one.ledger_id for one in ledgers} & {one.ledger_id for one in metadata.record.ledgers}:
-            await _set_aside(service, name, metadata, stamp_of(incarnation))
+            await _set_aside(parts, name, metadata, stamp_of(incarnation))
         else:
-            await service.catalog.topics.mark_deleted(name, stamp_of(incarnation))
-            await metadata.begin_again(incarnation, joining=service.is_shared(name))
-    unnamed = await _unnamed(service, name, metadata)
+            await parts.catalog.topics.mark_deleted(name, stamp_of(incarnation))
+            await metadata.begin_again(incarnation, joining=parts.is_shared(name))
+    unnamed = await _unnamed(parts, name, metadata)
     messages = _messages(unnamed, metadata)
     if entries := sum(one.entries for one in unnamed if one.ledger_id > metadata.newest_ledger):
         log.warning("%s: %d entries are in ledgers that the metadata, an older copy, do not name", name, entries)
@@ -196,16 +143,16 @@ async def adopt(service: TopicService, name: TopicName, metadata: TopicMetadata)
     return Adopted(messages, progress, views, trimmed)
 
 
-async def _unnamed(service: TopicService, name: TopicName, metadata: TopicMetadata) -> list[Labelled]:
+async def _unnamed(parts: BrokerParts, name: TopicName, metadata: TopicMetadata) -> list[Labelled]:
     """Ledgers of the record's own incarnation that no record names."""
     record = metadata.record
     named = {*record.progress_ledgers, *record.compaction_scraps, *(one.ledger_id for one in record.ledgers)}
     found = [
         one
-        for one in await service.labels.of(str(name))
+        for one in await parts.labels.of(str(name))
         if one.label.belonging.incarnation == record.incarnation and one.ledger_id not in named
     ]
-    others = await _ledgers_aside(service, name) if found else set()
+    others = await _ledgers_aside(parts, name) if found else set()
     return [one for one in found if one.ledger_id not in others]
 
 
@@ -217,9 +164,9 @@ def _messages(unnamed: Iterable[Labelled], metadata: TopicMetadata) -> list[Span
     ]
 
 
-async def _set_aside(service: TopicService, name: TopicName, metadata: TopicMetadata, stamp: Stamp) -> None:
+async def _set_aside(parts: BrokerParts, name: TopicName, metadata: TopicMetadata, stamp: Stamp) -> None:
     """Set aside again what the record names; afterwards the record is of the topic that was made after the deletion."""
-    record, unnamed = metadata.record, await _unnamed(service, name, metadata)
+    record, unnamed = metadata.record, await _unnamed(parts, name, metadata)
     spans = [*metadata.spans(), *_messages(unnamed, metadata)]
     await metadata.save_spans(spans, record.last_own, record.last_origins, record.holes)
     progress = [one.ledger_id for one in unnamed if one.label.kind is Kind.PROGRESS]
@@ -227,5 +174,5 @@ async def _set_aside(service: TopicService, name: TopicName, metadata: TopicMeta
     why = (
         f"{name} was deleted in other regions ({stamp}), and this copy was set aside before the metadata were restored"
     )
-    service.loader.later(await quarantine.move(service, name, why, stamp))
-    await metadata.create(service.fence, joining=service.is_shared(name), is_found=True)
+    parts.open_later(await quarantine.move(parts, name, why, stamp))
+    await metadata.create(parts.fence, joining=parts.is_shared(name), is_found=True)

@@ -14,40 +14,27 @@ from meridian_broker.topics.journal.topic_record import SET_ASIDE
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.service.service import TopicService
-    from meridian_broker.topics.topic import Topic
+    from meridian_broker.topics.lifecycle.parts import BrokerParts
 
 log = logging.getLogger(__name__)
 
 
-async def set_aside(service: TopicService, topic: Topic, name: TopicName, why: str, stamp: Stamp | None) -> None:
-    """Keep a topic that is fenced and no longer open. The caller holds its lock.
-
-    :param why: shown as a property of the copy.
-    :param stamp: of the topic's deletion; None: it was not deleted.
-    """
-    await topic.close(why)
-    to = await move(service, name, why, stamp)
-    service.forget(topic.name)
-    await service.loader.open(to)
-
-
-async def move(service: TopicService, name: TopicName, why: str, stamp: Stamp | None) -> TopicName:
-    """Give the record of a topic that nobody has open the name of a copy, which is returned; see ``set_aside``."""
-    time_ms = service.scheduler.now_ms() if stamp is None else stamp.time_ms
-    to = await _free_name(service, name, time_ms)
-    await service.catalog.topic_policies.set_policy(to, REPLICATION, {service.region: True})
-    await service.catalog.topics.move(name, to, {SET_ASIDE: why}, stamp)
-    log.warning("%s: it is kept as %s in %s alone; look at it, then delete it", why, to, service.region)
+async def move(parts: BrokerParts, name: TopicName, why: str, stamp: Stamp | None) -> TopicName:
+    """Give the record of a topic that nobody has open the name of a copy, which is returned."""
+    time_ms = parts.scheduler.now_ms() if stamp is None else stamp.time_ms
+    to = await _free_name(parts, name, time_ms)
+    await parts.catalog.topic_policies.set_policy(to, REPLICATION, {parts.region: True})
+    await parts.catalog.topics.move(name, to, {SET_ASIDE: why}, stamp)
+    log.warning("%s: it is kept as %s in %s alone; look at it, then delete it", why, to, parts.region)
     return to
 
 
-async def _free_name(service: TopicService, name: TopicName, time_ms: int) -> TopicName:
+async def _free_name(parts: BrokerParts, name: TopicName, time_ms: int) -> TopicName:
     """A copy of that time may be there: of another life of the metadata (R5), or of the same millisecond."""
     aside = f"{name.local_name}{ASIDE}{time_ms}"
     for again in count(2):
         to = TopicName(name.domain, name.tenant, name.namespace, aside)
-        if await service.catalog.topics.find(to) is None:
+        if await parts.catalog.topics.find(to) is None:
             return to
         aside = f"{name.local_name}{ASIDE}{time_ms}-{again}"
     raise AssertionError("unreachable")

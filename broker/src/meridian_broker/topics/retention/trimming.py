@@ -1,51 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a broker does to its topics from time to time: space is given back, old messages go, quotas are looked after,
-and topics of which much is not compacted yet are compacted.
-"""
+"""What is done for a topic from time to time: space that nobody needs is given back, and old messages go."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Container
 from typing import TYPE_CHECKING, Final
 
-from meridian_broker.ledgers.periodic import SomeFailed, each
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import Cause
-from meridian_broker.topics.compaction.compaction import Status
 from meridian_broker.topics.cursors import drops, floors
 from meridian_broker.topics.errors import TopicError, TopicFenced
-from meridian_broker.topics.retention import backlog_quotas
 
 if TYPE_CHECKING:
     from meridian_broker.topics.cursors.cursor import Cursor
-    from meridian_broker.topics.service.service import TopicService
     from meridian_broker.topics.topic import Topic
 
 log = logging.getLogger(__name__)
 
 READER_BACK_MS: Final = 60_000
 """A reader that a seek sent away is waited for so long; clients come back within seconds."""
-
-
-async def trim_all(service: TopicService) -> None:
-    """Give back the space of ledgers nobody needs.
-
-    :raises SomeFailed: of some topics that cannot be done now. The others had their turn.
-    """
-    service.non_persistent.tidy()
-    unruled: Container[str] = ()
-    try:
-        service.follow_policies()  # a retention that was set a moment ago is to keep what it says
-    except SomeFailed as error:
-        unruled = error.failures
-    await _each_topic(service, trim, without=unruled)
-
-
-async def expire_all(service: TopicService) -> None:
-    """Drop what is older than its topic's message TTL, in every topic that has one. :raises SomeFailed: as above."""
-    await _each_topic(service, expire)
 
 
 async def expire(topic: Topic) -> None:
@@ -64,41 +37,6 @@ async def expire_soon(topic: Topic) -> None:
         await expire(topic)
     except (LedgerError, TopicError) as error:
         log.warning("messages of %s did not expire, next try in a while: %s", topic.name, error)
-
-
-async def check_quotas(service: TopicService) -> None:
-    """Enforce the backlog quota of every topic that has one. :raises SomeFailed: as above."""
-    await _each_topic(service, backlog_quotas.enforce)
-
-
-async def _each_topic(
-    service: TopicService, work: Callable[[Topic], Awaitable[object]], without: Container[str] = ()
-) -> None:
-    """Do it for every open topic, whatever becomes of the others. :raises SomeFailed: it failed for some."""
-
-    async def turn(topic: Topic) -> None:
-        try:
-            if topic.failure is None and topic.name not in without:
-                await work(topic)
-        except (LedgerError, TopicError, MetadataError):
-            if topic.failure is None:
-                raise  # else it was closed or fenced meanwhile: its next turn comes when it is open again
-
-    await each(list(service.topics.values()), lambda topic: topic.name, turn)
-
-
-async def compact_due(service: TopicService) -> None:
-    """Begin to compact the topics of which more is not compacted than their threshold allows.
-
-    :raises SomeFailed: as above.
-    """
-    await _each_topic(service, _compact_if_due)
-
-
-async def _compact_if_due(topic: Topic) -> None:
-    threshold, compaction = topic.rules.compaction_threshold_bytes, topic.compaction
-    if compaction.status is not Status.RUNNING and 0 < threshold < compaction.bytes_to_do():
-        compaction.start()
 
 
 async def trim(topic: Topic) -> None:

@@ -29,8 +29,8 @@ from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.topics.errors import OtherKind, TopicError, TopicFenced
-from meridian_broker.topics.lifecycle import deletion, incarnations, quarantine
 from meridian_broker.topics.names import COMPACTION_SUBSCRIPTION
+from meridian_broker.topics.service import incarnations, removal
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
@@ -93,10 +93,10 @@ async def make_way(service: TopicService, name: TopicName, theirs: Creation) -> 
     why = f"{name} was made earlier ({theirs.stamp}) in another region, " + (
         "with partitions, and this is the topic without" if ours.kind is Kind.PLAIN else "without partitions"
     )
-    names = [name] if ours.kind is Kind.PLAIN else [name, *await deletion.partition_names(service, name)]
+    names = [name] if ours.kind is Kind.PLAIN else [name, *await removal.partition_names(service, name)]
     carried: dict[str, Carried] = {}
     async with AsyncExitStack() as locks:
-        held = await deletion.hold(service, names, locks)
+        held = await removal.hold(service, names, locks)
         if await creation(service, name) != ours:
             raise TopicFenced(f"{name} was deleted or created again meanwhile: ask again")
         for topic in held:
@@ -155,8 +155,8 @@ async def take_back(service: TopicService, name: TopicName, created: Stamp | Non
         record = await service.catalog.partitioned.find(name)
         if record is None or record.created != created:
             return
-        names = await deletion.partition_names(service, name)
-        await deletion.take_back(service, names)
+        names = await removal.partition_names(service, name)
+        await removal.take_back(service, names)
         if not await service.catalog.topics.partitions(name):
             await service.catalog.partitioned.take_back(name)
 
@@ -176,13 +176,13 @@ async def _open(service: TopicService, names: list[TopicName]) -> None:
 async def _give_way(service: TopicService, topic: Topic, why: str) -> None:
     """The caller holds its lock."""
     if topic.log.after(EARLIEST) is None:
-        await deletion.unmake(service, topic, why)
+        await removal.unmake(service, topic, why)
         return
     topic.reopen = False
     topic.fence(why)
     await topic.scheduler.answer(topic.log.when_durable)
     await service.drop(topic)
-    await quarantine.set_aside(service, topic, topic_name.parse(topic.name), why, None)
+    await removal.set_aside(service, topic, topic_name.parse(topic.name), why, None)
 
 
 def _subscriptions(topic: Topic) -> dict[str, Carried]:

@@ -20,7 +20,7 @@ from meridian_broker.metadata.store import MetadataError
 from meridian_broker.metadata.topic_catalog import MAX_PARTITIONS
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.topics.errors import TopicError
-from meridian_broker.topics.lifecycle import deletion, incarnations
+from meridian_broker.topics.service import incarnations, removal
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ async def _give_up(service: TopicService, name: TopicName, before: int) -> None:
 async def _take_back_from(service: TopicService, name: TopicName, number: int) -> None:
     """Partitions on record beyond the number that the topic has."""
     on_record = await service.catalog.topics.partitions(name)
-    await deletion.take_back(service, [one for one in on_record if one.partition >= number])
+    await removal.take_back(service, [one for one in on_record if one.partition >= number])
 
 
 async def _prepare_partition(service: TopicService, name: TopicName, index: int, partitions: int) -> None:

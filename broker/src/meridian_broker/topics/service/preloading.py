@@ -20,8 +20,7 @@ from meridian_broker.ledgers.periodic import each
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.topics.errors import TopicError, TopicNotFound
-from meridian_broker.topics.lifecycle import deletion
-from meridian_broker.topics.service import creation
+from meridian_broker.topics.service import creation, removal
 from meridian_broker.wire.pulsar import topic_name
 
 if TYPE_CHECKING:
@@ -126,7 +125,7 @@ class Loading:
 
     async def _finish(self, name: TopicName) -> None:
         if not self._service.closing:
-            await deletion.finish(self._service, name)
+            await removal.finish(self._service, name)
             self._going.pop(str(name), None)
 
     async def _complete(self, name: TopicName) -> None:

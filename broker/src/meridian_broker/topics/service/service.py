@@ -2,14 +2,13 @@
 """All topics of a broker: finding, making, opening, growing, deleting and closing them.
 
 A topic is opened once, by whoever asks first; others wait for the same opening. A topic that was fenced is dropped and
-opened anew for the next one who asks, after a pause if that happens often (``reopening``). This is also where the
-progress exchange finds the subscriptions it speaks of.
+opened anew for the next one who asks, after a pause if that happens often (``reopening``).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,14 +18,15 @@ from weakref import WeakValueDictionary
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
 from meridian_broker.ledgers.periodic import SomeFailed
 from meridian_broker.ledgers.scheduling import Scheduler, run_all
-from meridian_broker.ledgers.store import Done, LedgerError, LedgerStore, LedgerUnreadable
+from meridian_broker.ledgers.store import LedgerError, LedgerStore, LedgerUnreadable
 from meridian_broker.ledgers.throttling import Throttle
 from meridian_broker.ledgers.under_way import all_over
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.store import MetadataError
-from meridian_broker.positions import HybridClock, Progress, Stamp
+from meridian_broker.positions import HybridClock, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.replication.entries.source import DeletionNotice
 from meridian_broker.topics.backfill.backfill import find
 from meridian_broker.topics.backfill.questions import NOTHING_TO_SEND, Found, Peers, Want
 from meridian_broker.topics.backfill.skipping import Replicators
@@ -38,12 +38,12 @@ from meridian_broker.topics.directory.watching import TopicWatchers
 from meridian_broker.topics.errors import (
     NotAllowed,
     NotInThisRegion,
-    TopicError,
     TopicFenced,
     TopicNotFound,
     TopicUnreadable,
 )
-from meridian_broker.topics.lifecycle import deletion, opening, orphans
+from meridian_broker.topics.lifecycle import opening, orphans
+from meridian_broker.topics.lifecycle.labels import Labels
 from meridian_broker.topics.lifecycle.unconfirmed import Before
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.nonpersistent.topic import NonPersistentTopic
@@ -51,15 +51,13 @@ from meridian_broker.topics.nonpersistent.topics import NonPersistentTopics
 from meridian_broker.topics.ports import Exchange, Leasing
 from meridian_broker.topics.reopening import Failing
 from meridian_broker.topics.retention import trimming
-from meridian_broker.topics.service import creation, kinds, leased_topics, partition_growth
+from meridian_broker.topics.service import creation, incarnations, kinds, leased_topics, partition_growth, removal
 from meridian_broker.topics.service.backfill_rounds import Missing
 from meridian_broker.topics.service.preloading import Loading
-from meridian_broker.topics.subscriptions.registry import Lives
 from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import topic_name
-from meridian_broker.wire.pulsar.errors import InvalidTopicNameError
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 log = logging.getLogger(__name__)
@@ -126,8 +124,6 @@ class TopicService:
     """The catalog's revision that open topics go by."""
     _unopened: set[str] = field(default_factory=set)
     """Topics on record that are not open."""
-    _wanted: set[str] = field(default_factory=set)
-    """Those of them that are just being opened, as another region waits for them."""
     _locks: WeakValueDictionary[str, AbstractAsyncContextManager[Any]] = field(default_factory=WeakValueDictionary)
     """Of each topic, as long as anybody holds it or waits for it."""
 
@@ -139,7 +135,7 @@ class TopicService:
         self.missing = Missing()
         self.loader = Loading(self)
         self.failing = Failing()
-        self.labels = orphans.Labels(self.store)
+        self.labels = Labels(self.store)
         self.workshop = Workshop(self.store, self.fence, self.new_lock(), self.compaction_limits)
 
     # -- finding and opening -------------------------------------------------------------------------------------
@@ -234,6 +230,18 @@ class TopicService:
             self.replication.stop(topic.name)
         self.loader.open_again(topic)
 
+    def deleted_elsewhere(self, topic: Topic, told: DeletionNotice) -> None:
+        """Another region knows of another deletion of the topic than we do (R8)."""
+        self.scheduler.spawn(incarnations.follow(self, topic, told), "follow a deletion in another region")
+
+    def open_later(self, name: TopicName) -> None:
+        """The next attempt of ``load_all`` opens it."""
+        self.loader.later(name)
+
+    @property
+    def peers(self) -> Peers | None:
+        return self.replication
+
     async def drop(self, topic: Topic) -> None:
         """It is not open any more."""
         if self.topics.get(topic.name) is topic:
@@ -289,7 +297,7 @@ class TopicService:
         :raises TopicInUse: clients or subscriptions are there and ``force`` is not given.
         :raises NotFound: there is none.
         """
-        await deletion.delete(self, name, force=force)
+        await removal.delete(self, name, force=force)
 
     def lock(self, name: str) -> AbstractAsyncContextManager[Any]:
         """Held while a topic is opened, closed or deleted."""
@@ -486,114 +494,16 @@ class TopicService:
         listed = self.catalog.regions(topic_name.parse(topic))
         return listed if self.region in listed else frozenset((self.region,))
 
-    def _lives(self, topic: str) -> Lives | None:
-        found = self.topics.get(topic)
-        return None if found is None or found.failure is not None else found.lives
-
     def is_served(self, topic: str) -> bool:
         """Whether what we say about a topic is all that we know: it is open, or there never was one here."""
         found = self.topics.get(topic)
         return self.loader.is_surveyed and topic not in self._unopened and (found is None or found.failure is None)
 
+    def is_unopened(self, topic: str) -> bool:
+        """Whether it is on record and not open."""
+        return topic in self._unopened
+
     def unopened(self) -> set[str] | None:
         """Topics on record that are not served now; None: which there are is not known yet."""
         fenced = {name for name, topic in self.topics.items() if topic.failure is not None}
         return self._unopened | fenced if self.loader.is_surveyed else None
-
-    def open_soon(self, topic: str) -> None:
-        """Another region waits for a topic on record that is not open: it does not wait for those before it."""
-        if topic in self._unopened and topic not in self._wanted and not self.closing:
-            self._wanted.add(topic)
-            self.scheduler.spawn(self._open_wanted(topic), "open a topic that another region waits for")
-
-    async def _open_wanted(self, topic: str) -> None:
-        try:
-            await self.topic(topic_name.parse(topic), create=False)
-        except (TopicError, LedgerError, MetadataError) as error:
-            log.info("%s cannot be opened for another region: %s", topic, error)
-        finally:
-            self._wanted.discard(topic)
-
-    def progress(self, topic: str, subscription: str) -> Progress | None:
-        """Newest progress, this turn's acknowledgements included; None: no such replicated subscription."""
-        lives = self._lives(topic)
-        return None if lives is None else lives.progress(subscription)
-
-    def record(self, topic: str, subscription: str) -> bytes | None:
-        return None if (lives := self._lives(topic)) is None else lives.record(subscription)
-
-    def when_durable(self, topic: str, done: Done) -> None:
-        """``done`` once all that is known now of an open topic's subscriptions is on disk, or why it never will be."""
-        found = self.topics.get(topic)
-        if found is None:
-            done(LedgerError(f"{topic} is not open any more"))
-        else:
-            found.progress_log.when_durable(done)
-
-    def incarnation(self, topic: str) -> str:
-        """Of a topic that is not open: the one it will have. What cannot be a topic's name was never deleted."""
-        found = self.topics.get(topic)
-        if found is not None:
-            return found.incarnation
-        try:
-            return self.catalog.incarnation(topic_name.parse(topic))
-        except InvalidTopicNameError:
-            return ""
-
-    def replicated_topics(self) -> Iterable[str]:
-        """Topics open here of which other regions hear."""
-        return (topic.name for topic in self.topics.values() if topic.failure is None and topic.lives.has_shared())
-
-    def replicated_in(self, topic: str) -> list[str]:
-        """Its subscriptions that are shared with other regions, deleted ones included."""
-        return [] if (lives := self._lives(topic)) is None else lives.shared()
-
-    def merge(
-        self,
-        topic: str,
-        subscription: str,
-        incarnation: str,
-        delta: Progress,
-        record: bytes | None,
-        done: Callable[[str | None], None],
-    ) -> None:
-        """Join what another region told; ``done(None)`` once durable, ``done(reason)`` when refused."""
-        found = self.topics.get(topic)
-        if found is not None and found.failure is None:
-            self._merge(found, subscription, incarnation, delta, record, done)
-        else:
-            work = self._open_and_merge(topic, subscription, incarnation, delta, record, done)
-            self.scheduler.spawn(work, "open a topic for another region's progress")
-
-    async def _open_and_merge(
-        self,
-        topic: str,
-        subscription: str,
-        incarnation: str,
-        delta: Progress,
-        record: bytes | None,
-        done: Callable[[str | None], None],
-    ) -> None:
-        try:
-            found = await self.topic(topic_name.parse(topic), create=True, incarnation=incarnation)
-        except Exception as error:  # whatever it is, the peer hears it
-            done(f"{topic} cannot be opened: {error}")
-            return
-        try:
-            self._merge(found, subscription, incarnation, delta, record, done)
-        except ValueError as error:  # the two cannot be joined: raised to nobody here, and the peer waits
-            done(str(error))
-
-    def _merge(
-        self,
-        topic: Topic,
-        name: str,
-        incarnation: str,
-        delta: Progress,
-        record: bytes | None,
-        done: Callable[[str | None], None],
-    ) -> None:
-        if incarnation != topic.incarnation:
-            done(f"another incarnation of {topic.name}: {incarnation!r}, here {topic.incarnation!r} (R8)")
-            return
-        topic.lives.merge(name, delta, record, done)

@@ -23,8 +23,9 @@ from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.replication.entries.source import DeletionNotice
 from meridian_broker.topics.errors import TopicError, TopicFenced, TopicNotFound
-from meridian_broker.topics.lifecycle import deletion, quarantine
-from meridian_broker.topics.lifecycle.deletion import stamp_of
+from meridian_broker.topics.journal.topic_record import stamp_of
+from meridian_broker.topics.lifecycle import deletion
+from meridian_broker.topics.service import removal
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
@@ -75,7 +76,7 @@ async def follow_base(service: TopicService, name: TopicName, asked: str) -> Del
     if known is not None and known.stamp > stamp:
         return known
     if stamp > (ZERO if known is None else known.stamp) and _is_possible(service, stamp):
-        await deletion.forget_partitioned(service, name.base, stamp)
+        await removal.forget_partitioned(service, name.base, stamp)
     return None
 
 
@@ -93,7 +94,7 @@ async def follow(service: TopicService, topic: Topic, told: DeletionNotice) -> N
     name = topic_name.parse(topic.name)
     if told.is_of_base:
         try:
-            await deletion.forget_partitioned(service, name.base, stamp)
+            await removal.forget_partitioned(service, name.base, stamp)
         except MetadataError as error:
             log.warning("%s was deleted in another region, which says so again: %s", name.base, error)
             return
@@ -118,7 +119,7 @@ async def follow(service: TopicService, topic: Topic, told: DeletionNotice) -> N
                     f"{name} was deleted in other regions ({stamp}), and this copy has messages of {regions} that "
                     "they never got"
                 )
-                await quarantine.set_aside(service, topic, name, why, stamp)
+                await removal.set_aside(service, topic, name, why, stamp)
             else:
                 await deletion.destroy(service, topic, stamp)
                 log.warning("topic %s was deleted in another region (%s) and is now deleted here", name, stamp)

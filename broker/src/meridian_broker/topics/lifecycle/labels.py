@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which ledgers on the volume say that they belong to which topic (``ledgers/labels.py``)."""
+
+from __future__ import annotations
+
+import logging
+from typing import NamedTuple
+
+from meridian_broker.ledgers.labels import Label
+from meridian_broker.ledgers.store import LedgerStore
+
+log = logging.getLogger(__name__)
+
+
+class Labelled(NamedTuple):
+    """A ledger that says whose it is."""
+
+    ledger_id: int
+    label: Label
+    entries: int
+
+
+class Labels:
+    """All ledgers by the topic that they say they belong to, as the volume has them when the first topic is opened.
+
+    What is made later is put on record by this broker. Forgotten topic by topic, as they are opened.
+    """
+
+    def __init__(self, store: LedgerStore) -> None:
+        self._store = store
+        self._by_topic: dict[str, list[Labelled]] | None = None
+
+    async def of(self, topic: str) -> list[Labelled]:
+        """In the order in which they were made."""
+        return (await self._all()).get(topic, [])
+
+    async def topics(self) -> list[str]:
+        """Of which there are ledgers."""
+        return list(await self._all())
+
+    def forget(self, topic: str) -> None:
+        """It is open: what there is of it is on record."""
+        if self._by_topic is not None:
+            self._by_topic.pop(topic, None)
+
+    async def _all(self) -> dict[str, list[Labelled]]:
+        if self._by_topic is None:
+            found: dict[str, list[Labelled]] = {}
+            for info in sorted(await self._store.list(), key=lambda info: info.ledger_id):
+                if info.label:
+                    try:
+                        label = Label.decode(info.label)
+                    except ValueError as error:
+                        log.warning("ledger %d does not say whose it is: %s", info.ledger_id, error)
+                        continue
+                    found.setdefault(label.belonging.topic, []).append(Labelled(info.ledger_id, label, info.entries))
+            self._by_topic = found
+        return self._by_topic

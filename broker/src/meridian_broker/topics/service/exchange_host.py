@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the progress exchange finds the subscriptions it speaks of: those of the topics that are open here.
+
+What another region tells of a topic that is not open opens it first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from meridian_broker.ledgers.store import Done, LedgerError
+from meridian_broker.metadata.store import MetadataError
+from meridian_broker.positions import Progress
+from meridian_broker.topics.errors import TopicError
+from meridian_broker.wire.pulsar import topic_name
+from meridian_broker.wire.pulsar.errors import InvalidTopicNameError
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.service.service import TopicService
+    from meridian_broker.topics.subscriptions.registry import Lives
+    from meridian_broker.topics.topic import Topic
+
+log = logging.getLogger(__name__)
+
+
+class ExchangeHost:
+    """See the module's text: ``ProgressHost`` of the exchange. One per broker."""
+
+    def __init__(self, service: TopicService) -> None:
+        self._service = service
+        self.region = service.region
+        self.is_served = service.is_served
+        self.regions_of = service.regions_of
+        self._wanted: set[str] = set()
+        """Topics that are being opened because another region waits for them."""
+
+    def _registry(self, topic: str) -> Lives | None:
+        found = self._service.topics.get(topic)
+        return None if found is None or found.failure is not None else found.lives
+
+    def open_soon(self, topic: str) -> None:
+        """Another region waits for a topic on record that is not open: it does not wait for those before it."""
+        if self._service.is_unopened(topic) and topic not in self._wanted and not self._service.closing:
+            self._wanted.add(topic)
+            self._service.scheduler.spawn(self._open_wanted(topic), "open a topic that another region waits for")
+
+    async def _open_wanted(self, topic: str) -> None:
+        try:
+            await self._service.topic(topic_name.parse(topic), create=False)
+        except (TopicError, LedgerError, MetadataError) as error:
+            log.info("%s cannot be opened for another region: %s", topic, error)
+        finally:
+            self._wanted.discard(topic)
+
+    def progress(self, topic: str, subscription: str) -> Progress | None:
+        """Newest progress, this turn's acknowledgements included; None: no such replicated subscription."""
+        found = self._registry(topic)
+        return None if found is None else found.progress(subscription)
+
+    def record(self, topic: str, subscription: str) -> bytes | None:
+        return None if (found := self._registry(topic)) is None else found.record(subscription)
+
+    def when_durable(self, topic: str, done: Done) -> None:
+        """``done`` once all that is known now of an open topic's subscriptions is on disk, or why it never will be."""
+        found = self._service.topics.get(topic)
+        if found is None:
+            done(LedgerError(f"{topic} is not open any more"))
+        else:
+            found.progress_log.when_durable(done)
+
+    def incarnation(self, topic: str) -> str:
+        """Of a topic that is not open: the one it will have. What cannot be a topic's name was never deleted."""
+        found = self._service.topics.get(topic)
+        if found is not None:
+            return found.incarnation
+        try:
+            return self._service.catalog.incarnation(topic_name.parse(topic))
+        except InvalidTopicNameError:
+            return ""
+
+    def replicated_topics(self) -> Iterable[str]:
+        """Topics open here of which other regions hear."""
+        topics = self._service.topics.values()
+        return (topic.name for topic in topics if topic.failure is None and topic.lives.has_shared())
+
+    def replicated_in(self, topic: str) -> list[str]:
+        """Its subscriptions that are shared with other regions, deleted ones included."""
+        return [] if (found := self._registry(topic)) is None else found.shared()
+
+    def merge(
+        self,
+        topic: str,
+        subscription: str,
+        incarnation: str,
+        delta: Progress,
+        record: bytes | None,
+        done: Callable[[str | None], None],
+    ) -> None:
+        """Join what another region told; ``done(None)`` once durable, ``done(reason)`` when refused."""
+        found = self._service.topics.get(topic)
+        if found is not None and found.failure is None:
+            self._merge(found, subscription, incarnation, delta, record, done)
+        else:
+            work = self._open_and_merge(topic, subscription, incarnation, delta, record, done)
+            self._service.scheduler.spawn(work, "open a topic for another region's progress")
+
+    async def _open_and_merge(
+        self,
+        topic: str,
+        subscription: str,
+        incarnation: str,
+        delta: Progress,
+        record: bytes | None,
+        done: Callable[[str | None], None],
+    ) -> None:
+        try:
+            found = await self._service.topic(topic_name.parse(topic), create=True, incarnation=incarnation)
+        except Exception as error:  # whatever it is, the peer hears it
+            done(f"{topic} cannot be opened: {error}")
+            return
+        try:
+            self._merge(found, subscription, incarnation, delta, record, done)
+        except ValueError as error:  # the two cannot be joined: raised to nobody here, and the peer waits
+            done(str(error))
+
+    def _merge(
+        self,
+        topic: Topic,
+        name: str,
+        incarnation: str,
+        delta: Progress,
+        record: bytes | None,
+        done: Callable[[str | None], None],
+    ) -> None:
+        if incarnation != topic.incarnation:
+            done(f"another incarnation of {topic.name}: {incarnation!r}, here {topic.incarnation!r} (R8)")
+            return
+        topic.lives.merge(name, delta, record, done)

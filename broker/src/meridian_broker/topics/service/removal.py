@@ -1,0 +1,410 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How topics and subscriptions are deleted: on request, or because they were unused for a while.
+
+Nothing else runs between the last check for clients and the fence: a client that connects later finds the topic closed,
+and no message is accepted only to be deleted. A topic of several regions is deleted on request only; a replicated
+subscription also when it was unused in all of them (R16).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.ledgers.periodic import each
+from meridian_broker.ledgers.scheduling import run_all
+from meridian_broker.metadata.errors import NotFound
+from meridian_broker.metadata.policy_values import CAUGHT_UP
+from meridian_broker.metadata.topic_catalog import Deletion
+from meridian_broker.positions import Stamp
+from meridian_broker.positions.position import EARLIEST
+from meridian_broker.topics.errors import TopicFenced, TopicInUse, TopicNotFound
+from meridian_broker.topics.journal.topic_record import stamp_of
+from meridian_broker.topics.lifecycle import deletion, orphans, quarantine
+from meridian_broker.topics.subscriptions.administration import remove_subscriptions
+from meridian_broker.wire.pulsar import topic_name
+from meridian_broker.wire.pulsar.topic_name import TopicName
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.service.service import TopicService
+    from meridian_broker.topics.subscriptions.subscription import Subscription
+    from meridian_broker.topics.topic import Topic
+
+log = logging.getLogger(__name__)
+
+Check = Callable[["Topic"], None]
+"""Raises when the topic may not go."""
+Begun = Callable[[Stamp], None]
+"""Hears the stamp of a deletion that nothing keeps from happening any more: other regions may be told meanwhile."""
+
+
+# -- by hand -------------------------------------------------------------------------------------------------------
+
+
+def _to_nobody(_: Stamp) -> None:
+    """Nobody is told."""
+
+
+async def delete(service: TopicService, name: TopicName, *, force: bool, begun: Begun = _to_nobody) -> Stamp | None:
+    """Delete a topic, or a partitioned one with its partitions. Answers the deletion's stamp, of a persistent topic.
+
+    :raises TopicInUse: clients are there and ``force`` is not given.
+    :raises NotFound: there is none.
+    """
+    check = _anyway if force else _check_no_clients
+    partitioned = service.catalog.partitioned
+    if name.partition >= 0 or await partitioned.find(name) is None:
+        if not name.is_persistent:
+            service.non_persistent.delete([name], force=force, partitioned=False)
+            return None
+        async with AsyncExitStack() as locks:
+            topics = await hold(service, [name], locks)
+            if not topics:
+                raise TopicNotFound(f"topic {name} does not exist")
+            stamp = await _new_stamp(service, name)
+            await _remove(service, topics, check, stamp, begun)
+        return stamp
+    async with AsyncExitStack() as locks:
+        await locks.enter_async_context(service.lock(str(name)))
+        names = await partition_names(service, name)
+        if not name.is_persistent:
+            service.non_persistent.delete(names, force=force, partitioned=True)
+            return await partitioned.delete(name)
+        topics = await hold(service, names, locks)
+        stamp = await _new_stamp(service, name)
+        await _remove(service, topics, check, stamp, begun, partitioned=name)
+        return await partitioned.delete(name, stamp)  # this counts for partitions that nobody has used yet, too
+
+
+async def delete_as_elsewhere(service: TopicService, name: TopicName, stamp: Stamp, *, partitioned: bool) -> None:
+    """Follow the deletion of another region, even if the topic is in use here or does not exist (R8).
+
+    A link may have told of the deletion before: what was made since then stays. What is of the other kind here, with
+    partitions or without (``topics.kinds``), was never replicated to the region that deleted: it is set aside.
+
+    :raises TopicFenced: it was opened, or grew, meanwhile.
+    """
+    async with AsyncExitStack() as locks:
+        names = await _names_of_both_kinds(service, name)
+        topics = [one for one in await hold(service, names, locks) if stamp_of(one.incarnation) < stamp]
+        # Links tell of the deletion, too, so partitions may be gone since; but none may have been made.
+        if not set(await _names_of_both_kinds(service, name)) <= set(names):
+            raise TopicFenced(f"{name} has more partitions than a moment ago: delete it again")
+        known = await service.catalog.topics.deletion(name)
+        is_told = known is not None and known.stamp >= stamp
+        meant = [one for one in topics if (one.name != str(name)) == partitioned or name.partition >= 0]
+        has_count = name.partition < 0 and await service.catalog.partitioned.find(name) is not None
+        await _remove(service, meant, _anyway, stamp, partitioned=name if has_count and not is_told else None)
+        for topic in topics:
+            if topic not in meant:
+                await _leave(service, topic, f"{name} was deleted in another region ({stamp})", stamp)
+        if name.partition < 0 and not is_told:
+            with contextlib.suppress(NotFound):
+                await service.catalog.partitioned.delete(name, stamp)
+        await service.catalog.topics.mark_deleted(name, stamp)
+
+
+async def _leave(service: TopicService, topic: Topic, why: str, stamp: Stamp) -> None:
+    """A topic goes that nobody else has messages of: it is set aside if it holds any. The caller holds its lock."""
+    topic.reopen = False
+    topic.fence(why)
+    await topic.scheduler.answer(topic.log.when_durable)
+    await service.drop(topic)
+    if topic.log.after(EARLIEST) is None:
+        await deletion.destroy(service, topic, stamp)
+        return
+    reason = f"{why}, and nobody else has the messages of this topic, which is of the other kind"
+    await set_aside(service, topic, topic_name.parse(topic.name), reason, stamp)
+
+
+async def set_aside(service: TopicService, topic: Topic, name: TopicName, why: str, stamp: Stamp | None) -> None:
+    """Keep a topic that is fenced and no longer open. The caller holds its lock.
+
+    :param why: shown as a property of the copy.
+    :param stamp: of the topic's deletion; None: it was not deleted.
+    """
+    await topic.close(why)
+    to = await quarantine.move(service, name, why, stamp)
+    service.forget(topic.name)
+    await service.loader.open(to)
+
+
+async def _names_of_both_kinds(service: TopicService, name: TopicName) -> list[TopicName]:
+    return [name, *await partition_names(service, name)] if name.partition < 0 else [name]
+
+
+async def forget_partitioned(service: TopicService, name: TopicName, stamp: Stamp) -> None:
+    """A partitioned topic was deleted in another region: the number of its partitions goes with the first of them of
+    which we hear, under the topic's lock, so that a thousand who hear of it at once do not contend for one record."""
+    async with service.lock(str(name)):
+        known = await service.catalog.partitioned.deletion(name)
+        if known is not None and known.stamp >= stamp:
+            return
+        try:
+            await service.catalog.partitioned.delete(name, stamp)
+        except NotFound:
+            await service.catalog.topics.mark_deleted(name, stamp)
+
+
+async def finish(service: TopicService, name: TopicName) -> None:
+    """Delete what is left of a partitioned topic whose deletion was begun by an earlier life of the broker, or failed.
+
+    :raises MetadataError, LedgerError, TopicError: something is left.
+    """
+    async with AsyncExitStack() as locks:
+        await locks.enter_async_context(service.lock(str(name)))
+        record = await service.catalog.partitioned.on_record(name)
+        if record is None or record.deleting is None:
+            return
+        stamp = Stamp.parse(record.deleting)
+        left = await hold(service, await partition_names(service, name), locks)  # opening deletes what is of that life
+        await service.catalog.partitioned.delete(name, stamp)
+        log.info("partitioned topic %s: its deletion, which had begun earlier, is finished", name)
+    if left:  # made again, and the metadata are an older copy
+        await orphans.make_partitioned(service, name, 1 + max(topic.partition for topic in left))
+
+
+async def take_back(service: TopicService, names: Iterable[TopicName]) -> None:
+    """Undo the making of partitions that their topic does not have: those of them that hold no message.
+
+    The caller holds the topic's lock.
+
+    :raises MetadataError, LedgerError, TopicError: some of them may be left.
+    """
+    for name in names:
+        async with AsyncExitStack() as locks:
+            for topic in await hold(service, [name], locks):
+                if topic.log.last_own == EARLIEST and not topic.log.last_origin:
+                    await unmake(service, topic, "the topic has no such partition")
+
+
+async def unmake(service: TopicService, topic: Topic, why: str) -> None:
+    """Remove a topic that holds no message as if it had never been made; the caller holds its lock."""
+    topic.reopen = False
+    topic.fence(why)
+    await service.drop(topic)
+    await service.catalog.topics.take_back(topic_name.parse(topic.name))
+    service.forget(topic.name)
+    await deletion.delete_ledgers(topic)
+
+
+async def partition_names(service: TopicService, name: TopicName) -> list[TopicName]:
+    """All partitions that a topic has by number or on record: growth that broke off may have left more than it has."""
+    record = await service.catalog.partitioned.find(name)
+    numbered = [] if record is None else [name.with_partition(number) for number in range(record.partitions)]
+    on_record = await service.catalog.topics.partitions(name) if name.is_persistent else []
+    return list(dict.fromkeys([*numbered, *on_record]))
+
+
+async def hold(service: TopicService, names: list[TopicName], locks: AsyncExitStack) -> list[Topic]:
+    """Those that exist, open, and the locks of all, taken in the order of their names.
+
+    Whoever holds the lock of a partitioned topic may take those of its partitions, and nobody takes them the other way
+    round: so no two wait for each other.
+
+    A partition that nobody has used yet would be made by opening it, and taken for a new topic by other regions.
+
+    :raises TopicFenced: one was reopened meanwhile.
+    """
+    found: dict[TopicName, Topic] = {}
+
+    async def open_one(name: TopicName) -> None:
+        record = await service.catalog.topics.find(name)
+        if record is not None:
+            service.failing.end_pause(str(name), service.scheduler.monotonic_ms())
+            with contextlib.suppress(TopicNotFound, TopicFenced):  # it is looked at again below
+                found[name] = await service.topic(name, create=False, incarnation=record[0].incarnation)
+
+    await run_all(service.scheduler, [partial(open_one, name) for name in names], "open a topic to be deleted")
+    ordered = sorted(names, key=str)
+    for name in ordered:
+        await locks.enter_async_context(service.lock(str(name)))
+    for name in ordered:
+        if service.topics.get(str(name)) is found.get(name):
+            continue
+        if await service.catalog.topics.find(name) is not None:
+            raise TopicFenced(f"{name} was reopened meanwhile: delete it again")
+        found.pop(name, None)  # it was deleted by somebody else: another region may have told of that, too
+    return [found[name] for name in names if name in found]
+
+
+async def _new_stamp(service: TopicService, name: TopicName) -> Stamp:
+    """Of a deletion that happens now."""
+    newest = service.catalog.topics.newest_deletion
+    known = await newest(name) if name.partition < 0 else await service.catalog.topics.deletion(name)
+    return service.clock.next(known.stamp if isinstance(known, Deletion) else known)
+
+
+def _anyway(_: Topic) -> None:
+    """Clients are sent away."""
+
+
+def _check_no_clients(topic: Topic) -> None:
+    """:raises TopicInUse: somebody is connected."""
+    if busy := clients(topic):
+        raise TopicInUse(f"{topic.name} has {busy} producers and consumers: close them, or force")
+
+
+def clients(topic: Topic) -> int:
+    """Producers and consumers; replicators of other regions are none."""
+    producers = sum(producer.remote_region is None for producer in topic.producers.values())
+    return producers + sum(len(subscription.consumers) for subscription in topic.subscriptions.values())
+
+
+async def _remove(
+    service: TopicService,
+    topics: list[Topic],
+    check: Check,
+    stamp: Stamp,
+    begun: Begun = _to_nobody,
+    *,
+    partitioned: TopicName | None = None,
+) -> None:
+    """The caller holds their locks.
+
+    A topic whose deletion fails is opened again without anybody asking, in the next turn, if the process still runs
+    then: it still lives if its record does not say that it is deleted, and goes then if it does.
+
+    :param partitioned: they are the partitions of this topic, which is deleted: one write decides it for all of them.
+    """
+    for topic in topics:
+        check(topic)
+    for topic in topics:
+        topic.reopen = False
+        topic.fence("the topic was deleted")
+    left = set(topics)
+
+    async def remove(topic: Topic) -> None:
+        await service.drop(topic)
+        await deletion.destroy(service, topic, stamp)
+        left.remove(topic)
+
+    try:
+        if partitioned is not None:
+            service.loader.finish_later(partitioned)
+            await service.catalog.partitioned.begin_deletion(partitioned, stamp)
+        begun(stamp)
+        await run_all(service.scheduler, [partial(remove, topic) for topic in topics], "delete a topic")
+    finally:
+        for topic in left:
+            service.scheduler.defer(partial(_open_again, service, topic))
+
+
+def _open_again(service: TopicService, topic: Topic) -> None:
+    opening = service.loader.open(topic_name.parse(topic.name))
+    service.scheduler.spawn(opening, "open a topic that could not be deleted")
+
+
+# -- unused topics -------------------------------------------------------------------------------------------------
+
+
+async def remove_unused(service: TopicService) -> None:
+    """Remove the topics whose rules say so and that nobody uses; a partitioned one's partitions all together or not.
+
+    :raises SomeFailed: some could not be removed now.
+    """
+    found: dict[TopicName, list[Topic]] = {}
+    for name, topic in service.topics.items():
+        if topic.rules.inactive_topics.remove:
+            found.setdefault(topic_name.parse(name).base, []).append(topic)
+
+    def check(topic: Topic) -> None:
+        if not is_unused(topic, alone=service.regions_of(topic.name) == {service.region}):
+            raise TopicInUse(f"{topic.name} is used again")
+
+    async def remove(base: TopicName) -> None:
+        topics = found[base]
+        with contextlib.suppress(TopicInUse):
+            record = await service.catalog.partitioned.find(base)
+            if record is None or len(topics) == record.partitions:
+                for topic in topics:
+                    check(topic)
+                async with AsyncExitStack() as locks:
+                    names = [topic_name.parse(topic.name) for topic in topics]
+                    if record is not None:
+                        await locks.enter_async_context(service.lock(str(base)))
+                    held = await hold(service, names, locks)
+                    await _remove(service, held, check, await _new_stamp(service, base))
+                log.info("%s was removed: it was unused", base)
+
+    await each(found, str, remove)
+
+
+def is_unused(topic: Topic, *, alone: bool) -> bool:
+    """Has nobody used it for as long as its rules say, and is nothing of it to be kept?
+
+    :param alone: it lives in this region only.
+    """
+    rule, retention = topic.rules.inactive_topics, topic.rules.retention
+    idle_ms = topic.scheduler.now_ms() - topic.last_used_ms
+    if (
+        not alone
+        or topic.is_set_aside
+        or topic.lost_records.in_doubt
+        or topic.failure is not None
+        or topic.producers
+        or topic.admission.is_expecting
+        or clients(topic)
+    ):
+        return False
+    if idle_ms < rule.seconds * 1000 or retention.time_minutes < 0 or idle_ms < retention.time_minutes * 60_000:
+        return False
+    if rule.mode == CAUGHT_UP:
+        return all(one.cursor.mark_delete >= topic.log.last_confirmed for one in topic.subscriptions.values())
+    return not topic.subscriptions
+
+
+# -- unused subscriptions ------------------------------------------------------------------------------------------
+
+
+ASKED_MAX: Final = 100
+"""Shared subscriptions about which other regions are asked in one look; the rest has its turn in the next."""
+
+
+async def expire_subscriptions(service: TopicService) -> None:
+    """Delete the subscriptions that nobody has used for as long as their topic's rules say.
+
+    Of one that other regions know, nobody in any region: all are asked, and one that cannot be forbids it (R16).
+
+    :raises SomeFailed: some could not be deleted now.
+    """
+    asked = 0
+
+    async def expire(subscription: Subscription) -> None:
+        nonlocal asked
+        topic = subscription.topic
+        if topic.failure is not None or not is_abandoned(subscription):
+            return
+        if topic.lives.may_be_shared(subscription):
+            asked += 1
+            if asked > ASKED_MAX or await _is_used_elsewhere(service, subscription):
+                return
+        await remove_subscriptions([subscription])
+        log.info("subscription %s of %s expired: it was unused", subscription.name, topic.name)
+
+    every = [one for topic in service.topics.values() for one in topic.subscriptions.values()]
+    await each(every, lambda one: f"{one.name} of {one.topic.name}", expire)
+
+
+async def _is_used_elsewhere(service: TopicService, subscription: Subscription) -> bool:
+    """Also when that cannot be told, or it is used here by now."""
+    topic = subscription.topic
+    minutes = topic.rules.subscription_expiration_minutes
+    objection = await service.used_elsewhere(topic.name, subscription.name, minutes * 60_000)
+    if objection is not None:
+        log.debug("subscription %s of %s does not expire: %s", subscription.name, topic.name, objection)
+    is_there = topic.failure is None and subscription.is_there
+    return objection is not None or not is_there or not is_abandoned(subscription)
+
+
+def is_abandoned(subscription: Subscription) -> bool:
+    """Has it had no consumer in this region for so long?"""
+    limit_ms = subscription.topic.rules.subscription_expiration_minutes * 60_000
+    if not limit_ms or not subscription.durable or subscription.consumers:
+        return False
+    last_used_ms = max(subscription.cursor.last_acked_ms, subscription.last_left_ms)
+    return subscription.topic.scheduler.now_ms() - last_used_ms > limit_ms

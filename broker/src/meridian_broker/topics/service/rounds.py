@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a broker does to all its topics from time to time.
+
+Space is given back, old messages go, quotas are enforced, and topics of which much is not compacted yet are compacted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Container
+from typing import TYPE_CHECKING
+
+from meridian_broker.ledgers.periodic import SomeFailed, each
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata.store import MetadataError
+from meridian_broker.topics.compaction.compaction import Status
+from meridian_broker.topics.errors import TopicError
+from meridian_broker.topics.retention import backlog_quotas
+from meridian_broker.topics.retention.trimming import expire, trim
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.service.service import TopicService
+    from meridian_broker.topics.topic import Topic
+
+
+async def trim_all(service: TopicService) -> None:
+    """Give back the space of ledgers nobody needs.
+
+    :raises SomeFailed: of some topics that cannot be done now. The others had their turn.
+    """
+    service.non_persistent.tidy()
+    unruled: Container[str] = ()
+    try:
+        service.follow_policies()  # a retention that was set a moment ago is to keep what it says
+    except SomeFailed as error:
+        unruled = error.failures
+    await _each_topic(service, trim, without=unruled)
+
+
+async def expire_all(service: TopicService) -> None:
+    """Drop what is older than its topic's message TTL, in every topic that has one. :raises SomeFailed: as above."""
+    await _each_topic(service, expire)
+
+
+async def check_quotas(service: TopicService) -> None:
+    """Enforce the backlog quota of every topic that has one. :raises SomeFailed: as above."""
+    await _each_topic(service, backlog_quotas.enforce)
+
+
+async def compact_due(service: TopicService) -> None:
+    """Begin to compact the topics of which more is not compacted than their threshold allows.
+
+    :raises SomeFailed: as above.
+    """
+    await _each_topic(service, _compact_if_due)
+
+
+async def _compact_if_due(topic: Topic) -> None:
+    threshold, compaction = topic.rules.compaction_threshold_bytes, topic.compaction
+    if compaction.status is not Status.RUNNING and 0 < threshold < compaction.bytes_to_do():
+        compaction.start()
+
+
+async def _each_topic(
+    service: TopicService, work: Callable[[Topic], Awaitable[object]], without: Container[str] = ()
+) -> None:
+    """Do it for every open topic, whatever becomes of the others. :raises SomeFailed: it failed for some."""
+
+    async def turn(topic: Topic) -> None:
+        try:
+            if topic.failure is None and topic.name not in without:
+                await work(topic)
+        except (LedgerError, TopicError, MetadataError):
+            if topic.failure is None:
+                raise  # else it was closed or fenced meanwhile: its next turn comes when it is open again
+
+    await each(list(service.topics.values()), lambda topic: topic.name, turn)
