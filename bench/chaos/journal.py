@@ -65,7 +65,7 @@ class Rewind:
     answered: bool = False
     """The broker confirmed it."""
     since: float = 0.0
-    """Of a seek to a time: messages published then or later are ruled (seconds of the journal's clock)."""
+    """For a seek to a time: it applies to messages published then or later (seconds of the journal's clock)."""
 
 
 @dataclass

@@ -39,7 +39,7 @@ def free_ports(count: int) -> list[int]:
     """Below those that the kernel gives to clients, so that none has the port of a broker that is down for a moment."""
     found: list[int] = []
     first = random.randrange(PORTS.start, PORTS.stop)
-    if len(_given) > len(PORTS) // 2:  # of those that were given so long ago nobody is left
+    if len(_given) > len(PORTS) // 2:  # processes that got the oldest ones have ended by now
         _given.clear()
     for port in (*range(first, PORTS.stop), *range(PORTS.start, first)):
         if port in _given:

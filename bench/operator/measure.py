@@ -113,7 +113,7 @@ class Cluster:
         return len(self.api.ever("geotopics", "RegionUnreachable"))
 
     def watch(self, what: str, seconds: float) -> dict[str, float]:
-        """What is used and asked while nobody does anything here, per second."""
+        """CPU time and requests per second while idle."""
         before, calls, asked, began = (
             self.used(),
             self.operator.region_calls(),
@@ -147,7 +147,7 @@ def cluster(bench: Bench, directory: Path) -> Iterator[Cluster]:
 
 
 def making(world: Cluster, count: int, patience: float) -> None:
-    """So many objects at once."""
+    """Create this many objects at once."""
     bench, api = world.bench, world.api
     base = world.used()
     began = time.monotonic()

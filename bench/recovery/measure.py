@@ -48,7 +48,7 @@ PENDING = 20_000
 
 @dataclass(frozen=True)
 class Shape:
-    """Whose acknowledgements they are."""
+    """The pattern of acknowledgements to write."""
 
     name: str
     subscriptions: int = 1

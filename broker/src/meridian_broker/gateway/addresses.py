@@ -50,7 +50,7 @@ AddressBook = Callable[[str], Addresses | None]
 def parse_listeners(text: str) -> dict[str, Addresses]:
     """``name:scheme://host:port,...`` by name, in the order written. Schemes: pulsar, pulsar+ssl, http, https.
 
-    :raises ValueError: it is something else, or says the same twice.
+    :raises ValueError: it has another form, or names something twice.
     """
     found: dict[str, Addresses] = {}
     for part in _parts(text):
@@ -71,7 +71,7 @@ def parse_listeners(text: str) -> dict[str, Addresses]:
 def parse_bind_addresses(text: str) -> list[BindAddress]:
     """``name:scheme://ip:port,...``. Schemes: pulsar, pulsar+ssl.
 
-    :raises ValueError: it is something else.
+    :raises ValueError: it has another form.
     """
     found = []
     for part in _parts(text):

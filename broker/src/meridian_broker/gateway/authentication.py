@@ -16,11 +16,11 @@ from meridian_broker.gateway.token_keys import TokenKey
 METHOD: Final = "token"
 """Name of this method in CONNECT."""
 RESERVED_ROLES: Final = frozenset({"meridian-peer"})
-"""Names that brokers use among themselves. No token may bear one: people hand out tokens by users' own names."""
+"""Names that brokers use among themselves. No token may have one: tokens are issued under names that users choose."""
 SCOPE_CLAIM: Final = "meridian_scope"
 """Claim that limits what a token is valid for. The name is our own: ``scope`` is used by other issuers."""
 ADMIN_SCOPE: Final = "admin"
-"""The admin API, and neither producing nor consuming."""
+"""The admin API, but neither producing nor consuming."""
 EXPORT_SCOPE: Final = "export"
 """The export alone, which the verifier reads, and nothing else of the admin API."""
 SCOPES: Final = {ADMIN_SCOPE: "admin API", EXPORT_SCOPE: "export"}
@@ -66,11 +66,11 @@ class Claims:
     role: str = "sub"
     audience: str = "aud"
     needs_audience: bool = False
-    """Tokens that are for no region in particular are refused."""
+    """Refuse tokens that are not limited to specific regions."""
 
 
 class Authentication:
-    """Checks tokens. Where no keys are asked for everybody is welcome, and nameless."""
+    """Checks tokens. Without keys no token is required, and every client is admitted without a name."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Authentication:
 
     @property
     def required(self) -> bool:
-        """Must clients show a token?"""
+        """Whether clients must present a token."""
         return self._keys is not None
 
     def use(self, keys: tuple[TokenKey, ...]) -> None:

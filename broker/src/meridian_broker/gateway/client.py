@@ -64,7 +64,7 @@ class ProducerEvents(Protocol):
     def send_error(self, error: pb.CommandSendError) -> None: ...
 
     def producer_closed(self, reason: str) -> None:
-        """By the broker, or with the connection. The last thing this producer hears."""
+        """The broker or the end of the connection closed it. The last call this producer gets."""
         ...
 
 
@@ -210,7 +210,7 @@ class PulsarClientConnection(ClientWire):
     async def lookup(self, topic: str, *, authoritative: bool = False, listener: str | None = None) -> LookupAnswer:
         """Ask which broker serves a topic. One step: following redirects needs other connections.
 
-        :param listener: under which of its advertised addresses it shall name itself; None: its usual one.
+        :param listener: which of its advertised addresses it should answer with; None: the default one.
         """
         answer: pb.CommandLookupTopicResponse = await self.request(
             _T.LOOKUP,
@@ -235,7 +235,7 @@ class PulsarClientConnection(ClientWire):
         return answer.schema_version
 
     async def get_schema(self, topic: str, version: bytes) -> pb.Schema | None:
-        """The schema that the broker knows by this version; None: it knows none."""
+        """The schema that the broker has under this version; None: it has none."""
         answer: pb.CommandGetSchemaResponse = await self.request(
             _T.GET_SCHEMA, pb.CommandGetSchema(topic=topic, schema_version=version, request_id=0)
         )
@@ -246,7 +246,7 @@ class PulsarClientConnection(ClientWire):
         raise RequestRefused(answer.error_code, f"{topic}: {answer.error_message}")
 
     async def open_producer(self, command: pb.CommandProducer, events: ProducerEvents) -> OpenedProducer:
-        """Open a producer; ids are filled in here. ``events`` hears nothing when this raises."""
+        """Open a producer; ids are filled in here. ``events`` gets no calls if this raises."""
         command.producer_id = producer_id = self.next_id()
         self._producers[producer_id] = events
         try:
@@ -263,12 +263,12 @@ class PulsarClientConnection(ClientWire):
         )
 
     async def close_producer(self, producer_id: int) -> None:
-        """The producer hears nothing any more, from the call on."""
+        """The producer gets no more events, from this call on."""
         if self._producers.pop(producer_id, None) is not None:
             await self.request(_T.CLOSE_PRODUCER, pb.CommandCloseProducer(producer_id=producer_id, request_id=0))
 
     async def subscribe(self, command: pb.CommandSubscribe, events: ConsumerEvents) -> int:
-        """Open a consumer and return its id. Nothing comes before ``flow``."""
+        """Open a consumer and return its id. No messages arrive before ``flow``."""
         command.consumer_id = consumer_id = self.next_id()
         self._consumers[consumer_id] = events
         try:
@@ -282,7 +282,7 @@ class PulsarClientConnection(ClientWire):
         return consumer_id
 
     async def close_consumer(self, consumer_id: int) -> None:
-        """The consumer hears nothing any more, from the call on."""
+        """The consumer gets no more events, from this call on."""
         if self._consumers.pop(consumer_id, None) is not None:
             await self.request(_T.CLOSE_CONSUMER, pb.CommandCloseConsumer(consumer_id=consumer_id, request_id=0))
 

@@ -12,7 +12,7 @@ from meridian_broker.wire.pulsar.errors import ServerError
 
 
 class ClientError(Exception):
-    """Something asked of another broker did not happen."""
+    """A request to another broker failed."""
 
 
 class ConnectFailed(ClientError):
@@ -20,7 +20,7 @@ class ConnectFailed(ClientError):
 
 
 class ConnectionLost(ClientError):
-    """The connection is gone, and with it the answer. The request may have been executed."""
+    """The connection was lost before the answer arrived. The request may have been executed."""
 
 
 class MisbehavedPeer(ConnectionLost):
@@ -32,7 +32,7 @@ class RequestTimedOut(ClientError):
 
 
 class RequestRefused(ClientError):
-    """The broker's answer is no."""
+    """The broker refused the request."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class RequestRefused(ClientError):
 
 
 def code_name(code: int) -> str:
-    """The name of a ``ServerError`` number; the number itself when it has none here."""
+    """The name of a ``ServerError`` number; the number itself if it has no name here."""
     try:
         return ServerError(code).name
     except ValueError:

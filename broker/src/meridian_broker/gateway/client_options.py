@@ -11,7 +11,7 @@ from meridian_broker.gateway.peer_identity import PeerIdentity
 from meridian_broker.gateway.tls import ContextSource
 
 PEER_AUTH_METHOD: Final = "meridian-peer"
-"""Authentication method with which brokers of one deployment know each other (R7)."""
+"""Authentication method that brokers of one deployment use among themselves (R7)."""
 PEER_KEEP_ALIVE_SECONDS: Final = 5.0
 """Silence after which a broker pings the other one; twice that ends their connection. A network that loses every packet
 closes no connection, and until the loss is noticed nothing is relayed by a third region (R6)."""
@@ -19,7 +19,7 @@ closes no connection, and until the loss is noticed nothing is relayed by a thir
 
 @dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """How to connect and how patient to be. Times in seconds."""
+    """How to connect and how long to wait. Times in seconds."""
 
     auth_method: str | None = None
     auth_data: bytes | None = None
@@ -27,21 +27,21 @@ class ClientOptions:
     peer: PeerIdentity | None = None
     """Connect as a broker of this region, to one of another region; None: as a client."""
     answerer: str = ""
-    """The region that we mean to reach, when we are a peer."""
+    """The region that we intend to reach, if we connect as a peer."""
     client_version: str = "meridian"
     connect_timeout: float = 10.0
     request_timeout: float = 30.0
     keep_alive: float = 30.0
-    """Silence after which we ask whether the other side is still there; twice that ends the connection."""
+    """Silence after which we ping the other side; after twice that, the connection ends."""
     max_pending_requests: int = 1000
-    """More requests than this wait for their turn."""
+    """Limit on concurrent requests; more wait for their turn."""
     write_buffer: int = 1024 * 1024
     """Bytes waiting for the socket above which ``drain`` waits."""
     tls: ContextSource | None = None
     """TLS for ``pulsar+ssl://``; None: the system's trust store."""
 
     def towards(self, region: str) -> ClientOptions:
-        """The same, for a connection to that region."""
+        """These options, for a connection to that region."""
         return replace(self, answerer=region)
 
 
@@ -64,5 +64,5 @@ def split_url(url: str) -> list[tuple[str, int, bool]]:
 
 
 def peer_options(identity: PeerIdentity, base: ClientOptions | None = None) -> ClientOptions:
-    """Options of connections to brokers of other regions. Say to which one with ``towards``."""
+    """Options of connections to brokers of other regions. ``towards`` selects the region."""
     return replace(base or ClientOptions(), peer=identity, keep_alive=PEER_KEEP_ALIVE_SECONDS)

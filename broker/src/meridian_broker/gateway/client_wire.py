@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class ClientWire(asyncio.Protocol):
-    """A connection to one broker, below requests and answers."""
+    """A connection to one broker, at the level of commands; requests and answers are built on top."""
 
     def __init__(self, url: str, options: ClientOptions) -> None:
         self.url = url
@@ -38,7 +38,7 @@ class ClientWire(asyncio.Protocol):
         self.peer_version = 0
         """Version of the peer protocol that the other side announced; 0: it is not a Meridian broker."""
         self.is_proven = False
-        """The other side proved that it is the region that we meant to reach."""
+        """Whether the other side has proven to be the region that we intended to reach."""
         self._proven_secret = b""
         """Id of the secret that it proved."""
         self.failure: ClientError | None = None
@@ -59,11 +59,11 @@ class ClientWire(asyncio.Protocol):
 
     @abstractmethod
     def _dispatch(self, command: Any) -> None:
-        """A command came."""
+        """A command arrived."""
 
     @abstractmethod
     def _ended(self, reason: str) -> None:
-        """Nothing comes any more."""
+        """The connection is closed: no more commands will arrive."""
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
@@ -83,7 +83,7 @@ class ClientWire(asyncio.Protocol):
             await self._over.wait()
 
     async def wait_lost(self) -> str:
-        """Wait for the end of the connection and say why."""
+        """Wait for the end of the connection and return the reason."""
         await self._over.wait()
         return str(self.failure)
 
@@ -128,12 +128,12 @@ class ClientWire(asyncio.Protocol):
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that wait for the socket."""
+        """Bytes waiting to be written to the socket."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     @property
     def writable(self) -> bool:
-        """False while ``drain`` would wait."""
+        """Whether ``drain`` would return at once."""
         return self._writable.is_set()
 
     async def drain(self) -> None:

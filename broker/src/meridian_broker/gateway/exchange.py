@@ -57,7 +57,7 @@ class ExchangeShell:
             core.leases.is_foreign = self.links.is_foreign
 
     def set_regions(self, regions: Iterable[str]) -> None:
-        """Speak with exactly these regions."""
+        """Keep links with exactly these regions."""
         wanted = set(regions)
         for region in wanted:
             self.core.add_peer(region)
@@ -78,7 +78,7 @@ class ExchangeShell:
             await asyncio.sleep(CONTACT_POLL_SECONDS)
 
     async def close(self) -> None:
-        """End the links; digests later find what was not confirmed."""
+        """Close the links; digests later find changes that were not confirmed."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -128,7 +128,7 @@ class ExchangeShell:
         return self.core.lags(self._now_ms())
 
     def apart(self) -> dict[str, dict[str, str]]:
-        """Per region, why it and this one do not have the same state, by subject."""
+        """Per region, why its state differs from this region's, by subject."""
         return self.core.apart(self._now_ms())
 
     def behind_for(self) -> dict[str, int]:
@@ -136,7 +136,7 @@ class ExchangeShell:
         return self.core.behind_for(self._now_ms())
 
     def was_away(self, region: str, ago_ms: int) -> None:
-        """The region left that long ago, and did not return before this broker started."""
+        """The region became unreachable that long ago, and did not return before this broker started."""
         self.core.was_away(region, self._now_ms() - ago_ms)
 
     def was_behind(self, region: str, topic: str, subscription: str, entries: int, ago_ms: int) -> None:
@@ -144,11 +144,11 @@ class ExchangeShell:
         self.core.was_behind(region, (topic, subscription), entries, self._now_ms() - ago_ms)
 
     def compare_ends(self, origins: Collection[str]) -> None:
-        """Compare with the other regions how far each has the entries of regions that are away."""
+        """Compare with the other regions how far each of them has the entries of unreachable regions."""
         self.core.compare_ends(origins, self._now_ms())
 
     def compares_ends_with(self, region: str) -> bool:
-        """Whether that region is asked then."""
+        """Whether that region is included in this comparison."""
         return self.core.compares_ends_with(region)
 
     # -- from links and connections ------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 SHORTEST: Final = 32
-"""Bytes of a key or secret. HMAC-SHA256 gains nothing from more, and less can be guessed."""
+"""Bytes of a key or secret. HMAC-SHA256 gains nothing from more, and a shorter one can be guessed."""
 SECRETS_MAX: Final = 4
-"""Peer secrets in one file: two during a change, and room for a change that was not finished."""
+"""Limit on peer secrets in one file: two during a change, plus room for an unfinished change."""
 LARGEST: Final = 64 * 1024
 """Bytes of a file: no key is as large."""
 

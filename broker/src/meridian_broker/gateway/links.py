@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 FIRST_DELAY: Final = 0.05
 """Seconds before the second attempt."""
 LAST_DELAY: Final = 1.0
-"""Seconds between attempts in the long run; one attempt a second costs next to nothing."""
+"""Seconds between attempts in the long run; one attempt a second costs almost nothing."""
 STEADY: Final = 1.0
 """A connection that lasted this many seconds counts as good: after its loss the retry delays start again."""
 UNSENT_LIMIT: Final = 32 * 1024 * 1024
@@ -44,9 +44,9 @@ Send = Callable[[int, "ProtoMessage"], None]
 
 
 class Backoff:
-    """Growing waits, with a random share.
+    """Growing delays, partly random.
 
-    :param jitter: gives numbers from 0 to 1; ``random.random`` in production.
+    :param jitter: returns numbers from 0 to 1; ``random.random`` in production.
     """
 
     def __init__(self, jitter: Callable[[], float], *, first: float = FIRST_DELAY, last: float = LAST_DELAY) -> None:
@@ -67,13 +67,13 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class LinkStatus:
-    """A link at one moment."""
+    """A snapshot of a link's state."""
 
     region: str
     url: str | None
     connected: bool
     problem: str | None
-    """Why it is not up, or why it was down last."""
+    """Why it is down, or why it was last down."""
     connections: int
 
 
@@ -117,13 +117,13 @@ class Link:
             self._task = asyncio.get_running_loop().create_task(self._run(), name=self._name)
 
     async def close(self) -> None:
-        """End the connection and give up making new ones."""
+        """Close the connection and stop making new ones."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
     def nudge(self) -> None:
-        """Try now: there is reason to believe that the region can be reached."""
+        """Try now, because the region can probably be reached."""
         self._backoff.reset()
         self._nudge.set()
 
@@ -157,7 +157,7 @@ class Link:
                 pass
 
     async def _hold_one(self) -> None:
-        """One connection, from its making to its end."""
+        """One connection, from start to end."""
         place = self._resolve(self.region)
         if place is None:
             raise ConnectFailed(f"no address is known for region {self.region}")
@@ -184,7 +184,7 @@ class Link:
             await connection.close()
 
     def _tell(self, problem: str) -> None:
-        """Log a problem when it is another than before: a region may be away for days."""
+        """Log a problem if it differs from the last one: a region may be unreachable for days."""
         if problem != self.problem:
             logger.warning("%s is down: %s", self._name, problem)
         self.problem = problem
@@ -205,7 +205,7 @@ class PeerLinks:
     ) -> None:
         """
         :param on_up: (region, send) when a link came up.
-        :param on_down: (region) when it went down; ``send`` must not be used any more.
+        :param on_down: (region) when it went down; ``send`` must not be used afterwards.
         :param on_command: (region, type, message, reply) for each command that arrived over a link.
         """
         self._resolve = resolve
@@ -218,7 +218,7 @@ class PeerLinks:
         self._closing: set[asyncio.Task[None]] = set()
 
     def set_regions(self, regions: Iterable[str]) -> None:
-        """Have links to exactly these regions: new ones are begun, those to others are ended."""
+        """Keep links to exactly these regions: open missing ones, close others."""
         wanted = set(regions)
         for region in wanted - self._links.keys():
             self._links[region] = self._make(region)
@@ -229,13 +229,13 @@ class PeerLinks:
             task.add_done_callback(self._closing.discard)
 
     def nudge(self, region: str) -> None:
-        """There is a sign of life from the region: try to reach it now."""
+        """The region has shown a sign of life: try to reach it now."""
         link = self._links.get(region)
         if link is not None and link.connection is None:
             link.nudge()
 
     def is_foreign(self, region: str) -> bool:
-        """Is the region no Meridian, as far as is known?"""
+        """Whether the region is known not to run Meridian."""
         link = self._links.get(region)
         return link is not None and link.is_foreign
 

@@ -20,7 +20,7 @@ class PeerIdentity:
     """Returns that many cryptographically secure random bytes."""
 
     def holds(self, key: bytes) -> bool:
-        """Is the secret with this id still in force? Connections that proved another one end."""
+        """Whether the secret with this id is still in force. Connections that proved another one are closed."""
         return any(key_id(secret) == key for secret in self.secrets())
 
     def dial(self, region: str, binding: bytes) -> Dialling:

@@ -17,12 +17,12 @@ from typing import Final, Protocol
 log = logging.getLogger(__name__)
 
 SAID_EVERY: Final = 60.0
-"""Seconds between two lines in the log about connections that had to go."""
+"""Seconds between two log lines about connections that were closed to make room."""
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """How many connections there may be."""
+    """Limits on connections."""
 
     total: int
     per_address: int
@@ -50,7 +50,7 @@ class Hall:
         self._what = what
         self._addresses: Counter[str] = Counter()
         self._idle: dict[Guest, None] = {}
-        """Longest idle first."""
+        """Idle connections, the longest idle first."""
         self._gone = 0
         self._said = -SAID_EVERY
 
@@ -86,7 +86,7 @@ class Hall:
             self._said, self._gone = self._clock(), 0
 
     def leave(self, guest: Guest) -> None:
-        """It is closed, or about to be. Once is enough."""
+        """It is closed, or about to be. Repeated calls have no effect."""
         if guest.has_place:
             guest.has_place = False
             self._idle.pop(guest, None)
@@ -95,10 +95,10 @@ class Hall:
                 del self._addresses[guest.address]
 
     def busy(self, guest: Guest) -> None:
-        """The connection is being served: it does not give way."""
+        """The connection is being served, so it is not closed to make room."""
         self._idle.pop(guest, None)
 
     def idle(self, guest: Guest) -> None:
-        """It was served."""
+        """The connection has been served and is idle again."""
         if guest.has_place:
             self._idle[guest] = None

@@ -35,7 +35,7 @@ class CallFailed(ClientError):
 
 
 class RegionCalls:
-    """Asks other regions in the name of this one."""
+    """Sends requests to other regions on behalf of this one."""
 
     def __init__(
         self,
@@ -54,10 +54,10 @@ class RegionCalls:
     async def ask(
         self, region: str, method: str, path: str, body: object = None, *, seconds: float
     ) -> tuple[int, bytes]:
-        """One request; ``path`` is quoted already. Says the status and the body of the region's answer.
+        """One request; ``path`` is quoted already. Returns the status and body of the region's answer.
 
         :param body: sent as JSON; None: nothing.
-        :raises CallFailed: there was no answer, or none that the region made.
+        :raises CallFailed: there was no answer, or none from the region itself.
         """
         if not self._identity.secrets():
             raise CallFailed("this region has no peer secret (peerTokenFile)")
@@ -138,7 +138,7 @@ class _Talk:
     async def say(
         self, method: str, url: URL, body: bytes, sign: Callable[[bytes], str]
     ) -> tuple[int, Mapping[str, str], bytes]:
-        """One request, one answer. :param sign: makes the header for a connection with that binding."""
+        """One request, one answer. :param sign: returns the header for a connection with that binding."""
         self._sign = sign
         headers = {"Content-Type": "application/json"} if body else {}
         async with self._session.request(
@@ -162,7 +162,7 @@ def _said(body: bytes) -> str:
 
 
 def _reason(error: Exception, seconds: float) -> str:
-    """Why there was no answer, for people: the library's own texts are meant for developers."""
+    """Why there was no answer, in words for operators: the library's own messages are meant for developers."""
     if isinstance(error, NotProven):
         return str(error)
     if isinstance(error, aiohttp.ConnectionTimeoutError):

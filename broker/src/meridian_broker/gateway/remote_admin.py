@@ -20,16 +20,16 @@ from meridian_broker.wire.pulsar.topic_name import in_path
 TIMEOUT: Final = 10.0
 """Seconds for one request."""
 DELETED_LATER: Final = 412
-"""Answer of a region that knows of a later deletion of the topic it is to make."""
+"""Answer of a region that knows of a later deletion of the topic it is asked to create."""
 CACHE: Final = 10_000
 """Number of topics whose count at a remote is cached."""
 
 
 class _Known(NamedTuple):
-    """How many partitions a region has of a topic, or is to have."""
+    """A topic's number of partitions in a region, or the number it should have."""
 
     connection: object
-    """While this lasts."""
+    """The record is valid as long as this connection."""
     incarnation: str
     partitions: int
 
@@ -47,7 +47,7 @@ class RemoteAdminFailed(ClientError):
 
 
 class OtherDeletion(RemoteAdminFailed):
-    """The remote knows of a later deletion of the topic, so it is not made there again (R8)."""
+    """The remote knows of a later deletion of the topic, so the topic is not created there again (R8)."""
 
 
 class OtherKindThere(RemoteAdminFailed):
@@ -99,7 +99,7 @@ class RemoteAdmin:
                 self._locks.pop(key, None)
 
     def forget(self, region: str, topic: str) -> None:
-        """The topic may be gone there: ask again next time."""
+        """The topic may have been deleted there: ask again next time."""
         self._known.pop((region, topic), None)
 
     async def _raise_to(self, region: str, topic: str, partitions: int, incarnation: str, created: Stamp | None) -> int:

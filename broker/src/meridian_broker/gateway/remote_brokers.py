@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from meridian_broker.gateway.client_options import ClientOptions
 
 READERS: Final = 4
-"""Replicators to one region that read the log at the same time; each holds up to a mebibyte meanwhile."""
+"""Replicators to one region that read the log at the same time; each holds up to one mebibyte while it reads."""
 
 
 class RemoteBrokers:
-    """The connections to one region, shared by all replicators that go there."""
+    """The connections to one region, shared by all its replicators."""
 
     def __init__(self, region: str, resolve: Resolver, options: ClientOptions, jitter: Callable[[], float]) -> None:
         self.region = region

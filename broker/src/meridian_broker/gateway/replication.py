@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 REFUSED: Final[dict[int, type[PeerAway]]] = {pb.NotAllowedError: NotWanted, pb.TopicNotFound: HasOtherKind}
 """The meaning of the codes with which a region refuses entries."""
 LAST_DELAY: Final = 5.0
-"""Seconds between attempts of a replicator that is refused again and again."""
+"""Seconds between attempts of a replicator that is refused repeatedly."""
 UP_SECONDS: Final = 1.0
 """Longest wait for a link that is not up: a region that has just started, or that we have just lost, may be there."""
 ASK_SECONDS: Final = 5.0
@@ -75,7 +75,7 @@ class ReplicatorRunner:
         self._ending: set[asyncio.Future[None]] = set()
 
     def start(self, topic: ReplicationSource, remote: str) -> None:
-        """Begin to replicate; nothing happens when that is going on already."""
+        """Begin to replicate; no effect if replication is running already."""
         runs = self._running.setdefault(topic.name, {})
         if remote in runs:
             return
@@ -104,7 +104,7 @@ class ReplicatorRunner:
         return self._spawn(self._end(ending))
 
     def set_regions(self, regions: Iterable[str]) -> None:
-        """Those that may be asked, whether a topic is replicated there or not."""
+        """Regions that may be asked, whether or not a topic is replicated there."""
         wanted = frozenset(regions)
         for region in wanted - self._linked:
             self._used(region)
@@ -117,12 +117,12 @@ class ReplicatorRunner:
         return self._linked
 
     def is_reachable(self, region: str) -> bool:
-        """Not known to be away: there is a connection, or the first one is being made."""
+        """Whether it is not known to be unreachable: there is a connection, or the first one is being opened."""
         place = self._remotes.get(region)
         return place is not None and (place.link.connection is not None or place.link.problem is None)
 
     async def ask(self, region: str, want: Want) -> Found:
-        """``topics.recall.Peers``. :raises PeerAway: the region cannot be reached, or cannot say."""
+        """``topics.recall.Peers``. :raises PeerAway: the region cannot be reached, or does not know."""
         place = self._remotes.get(region)
         if place is None or not self.is_reachable(region):
             problem = None if place is None else place.link.problem
@@ -159,7 +159,7 @@ class ReplicatorRunner:
         return Found(tuple(answer.entries), answer.chained, answer.settled, last, origins, feed, answer.outside)
 
     async def schema(self, region: str, topic: str, version: bytes) -> pb.Schema | None:
-        """``topics.recalled.Peers``. :raises PeerAway: the region cannot be reached, or cannot say."""
+        """``topics.recalled.Peers``. :raises PeerAway: the region cannot be reached, or does not know."""
         place = self._remotes.get(region)
         if place is None or not self.is_reachable(region):
             raise PeerAway(f"{region} cannot be asked for a schema of {topic}")
@@ -203,7 +203,7 @@ class ReplicatorRunner:
         return Feed(status.confirmed, EARLIEST, status.backlog, held, remote_last=run.remote_last)
 
     def skip(self, topic_name: str, remote: str, skipped: Skipped) -> None:
-        """Continue behind the range skipped for the remote; without a replicator nothing happens."""
+        """Continue behind the range skipped for the remote; no effect without a replicator."""
         run = self._running.get(topic_name, {}).get(remote)
         if run is not None:
             run.skip(skipped)
@@ -217,7 +217,7 @@ class ReplicatorRunner:
         return list(self._running)
 
     def nudge(self, remote: str) -> None:
-        """There is a sign of life from the region: try to reach it now."""
+        """The region has shown a sign of life: try to reach it now."""
         place = self._remotes.get(remote)
         if place is not None and place.link.connection is None:
             place.link.nudge()
@@ -226,7 +226,7 @@ class ReplicatorRunner:
                 runs[remote].nudge()
 
     async def close(self) -> None:
-        """End everything."""
+        """Stop all replicators and close their connections."""
         for topic_name in list(self._running):
             self.stop(topic_name)
         while self._ending:
@@ -240,7 +240,7 @@ class ReplicatorRunner:
         await self._let_go(run.place for run in runs)
 
     def _used(self, region: str) -> RemoteBrokers:
-        """The connections to a region, of one user more."""
+        """The connections to a region, with one more user."""
         place = self._remotes.get(region)
         if place is None:
             place = self._remotes[region] = RemoteBrokers(region, self._resolve, self._options, self._jitter)

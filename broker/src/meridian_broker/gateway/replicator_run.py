@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RATE_SECONDS_MAX: Final = 1.0
-"""A rate may be changed while its wait is on, so it is asked this often."""
+"""A rate may change while a replicator waits for it, so it is checked this often."""
 CLOSE_PATIENCE: Final = 1.0
 """Seconds to wait for the remote's answer when a producer is closed."""
 
@@ -50,7 +50,7 @@ def partitioned_topic(name: str) -> str:
 
 
 class ReplicatorRun:
-    """See the module docstring. It runs until ``end``."""
+    """See the module's docstring. It runs until ``end``."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class ReplicatorRun:
         self._wake.set()
 
     def _after_receipts(self) -> None:
-        """Once for all receipts that arrived together."""
+        """Called once for all receipts that arrived together."""
         self._receipts = False
         self._backoff.reset()
         self._tell_source()
@@ -236,7 +236,7 @@ class ReplicatorRun:
             pass  # it is gone either way, and the next one takes its place
 
     async def _stream(self, connection: PulsarClientConnection) -> None:
-        """Read and send until the producer is gone or the core wants no more."""
+        """Read and send until the producer is closed or the core stops."""
         core, source, wake = self._core, self._source, self._wake
         while self._going():
             wake.clear()
@@ -268,7 +268,7 @@ class ReplicatorRun:
                 await wake.wait()
 
     async def _keep_rate(self) -> int:
-        """Wait while more was sent than the topic's rate allows; then how many entries may be read."""
+        """Wait while more was sent than the topic's rate allows; returns how many entries may be read then."""
         while True:
             now_ms, rate = self._now_ms(), self._source.replication_rate
             if rate != self._throttle.rate:
@@ -282,7 +282,7 @@ class ReplicatorRun:
         return self._ended is None and self._core.state is State.STARTED
 
     async def _learn_schema(self, connection: PulsarClientConnection, version: bytes) -> None:
-        """Make the remote know a schema, and learn its number there (R41)."""
+        """Register a schema with the remote, and learn its number there (R41)."""
         schema = await self._source.schema_for(version)
         if schema is None:  # unknown here as well: the number has no meaning, so it stays as it is
             self._core.schema_known(version, version)
@@ -298,7 +298,7 @@ class ReplicatorRun:
 
 
 def _place(state: peer_pb2.ReplicationState | None, url: str) -> RemotePlace:
-    """:raises RequestRefused: the answer does not say where to go on."""
+    """:raises RequestRefused: the answer does not say where to continue."""
     if state is None:
         raise RequestRefused(
             pb.NotAllowedError,

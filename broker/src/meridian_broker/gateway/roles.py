@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PENDING: Final = 1000
 """Messages sent without a receipt yet."""
 RECEIVER_QUEUE: Final = 1000
-"""Messages fetched ahead."""
+"""Messages prefetched."""
 LARGEST: Final = 64 * 1024 * 1024
 """Bytes of a decompressed payload at most: a few kilobytes on the wire could stand for gigabytes."""
 _U32: Final = struct.Struct(">I")
@@ -41,7 +41,7 @@ class Received(NamedTuple):
     """One message as its producer sent it."""
 
     batch_index: int
-    """Place in its batch; -1 when it was sent alone."""
+    """Index in its batch; -1 if it was sent alone."""
     payload: bytes
     key: str | None
     properties: dict[str, str]
@@ -55,7 +55,7 @@ class Delivery(NamedTuple):
     redelivery_count: int
     metadata: pb.MessageMetadata
     messages: list[Received]
-    """One, or the messages of a batch that are still wanted."""
+    """One message, or the messages of a batch that are not acknowledged yet."""
 
     @property
     def payloads(self) -> list[bytes]:
@@ -102,7 +102,7 @@ class Producer:
     ) -> asyncio.Future[Position]:
         """Send one message; waits for room. The future has its position, or why it was not stored.
 
-        :param replicate_to: only to these regions; none named means to all.
+        :param replicate_to: only to these regions; empty: to all.
         """
         await self._room.acquire()
         if self._closed is not None:
@@ -138,7 +138,7 @@ class Producer:
             await asyncio.gather(*(receipt for _, receipt in self._pending))
 
     async def wait_closed(self) -> str:
-        """Wait until this producer is of no use any more and say why."""
+        """Wait until this producer can no longer be used, and return the reason."""
         await self._over.wait()
         return str(self._closed)
 
@@ -235,7 +235,7 @@ class Consumer:
         )
 
     def acknowledge(self, *positions: Position, cumulative: bool = False) -> None:
-        """Acknowledge whole entries; no answer is waited for."""
+        """Acknowledge whole entries, without waiting for an answer."""
         self._connection.write([encode.ack(self._consumer_id, 1 if cumulative else 0, positions)])
 
     def acknowledge_first(self, delivery: Delivery, count: int) -> None:
@@ -255,7 +255,7 @@ class Consumer:
         self._connection.write([encode.simple(pb.BaseCommand.ACK, part)])
 
     async def close(self) -> None:
-        """Everything acknowledged before is durable when this returns."""
+        """When this returns, everything acknowledged before is durable."""
         await self._connection.close_consumer(self._consumer_id)
         self.consumer_closed("the consumer was closed")
 

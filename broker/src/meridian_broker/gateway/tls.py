@@ -21,7 +21,7 @@ from meridian_broker.gateway.followed_files import Identity, identity
 log = logging.getLogger(__name__)
 
 ContextSource = Callable[[], ssl.SSLContext]
-"""The context to use for a connection that is made now."""
+"""The context to use for a new connection."""
 
 
 class TlsFilesUnusable(Exception):
@@ -33,7 +33,7 @@ class TlsFiles:
     """PEM files. ``certificate`` and ``key`` identify this broker, ``trusted`` verifies others."""
 
     certificate: Path | None = None
-    """The certificate, then those that lead to its authority."""
+    """The certificate, followed by the intermediate ones up to its authority."""
     key: Path | None = None
     trusted: Path | None = None
     """CA certificates. None: a server asks for no client certificate, a client uses the system's trust store."""
@@ -49,9 +49,9 @@ def server_context(
     check_seconds: float,
     now: Callable[[], float] = time.monotonic,
 ) -> ssl.SSLContext:
-    """A context for listeners that always hands out the newest certificate.
+    """A context for listeners that always presents the newest certificate.
 
-    :param require_client_certificate: refuse clients that show none; one that is shown is verified in any case.
+    :param require_client_certificate: refuse clients without one; a certificate that is presented is always verified.
     :param check_seconds: how long files are believed to be unchanged.
     :raises TlsFilesUnusable: now; later such files are reported and not used.
     """
@@ -78,7 +78,7 @@ def client_context(
 ) -> ContextSource:
     """Contexts for connections to others.
 
-    :param verify_host: the server's certificate has to be for the host that we meant.
+    :param verify_host: the server's certificate must be for the host that we connect to.
     :raises TlsFilesUnusable: now; later such files are reported and not used.
     """
 

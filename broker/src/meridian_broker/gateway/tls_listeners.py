@@ -24,7 +24,7 @@ from meridian_broker.gateway.places import Hall, Places
 AT_ONCE: Final = 64
 """Connections accepted in one turn of the loop; beginning a handshake takes some hundred microseconds."""
 RETRY_SECONDS: Final = 1.0
-"""After which a listener tries again when the system had no descriptor or memory for another connection."""
+"""Seconds after which a listener retries when the system had no descriptor or memory for another connection."""
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class TlsListeners:
     """The TLS listeners of one process. ``listen`` as often as needed, then ``await close()``."""
 
     def __init__(self, context: ssl.SSLContext, places: Places) -> None:
-        """:param places: for handshakes under way at all of them."""
+        """:param places: for the handshakes under way at all listeners."""
         self._context = context
         self._hall = Hall(places, time.monotonic, "TLS handshakes under way")
         self._handshakes: set[asyncio.Task[None]] = set()
@@ -94,10 +94,10 @@ class _Handshake:
         self.has_place = False
         self.task: asyncio.Task[None]
         self._connection: socket.socket | None = connection
-        """Until the loop has it."""
+        """The socket, until the loop takes it over."""
 
     async def shake(self, protocol: Callable[[], asyncio.Protocol], context: ssl.SSLContext) -> None:
-        """Until the connection is the protocol's, or closed."""
+        """Returns once the protocol has the connection, or it is closed."""
         connection, self._connection = self._connection, None
         assert connection is not None
         try:
@@ -108,7 +108,7 @@ class _Handshake:
             log.debug("a TLS handshake with %s failed: %s", self.address, error)
 
     def close_unused(self) -> None:
-        """It made room before it began."""
+        """Close the socket if the handshake was cancelled before it began."""
         if self._connection is not None:
             self._connection.close()
 
@@ -118,7 +118,7 @@ class _Handshake:
 
 
 class TlsListener:
-    """One address; used as ``asyncio.Server`` is."""
+    """One address; used like ``asyncio.Server``."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class TlsListener:
             self._loop.add_reader(listening, self._accept, listening)
 
     def close(self) -> None:
-        """Accept no more."""
+        """Stop accepting connections."""
         while self.sockets:
             one = self.sockets.pop()
             self._loop.remove_reader(one)

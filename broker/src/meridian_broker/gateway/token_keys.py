@@ -41,11 +41,11 @@ class TokenKey:
     material: bytes = field(repr=False)
     """The secret, or the public key in DER."""
     checker: Any = field(compare=False, repr=False)
-    """The same as PyJWT takes it."""
+    """The same, in the form PyJWT expects."""
 
 
 def secret_key(material: bytes, key_id: str = "") -> TokenKey:
-    """A key that both signs and checks."""
+    """A key that both signs and verifies."""
     return TokenKey(key_id, SECRET_ALGORITHMS, material, material)
 
 
@@ -60,7 +60,7 @@ def read_secret_keys(place: str) -> tuple[TokenKey, ...]:
 def read_secret_key(path: Path) -> bytes:
     """The key in a file. Its bytes are the key, without any encoding, as in Pulsar.
 
-    :raises BadKey: it cannot be read, is too short to keep anybody out, or is a key of another kind.
+    :raises BadKey: it cannot be read, is too short to be safe, or is a key of another kind.
     """
     from jwt.algorithms import HMACAlgorithm
     from jwt.exceptions import InvalidKeyError

@@ -19,10 +19,10 @@ class SigningKey(NamedTuple):
     """A key that signs tokens."""
 
     key: Any
-    """As PyJWT takes it."""
+    """In the form PyJWT expects."""
     algorithm: str = SECRET_ALGORITHMS[0]
     id: str | None = None
-    """Written into the token (``kid``), so that brokers with several keys need not try each; None: nothing is."""
+    """Written into the token (``kid``), so that brokers with several keys need not try each; None: no id is written."""
 
 
 def read_signing_key(secret: Path | None, private: Path | None, key_id: str | None = None) -> SigningKey:
@@ -75,7 +75,7 @@ def make_token(
 
     :param expires: in seconds since 1970; None: never.
     :param regions: regions in which it is valid; empty: all.
-    :param scope: limits it to this scope; None: everything that its role may do.
+    :param scope: limits the token to this scope; None: everything that its role may do.
     """
     import jwt
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The earliest and the latest publish time of each block of a ledger's entries (R12).
 
-To keep each time would cost every topic eight bytes an entry. So of each *block* of entries only the earliest and the
-latest one are kept. That tells in which block a time is first reached, however disordered the entries are: those of
-other regions, and of publishers whose clocks differ, are.
+Keeping each time would cost every topic eight bytes an entry. So only the earliest and the latest time of each *block*
+of entries are kept. They show in which block a time is first reached, even if entries are out of order, as those of
+other regions and of publishers with different clocks are.
 """
 
 from __future__ import annotations

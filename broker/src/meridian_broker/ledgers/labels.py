@@ -48,7 +48,7 @@ def holds_messages(label: bytes) -> bool:
 
 
 class Belonging(NamedTuple):
-    """Whose a ledger is."""
+    """The owner of a ledger."""
 
     topic: str
     incarnation: str

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Publish times of a topic's entries, for the few operations that need them (R12).
 
-A log keeps the earliest and the latest publish time of each block of entries (``block_times.py``). That tells on which
-side of a moment an entry lies, except in blocks that have entries on both sides: of these the headers are read.
+A log keeps the earliest and the latest publish time of each block of entries (``block_times.py``). This shows on
+which side of a moment an entry lies, except in blocks with entries on both sides: for these, the headers are read.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ async def first_since(log: ReadableLog, time_ms: int) -> Position | None:
 
 
 class PublishTimes:
-    """Tells of entries on which side of some moments they were published: those from which seeks by time rule."""
+    """Finds on which side of some moments entries were published: the moments from which seeks by time apply."""
 
     __slots__ = ("_blocks", "_log", "_moments")
 

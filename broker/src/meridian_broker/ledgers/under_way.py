@@ -20,7 +20,7 @@ PATIENCE_SECONDS: Final = 10.0
 """How long a close waits. Whatever is not durable by then was never confirmed: its messages are delivered again."""
 
 Over = Callable[[LedgerError | None], None]
-"""Hears that all of it is over, or the first error that any of it ended with."""
+"""Called when everything has ended, with the first error, if any."""
 
 
 class _Waiter:

@@ -162,7 +162,7 @@ class Catalog:
         await self._access.refresh()
 
     async def run(self) -> None:
-        """Keep the view fresh and tell the listeners, until cancelled. Whatever breaks the watch is waited out."""
+        """Keep the view current and notify the listeners, until cancelled. A failed watch is restarted."""
         while True:
             try:
                 async for changes in self._access.store.watch(keys.GEO):

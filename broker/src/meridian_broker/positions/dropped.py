@@ -111,7 +111,7 @@ class Dropped:
         return changed
 
     def forget(self, region: str, floor: Position) -> bool:
-        """Nobody owes anything of a region up to a floor (R11). :returns: whether anything was dropped there."""
+        """Nothing of a region is owed up to a floor (R11). :returns: whether anything was dropped there."""
         return self.take_back({region: (EARLIEST, floor)})
 
     def runs(self) -> Iterator[tuple[Cause, str, Position, Position]]:

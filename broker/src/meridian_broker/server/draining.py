@@ -16,8 +16,8 @@ from meridian_broker.topics.service.service import TopicService
 from meridian_broker.topics.subscriptions.subscription import Subscription
 
 ACK_SECONDS: Final = 0.25
-"""How long consumers may acknowledge what they were sent. Official clients gather acknowledgements for 100 ms.
-Publishing goes on meanwhile."""
+"""How long consumers may acknowledge delivered messages. Official clients batch acknowledgements for 100 ms.
+Publishing continues meanwhile."""
 RECEIPT_SECONDS: Final = 1.0
 """How long messages that were read may take to be stored."""
 LOOK_SECONDS: Final = 0.025

@@ -220,5 +220,5 @@ class Connections:
 
 
 def _left(until: float) -> float:
-    """Seconds; never quite none, so that a request that is late still tells why it failed."""
+    """Seconds left, and always more than 0, so that a late request still reports why it failed."""
     return max(0.001, until - asyncio.get_running_loop().time())

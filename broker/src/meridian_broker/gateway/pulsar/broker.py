@@ -19,11 +19,11 @@ from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.topics.service.service import TopicService
 
 LONG_ANSWERS: Final = 4
-"""Lists of topics and schemas made at the same time; each may be megabytes."""
+"""Topic lists and schemas that are built at the same time; each may be megabytes."""
 
 
 class Peers(Protocol):
-    """Where commands of peer brokers go."""
+    """Handles the commands of peer brokers."""
 
     def received(self, connection: Connected, kind: int, message: Any) -> None:
         """A peer command (types from 1000)."""
@@ -52,45 +52,45 @@ class Broker:
     max_message_bytes: int
     pending_publishes: int
     publish_bytes_max: int
-    """Bytes of messages that are not durable yet, of all connections, at which those that add to them wait."""
+    """Limit on bytes of messages that are not durable yet, across all connections; at the limit, publishers wait."""
     connections_max: int
     """Limit for client connections; those of other brokers do not count."""
     connections_per_address_max: int
     """0: no limit."""
     strangers_max: int
-    """Connections without a CONNECT. One more ends the oldest of them: a client says it at once."""
+    """Limit for connections without a CONNECT. One more closes the oldest: a client sends CONNECT at once."""
     concurrent_lookups: int
     pattern_length: int
     """Longest pattern over topic names that is evaluated for clients."""
     keep_alive_seconds: float
     producer_name: Callable[[], str]
-    """Makes names for producers that bring none."""
+    """Generates names for producers that have none."""
     objections: Callable[[str, str], Awaitable[str | None]] = _no_objection
-    """Asks the other regions why a replicated subscription of a topic may not go now; None: it may."""
+    """Asks the other regions why a replicated subscription of a topic must not be deleted now; None: it may be."""
     ready: bool = False
     """Set once everything is open; until then other brokers are served, and clients wait for the answer to CONNECT."""
     waiting: dict[Connected, Callable[[], None]] = field(default_factory=dict)
-    """Clients that said CONNECT before that, and what answers them."""
+    """Clients that sent CONNECT before that, with the callback that answers each."""
     draining: bool = False
     lookups: int = 0
     """Lookups and partition queries under way."""
     long_answers: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LONG_ANSWERS))
-    """Held while an answer is made that may be long."""
+    """Held while an answer that may be long is built."""
     turn_bytes: int = WRITE_BYTES
     """Limit on what each connection may write in a turn of the loop."""
     publish_bytes: int = 0
     held_back: set[Connected] = field(default_factory=set)
-    """Not read from until ``publish_bytes`` is less."""
+    """Connections that are not read until ``publish_bytes`` is lower."""
     connections: set[Connected] = field(default_factory=set)
     strangers: dict[Connected, None] = field(default_factory=dict)
-    """Those without a CONNECT, oldest first."""
+    """Connections without a CONNECT, oldest first."""
     clients: set[Connected] = field(default_factory=set)
     expiries: Expiries = field(default_factory=Expiries)
     addresses_connected: Counter[str] = field(default_factory=Counter)
     """Clients by address."""
 
     def connected(self, connection: Connected) -> None:
-        """One more."""
+        """A connection was accepted."""
         self.connections.add(connection)
         self.turn_bytes = turn_bytes(len(self.connections))
         self.strangers[connection] = None
@@ -100,7 +100,7 @@ class Broker:
             oldest.end("it sent no CONNECT, and new connections need its place")
 
     def let_in(self, connection: Connected) -> str | None:
-        """It said CONNECT, and who it is. Says why it may not stay, if so; brokers of other regions always may."""
+        """It sent CONNECT and is authenticated. Returns the reason if it may not stay; peer brokers always may."""
         address = connection.address
         self.strangers.pop(connection, None)
         if connection.is_peer:
@@ -129,7 +129,7 @@ class Broker:
                 del self.addresses_connected[address]
 
     def lets_wait(self, connection: Connected, answer: Callable[[], None]) -> bool:
-        """It said CONNECT before everything was open: it is answered then. False: as many wait as may connect."""
+        """It sent CONNECT before startup was complete, and is answered then. False: too many are waiting already."""
         if len(self.waiting) >= self.connections_max:
             return False
         self.strangers.pop(connection, None)
@@ -137,23 +137,23 @@ class Broker:
         return True
 
     def admit(self) -> None:
-        """Everything is open: clients that wait are answered."""
+        """Startup is complete: answer the waiting clients."""
         self.ready = True
         waiting, self.waiting = self.waiting, {}
         notify_all(list(waiting.values()))
 
     def hear_no_more(self) -> None:
-        """Read nothing more from clients: what they send from now on is not stored, and they send it again."""
+        """Stop reading from clients: messages they send from now on are not stored, and they send them again."""
         for one in self.clients:
             one.pause(STOPPING)
 
     @property
     def owes_receipts(self) -> bool:
-        """Does any client wait for the receipt of a message that is being stored?"""
+        """Whether any client waits for the receipt of a message that is being stored."""
         return any(one.owes_receipts for one in self.clients)
 
     def let_on(self) -> None:
-        """Read on from those that were held back, once half of the bytes are durable."""
+        """Resume reading from connections that were held back, once half of the bytes are durable."""
         if self.publish_bytes <= self.publish_bytes_max // 2:
             held_back, self.held_back = self.held_back, set()
             for connection in held_back:
@@ -164,7 +164,7 @@ class Broker:
 
     async def keep_alive(self, *, peers: bool) -> None:
         """Ping silent connections, close dead ones. Call it every ``keep_alive_seconds`` for clients, and every
-        ``PEER_KEEP_ALIVE_SECONDS`` for other regions' brokers, which also have to hold a secret that is in force."""
+        ``PEER_KEEP_ALIVE_SECONDS`` for other regions' brokers, which must also hold a secret that is in force."""
         for one in tuple(self.connections) if peers else ():
             if one.is_peer and not self.identity.holds(one.peer_secret):
                 one.end("the peer secret that it proved was removed")

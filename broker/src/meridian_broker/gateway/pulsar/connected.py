@@ -13,13 +13,13 @@ class Connected(Expiring, Protocol):
     """An accepted connection; ``connection.Connection`` is the only kind."""
 
     transport: asyncio.Transport | None
-    """None: it is closed."""
+    """None once it is closed."""
     address: str
     """The client's, without the port."""
     is_peer: bool
-    """A broker of another region proved that it is one (R7)."""
+    """Whether it is a broker of another region that has proven its region (R7)."""
     peer_name: str
-    """The region that it proved to be."""
+    """The region that it has proven to be."""
     peer_region: str
     """The same, once it has sent HELLO; empty before."""
     peer_secret: bytes
@@ -27,21 +27,21 @@ class Connected(Expiring, Protocol):
 
     @property
     def owes_receipts(self) -> bool:
-        """Are messages of it being stored?"""
+        """Whether messages from it are being stored."""
         ...
 
     def write(self, data: bytes | memoryview) -> None:
-        """Send it with whatever else leaves in this turn of the loop."""
+        """Send it together with all other output of this turn of the loop."""
         ...
 
     def keep_alive(self) -> None:
-        """Ping it when it is silent; close it when it did not answer the last ping."""
+        """Ping it if it is silent; close it if it did not answer the last ping."""
         ...
 
     def pause(self, reason: int) -> None:
-        """Read nothing more from it, for this reason too (``flow.py``)."""
+        """Stop reading from it, for this reason in addition to others (``flow.py``)."""
         ...
 
     def read_on(self, reason: int) -> None:
-        """This reason to read nothing from it is over."""
+        """This reason to stop reading is gone; reading resumes once no reason is left."""
         ...

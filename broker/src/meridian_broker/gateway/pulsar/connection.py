@@ -44,7 +44,7 @@ from meridian_broker.wire.pulsar.frames import SEND, FrameDecoder, FrameError, S
 from meridian_broker.wire.pulsar.metadata import BodyError
 
 REQUESTS: Final = 1000
-"""Requests of one connection under way at which nothing more is read from it; a client waits for far fewer."""
+"""Limit for requests under way; at the limit the connection is not read. Clients have far fewer under way."""
 REFRESH: Final = b"PulsarAuthRefresh"
 """Data of the AUTH_CHALLENGE that asks for a new token, as in Pulsar."""
 CLOSED_REMEMBERED: Final = 1000
@@ -112,7 +112,7 @@ class Connection(FlowControl):
         self.broker = broker
         self._handlers = handlers
         self.listener = listener
-        """Whose addresses lookups answer when the client names no listener."""
+        """The listener whose addresses lookups return when the client names none."""
         self._decoder = FrameDecoder(FIRST_FRAME_BYTES)
         self._out: list[bytes | memoryview] = []
         self._flushing = False
@@ -121,19 +121,19 @@ class Connection(FlowControl):
         self._heard = True
         self._was_new = False
         self._written = self._taken = self._unsent = 0
-        """Bytes in all, and how it was at the last look: taken by the client, left to take."""
+        """Bytes in total; at the last check: bytes the client had taken, and bytes left to take."""
         self.address = ""
-        """Where the client is, without its port."""
+        """The client's address, without the port."""
         self._tasks: set[asyncio.Task[None]] | None = None
         self._closed_ids: dict[int, None] | None = None
         self.producers: dict[int, Producer] | None = None
         self.introducing: dict[int, pb.CommandProducer] = {}
         """Producers that are being created, by the request; without those that the client closed meanwhile."""
         self.waiting_producers: dict[int, Producer] | None = None
-        """Producers that were told to wait until others are gone."""
+        """Producers that wait until others have closed."""
         self.consumers: dict[int, Consumer] | None = None
         self.subscribing: dict[int, pb.CommandSubscribe] = {}
-        """Consumers that are being made, likewise."""
+        """Consumers that are being created, likewise."""
         self.sent_away = SentAway()
         self.watchers: dict[int, Watcher] | None = None
         """Watchers of topic lists."""
@@ -142,9 +142,9 @@ class Connection(FlowControl):
         """The handshake of a client that claims to be another region's broker, and its CONNECT."""
         self.is_peer = False
         self.peer_name = ""
-        """The region that a peer proved to be."""
+        """The region that a peer has proven to be."""
         self.peer_region = ""
-        """The same, once it has greeted us."""
+        """The same, once it has sent HELLO."""
         self.peer_secret = b""
         """Id of the secret that a peer proved."""
         self.peer_version = 0
@@ -237,7 +237,7 @@ class Connection(FlowControl):
 
     @property
     def author(self) -> str | None:
-        """Accountable for what this connection adds: its role or its address; None: another region."""
+        """Who is charged for this connection's load: its role or its address; None: another region."""
         return None if self.is_peer else self.role or self.address
 
     def started_with(self, max_message_bytes: int) -> None:
@@ -250,7 +250,7 @@ class Connection(FlowControl):
 
     @property
     def clients(self) -> int:
-        """Producers and consumers, those that are being made among them."""
+        """Producers and consumers, including those that are being created."""
         made = sum(len(there or ()) for there in (self.producers, self.consumers))
         return made + len(self.introducing) + len(self.subscribing)
 
@@ -262,7 +262,7 @@ class Connection(FlowControl):
             self.broker.service.watchers.resume(watcher)
 
     def write(self, data: bytes | memoryview) -> None:
-        """Queue bytes; all of one turn of the loop leave together."""
+        """Queue bytes; everything from one turn of the loop is written together."""
         self._out.append(data)
         self._out_bytes += len(data)
         if not self._flushing:
@@ -285,7 +285,7 @@ class Connection(FlowControl):
                 self.resume_writing()
 
     def ask_for_token(self) -> None:
-        """The one that the client showed has expired."""
+        """The client's token has expired."""
         challenge = pb.AuthData(auth_method_name=METHOD, auth_data=REFRESH)
         asked = pb.CommandAuthChallenge(challenge=challenge, protocol_version=self.protocol_version)
         self.write(encode.simple(pb.BaseCommand.AUTH_CHALLENGE, asked))
@@ -309,7 +309,7 @@ class Connection(FlowControl):
             self.end("no answer to a ping")
 
     def _is_alive(self) -> bool:
-        """Whether the client sent anything since the last check, or could not.
+        """Whether the client has sent anything since the last check, or could not.
 
         While reading is paused, nothing can be received. And a client that is busy reading receives the ping only after
         everything written before it: as long as it reads some of that, it is alive.
@@ -353,7 +353,7 @@ class Connection(FlowControl):
     # -- publishing (ProducerPort) -------------------------------------------------------------------------------
 
     def _publish(self, sends: list[Send]) -> None:
-        """SENDs of one producer, as they came in one read."""
+        """SENDs of one producer that arrived in one read."""
         producer_id = sends[0].producer_id
         producer = (self.producers or {}).get(producer_id)
         if producer is None:
@@ -388,7 +388,7 @@ class Connection(FlowControl):
             broker.held_back.add(self)
 
     def dropped(self, sends: list[Send]) -> None:
-        """Messages will have no receipt: their topic was fenced, their client resends them."""
+        """These messages will get no receipt: their topic was fenced, and the client resends them."""
         self._settled(len(sends))
 
     @property
@@ -439,7 +439,7 @@ class Connection(FlowControl):
             del self._closed_ids[next(iter(self._closed_ids))]
 
     def forget_producer(self, producer_id: int) -> None:
-        """The client closed it; sends of it that are still on their way are passed over."""
+        """The client closed it; SENDs for it that are still on their way are ignored."""
         self.introducing.pop(producer_id, None)
         if self.producers is not None:
             self.producers.pop(producer_id, None)

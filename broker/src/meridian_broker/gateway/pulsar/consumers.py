@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from meridian_broker.gateway.pulsar.connection import Connection
 
 _new: Final = tuple.__new__
-"""Half the price of calling a ``NamedTuple`` class."""
+"""Costs half as much as calling a ``NamedTuple`` class."""
 SAY_NO_BY_THEMSELVES: Final = ("Pulsar-CPP", "Pulsar Go", "Pulsar-Java-v2.", "Pulsar-Java-v3.", "Pulsar-Java-v4.0.")
 """Clients that send "not replicated" for every subscription that did not ask for replication."""
 
@@ -44,7 +44,7 @@ def _consumer(connection: Connection, consumer_id: int) -> Consumer | None:
 
 
 def subscribe(connection: Connection, command: Any) -> None:
-    """SUBSCRIBE. The same id again: an error while it is being made, success once it is there."""
+    """SUBSCRIBE. For an id already in use: an error while the consumer is being created, success afterwards."""
     asked: pb.CommandSubscribe = command.message
     if asked.consumer_id in connection.subscribing:
         connection.fail(asked.request_id, ServiceNotReadyError("this consumer is still being created"))
@@ -84,7 +84,7 @@ async def _subscribe(connection: Connection, asked: pb.CommandSubscribe) -> None
 
 
 def _is_wanted(connection: Connection, asked: pb.CommandSubscribe) -> bool:
-    """The client has not closed the consumer meanwhile, and this broker is not about to send everybody away."""
+    """Whether the client has not closed the consumer meanwhile, and this broker is not disconnecting all clients."""
     is_there = connection.transport is not None and not connection.broker.service.closing
     return is_there and connection.subscribing.get(asked.consumer_id) is asked
 
@@ -102,7 +102,7 @@ async def _found(
 
 
 async def _subscription(connection: Connection, asked: pb.CommandSubscribe, topic: Topic) -> Subscription:
-    """Found or made, at the place the client asks for. :raises TopicError: refused."""
+    """Find or create the subscription, at the position the client asks for. :raises TopicError: refused."""
     return await connection.broker.service.subscription(
         topic,
         asked.subscription,
@@ -115,7 +115,7 @@ async def _subscription(connection: Connection, asked: pb.CommandSubscribe, topi
 
 
 def _replicated(connection: Connection, asked: pb.CommandSubscribe) -> bool | None:
-    """The consumer's choice about replication; None: it made none, so a policy decides (R17, PIP-398)."""
+    """The consumer's choice about replication; None: it has not chosen, so a policy decides (R17, PIP-398)."""
     if not asked.HasField("replicate_subscription_state"):
         return None
     says_no_by_itself = connection.client_version.startswith(SAY_NO_BY_THEMSELVES)
@@ -123,7 +123,7 @@ def _replicated(connection: Connection, asked: pb.CommandSubscribe) -> bool | No
 
 
 async def _first_position(topic: Topic, asked: pb.CommandSubscribe) -> Position:
-    """Where a subscription begins that is made now."""
+    """Where a new subscription begins."""
     if asked.start_message_rollback_duration_sec > 0:
         since = topic.scheduler.now_ms() - 1000 * asked.start_message_rollback_duration_sec
         return await topic.position_at(since, read_compacted=asked.read_compacted)
@@ -226,7 +226,7 @@ def redeliver(connection: Connection, command: Any) -> None:
 async def _redeliver_many(
     connection: Connection, asked: pb.CommandRedeliverUnacknowledgedMessages, consumer: Consumer
 ) -> None:
-    """All that a client holds may time out at once: a slice in each turn of the loop."""
+    """Everything a client holds may time out at once, so only a slice is handled in each turn of the loop."""
     for first in range(0, len(asked.message_ids), ACK_IDS):
         if _consumer(connection, asked.consumer_id) is not consumer:
             return
@@ -256,8 +256,8 @@ def close_consumer(connection: Connection, command: Any) -> None:
 
 
 def unsubscribe(connection: Connection, command: Any) -> None:
-    """UNSUBSCRIBE: only the last consumer may, of those in all regions when the subscription is replicated (R16),
-    unless it forces."""
+    """UNSUBSCRIBE: allowed for the last consumer only, across all regions if the subscription is replicated (R16),
+    unless forced."""
     asked: pb.CommandUnsubscribe = command.message
     consumer = _consumer(connection, asked.consumer_id)
     if consumer is None:
@@ -282,7 +282,7 @@ async def _unsubscribe_everywhere(connection: Connection, asked: pb.CommandUnsub
 
 
 def _unsubscribe(connection: Connection, asked: pb.CommandUnsubscribe, consumer: Consumer) -> None:
-    """Whether others consume is looked at here, in the turn of the loop that deletes the subscription."""
+    """Other consumers are checked for here, in the turn of the loop that deletes the subscription."""
     subscription = consumer.subscription
     if len(subscription.consumers) > 1 and not asked.force:
         text = f"{subscription.name!r} has other consumers: close them first, or use force"
@@ -308,7 +308,7 @@ def _unsubscribe(connection: Connection, asked: pb.CommandUnsubscribe, consumer:
 
 
 def seek(connection: Connection, command: Any) -> None:
-    """SEEK: consumers are sent away first, then success once it is on disk; they come back at the new place."""
+    """SEEK: consumers are disconnected first and return at the new place; success is sent once the seek is on disk."""
     asked: pb.CommandSeek = command.message
     consumer = _consumer(connection, asked.consumer_id)
     if consumer is None:

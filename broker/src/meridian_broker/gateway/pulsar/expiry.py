@@ -40,10 +40,10 @@ class Expiries:
         self._keys: dict[Expiring, TokenKey] = {}
         """The key that signed each connection's token."""
         self._keyless: set[Expiring] = set()
-        """The key of its token was removed."""
+        """The key that signed its token was removed."""
         self._asked: set[Expiring] = set()
         self._next: int | None = None
-        """No connection is due before this."""
+        """No token expires before this time."""
 
     def watch(self, connection: Expiring, expires: int | None, key: TokenKey | None = None) -> None:
         """The connection has a new token.
@@ -58,18 +58,18 @@ class Expiries:
             self._due(connection, expires)
 
     def forget(self, connection: Expiring) -> None:
-        """The connection is gone, or its old token is."""
+        """The connection is closed, or has replaced its token."""
         self._until.pop(connection, None)
         self._keys.pop(connection, None)
         self._keyless.discard(connection)
         self._asked.discard(connection)
 
     def was_asked(self, connection: Expiring) -> bool:
-        """A new token is expected."""
+        """Whether the client has been asked for a new token."""
         return connection in self._asked
 
     def keep_only(self, keys: Collection[TokenKey], now: int) -> None:
-        """Tokens that other keys signed expire now, if they have not yet."""
+        """Tokens signed by other keys expire now."""
         kept = frozenset(keys)
         for connection in [one for one, key in self._keys.items() if key not in kept]:
             del self._keys[connection]

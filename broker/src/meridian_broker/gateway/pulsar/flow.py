@@ -16,17 +16,17 @@ from termios import TIOCOUTQ
 from typing import Final
 
 WRITE_BYTES: Final = 256 << 10
-"""Written in one turn of the loop at which a connection's consumers wait for the next."""
+"""Limit on bytes written in one turn of the loop; beyond it a connection's consumers wait for the next turn."""
 WRITE_BYTES_MIN: Final = 32 << 10
 WRITE_BYTES_TOTAL: Final = 64 << 20
 """The same for all connections together: each gets less when there are many, for many may be slow at once."""
 UNSENT_BYTES: Final = 64 << 10
-"""Not taken by the client at which nothing more is read from it or sent to it."""
+"""Limit on bytes the client has not taken; at the limit nothing more is read from it or sent to it."""
 HOLD_SECONDS_MAX: Final = 1.0
-"""A rate may be changed while its wait is on, so it is asked this often."""
+"""A rate may change while a connection waits for it, so it is checked this often."""
 
 PENDING: Final = 1
-"""Why nothing is read from a connection; each reason is a bit. This one: too many messages that are not durable yet."""
+"""Reasons to stop reading from a connection; each is a bit. This one: too many messages are not durable yet."""
 BYTES: Final = 2
 RATE: Final = 4
 UNANSWERED: Final = 8
@@ -58,25 +58,25 @@ class FlowControl(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self._loop = loop
         self._ended = False
-        """It is being closed: nothing is read or resumed any more."""
+        """It is being closed: reading never resumes."""
         self._out_bytes = 0
         """Queued in this turn of the loop."""
         self._turn_bytes = WRITE_BYTES
         """Bytes that may be queued in this turn."""
         self._writable = True
         self._paused = 0
-        """Reasons to read nothing."""
+        """Current reasons to stop reading."""
         self._holds: set[Callable[[], int]] | None = None
         self._room_wanted: list[asyncio.Future[None]] | None = None
 
     def pause(self, reason: int) -> None:
-        """Read nothing more, for this reason too."""
+        """Stop reading, for this reason in addition to others."""
         if not self._paused and self.transport is not None and not self._ended:
             self.transport.pause_reading()
         self._paused |= reason
 
     def read_on(self, reason: int) -> None:
-        """This reason to read nothing is gone."""
+        """This reason to stop reading is gone."""
         if self._paused & reason:
             self._paused &= ~reason
             if not self._paused and self.transport is not None and not self._ended:
@@ -123,7 +123,7 @@ class FlowControl(asyncio.Protocol):
                 one.set_result(None)
 
     def hold(self, wait_ms: Callable[[], int]) -> None:
-        """More was published than a rate allows: read nothing until ``wait_ms`` says 0."""
+        """More was published than a rate allows: stop reading until ``wait_ms`` returns 0."""
         if self._holds is None:
             self._holds = set()
             self.pause(RATE)

@@ -24,7 +24,7 @@ SERVER_VERSION: Final = "Meridian 0.1"
 
 
 def connect(connection: Connection, command: Any) -> None:
-    """Answer CONNECT. A peer is asked for a proof; others are peers neither now nor later (R7)."""
+    """Answer CONNECT. A peer is asked for a proof; no other connection is ever treated as a peer (R7)."""
     asked: pb.CommandConnect = command.message
     broker = connection.broker
     if connection.started or connection.proving is not None or connection in broker.waiting:
@@ -78,7 +78,7 @@ def auth_response(connection: Connection, command: Any) -> None:
 
 
 def _refresh(connection: Connection, answer: pb.AuthData) -> None:
-    """A client's new token."""
+    """A client sent a new token."""
     if not connection.broker.expiries.was_asked(connection):
         connection.end("an unexpected AUTH_RESPONSE")
         return
@@ -128,7 +128,7 @@ def _authenticated(connection: Connection, asked: pb.CommandConnect) -> bool:
 
 
 def _grant(connection: Connection, token: bytes) -> None:
-    """:raises NotAuthenticated: the token is not good, or not for this connection."""
+    """:raises NotAuthenticated: the token is not valid, or not valid for this connection."""
     granted = connection.broker.authentication.check(token)
     if granted.scope is not None:
         raise NotAuthenticated(
@@ -151,5 +151,5 @@ def ping(connection: Connection, command: Any) -> None:
 
 
 def nothing(connection: Connection, command: Any) -> None:
-    """PONG and other commands that need no answer: hearing them is enough."""
+    """PONG and other commands that need no answer: receiving them is enough."""
     del connection, command

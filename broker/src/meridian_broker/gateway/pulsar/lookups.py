@@ -25,7 +25,7 @@ def lookup(connection: Connection, command: Any) -> None:
 
 @contextmanager
 def _counted(broker: Broker) -> Iterator[None]:
-    """:raises TooManyRequestsError: as many lookups as the broker takes are under way."""
+    """:raises TooManyRequestsError: the broker has reached its limit of concurrent lookups."""
     if broker.lookups >= broker.concurrent_lookups:
         raise TooManyRequestsError(
             f"{broker.lookups} lookups are in progress, which is the limit: try again in a moment"
@@ -82,7 +82,7 @@ async def _partitions(connection: Connection, asked: pb.CommandPartitionedTopicM
 
 @asynccontextmanager
 async def long_answer(connection: Connection) -> AsyncIterator[None]:
-    """The moment for an answer that may be long: the client took the ones before, and few others are being made."""
+    """Wait to build a long answer until the client has read earlier ones and few others are being built."""
     while True:
         await connection.room()
         async with connection.broker.long_answers:

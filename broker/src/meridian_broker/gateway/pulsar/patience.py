@@ -19,9 +19,9 @@ from meridian_broker.topics.errors import TopicFenced
 T = TypeVar("T")
 
 PASSING: Final = (TopicFenced, LedgerError, MetadataUnavailable)
-"""Failures that may be over in a moment."""
+"""Failures that may pass quickly."""
 SECONDS: Final = 10.0
-"""After this the client gets the error: less than its own time-out."""
+"""After this the client gets the error; shorter than the client's own timeout."""
 FIRST_PAUSE: Final = 0.05
 LAST_PAUSE: Final = 0.5
 

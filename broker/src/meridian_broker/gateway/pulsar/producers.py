@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def producer(connection: Connection, command: Any) -> None:
-    """PRODUCER. The same id again: an error while it is being made, the same answer once it is there."""
+    """PRODUCER. For an id already in use: an error while the producer is being created, the same answer afterwards."""
     asked: pb.CommandProducer = command.message
     if asked.producer_id in connection.introducing:
         connection.fail(asked.request_id, ServiceNotReadyError("this producer is still being created"))
@@ -56,7 +56,7 @@ async def _introduce(connection: Connection, asked: pb.CommandProducer) -> None:
 
 
 def _is_wanted(connection: Connection, asked: pb.CommandProducer) -> bool:
-    """The client did not close it while it is being made; it may have asked for another one of that id since."""
+    """Whether the client has not closed it meanwhile; it may have requested another one with that id since."""
     return connection.introducing.get(asked.producer_id) is asked
 
 
@@ -150,7 +150,7 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
 
 
 def _created(asked: pb.CommandProducer) -> Stamp | None:
-    """When a replicator's topic was created, a topic without partitions; None: it does not say."""
+    """Creation time of a replicator's topic, a topic without partitions; None: it does not say."""
     try:
         return Stamp.parse(asked.replication_source.created) if asked.replication_source.created else None
     except ValueError as error:
@@ -160,7 +160,7 @@ def _created(asked: pb.CommandProducer) -> Stamp | None:
 def _answer_durable(
     connection: Connection, request_id: int, made: Producer, last: Position | None, error: LedgerError | None
 ) -> None:
-    """Does not answer with entries that will never be durable: then the topic is fenced, and the client asks again."""
+    """Answer with ``last`` only if it is durable; otherwise the topic is fenced, and the client retries on error."""
     if error is None:
         _answer(connection, request_id, made, last=last)
     else:
@@ -168,7 +168,7 @@ def _answer_durable(
 
 
 def _enter_replicator(topic: Topic | NonPersistentTopic, made: Producer, source: peer_pb2.ReplicationSource) -> None:
-    """:raises TopicError: it means another topic than we do, or one that is not replicated."""
+    """:raises TopicError: it refers to another incarnation of the topic, or to a topic that is not replicated."""
     if not isinstance(topic, Topic):
         raise NotAllowed(f"{topic.name} is non-persistent, so it cannot be replicated")
     if source.incarnation != topic.incarnation:
@@ -181,7 +181,7 @@ def _enter_replicator(topic: Topic | NonPersistentTopic, made: Producer, source:
 
 
 async def _admit(connection: Connection, request_id: int, made: Producer) -> None:
-    """Come in, now or when the others are gone. :raises TopicError: it may not."""
+    """Admit the producer, now or when the others have closed. :raises TopicError: it is refused."""
 
     def ask(told: Admitted) -> None:
         if made.topic.admit(made, told):
@@ -201,7 +201,7 @@ async def _admit(connection: Connection, request_id: int, made: Producer) -> Non
 def _answer(
     connection: Connection, request_id: int, made: Producer, *, ready: bool = True, last: Position | None = None
 ) -> None:
-    """:param last: of a replicator, the last entry of its region that is durable here."""
+    """:param last: for a replicator, the last entry of its region that is durable here."""
     answer = pb.CommandProducerSuccess(
         request_id=request_id,
         producer_name=made.name,

@@ -13,11 +13,11 @@ from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.dispatch.consumer import Consumer
 
 SENT_AWAY_MAX: Final = 1000
-"""Consumers of one connection; clients come again within a second or two. Beyond it the first ones are forgotten."""
+"""Limit on consumers per connection; clients return within a second or two. Beyond it the oldest are forgotten."""
 
 
 class SentAway:
-    """Consumer id -> up to where that consumer acknowledged cumulatively."""
+    """Consumer id -> the position up to which that consumer acknowledged cumulatively."""
 
     __slots__ = ("_acked_to",)
 
@@ -34,16 +34,16 @@ class SentAway:
             self._acked_to[consumer.consumer_id] = consumer.acked_to
 
     def acknowledged(self, consumer_id: int, position: Position) -> None:
-        """It acknowledges cumulatively before it is back."""
+        """The consumer acknowledged cumulatively before it subscribed again."""
         if self._acked_to is not None and consumer_id in self._acked_to:
             self._acked_to[consumer_id] = max(self._acked_to[consumer_id], position)
 
     def back(self, consumer: Consumer) -> None:
-        """It subscribed again."""
+        """The consumer has subscribed again."""
         if self._acked_to is not None:
             consumer.acked_to = self._acked_to.pop(consumer.consumer_id, EARLIEST)
 
     def forget(self, consumer_id: int) -> None:
-        """The consumer was closed, or seeked by itself: clients that seek do not drop any messages afterwards."""
+        """The consumer was closed, or did the seek itself: clients that seek do not drop any messages afterwards."""
         if self._acked_to is not None:
             self._acked_to.pop(consumer_id, None)

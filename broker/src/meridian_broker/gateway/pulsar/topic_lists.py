@@ -72,7 +72,7 @@ def _pattern(connection: Connection, text: str) -> TopicPattern | None:
 
 
 def watch(connection: Connection, command: Any) -> None:
-    """WATCH_TOPIC_LIST. The same id again: the list as it is now, of the pattern it was given first."""
+    """WATCH_TOPIC_LIST. For an id already in use: the current list, for the pattern given first."""
     asked: pb.CommandWatchTopicList = command.message
     if connection.watchers is None:
         connection.watchers = {}
@@ -91,7 +91,7 @@ def watch(connection: Connection, command: Any) -> None:
 
 
 def _watched(connection: Connection, text: str) -> TopicPattern:
-    """:raises NotAllowedError: this broker does not evaluate it; clients go on asking for the list instead."""
+    """:raises NotAllowedError: this broker does not evaluate it; clients keep requesting the list instead."""
     most = connection.broker.pattern_length
     if len(text) > most:
         raise NotAllowedError(f"a pattern of {len(text)} characters; the limit for watching topics is {most}")

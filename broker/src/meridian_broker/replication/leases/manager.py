@@ -147,7 +147,7 @@ class LeaseManager:
         self.wake()
 
     def release_unwanted(self) -> None:
-        """Nobody will come any more: this broker ends."""
+        """Release streams without consumers: this broker is stopping, so no consumer will come."""
         self.leases.release_unwanted(self.now_ms())
         self._drain()
 

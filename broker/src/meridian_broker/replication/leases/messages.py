@@ -64,7 +64,7 @@ class AnswerItem:
     left_ms: int = 0
     """How long the vote is promised to another holder."""
     holder: str = ""
-    """Whose it is."""
+    """Who holds the vote."""
     reason: str = ""
 
 

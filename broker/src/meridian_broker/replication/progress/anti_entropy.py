@@ -233,7 +233,7 @@ class Comparing:
             listings = (piece for topic in asked for piece in self._listing(peer, topic, None))
             self._tell(peer, chain(ours, listings), reply, answer=True)
         elif peer.version >= PARTS_VERSION and not digest.answer:
-            # What it could not send has arrived nevertheless: tell it, because it may find no other quiet moment.
+            # What it could not send has arrived by another way: say so, because it may find no other quiet moment.
             healed = [
                 one.topic for one in digest.topics if one.forced and one.topic in peer.even and one not in differing
             ]

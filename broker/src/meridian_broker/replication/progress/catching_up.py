@@ -76,7 +76,7 @@ class CatchingUp:
         self._listed.clear()
 
     def is_over(self, now_ms: int) -> bool:
-        """It has caught up. A peer that tells nothing for two rounds shares nothing."""
+        """Whether it has caught up. A peer that sends nothing for two rounds shares nothing."""
         if self._since_ms is None:
             return False
         if not self._is_over and not self._is_overfull and not self._owed:

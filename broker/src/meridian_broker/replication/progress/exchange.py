@@ -230,7 +230,7 @@ class ProgressExchange:
     def tick(self, now_ms: int) -> None:
         """Do everything that is due."""
         self._context.now_ms = now_ms
-        if self.leases is not None:  # first, for what is agreed upon is told below
+        if self.leases is not None:  # first, because the messages below carry its results
             self.leases.reconfiguration.tick()
         for peer in list(self._peers.values()):
             if peer.next_count_ms is not None and peer.next_count_ms <= now_ms:

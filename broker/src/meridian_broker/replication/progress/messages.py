@@ -236,10 +236,10 @@ class Digest:
     summary: Summary | None = None
     """For all topics, at the beginning of a round."""
     differing: tuple[int, ...] = ()
-    """In answer to the numbers of buckets: those that differ, and have so many topics that the numbers of their parts
-    have to be compared first."""
+    """The answer to bucket digests: differing buckets with so many topics that the digests of their parts have to be
+    compared first."""
     ends: EndsSlice | None = None
-    """Has nothing to do with progress, and is not held for any."""
+    """Unrelated to progress, so it is never held back for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ def varint(number: int) -> bytes:
 def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
     """The varint at ``at``, and where it ends. Nine bytes (63 bits) at most: longer ones are for the parser.
 
-    :raises IndexError: it is longer, or goes on after the end of ``data``.
+    :raises IndexError: it is longer, or ``data`` ends before it does.
     """
     first = data[at]
     if first < 0x80:
