@@ -36,7 +36,7 @@ def max_lags(cluster: Cluster) -> dict[Key, int]:
                     found[key] = age, milliseconds(spec["maxLag"])
             following = page["metadata"].get("continue") or ""
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ClusterError(f"GET {PATH}: an object that makes no sense: {error!r}") from error
+            raise ClusterError(f"GET {PATH}: an object that cannot be read: {error!r}") from error
         if not following:
             return {key: lag for key, (_, lag) in found.items()}
 

@@ -178,7 +178,7 @@ def subscriptions_create(
 @subscriptions.command("replicate")
 @click.argument("topic", type=topic_name)
 @click.argument("subscription")
-@click.option("--off", is_flag=True, help="Stop. Each region goes on by itself from where it is.")
+@click.option("--off", is_flag=True, help="Stop replicating. Each region continues on its own from where it is.")
 @click.option("--from", "source", metavar="REGION", help="Use this region's progress for all regions, not the union.")
 @click.option("--dry-run", is_flag=True, help="Change nothing; print what each region would skip.")
 @with_console

@@ -72,7 +72,7 @@ def _banner(verdict: Verdict) -> str:
         f"{region} could not be asked: {problem}" for region, problem in sorted(verdict.world.unreachable.items())
     ]
     missing += [
-        f"{short_topic(topic)} is replicated to {', '.join(strangers)}, which this check was not told to ask"
+        f"{short_topic(topic)} is replicated to {', '.join(strangers)}, which this check was not configured to query"
         for topic in topics
         if (strangers := verdict.world.not_asked(topic))
     ]

@@ -142,5 +142,5 @@ def _said(error: Exception) -> str:
     if isinstance(error, urllib.error.URLError):
         return str(error.reason)
     if isinstance(error, http.client.IncompleteRead):
-        return "the region broke the answer off; its log says why"
+        return "the region aborted the answer; its log says why"
     return str(error) or type(error).__name__

@@ -170,7 +170,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ledger-dir", type=Path, required=True)
     parser.add_argument("--table", choices=TABLES, required=True)
     parser.add_argument("--partition", type=int, default=0)
-    parser.add_argument("--after", type=int, default=0, help="skip so many rows")
+    parser.add_argument("--after", type=int, default=0, help="number of rows to skip")
     return parser
 
 

@@ -196,7 +196,7 @@ class Exports:
         """:raises SnapshotGone: it cannot be read; the message says why."""
         snapshot = self._snapshots.get(name)
         if snapshot is None:
-            raise SnapshotGone(f"there is no snapshot {name}, or not any more: take another one")
+            raise SnapshotGone(f"there is no snapshot {name}, or it has expired: take another one")
         if table not in snapshot.partitions:
             raise SnapshotGone(f"there is no table {table}: {', '.join(snapshot.partitions)}")
         if not 0 <= partition < snapshot.partitions[table]:
