@@ -80,7 +80,7 @@ def test_connecting_again_costs_what_differs() -> None:
         here.subscribe(f"topic {number}", S)
     world.run(20_000)
     peer = here.exchange._peers["eu"]
-    assert peer.even == set(here.topics)
+    assert peer.in_sync == set(here.topics)
     for missed in range(3):
         world.cut("us", "eu")
         for topic in (f"topic {missed}", f"topic {missed + 2000}")[:missed]:
@@ -95,7 +95,7 @@ def test_connecting_again_costs_what_differs() -> None:
         listed = {t.topic for *_, m in heard if isinstance(m, Digest) for t in m.topics}
         assert len(listed) <= 3 * missed
         assert all(world.regions["eu"].progress(t, S) == here.progress(t, S) for t in here.topics)
-        assert peer.even == set(here.topics), "a flush sends nothing whole"
+        assert peer.in_sync == set(here.topics), "a flush sends nothing whole"
 
 
 def test_of_what_differs_unseen_a_part_is_listed() -> None:
@@ -123,7 +123,7 @@ def test_of_what_differs_unseen_a_part_is_listed() -> None:
 
 @pytest.mark.parametrize("version", [OLDEST_VERSION, SUMMARY_VERSION])
 def test_regions_of_earlier_versions_agree_with_this_one(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever greets with an earlier version is told nothing that it does not know, and both end up even."""
+    """Whoever greets with an earlier version is told nothing that it does not know, and both end up in sync."""
     monkeypatch.setattr(exchange, "PROTOCOL_VERSION", version)
     world = World(["us", "eu"])
     for name in ("us", "eu"):
@@ -135,7 +135,7 @@ def test_regions_of_earlier_versions_agree_with_this_one(version: int, monkeypat
     assert set(world.regions["us"].topics) == set(world.regions["eu"].topics)
     for name, other in (("us", "eu"), ("eu", "us")):
         region = world.regions[name]
-        assert region.exchange._peers[other].even == set(region.topics)
+        assert region.exchange._peers[other].in_sync == set(region.topics)
         assert all(region.progress(t, S) == world.regions[other].progress(t, S) for t in region.topics)
     digests = [m for *_, m in heard if isinstance(m, Digest)]
     assert not any(m.differing or (m.summary and version < SUMMARY_VERSION) for m in digests)
@@ -154,7 +154,7 @@ def test_idle_topics_cost_one_number_per_round_whatever_their_number() -> None:
     assert world.sent == {"Digest": 12}, "two rounds, each region to two others, and no questions"
     assert world.sent_bytes["Digest"] < 12 * 60
     peer = world.regions["us"].exchange._peers["eu"]
-    assert peer.even == {T, *(f"topic {number}" for number in range(300))}
+    assert peer.in_sync == {T, *(f"topic {number}" for number in range(300))}
 
 
 def test_of_many_topics_only_those_that_differ_are_listed() -> None:
@@ -179,7 +179,7 @@ def test_of_many_topics_only_those_that_differ_are_listed() -> None:
 
 def peer_is_uneven(world: World) -> set[str]:
     world.run(12_000)
-    return set(world.regions["us"].topics) - world.regions["us"].exchange._peers["eu"].even
+    return set(world.regions["us"].topics) - world.regions["us"].exchange._peers["eu"].in_sync
 
 
 def test_a_peer_of_the_first_version_is_told_of_each_topic() -> None:
@@ -264,8 +264,8 @@ def test_one_link_alone_tells_that_all_is_equal() -> None:
     world.connect("us", "eu")
     heard = world.listen()
     world.run(1000)
-    assert world.regions["us"].exchange._peers["eu"].even == {T}
-    assert world.regions["eu"].exchange._peers["us"].even == {T}
+    assert world.regions["us"].exchange._peers["eu"].in_sync == {T}
+    assert world.regions["eu"].exchange._peers["us"].in_sync == {T}
     assert [m.summary is not None and m.answer for _, source, _, m in heard if source == "eu" and isinstance(m, Digest)]
     assert len(heard) == 4, "two greetings, two numbers"
 
@@ -276,7 +276,7 @@ def test_a_region_that_forgot_is_not_even_once_the_link_is_new() -> None:
     here, there = world.regions["us"], world.regions["eu"]
     here.ack(T, S, here.topics[T].entries[:3])
     world.run(6000)
-    assert here.exchange._peers["eu"].even == {T}
+    assert here.exchange._peers["eu"].in_sync == {T}
     world.cut("us", "eu")
     there.topics[T].subscriptions[S].progress = Progress()
     there.exchange._context.digests.mark(T, S)
@@ -451,7 +451,7 @@ def test_a_flood_of_unknown_topics_is_not_remembered() -> None:
         exchange.received("us", Digest(0, 0, topics), answers.append, world.now_ms)
     peer = exchange._context.peers["us"]
     assert len(peer.waiting) == len(peer.skips) == 10
-    assert peer.even == {T}
+    assert peer.in_sync == {T}
     assert len(peer.forced) <= 1
 
 

@@ -53,7 +53,7 @@ def reconnect(world: World) -> None:
 
 def close(world: World) -> None:
     """us has something that it may never have told eu, and a consumer closes there."""
-    world.regions["us"].exchange._peers["eu"].even.clear()
+    world.regions["us"].exchange._peers["eu"].in_sync.clear()
     world.regions["us"].exchange.flush(T, S, world.now_ms, lambda _: None)
 
 
@@ -132,7 +132,7 @@ def test_a_digest_says_that_it_is_not_the_last_word() -> None:
     world = world_of("us", "eu")
     eu = world.regions["eu"]
     us_at_eu = eu.exchange._peers["us"]
-    us_at_eu.even.clear()
+    us_at_eu.in_sync.clear()
     ack(world, "eu", 5)
     world.network.deaf.add(("eu", "us"))  # us has the same from a client of its own, and not on disk yet
     world.regions["us"].disk_ms = 30_000
@@ -140,7 +140,7 @@ def test_a_digest_says_that_it_is_not_the_last_word() -> None:
     heard = world.listen()
     world.run(6000)
     assert any(isinstance(message, Digest) for *_, message in heard)
-    assert T not in us_at_eu.even
+    assert T not in us_at_eu.in_sync
     (status,) = eu.exchange.status(T, S, world.now_ms)
     assert status.lag_entries == 1, "nobody said that it is there"
 

@@ -235,7 +235,7 @@ class Comparing:
         elif peer.version >= PARTS_VERSION and not digest.answer:
             # What it could not send has arrived by another way: say so, because it may find no other quiet moment.
             healed = [
-                one.topic for one in digest.topics if one.forced and one.topic in peer.even and one not in differing
+                one.topic for one in digest.topics if one.forced and one.topic in peer.in_sync and one not in differing
             ]
             self._tell(peer, [self._digest_of(peer, topic) for topic in healed], reply, answer=True)
         self.ask(peer)
@@ -256,7 +256,7 @@ class Comparing:
         if not theirs.unsettled:
             peer.lag.same_topic(topic)
             if theirs.digest:
-                peer.even.add(topic)
+                peer.in_sync.add(topic)
         peer.skips.pop(topic, None)
         peer.forget_troubles(topic)
         context.counters.topics_equal += 1

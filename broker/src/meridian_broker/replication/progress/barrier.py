@@ -90,7 +90,7 @@ class Barriers:
         for peer in peers:
             # Something may have been given up before: only the whole is sure to be all.
             is_offered = (
-                key[0] in peer.even
+                key[0] in peer.in_sync
                 or whole is None
                 or peer.offer((*key, False), whole, incarnation=incarnation, now_ms=now_ms, record=record)
             )

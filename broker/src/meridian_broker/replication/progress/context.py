@@ -270,7 +270,7 @@ class ExchangeContext:
         self._merged_at.setdefault(topic, {})[region] = self.now_ms
         for other in self.peers.values():
             if other.region != region:  # it may lack this, and may not get it from the acknowledging region
-                other.even.discard(topic)
+                other.in_sync.discard(topic)
         self._undurable[topic] += 1
         self.digests.mark(topic, subscription)
         try:

@@ -61,7 +61,7 @@ class Deltas:
                     self._context.held(peer, key[0])  # no more, perhaps
                 now_ms = self._context.now_ms
                 peer.offer((*key, False), delta, incarnation=incarnation, now_ms=now_ms, record=record, entries=entries)
-            elif key[0] in peer.even:  # it is out of the topic, and may be back before its next digest
+            elif key[0] in peer.in_sync:  # it is out of the topic, and may be back before its next digest
                 peer.give_up(key[0])
 
     def offer_again(self, region: str, lost: list[tuple[PendingKey, Pending]]) -> None:

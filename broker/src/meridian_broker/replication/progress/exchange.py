@@ -168,7 +168,7 @@ class ProgressExchange:
         peer.send, peer.incompatible = send, ""
         peer.up_since_ms = now_ms
         peer.catching.begin(now_ms, self._digest_interval_ms)
-        peer.even.clear()  # the region may have crashed, or been restored, since
+        peer.in_sync.clear()  # the region may have crashed, or been restored, since
         peer.next_digest_ms = now_ms + self._digest_interval_ms
         send(Hello(PROTOCOL_VERSION, self._host.region, peer.next_number, leases=self.leases is not None))
 

@@ -6,12 +6,12 @@ It has three parts:
 * **Pending and in flight.** Waiting acks are joined per subscription, so the queue never grows with traffic. A DELTA
   leaves at once when none is in flight, otherwise when the one in flight is confirmed or ``coalesce_ms`` after its
   first ack, whichever is earlier (R19).
-* **Even topics.** A topic is *even* with a peer when its digest was seen to equal ours, and since then no offered delta
-  was given up and no third region changed it. Only then does "all deltas are confirmed" mean "the peer
-  has everything that is acked here", which is what a flush promises.
+* **Topics in sync.** A topic is *in sync* with a peer when its digest was seen to equal ours, and since then no offered
+  delta was given up and no third region changed it. Only then does "all deltas are confirmed" mean "the peer has
+  everything that is acked here", which is what a flush promises.
 * **Wanted and fetching.** Subscriptions the peer has more of than we do.
 
-Giving something up (link down, window or queue full, no confirmation) only costs evenness: digests heal it.
+Giving something up (link down, window or queue full, no confirmation) only costs being in sync: digests heal it.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Peer:
         self.incoming = Incoming()
         self.version = OLDEST_VERSION
         """Version of the peer protocol, as announced on this link."""
-        self.even: set[str] = set()
+        self.in_sync: set[str] = set()
         self.down_since_ms: int | None = None
         """Since when our own link is down, or the peer not spoken to; None: it never was up."""
         self.up_since_ms = 0
@@ -175,7 +175,7 @@ class Peer:
         entries: int = 0,
     ) -> bool:
         """Queue progress that is durable here for the peer; the delta must not be modified afterwards. False: not
-        accepted, the topic is no longer even.
+        accepted, the topic is no longer in sync.
 
         :param incarnation: the topic's current one. Queued progress of an earlier one is dropped.
         :param entries: how many entries were acknowledged in it.
@@ -264,7 +264,7 @@ class Peer:
 
     def give_up(self, topic: str) -> None:
         """Something offered for the topic will not arrive by itself."""
-        self.even.discard(topic)
+        self.in_sync.discard(topic)
         self.forced.add(topic)
 
     def hold_back(
@@ -279,7 +279,7 @@ class Peer:
         if known is not None or len(self.waiting) < self._limits.topics_apart:
             trouble = _trouble(None if known is None else known.trouble, why, text, now_ms)
             self.waiting[topic] = Held(trouble, refused, True) if shown is None else Held(trouble, shown, False)
-        if topic in self.even:
+        if topic in self.in_sync:
             self.give_up(topic)
 
     def release(self, topic: str) -> None:

@@ -7,8 +7,8 @@
     its answer          ... and for each its 64 numbers, of parts
     ours                the digests of the topics whose part differs, see ``anti_entropy.py``
 
-Topics found equal in this way are even, except where the other side marks them as not final. With a peer that does not
-divide buckets, and does not send such marks, topics that are not even are compared individually.
+Topics found equal in this way are in sync, except where the other side marks them as not final. With a peer that does
+not divide buckets, and does not send such marks, topics that are not in sync are compared individually.
 
 Before any of it the topics are counted, in portions: for a broker that has just met a region, that takes a while.
 """
@@ -103,20 +103,20 @@ class Summing:
                 self._say(peer, ours, reply, answer=True)
             doubtful = set(theirs.unsettled_buckets) if divides else set(range(BUCKETS) if theirs.unsettled else ())
             self._found_equal(peer, summary.groups(doubtful))
-            wanted = {bucket_of(topic) for topic in summary.topics(doubtful) if topic not in peer.even}
+            wanted = {bucket_of(topic) for topic in summary.topics(doubtful) if topic not in peer.in_sync}
             if not wanted or digest.answer:
                 return
         elif digest.answer:
             return
         elif not divides:
-            wanted.update(bucket_of(topic) for topic in summary.topics() if topic not in peer.even)
+            wanted.update(bucket_of(topic) for topic in summary.topics() if topic not in peer.in_sync)
         # A number with another last bit requests its bucket, whatever its content.
         numbers = tuple(number ^ (bucket in wanted) for bucket, number in enumerate(summary.buckets))
         reply(Fetch((), numbers, unsettled_buckets=self._unsettled(peer)))
 
     def _found_equal(self, peer: Peer, groups: list[Collection[str]]) -> None:
         """For all topics in these groups the peer has everything that is here, on its disk."""
-        peer.even.update(*groups)
+        peer.in_sync.update(*groups)
         for group in groups:
             peer.catching.same(group)
         self._context.counters.topics_equal += sum(map(len, groups))
