@@ -67,7 +67,7 @@ class ScopeSteps(Teller):
             if subscription is not None:
                 known = subscription.record.voter_sets
                 lists = " and ".join(" ".join(voters) for _, voters in known.lists)
-                self.say(f"{region}: {lists or 'nobody'}{'' if known.is_settled else ', to be agreed'}")
+                self.say(f"{region}: {lists or 'nobody'}{'' if known.is_committed else ', to be agreed'}")
 
     def expect_shares(self, topic: str, name: str) -> None:
         for origin in self.world.names:
@@ -157,7 +157,7 @@ def _held_up(world: World, topic: str, name: str) -> set[Origin]:
 def _waits_for_the_dead(world: World, subscription: Subscription) -> bool:
     """A first list of voters counts once all of them said so, and one of them never will."""
     known = subscription.record.voter_sets
-    return known.settled == ZERO and not world.gone.isdisjoint(known.voters)
+    return known.committed == ZERO and not world.gone.isdisjoint(known.voters)
 
 
 def _find(world: World, region: str, topic: str, name: str) -> Subscription | None:

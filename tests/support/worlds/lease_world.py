@@ -162,8 +162,8 @@ class LeaseNode:
     def _follow(self) -> None:
         if self.told and self.voter_sets_now.lists:  # else there is no record here as yet
             known = self.voter_sets_now
-            self.know(known.also(self.told, self.world.stamp(self.name, known.settled)))
-            if not self.voter_sets_now.is_settled:
+            self.know(known.also(self.told, self.world.stamp(self.name, known.committed)))
+            if not self.voter_sets_now.is_committed:
                 self.reconfiguration.ask(SUBJECT)
 
     def know(self, known: VoterSets, then: Callable[[], None] = lambda: None) -> None:
@@ -189,16 +189,16 @@ class LeaseNode:
         self.know(known, lambda: heard(known, self.told))
         self._follow()
 
-    def settle(self, subject: Subject, heard: frozenset[str]) -> None:
+    def commit(self, subject: Subject, heard: frozenset[str]) -> None:
         known = self.voter_sets_now
         homes: dict[Voters, set[str]] = {
             voters: {home_among(voters, stream[2]) for stream in self.world.streams}
             for _, voters in known.lists
             if len(voters) == 2
         }
-        if not known.is_settled and known.may_settle(self.told, heard, homes):
-            last = max(known.settled, *(said for said, _ in known.lists))
-            self.know(known.settle(self.told, self.world.stamp(self.name, last)))
+        if not known.is_committed and known.may_commit(self.told, heard, homes):
+            last = max(known.committed, *(said for said, _ in known.lists))
+            self.know(known.commit(self.told, self.world.stamp(self.name, last)))
 
     def _is_clean(self, subject: Subject, mark: int) -> bool:
         return self.voter.is_clean(*subject, mark, self.now_ms())

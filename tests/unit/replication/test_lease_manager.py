@@ -61,8 +61,8 @@ class Region:
     def hear(self, subject: Subject, told: VoterSets, heard: Heard) -> None:
         heard(VOTERS, REGIONS)
 
-    def settle(self, subject: Subject, heard: frozenset[str]) -> None:
-        raise AssertionError("all is settled")
+    def commit(self, subject: Subject, heard: frozenset[str]) -> None:
+        raise AssertionError("all is committed")
 
     def write_votes(
         self, votes: list[tuple[Stream, tuple[str, int, int]]], durable: Callable[[list[Stream]], None]

@@ -155,7 +155,7 @@ def test_one_holder_at_a_time_while_the_voters_are_being_changed(
     known = {world.nodes[name].voter_sets_now for name in orders[-1]}
     assert len(known) == 1
     (agreed,) = known
-    assert agreed.is_settled
+    assert agreed.is_committed
     assert agreed.voters == orders[-1]
     holders = world.holders(stream)
     assert holders == ([stream[2]] if stream[2] in orders[-1] else holders)

@@ -23,8 +23,8 @@ NAMES = st.sets(st.sampled_from(["ap", "eu", "sa", "us"]), min_size=1).map(lambd
 STAMP = st.builds(Stamp, st.integers(1, 6), st.integers(0, 1), st.sampled_from(["eu", "us"]))
 
 
-def said(lists: list[tuple[Stamp, tuple[str, ...]]], settled: Stamp) -> VoterSets:
-    return VoterSets().joined(VoterSets(tuple(lists), settled))
+def said(lists: list[tuple[Stamp, tuple[str, ...]]], committed: Stamp) -> VoterSets:
+    return VoterSets().joined(VoterSets(tuple(lists), committed))
 
 
 KNOWN = st.builds(said, st.lists(st.tuples(STAMP, NAMES), max_size=4), st.sampled_from([ZERO, BEGUN]) | STAMP)
@@ -46,7 +46,7 @@ def test_what_is_known_joins_in_any_order(one: VoterSets, two: VoterSets, three:
 def test_another_list_counts_besides_those_that_do(known: VoterSets, voters: tuple[str, ...], stamp: Stamp) -> None:
     more = known.also(voters, stamp)
     assert more.knows(known)
-    if stamp > known.settled and len(known.lists) < LISTS_MAX:
+    if stamp > known.committed and len(known.lists) < LISTS_MAX:
         assert more.has(voters)
     assert {names for _, names in known.lists} <= {names for _, names in more.lists}
 
@@ -57,10 +57,10 @@ def test_a_list_goes_only_when_nobody_can_have_enough_of_it_unheard(
     known: VoterSets, wanted: tuple[str, ...], heard: set[str]
 ) -> None:
     homes = {voters: set(voters) for _, voters in known.lists}
-    if not known.may_settle(wanted, heard, homes):
+    if not known.may_commit(wanted, heard, homes):
         return
     for _, voters in known.lists:
-        if voters == wanted and known.settled != ZERO:
+        if voters == wanted and known.committed != ZERO:
             continue
         unheard = [voter for voter in voters if voter not in heard]
         for some in combinations(voters, known.enough(voters)):
@@ -68,33 +68,33 @@ def test_a_list_goes_only_when_nobody_can_have_enough_of_it_unheard(
         if len(voters) == 2:
             assert not unheard, "each of two is the home of a share"
     last = max(stamp for stamp, _ in known.lists)
-    settled = known.settle(wanted, Stamp(last.time_ms + 1, 0, "us"))
-    if not settled.is_settled:
-        assert {voters for _, voters in settled.lists} == {voters for _, voters in known.lists}, (
+    committed = known.commit(wanted, Stamp(last.time_ms + 1, 0, "us"))
+    if not committed.is_committed:
+        assert {voters for _, voters in committed.lists} == {voters for _, voters in known.lists}, (
             "first it is said again"
         )
-        settled = settled.settle(wanted, Stamp(last.time_ms + 2, 0, "us"))
-    assert settled.is_settled
-    assert settled.voters == wanted
-    assert known.joined(settled) == settled, "whoever knew as much follows"
+        committed = committed.commit(wanted, Stamp(last.time_ms + 2, 0, "us"))
+    assert committed.is_committed
+    assert committed.voters == wanted
+    assert known.joined(committed) == committed, "whoever knew as much follows"
 
 
 def test_the_first_list_counts_when_all_on_it_know_it() -> None:
     first = VoterSets().also(("eu", "us"), Stamp(7, 0, "us"))
-    assert not first.is_settled
+    assert not first.is_committed
     assert first.enough(("eu", "us")) == 2
-    assert not first.may_settle(("eu", "us"), {"us"}, {("eu", "us"): {"us"}})
-    assert first.may_settle(("eu", "us"), {"eu", "us"}, {})
-    settled = first.settle(("eu", "us"), Stamp(8, 0, "us"))
-    assert settled == VoterSets(first.lists, BEGUN)
+    assert not first.may_commit(("eu", "us"), {"us"}, {("eu", "us"): {"us"}})
+    assert first.may_commit(("eu", "us"), {"eu", "us"}, {})
+    committed = first.commit(("eu", "us"), Stamp(8, 0, "us"))
+    assert committed == VoterSets(first.lists, BEGUN)
 
 
 def test_of_two_the_homes_must_have_heard() -> None:
     both = VoterSets.of("eu", "us").also(("ap", "eu", "us"), Stamp(7, 0, "eu"))
     three, pair = ("ap", "eu", "us"), ("eu", "us")
-    assert not both.may_settle(three, {"ap", "eu"}, {pair: {"eu", "us"}})
-    assert both.may_settle(three, {"ap", "eu"}, {pair: {"eu"}}), "a person said that eu is home of everything"
-    assert both.settle(three, Stamp(8, 0, "eu")).voters == three
+    assert not both.may_commit(three, {"ap", "eu"}, {pair: {"eu", "us"}})
+    assert both.may_commit(three, {"ap", "eu"}, {pair: {"eu"}}), "a person said that eu is home of everything"
+    assert both.commit(three, Stamp(8, 0, "eu")).voters == three
 
 
 def test_no_more_lists_than_are_bounded() -> None:

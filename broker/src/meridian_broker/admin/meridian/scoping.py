@@ -131,6 +131,6 @@ def dispatched(admin: AdminState, subscription: Subscription) -> dict[str, Any]:
         "scope_reason": objection,
         "witness": record.witness,
         "voters": [list(voters) for _, voters in record.voter_sets.lists],
-        "voters_agreed": record.voter_sets.is_settled,
+        "voters_agreed": record.voter_sets.is_committed,
         "shares": shown,
     }

@@ -125,8 +125,8 @@ def put_voters(message: VotersAsk | VotersAnswer) -> pb.Voters:
         one = out.items.add(topic=item.topic, subscription=item.subscription, wanted=item.wanted)
         for stamp, names in item.known.lists:
             one.lists.add(said=str(stamp), names=names)
-        if item.known.settled != ZERO:
-            one.settled = str(item.known.settled)
+        if item.known.committed != ZERO:
+            one.settled = str(item.known.committed)
         if item.is_clean:
             one.is_clean = True
     return out

@@ -159,7 +159,7 @@ class Leases:
         self._renewals.left(claim)
         claim.voter_sets, claim.home, claim.voters = voter_sets, home, voter_sets.voters
         claim.by_name = set(claim.voters)
-        is_first = voter_sets.settled == ZERO
+        is_first = voter_sets.committed == ZERO
         quorums = tuple(
             ((self._me,), 1)
             if len(voters) == 2 and not is_first and home_among(voters, home) == self._me

@@ -172,7 +172,7 @@ class LeaseManager:
         if away := [voter for voter in claim.voters if not self.can_ask(voter)]:
             for _, voters in known.lists:
                 gone = ", ".join(voter for voter in voters if voter in away)
-                if gone and len(voters) == 2 and known.is_settled:
+                if gone and len(voters) == 2 and known.is_committed:
                     if home_among(voters, claim.home) != self._topics.region:
                         return f"{gone} cannot be reached: with two regions, only a command lets one take over"
                 elif len([voter for voter in voters if voter not in away]) < known.enough(voters):

@@ -5,7 +5,7 @@ Two majorities of one list of voters intersect, so two regions cannot both have 
 list that grew from two to three, and a region that was cut off before it heard of that. So, as in joint consensus, a
 new list does not replace the previous one but joins it, and a candidate for a share needs enough votes of *each* list
 in force, until enough voters of one list know the others that no majority of it can form without them. Only then is it
-*settled*:
+*committed*:
 
 - A voter votes for a candidate only if that candidate knows exactly the same lists.
 - A voter confirms the lists once they are durable and none of its promises from before is still binding.
@@ -16,12 +16,12 @@ in force, until enough voters of one list know the others that no majority of it
   A majority is not enough, because nothing orders two first lists. Let ``a b c`` be set on one side of a cut and ``a b
   d``, or another witness, on the other: ``a c`` and ``b d`` are majorities, and neither would learn of the other.
 
-Knowledge is joined: lists by union, the settled stamp by maximum. So regions that disagree about the voters can never
+Knowledge is joined: lists by union, the committed stamp by maximum. So regions that disagree about the voters can never
 both have a share; they need each other's consent until they agree. All of it travels in the subscription's
 record, and to voters without such a record with the question whether they know it.
 
 With two voters a majority is both. There the *home* of a share needs its own vote alone, any other region both, and a
-list is settled once the homes of all shares know it (``leases.py``).
+list is committed once the homes of all shares know it (``leases.py``).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from typing import Final
 from meridian_broker.positions import ZERO, Stamp
 
 LISTS_MAX: Final = 8
-"""More do not count at once: a region's own list waits until one of them is settled."""
+"""More do not count at once: a region's own list waits until one of them is committed."""
 BEGUN: Final = Stamp(0, 1, "-")
-"""The first list is settled: it takes its majority only."""
+"""The first list is committed: it takes its majority only."""
 
 Voters = tuple[str, ...]
 
@@ -48,7 +48,7 @@ class VoterSets:
 
     lists: tuple[tuple[Stamp, Voters], ...] = ()
     """Lists in force, by the stamp at which they were last set. Each is sorted."""
-    settled: Stamp = ZERO
+    committed: Stamp = ZERO
     """Lists set up to this stamp are no longer in force. ``ZERO``: not even the first one is in force yet."""
 
     @classmethod
@@ -57,9 +57,9 @@ class VoterSets:
         return cls(((Stamp(0, 2, "-"), tuple(sorted(voters))),), BEGUN)
 
     @property
-    def is_settled(self) -> bool:
+    def is_committed(self) -> bool:
         """One list counts, and it takes its majority."""
-        return len(self.lists) == 1 and self.settled != ZERO
+        return len(self.lists) == 1 and self.committed != ZERO
 
     @property
     def voters(self) -> Voters:
@@ -75,13 +75,13 @@ class VoterSets:
 
     def joined(self, other: VoterSets) -> VoterSets:
         """The knowledge of both, combined."""
-        settled = max(self.settled, other.settled)
+        committed = max(self.committed, other.committed)
         newest: dict[Voters, Stamp] = {}
         for stamp, voters in (*self.lists, *other.lists):
-            if stamp > settled:
+            if stamp > committed:
                 newest[voters] = max(stamp, newest.get(voters, ZERO))
         lists = sorted((stamp, voters) for voters, stamp in newest.items())
-        return VoterSets(tuple(lists), settled)
+        return VoterSets(tuple(lists), committed)
 
     def knows(self, other: VoterSets) -> bool:
         """Whether this includes everything the other knows."""
@@ -93,7 +93,7 @@ class VoterSets:
             return self
         return self.joined(VoterSets(((stamp, wanted),)))
 
-    def may_settle(
+    def may_commit(
         self, wanted: Collection[str], heard: Collection[str], homes: Mapping[Voters, Collection[str]]
     ) -> bool:
         """Whether enough voters of each other list know all lists, so that ``wanted`` alone suffices.
@@ -103,7 +103,7 @@ class VoterSets:
         """
         if not self.has(wanted):
             return False
-        if self.settled == ZERO:
+        if self.committed == ZERO:
             return set(heard) >= set(self.voters)
         for _, voters in self.lists:
             if set(voters) == set(wanted):
@@ -115,7 +115,7 @@ class VoterSets:
                 return False
         return True
 
-    def settle(self, wanted: Collection[str], stamp: Stamp) -> VoterSets:
+    def commit(self, wanted: Collection[str], stamp: Stamp) -> VoterSets:
         """Make one list the only one in force if it is the newest; else add it again, to be confirmed again.
 
         So if two regions with the same knowledge want different lists, only one succeeds; otherwise each would drop the
@@ -125,12 +125,12 @@ class VoterSets:
         *others, (said, last) = self.lists
         gone = others[-1][0] if others else BEGUN
         if last != kept or gone >= said:
-            return self.joined(VoterSets(((stamp, kept),), self.settled))
-        return VoterSets(((said, kept),), max(gone, self.settled, BEGUN))
+            return self.joined(VoterSets(((stamp, kept),), self.committed))
+        return VoterSets(((said, kept),), max(gone, self.committed, BEGUN))
 
     def enough(self, voters: Voters) -> int:
         """The number of votes needed from one list."""
-        return len(voters) if self.settled == ZERO else majority(voters)
+        return len(voters) if self.committed == ZERO else majority(voters)
 
     @property
     def mark(self) -> int:
@@ -148,7 +148,7 @@ def home_among(voters: Voters, home: str) -> str:
 
 
 def to_json(known: VoterSets) -> dict[str, object]:
-    return {"lists": [[str(stamp), *voters] for stamp, voters in known.lists], "settled": _text(known.settled)}
+    return {"lists": [[str(stamp), *voters] for stamp, voters in known.lists], "settled": _text(known.committed)}
 
 
 def from_json(value: object) -> VoterSets:
@@ -167,5 +167,5 @@ def _text(stamp: Stamp) -> str:
 
 @lru_cache(maxsize=65536)
 def _mark(known: VoterSets) -> int:
-    text = repr(([(str(stamp), voters) for stamp, voters in known.lists], str(known.settled)))
+    text = repr(([(str(stamp), voters) for stamp, voters in known.lists], str(known.committed)))
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")

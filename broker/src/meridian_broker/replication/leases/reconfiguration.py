@@ -5,7 +5,7 @@ A region that knows a list of voters that is not the only one in force asks all 
 know them, until enough have confirmed that one list suffices. The question carries its knowledge, so that voters
 without a record of the subscription learn it, and the answer carries theirs.
 
-All regions of the topic ask, each on its own, and each may settle: what is settled joins. They settle on the list in
+All regions of the topic ask, each on its own, and each may commit: what is committed joins. They commit the list in
 their own settings, and not at all while a reachable region wants another list: an operator who changes the regions of
 a topic configures one region after the other.
 """
@@ -41,7 +41,7 @@ class VoterDirectory(Protocol):
         """Join it to the known lists. ``heard`` is called with the result once that is on disk; never if the
         subscription is not known here, or it cannot be written."""
 
-    def settle(self, subject: Subject, heard: frozenset[str]) -> None:
+    def commit(self, subject: Subject, heard: frozenset[str]) -> None:
         """These voters have confirmed all lists known here: one list may suffice now."""
 
 
@@ -93,7 +93,7 @@ class Reconfiguration:
         items: dict[str, list[VotersItem]] = {}
         for subject, question in list(self._open.items()):
             known = self._directory.known(subject)
-            if known is None or known[0].is_settled:
+            if known is None or known[0].is_committed:
                 del self._open[subject]
             elif now >= question.next_ms:
                 question.follow(known[0])
@@ -157,7 +157,7 @@ class Reconfiguration:
             missing = [v for v in voter_sets.voters if v not in question.heard and (v == self._me or self._can_ask(v))]
             others = [v for v, theirs in question.wanted.items() if theirs not in ((), wanted) and self._can_ask(v)]
             if not missing and not others:
-                self._directory.settle(subject, frozenset(question.heard))
+                self._directory.commit(subject, frozenset(question.heard))
 
 
 @dataclass(slots=True)

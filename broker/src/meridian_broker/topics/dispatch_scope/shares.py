@@ -47,7 +47,7 @@ def wanted_voters(subscription: Subscription) -> Voters:
     return tuple(sorted(regions | {witness} if witness and len(regions) % 2 == 0 else regions))
 
 
-def settle(subscription: Subscription, heard: frozenset[str]) -> None:
+def commit(subscription: Subscription, heard: frozenset[str]) -> None:
     """All of these know all lists of voters that count: one may be enough now."""
     topic, known, wanted = subscription.topic, subscription.record.voter_sets, wanted_voters(subscription)
     origins = origins_of(subscription)
@@ -56,9 +56,9 @@ def settle(subscription: Subscription, heard: frozenset[str]) -> None:
         for _, voters in known.lists
         if len(voters) == 2
     }
-    if not known.is_settled and known.may_settle(wanted, heard, homes):
-        stamp = topic.clock.next(max(known.settled, *(said for said, _ in known.lists)))
-        topic.lives.set_voter_sets(subscription, known.settle(wanted, stamp))
+    if not known.is_committed and known.may_commit(wanted, heard, homes):
+        stamp = topic.clock.next(max(known.committed, *(said for said, _ in known.lists)))
+        topic.lives.set_voter_sets(subscription, known.commit(wanted, stamp))
         follow(subscription)
 
 
@@ -66,11 +66,11 @@ def _say_who_votes(subscription: Subscription, leasing: Leasing) -> None:
     """Another list of voters joins those that count, when the topic's regions or the witness are others than before."""
     topic, known, wanted = subscription.topic, subscription.record.voter_sets, wanted_voters(subscription)
     if not known.has(wanted):
-        stamp = topic.clock.next(max(subscription.record.scope_stamp, known.settled))
+        stamp = topic.clock.next(max(subscription.record.scope_stamp, known.committed))
         known = known.also(wanted, stamp)
         if known != subscription.record.voter_sets:
             topic.lives.set_voter_sets(subscription, known)
-    if not known.is_settled:
+    if not known.is_committed:
         leasing.agree(topic.name, subscription.name)
 
 

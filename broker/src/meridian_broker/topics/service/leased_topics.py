@@ -90,11 +90,11 @@ class SharedStreams:
         wanted = shares.wanted_voters(subscription) if record.scope == ORIGIN else ()
         topic.progress_log.when_durable(lambda error: heard(known, wanted) if error is None else None)
 
-    def settle(self, subject: Subject, heard: frozenset[str]) -> None:
+    def commit(self, subject: Subject, heard: frozenset[str]) -> None:
         """These voters know all that is known here."""
         subscription = self._subscription(subject)
         if subscription is not None:
-            shares.settle(subscription, heard)
+            shares.commit(subscription, heard)
 
     def write_votes(self, votes: list[tuple[Stream, Ballot]], durable: Callable[[list[Stream]], None]) -> None:
         """One record per subscription; ``durable`` hears of each once that is done."""
