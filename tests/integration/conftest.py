@@ -1,19 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real client from PyPI, for tests of one broker or of several regions."""
+"""Brokers inside the test, and the real client from PyPI for those that are processes."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pulsar
 import pytest
-from support.brokers.broker_process import BrokerProcess, RegionsProcess
+from meridian_broker.server.broker import BrokerProcess
+from support.brokers.broker_inside import broker_inside
+from support.brokers.broker_process import BrokerProcess as RunningBroker
+from support.brokers.broker_process import RegionsProcess
 from support.brokers.region_clients import connected, new_topic
+from support.protocol.raw_connection import RawConnection
 
 
 @pytest.fixture
-def client(broker: BrokerProcess) -> Iterator[pulsar.Client]:
+async def inside(tmp_path: Path) -> AsyncIterator[BrokerProcess]:
+    """A broker of the test alone, in its own loop."""
+    async with broker_inside(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+async def wire(inside: BrokerProcess) -> AsyncIterator[RawConnection]:
+    """A client of it that says what the test writes."""
+    made = await RawConnection.open(inside.settings.network.broker_service_port)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def client(broker: RunningBroker) -> Iterator[pulsar.Client]:
     """Of the module's broker."""
     with connected(broker.service_url) as made:
         yield made

@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -17,25 +16,11 @@ from meridian_broker.topics.service import rounds
 from meridian_broker.topics.service.witness import WitnessStore
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.topic_name import parse
-from support.brokers.broker_inside import broker_inside
 from support.brokers.broker_regions import until
 from support.protocol.raw_connection import RawConnection, T
 
 ONE, OTHER = "persistent://public/default/a", "persistent://public/default/b"
 SUBJECT = ("persistent://public/default/t", "sub")
-
-
-@pytest.fixture
-async def inside(tmp_path: Path) -> AsyncIterator[BrokerProcess]:
-    async with broker_inside(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-async def wire(inside: BrokerProcess) -> AsyncIterator[RawConnection]:
-    made = await RawConnection.open(inside.settings.network.broker_service_port)
-    yield made
-    await made.close()
 
 
 def subscribe(request: int) -> pb.CommandSubscribe:

@@ -3,26 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
-import pytest
 from meridian_broker.bounds.clients import ACK_IDS, ACK_SET_WORDS
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
 from meridian_broker.wire.pulsar.commands import Message
 from meridian_broker.wire.pulsar.errors import ServerError
-from support.brokers.broker_inside import broker_inside
 from support.protocol.raw_connection import RawConnection, T
 
 TOPIC = "persistent://public/default/acks"
-
-
-@pytest.fixture
-async def inside(tmp_path: Path) -> AsyncIterator[BrokerProcess]:
-    async with broker_inside(tmp_path) as made:
-        yield made
 
 
 class Consumer:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,11 @@ from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, topic_name
 from meridian_broker.wire.pulsar.errors import ServerError
-from support.brokers.broker_inside import broker_inside
 from support.brokers.broker_process import http
 from support.brokers.broker_regions import regions, until
 from support.protocol.raw_connection import RawConnection, T
 
 TOPIC = "persistent://public/default/names"
-
-
-@pytest.fixture
-async def inside(tmp_path: Path) -> AsyncIterator[BrokerProcess]:
-    async with broker_inside(tmp_path) as made:
-        yield made
 
 
 async def connect(broker: BrokerProcess) -> RawConnection:

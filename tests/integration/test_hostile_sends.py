@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from meridian_broker.ledgers.entry import pack_extras
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.wire.proto import peer_pb2
@@ -15,7 +14,6 @@ from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
 from meridian_broker.wire.pulsar.commands import Message
 from meridian_broker.wire.pulsar.metadata import body_checksum, build_body, metadata_bounds
-from support.brokers.broker_inside import broker_inside
 from support.brokers.broker_regions import regions
 from support.protocol.raw_connection import RawConnection, T
 
@@ -75,12 +73,6 @@ def wild_entries(counts: Iterable[int]) -> list[Any]:
         body = build_body(said.SerializeToString(), b"wild-%d" % number)
         found.append((0, messages, 0, body_checksum(body), U64_MAX, pack_extras(None, None), body))
     return found
-
-
-@pytest.fixture
-async def inside(tmp_path: Path) -> AsyncIterator[BrokerProcess]:
-    async with broker_inside(tmp_path) as made:
-        yield made
 
 
 class Client:

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,25 +23,11 @@ from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.metadata import build_body
 from meridian_broker.wire.pulsar.topic_name import parse
-from support.brokers.broker_inside import broker_inside
 from support.brokers.broker_regions import until
 from support.protocol.raw_connection import RawConnection, T
 
 NAME = "persistent://public/default/prices"
 EXCLUSIVE = pb.Exclusive
-
-
-@pytest.fixture
-async def inside(tmp_path: Path) -> AsyncIterator[BrokerProcess]:
-    async with broker_inside(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-async def wire(inside: BrokerProcess) -> AsyncIterator[RawConnection]:
-    made = await RawConnection.open(inside.settings.network.broker_service_port)
-    yield made
-    await made.close()
 
 
 async def put(wire: RawConnection, value: bytes) -> None:

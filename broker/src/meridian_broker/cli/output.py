@@ -89,6 +89,11 @@ class Console:
         click.echo(json.dumps(said) if self.as_json else shown(sentence))
 
 
+token_file_option = click.option(
+    "--token-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="File with the token to authenticate with (never an argument: other users can read those).",
+)
 trust_option = click.option(
     "--tls-trust-certs",
     envvar="MERIDIAN_TLS_TRUST_CERTS",
@@ -147,11 +152,7 @@ def with_console(command: Callable[Concatenate[Console, Arguments], None]) -> Ca
         callback=admin_url,
         help="Admin address of a region.",
     )
-    @click.option(
-        "--token-file",
-        type=click.Path(path_type=Path, dir_okay=False),
-        help="File with the token to authenticate with (never an argument: other users can read those).",
-    )
+    @token_file_option
     @trust_option
     @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     @functools.wraps(command)

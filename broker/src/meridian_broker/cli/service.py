@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 
 import click
 
-from meridian_broker.cli.output import COULD_NOT_TELL, NO, error, trust_option, trusting
+from meridian_broker.cli.output import COULD_NOT_TELL, NO, error, token_file_option, trust_option, trusting
 from meridian_broker.cli.rest import AdminUnreachable, read_token
 from meridian_broker.gateway.authentication import METHOD
 from meridian_broker.gateway.client import MAX_REDIRECTS, PulsarClientConnection
@@ -81,11 +81,7 @@ def service_option(command: Callable[..., None]) -> Callable[..., None]:
         callback=service_url,
         help="Service URL of a region.",
     )
-    @click.option(
-        "--token-file",
-        type=click.Path(path_type=Path, dir_okay=False),
-        help="File with the token to authenticate with (never an argument: other users can read those).",
-    )
+    @token_file_option
     @click.option("--listener-name", help="Which advertised address to use, if brokers have several.")
     @functools.wraps(command)
     def wrapped(

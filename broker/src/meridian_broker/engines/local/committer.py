@@ -23,7 +23,7 @@ from meridian_broker.engines.local.log import Batch, Log
 from meridian_broker.engines.local.room import Room
 from meridian_broker.engines.local.segment import SEGMENT_HEADER_BYTES
 from meridian_broker.engines.local.stats import EngineStats
-from meridian_broker.ledgers.store import LedgerStorageFull, LedgerWriteFailed
+from meridian_broker.ledgers.store import AppendDone, LedgerError, LedgerStorageFull, LedgerWriteFailed
 
 _log = logging.getLogger(__name__)
 
@@ -235,3 +235,17 @@ class Committer:
             if not self._failures:
                 _log.warning("could not cut %s after a failed write: %s", name, error)
         self._file = None
+
+
+def answering(heard: asyncio.Future[None]) -> AppendDone:
+    """Ends ``heard`` when a record is durable or failed, unless whoever waited was cancelled."""
+
+    def done(result: int | LedgerError) -> None:
+        if heard.done():
+            return
+        if isinstance(result, LedgerError):
+            heard.set_exception(result)
+        else:
+            heard.set_result(None)
+
+    return done

@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
+from meridian_broker.engines.local.committer import answering
 from meridian_broker.engines.local.index import LENGTH_MASK, Ledger, Run, Segment
 from meridian_broker.engines.local.log import Log
 from meridian_broker.engines.local.places import Places
@@ -137,7 +138,7 @@ class Compaction:
             heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             for entry, data in enumerate(entries, first):
                 last = entry == first + len(entries) - 1
-                self._put(ledger, entry, data, copies, _tell(heard) if last else _ignore)
+                self._put(ledger, entry, data, copies, answering(heard) if last else _ignore)
             await heard
             done += len(entries)
             size = sum(map(len, entries))
@@ -160,7 +161,7 @@ class Compaction:
 
     async def _finish(self, ledger: Ledger, run: Run, copies: list[Run]) -> None:
         heard: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        tell = _tell(heard)
+        tell = answering(heard)
 
         def done(result: int | LedgerError) -> None:
             if not isinstance(result, LedgerError) and _alive(ledger, run):
@@ -188,15 +189,3 @@ def _alive(ledger: Ledger, run: Run) -> bool:
 
 def _ignore(_: int | LedgerError) -> None:
     """The last record of the chunk speaks for this one."""
-
-
-def _tell(heard: asyncio.Future[None]) -> Callable[[int | LedgerError], None]:
-    def done(result: int | LedgerError) -> None:
-        if heard.done():
-            return
-        if isinstance(result, LedgerError):
-            heard.set_exception(result)
-        else:
-            heard.set_result(None)
-
-    return done

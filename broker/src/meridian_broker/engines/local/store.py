@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from meridian_broker.engines.local.committer import Committer
+from meridian_broker.engines.local.committer import Committer, answering
 from meridian_broker.engines.local.files import FilePort, OsFiles, unreadable
 from meridian_broker.engines.local.index import Ledger
 from meridian_broker.engines.local.log import Log
@@ -332,16 +332,12 @@ class LocalLedgerStore:
     async def _put(self, data: bytes, apply: Callable[[], None]) -> None:
         """Log a record; ``apply`` runs when it is durable, whether the caller still waits or was cancelled."""
         heard: asyncio.Future[None] = self._loop.create_future()
+        answer = answering(heard)
 
         def done(result: int | LedgerError) -> None:
             if not isinstance(result, LedgerError):
                 apply()
-            if heard.done():
-                return
-            if isinstance(result, LedgerError):
-                heard.set_exception(result)
-            else:
-                heard.set_result(None)
+            answer(result)
 
         self.log.put(data, done)
         await heard
