@@ -96,8 +96,6 @@ WRONG_FOR_THE_OPERATOR: dict[str, dict[str, Any]] = {
     "no replica": {"replicas": 0},
     "replicas in words": {"replicas": "2"},
     "an interval without a unit": {"serviceMonitor": {"interval": "30"}},
-    "a region twice": {"regions": [{"name": "a", "adminUrl": "http://a"}, {"name": "a", "adminUrl": "http://b"}]},
-    "two regions at one address": {"regions": [{"name": name, "adminUrl": "http://a"} for name in ("a", "b")]},
     "a region's address with a path": {"regions": [{"name": "a", "adminUrl": "http://a/admin/v2"}]},
     "a tenant that is no list": {"tenantsByNamespace": {"shop": "acme"}},
 }
@@ -139,6 +137,14 @@ def test_a_region_is_not_its_own_peer_and_no_peer_is_listed_twice() -> None:
     told = refusal("meridian-region", region_values(region={"peers": peers}))
     assert "us-west is listed twice" in told
     assert "us-east is this region itself" in told
+
+
+def test_the_operator_is_told_each_region_once() -> None:
+    """Two regions at one address would each be told what the other one should hold."""
+    twice = [{"name": "a", "adminUrl": "http://a:8080"}, {"name": "a", "adminUrl": "http://b:8080"}]
+    assert "names a twice" in refusal("meridian-operator", {"regions": twice})
+    shared = [{"name": name, "adminUrl": "http://a:8080"} for name in ("a", "b")]
+    assert "http://a:8080 at two places" in refusal("meridian-operator", {"regions": shared})
 
 
 def test_addresses_of_peers_go_with_tls() -> None:
