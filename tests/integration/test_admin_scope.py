@@ -77,7 +77,7 @@ def test_what_is_refused(regions: RegionsProcess) -> None:
         take_over["takeOver"]["by"] = "nowhere"
         answer = regions.http(EAST, "POST", path(topic), take_over)
         assert answer.status == 412
-        assert "nowhere is no region" in answer.text
+        assert "nowhere is not a region" in answer.text
         assert regions.http(EAST, "POST", path(topic), {"takeOver": {"origin": "mars", "by": EAST}}).status == 412
         assert regions.http(EAST, "GET", path(topic, "none")).status == 404
         consumer.close()

@@ -118,6 +118,16 @@ def test_wrong_values_are_refused_before_anything_is_rendered(
     assert not [name for name, words in told.items() if not words], "these were taken"
 
 
+def test_two_regions_that_the_operator_cannot_tell_apart_are_refused() -> None:
+    pairs = {
+        "regions names a twice": ("a", "http://a", "a", "http://b"),
+        "at two places": ("a", "http://a", "b", "http://a"),
+    }
+    for words, (one, its_url, other, other_url) in pairs.items():
+        regions = [{"name": one, "adminUrl": its_url}, {"name": other, "adminUrl": other_url}]
+        assert words in refusal("meridian-operator", {"regions": regions})
+
+
 def test_settings_that_the_chart_makes_itself_are_not_for_configuring() -> None:
     """A second line for one of them would silently win, or lose: the region under another name, or without a login."""
     wanted = {

@@ -189,13 +189,13 @@ def test_places_are_counted_in_all_and_by_address() -> None:
     hall.leave(one)  # it was taken out before
     hall.busy(two)
     hall.busy(third)
-    assert "a has 2 connections" in str(hall.enter(Stood("a")))
+    assert "a has reached the limit of 2 active connections" in str(hall.enter(Stood("a")))
     other, last = Stood("b"), Stood("c")
     assert hall.enter(other) is None
     assert hall.enter(last) is None
     assert other.gave_way
     hall.busy(last)
-    assert "3 connections" in str(hall.enter(Stood("d")))
+    assert "3 active connections" in str(hall.enter(Stood("d")))
     hall.idle(two)
     assert hall.enter(Stood("d")) is None
     assert two.gave_way

@@ -111,7 +111,7 @@ async def test_what_nobody_has_is_a_gap_until_somebody_accepts_it(tmp_path: Path
         gap = await seen()
         assert (gap["origin"], gap["after"], gap["entries_at_most"]) == ("us", str(last), 5)
         assert gap["owed_to"] == ["s"]
-        assert "(owed to s); ap may have them and cannot be asked" in gap["detail"]
+        assert "(owed to s); ap may have them but cannot be asked" in gap["detail"]
         wanted = {"origin": "us", "upto": gap["upto"]}
         status, refused = await ask(eu, "POST", f"{GAPS}/accept", wanted)
         assert (status, "or force" in refused["reason"]) == (412, True)

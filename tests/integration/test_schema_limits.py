@@ -69,4 +69,4 @@ async def test_a_full_metadata_store_is_seen(inside: BrokerProcess) -> None:
     assert (answer.status, "the disk is full" in answer.text) == (503, True)
     seen = await health()
     assert seen["healthy"] is False
-    assert "make room" in seen["metadataFull"]
+    assert "free space" in seen["metadataFull"]

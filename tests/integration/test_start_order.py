@@ -95,7 +95,7 @@ def test_its_port_is_taken(tmp_path: Path) -> None:
         with broker:
             assert broker._process is not None
             assert broker._process.wait(60) == 2
-            assert "Address already in use. Stop the process that has the port, or choose another" in broker.log()
+            assert "Address already in use. Stop the process that uses the port, or choose another" in broker.log()
             assert "Traceback" not in broker.log()
 
 
