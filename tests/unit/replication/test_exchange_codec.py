@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from meridian_broker.bounds.regions import LISTED_SUBSCRIPTIONS, MESSAGE_ITEMS, PROGRESS_KEYS, REGION_NAMES
 from meridian_broker.positions.clock import ZERO, Stamp
 from meridian_broker.positions.position import Position
+from meridian_broker.replication.leases.grant_digests import PARTS as PARTS_OF_GRANTS
 from meridian_broker.replication.leases.messages import (
+    ITEMS_MAX,
     AnswerItem,
     AskItem,
     LeaseAnswer,
@@ -23,6 +28,8 @@ from meridian_broker.replication.leases.messages import (
 )
 from meridian_broker.replication.leases.quorums import VoterSets
 from meridian_broker.replication.progress import codec as codec
+from meridian_broker.replication.progress.digest_tree import BUCKETS
+from meridian_broker.replication.progress.high_watermarks import ANSWERED
 from meridian_broker.replication.progress.messages import (
     Barrier,
     BarrierDone,
@@ -31,6 +38,7 @@ from meridian_broker.replication.progress.messages import (
     DeltaItem,
     Digest,
     EndsSlice,
+    ExchangeLimits,
     Fetch,
     Hello,
     KeyDigest,
@@ -121,6 +129,69 @@ def test_whatever_protobuf_reads_is_a_message(kind: int, data: bytes) -> None:
             BaseCommand.LEASE_RENEWAL: "bytes of digests",
         }
         assert reasons[kind] in str(error)
+
+
+DIGEST = Digest(1, 1, (TopicDigest("t", "", 1, False, False, ()),))
+KEYS_OF_ONE = (KeyDigest((ZERO, "us", 1), 1),)
+LISTED = SubscriptionDigest("s", 1, 1, KEYS_OF_ONE)
+STREAM_OF_ONE = ("t", "s", "us")
+NOBODY = VoterSets()
+
+
+def listing(*listed: SubscriptionDigest) -> Digest:
+    return Digest(1, 1, (TopicDigest("t", "", 1, False, False, listed),))
+
+
+@pytest.mark.parametrize(
+    ("message_of", "most"),
+    [
+        (lambda count: Delta(1, (DeltaItem("t", "s", "", b""),) * count), MESSAGE_ITEMS),
+        (lambda count: Delta(1, (DeltaItem("t", "s", "", b"", None, ("us",) * count),)), REGION_NAMES),
+        (lambda count: DeltaAck(1, (Refusal(0, "", ""),) * count), MESSAGE_ITEMS),
+        (lambda count: Digest(1, 1, DIGEST.topics * count), MESSAGE_ITEMS),
+        (lambda count: Digest(1, 1, (), differing=(1,) * count), MESSAGE_ITEMS),
+        (lambda count: Digest(1, 1, (), summary=Summary(1, True, (1,) * count)), MESSAGE_ITEMS),
+        (lambda count: Digest(1, 1, (), ends=EndsSlice("us", 20, 0, (1,) * count)), MESSAGE_ITEMS),
+        (lambda count: listing(*(LISTED,) * count), LISTED_SUBSCRIPTIONS),
+        (lambda count: listing(SubscriptionDigest("s", 1, 1, KEYS_OF_ONE * count)), PROGRESS_KEYS),
+        (lambda count: Fetch((Question("t"),) * count), MESSAGE_ITEMS),
+        (lambda count: Fetch((), (1,) * count), MESSAGE_ITEMS),
+        (lambda count: Fetch((), parts=(Parts(1, ()),) * count), MESSAGE_ITEMS),
+        (lambda count: Fetch((), parts=(Parts(1, (1,) * count),)), PROGRESS_KEYS),
+        (lambda count: Fetch((), unsettled_buckets=(1,) * count), MESSAGE_ITEMS),
+        (lambda count: Fetch((Question("t", "s", True, (KEYS_OF_ONE[0].key,) * count),)), PROGRESS_KEYS),
+        (lambda count: State((StateItem("t", "s", "", b"", b""),) * count), MESSAGE_ITEMS),
+        (lambda count: State((), OriginEnds("us", (TopicEnd("t", "", Position(1, 1)),) * count)), MESSAGE_ITEMS),
+        (lambda count: Barrier(1, "t", "s", "", KEYS_OF_ONE * count), PROGRESS_KEYS),
+        (lambda count: LeaseAsk(1, "us#1", 1, (AskItem(STREAM_OF_ONE, 1, 1, "us"),) * count), MESSAGE_ITEMS),
+        (lambda count: LeaseAnswer(1, (AnswerItem(STREAM_OF_ONE, 1, True, 1, 1, "", ""),) * count), MESSAGE_ITEMS),
+        (lambda count: LeaseRelease("us#1", ((STREAM_OF_ONE, 1),) * count), MESSAGE_ITEMS),
+        (lambda count: LeaseRenewal(1, "us#1", ((1, 1),) * count), MESSAGE_ITEMS),
+        (lambda count: LeaseRenewed(1, (1,) * count), MESSAGE_ITEMS),
+        (lambda count: VotersAsk((VotersItem("t", "s", NOBODY, (), False),) * count), MESSAGE_ITEMS),
+        (lambda count: VotersAnswer((VotersItem("t", "s", NOBODY, ("us",) * count, False),)), REGION_NAMES),
+        (
+            lambda count: VotersAsk(
+                (VotersItem("t", "s", VoterSets(((Stamp(1, 1, "us"), ("us",) * count),)), (), False),)
+            ),
+            REGION_NAMES,
+        ),
+    ],
+)
+def test_a_message_has_no_more_parts_than_brokers_send(message_of: Callable[[int], PeerMessage], most: int) -> None:
+    kind, largest = codec.command(message_of(most))
+    codec.decode(kind, largest)
+    kind, too_large = codec.command(message_of(most + 1))
+    with pytest.raises(codec.PeerFormatError, match="in one message"):
+        codec.decode(kind, too_large)
+
+
+def test_what_brokers_send_is_within_the_limits() -> None:
+    limits = ExchangeLimits()
+    assert max(limits.items_per_message, ITEMS_MAX, ANSWERED, BUCKETS, PARTS_OF_GRANTS) <= MESSAGE_ITEMS
+    assert limits.subscriptions_per_digest <= LISTED_SUBSCRIPTIONS
+    assert limits.fetching * limits.keys_per_question <= PROGRESS_KEYS
+    assert limits.items_per_message * limits.keys_inline <= PROGRESS_KEYS
 
 
 def test_other_commands_are_refused_by_name() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from meridian_broker.bounds.clients import BATCH_MESSAGES
 from meridian_broker.bounds.compaction import COMPACTED_METADATA_BYTES
 from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.topics.compaction.compactor import MESSAGE_COST, CompactionLimits
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.batches import open_batch
 from meridian_broker.wire.pulsar.compression import PIECE_BYTES, CompressionError, compress, decompress
@@ -251,6 +252,23 @@ def test_a_batch_of_many_messages_is_compacted_in_turns_and_can_be_stopped_in_be
             await region.compact(stopped)
         assert stopped.asked == 5
         assert [place for place, *_ in await region.entries()] == [position]
+
+    asyncio.run(play())
+
+
+def test_an_entry_that_an_older_version_let_in_with_a_wild_count_holds_compaction_up_for_seconds_at_most() -> None:
+    async def play() -> None:
+        region = Region("one", by_time=False)
+        rate = 16 << 20
+        region.limits = CompactionLimits(1000, rate, keep_keyless=True)
+        metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1)
+        metadata.num_messages_in_batch = (1 << 31) - 1
+        await region.publish(build_body(metadata.SerializeToString(), b"x"))
+        waits: list[float] = []
+        later = region.scheduler.later
+        region.scheduler.later = lambda seconds, work: waits.append(seconds) or later(0, work)  # type: ignore[method-assign, func-returns-value]
+        await region.compact()
+        assert 0 < max(waits) <= BATCH_MESSAGES * MESSAGE_COST / rate
 
     asyncio.run(play())
 

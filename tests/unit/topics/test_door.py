@@ -134,11 +134,12 @@ def test_what_an_older_region_let_in_is_stored_with_sound_numbers(asked: Send, p
     stamp = peer_pb2.OriginStamp(
         region="r" * 255, messages=count, publish_time_ms=publish_ms, flags=(1 << 32) - 1, key_hash=(1 << 32) - 1
     )
-    header = unpack(pack_foreign(foreign_header(asked, stamp, EARLIEST, Position(3, 4), 1)) + asked.body)
-    assert header.messages == (count if 1 <= count <= BATCH_LIMIT else 1)
-    assert header.publish_time_ms == min(publish_ms, LATEST_TIME_MS)
-    assert header.deliver_at_ms is None or 0 < header.deliver_at_ms <= LATEST_TIME_MS
-    assert header.origin == Position(3, 4)
+    made = foreign_header(asked, stamp, EARLIEST, Position(3, 4), 1)
+    for header in (made, unpack(pack_foreign(made) + asked.body)):  # in memory until it is durable, and from the disk
+        assert header.messages == (count if 1 <= count <= BATCH_LIMIT else 1)
+        assert header.publish_time_ms == min(publish_ms, LATEST_TIME_MS)
+        assert header.deliver_at_ms is None or 0 < header.deliver_at_ms <= LATEST_TIME_MS
+        assert header.origin == Position(3, 4)
 
 
 @THOROUGH

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages of the progress exchange <-> commands of the wire (``peer.proto``).
 
-Decoding trusts nothing: everything from a peer that has the right types becomes a message that the exchange can judge;
-everything else is a ``PeerFormatError``. Encoded progress and records pass through undecoded.
+Decoding trusts nothing: everything from a peer that has the right types, and no more parts than brokers send, becomes a
+message that the exchange can judge; everything else is a ``PeerFormatError``. Encoded progress and records pass through
+undecoded.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from meridian_broker.replication.leases.messages import (
     VotersAnswer,
     VotersAsk,
 )
+from meridian_broker.replication.progress.counts import check_counts
 from meridian_broker.replication.progress.messages import (
     Barrier,
     BarrierDone,
@@ -71,8 +73,8 @@ def decode(kind: int, message: Any) -> PeerMessage:
     :raises PeerFormatError: no command of the exchange.
     """
     try:
-        read = _READERS[kind]
-        return read(message)
+        check_counts(kind, message)
+        return _READERS[kind](message)
     except (LookupError, AttributeError, TypeError, ValueError) as error:
         raise PeerFormatError(
             f"command {kind} from a peer region is not a message of the progress exchange: {error!r}"

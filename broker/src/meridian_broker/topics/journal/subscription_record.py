@@ -17,6 +17,9 @@ LOCAL: Final = "local"
 ORIGIN: Final = "origin"
 """Each region dispatches what began there, or what it took over; a message goes to one region at a time (R26)."""
 
+NAME_BYTES_MAX: Final = (1 << 16) - 1
+"""Of a name, in records of the progress log. Clients may use far less (``bounds/clients.py``)."""
+
 _ENCODE: Final = json.JSONEncoder(separators=(",", ":")).encode
 _NONE: Final[Mapping[str, str]] = {}
 """Of nearly all subscriptions: one object for all of them."""
@@ -105,27 +108,55 @@ def encode_record(record: SubscriptionRecord) -> bytes:
 
 
 def decode_record(data: bytes) -> SubscriptionRecord:
-    """:raises ValueError: no record."""
+    """What the progress log holds of a subscription, or another region says of it: anything.
+
+    :raises ValueError: no record, or one that could not be written down here.
+    """
     try:
         fields = json.loads(data)
         return SubscriptionRecord(
-            fields["name"],
+            _name(fields["name"]),
             bool(fields["replicated"]),
             _stamp(fields["flag_stamp"]),
             _stamp(fields["created"]),
-            dict(fields["properties"]),
+            _texts(fields["properties"]),
             _stamp(fields["deleted"]) if "deleted" in fields else ZERO,
             bool(fields.get("forced", False)),
-            str(fields.get("scope", LOCAL)),
-            {str(origin): str(home) for origin, home in dict(fields.get("homes", {})).items()},
+            _text(fields.get("scope", LOCAL)),
+            _texts(fields.get("homes", {})),
             _stamp(fields["scope_stamp"]) if "scope_stamp" in fields else ZERO,
-            str(fields.get("witness", "")),
+            _text(fields.get("witness", "")),
             quorums.from_json(fields["voters"]) if "voters" in fields else VoterSets(),
         )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{data[:80]!r} is not a subscription record: {error}") from error
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{data[:80]!r} is not a subscription record: {str(error)[:200]}") from None
 
 
-def _stamp(value: list[object]) -> Stamp:
+def _name(value: object) -> str:
+    name = _text(value)
+    if len(name.encode()) > NAME_BYTES_MAX:
+        raise ValueError(f"its name has more than {NAME_BYTES_MAX} bytes")
+    return name
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} stands where a text should be")
+    value.encode()  # half a surrogate pair is no text
+    return value
+
+
+def _texts(value: object) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise TypeError(f"{type(value).__name__} stands where a map of texts should be")
+    return {_text(key): _text(text) for key, text in value.items()}
+
+
+def _stamp(value: object) -> Stamp:
+    if not isinstance(value, list) or len(value) != 3:
+        raise TypeError("a stamp is a list of two numbers and a region")
     time_ms, counter, region = value
-    return Stamp(int(str(time_ms)), int(str(counter)), str(region))
+    for number in (time_ms, counter):
+        if type(number) is not int or not 0 <= number < 1 << 64:
+            raise ValueError("a stamp's numbers are whole ones of 64 bits")
+    return Stamp(time_ms, counter, _text(region))

@@ -338,7 +338,10 @@ class Lives:
 
         try:
             if record is not None:
-                self._adopt(decode_record(record))
+                told = decode_record(record)
+                if told.name != name:
+                    raise ValueError(f"the record of {told.name[:80]!r} came for {name[:80]!r}")
+                self._adopt(told)
         except ValueError as error:
             done(str(error))
             return

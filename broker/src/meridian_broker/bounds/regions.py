@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one message of the progress exchange between regions may hold. One that holds more is dropped unread.
+
+`replication/progress/counts.py` compares with these. A frame has room for a thousand times as much, and each part of a
+message takes some microseconds of the event loop.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from meridian_broker.bounds.units import Items, Keys, Names, Subscriptions
+
+MESSAGE_ITEMS: Final[Items] = 1024
+"""Topics, states, questions, votes or numbers of buckets in one list. Brokers send 256, or the ends of 1000 topics."""
+
+LISTED_SUBSCRIPTIONS: Final[Subscriptions] = 8192
+"""Subscriptions in one digest. Brokers list 4096."""
+
+PROGRESS_KEYS: Final[Keys] = 1 << 16
+"""Ledgers whose numbers are compared, in all. Brokers send 1024 for each of 64 questions at most."""
+
+REGION_NAMES: Final[Names] = 1 << 16
+"""Names of regions, in all: those that a delta did not reach, or those that vote."""
