@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ from hypothesis import strategies as st
 from meridian_broker.bounds.clients import BATCH_MESSAGES
 from meridian_broker.bounds.compaction import COMPACTED_METADATA_BYTES
 from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.topics.compaction.compactor import MESSAGE_COST, CompactionLimits
 from meridian_broker.wire.proto import pulsar_pb2 as pb
-from meridian_broker.wire.pulsar.batches import open_batch
-from meridian_broker.wire.pulsar.compression import PIECE_BYTES, CompressionError, compress, decompress
+from meridian_broker.wire.pulsar.batches import SOME, open_batch
+from meridian_broker.wire.pulsar.compression import PIECE_BYTES, STEP_BYTES, CompressionError, compress, decompress
 from meridian_broker.wire.pulsar.metadata import build_body, parse
 from support.worlds.compaction_world import (
     CHUNK,
@@ -205,6 +207,14 @@ def test_a_batch_of_too_many_messages_stays_whole() -> None:
     assert finished(open_batch(body, large, large.uncompressed_size - 1)) is None
 
 
+def test_a_batch_is_opened_in_small_steps() -> None:
+    body = batch_body([Message("k")] * 20 * SOME, 1, compression=pb.ZSTD)
+    metadata = parse(body)
+    steps = list(open_batch(body, metadata, 1 << 30))
+    assert len(steps) > 20
+    assert max(steps) <= max(2 * SOME, metadata.uncompressed_size // STEP_BYTES)
+
+
 def test_a_message_of_a_batch_with_very_large_metadata_is_not_parsed() -> None:
     body = batch_body([Message("k" * COMPACTED_METADATA_BYTES, b"v")], 1)
     assert finished(open_batch(body, parse(body), 1 << 30)) is None
@@ -256,6 +266,18 @@ def test_a_batch_of_many_messages_is_compacted_in_turns_and_can_be_stopped_in_be
     asyncio.run(play())
 
 
+class Hurried(LoopScheduler):
+    """Waits for nothing, and notes how long it should have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[float] = []
+
+    def later(self, seconds: float, callback: Callable[[], None]) -> asyncio.TimerHandle:
+        self.waits.append(seconds)
+        return super().later(0, callback)
+
+
 def test_an_entry_that_an_older_version_let_in_with_a_wild_count_holds_compaction_up_for_seconds_at_most() -> None:
     async def play() -> None:
         region = Region("one", by_time=False)
@@ -264,11 +286,9 @@ def test_an_entry_that_an_older_version_let_in_with_a_wild_count_holds_compactio
         metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1)
         metadata.num_messages_in_batch = (1 << 31) - 1
         await region.publish(build_body(metadata.SerializeToString(), b"x"))
-        waits: list[float] = []
-        later = region.scheduler.later
-        region.scheduler.later = lambda seconds, work: waits.append(seconds) or later(0, work)  # type: ignore[method-assign, func-returns-value]
+        region.scheduler = hurried = Hurried()
         await region.compact()
-        assert 0 < max(waits) <= BATCH_MESSAGES * MESSAGE_COST / rate
+        assert 0 < max(hurried.waits) <= BATCH_MESSAGES * MESSAGE_COST / rate
 
     asyncio.run(play())
 

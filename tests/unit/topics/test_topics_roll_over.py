@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -17,6 +18,7 @@ from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.topics.cursors import drops
 from meridian_broker.topics.journal import progress_log
 from meridian_broker.topics.journal.progress_log import Kind, ProgressLog
+from support.brokers.broker_regions import until
 from support.worlds.topic_of_one_region import Region, region
 from support.worlds.topic_record import TopicRecord
 
@@ -92,6 +94,22 @@ class Refusing(TopicRecord):
         if self.full:
             raise MetadataFull("the metadata store is full")
         await super().save_progress_ledgers(ledgers)
+
+
+@pytest.mark.logs_error("no snapshot of this")
+async def test_a_first_snapshot_that_cannot_be_made_is_told_to_everybody_who_waits() -> None:
+    def broken() -> Iterator[tuple[Kind, str, bytes]]:
+        raise ValueError("no snapshot of this")
+
+    refused: list[LedgerError | None] = []
+    store = MemoryLedgerStore(schedule=asyncio.get_running_loop().call_soon)
+    log = ProgressLog(store, TopicRecord(), 1, LoopScheduler(), broken)
+    log.append(Kind.ACKED, "s0", b"acked", refused.append)
+    log.when_durable(refused.append)
+    await until(lambda: len(refused) == 2)
+    log.append(Kind.ACKED, "s0", b"acked", refused.append)
+    await until(lambda: len(refused) == 3)
+    assert all(error is not None and "no snapshot of this" in str(error) for error in refused)
 
 
 async def test_changes_go_on_into_the_ledger_before_while_the_metadata_store_is_full(

@@ -7,8 +7,7 @@ Numbers are read on the loop, a few topics per turn, and never by walking entrie
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -20,15 +19,13 @@ from prometheus_client.registry import Collector
 
 from meridian_broker.admin.export.export import EXPORTS
 from meridian_broker.admin.figures import lagging
+from meridian_broker.admin.figures.turns import in_turns
 from meridian_broker.admin.http.requests import state
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.engines.local.stats import SYNC_SECONDS_BUCKETS, EngineStats
 from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar import topic_name
-
-TURN_SECONDS: Final = 0.002
-"""Maximum duration of one turn of reading."""
 
 TOPIC: Final = ("cluster", "namespace", "topic")
 NAMESPACE: Final = ("cluster", "namespace")
@@ -204,11 +201,42 @@ def _filled(family: Any, values: dict[Labels, float]) -> Metric:
 
 async def metrics(request: web.Request) -> web.Response:
     """Metrics of this broker as Prometheus text."""
-    admin = state(request)
-    reading = await read(admin)
-    reading.put("meridian_export_snapshots", (), request.app[EXPORTS].count)
-    body = await asyncio.to_thread(_text, reading)
+
+    async def text() -> bytes:
+        reading = await read(state(request))
+        reading.put("meridian_export_snapshots", (), request.app[EXPORTS].count)
+        return await asyncio.to_thread(_text, reading)
+
+    body = await request.app[SCRAPES].take(text)
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_PLAIN_0_0_4})
+
+
+class Scrapes:
+    """One scrape at a time: whoever asks while one is under way gets its text.
+
+    Anybody may ask, and the numbers of 100,000 topics take hundreds of megabytes.
+    """
+
+    def __init__(self) -> None:
+        self._under_way: asyncio.Future[bytes | None] | None = None
+        """None is the result of one that failed."""
+
+    async def take(self, make: Callable[[], Awaitable[bytes]]) -> bytes:
+        """The text that ``make`` makes, for this caller or for another one."""
+        while (others := self._under_way) is not None:
+            if (text := await asyncio.shield(others)) is not None:
+                return text
+        mine = self._under_way = asyncio.get_running_loop().create_future()
+        made: bytes | None = None
+        try:
+            made = await make()
+            return made
+        finally:
+            self._under_way = None
+            mine.set_result(made)
+
+
+SCRAPES: Final = web.AppKey("scrapes", Scrapes)
 
 
 def _text(reading: Reading) -> bytes:
@@ -221,13 +249,9 @@ def _text(reading: Reading) -> bytes:
 async def read(admin: AdminState) -> Reading:
     """All numbers, in several turns of the loop."""
     reading = Reading(admin.region)
-    began = time.monotonic()
     lags = admin.exchange.lags()
-    for topic in list(admin.service.topics.values()):
-        _topic(reading, admin, topic, lags)
-        if time.monotonic() - began > TURN_SECONDS:
-            await asyncio.sleep(0)
-            began = time.monotonic()
+    async for topic in in_turns(admin.service.topics.values()):
+        await _topic(reading, admin, topic, lags)
     for remote, link in admin.exchange.links.status().items():
         reading.put("meridian_progress_link_up", (remote,), int(link.connected))
         reading.put("meridian_progress_link_connections_total", (remote,), link.connections)
@@ -244,13 +268,15 @@ async def read(admin: AdminState) -> Reading:
     return reading
 
 
-def _topic(reading: Reading, admin: AdminState, topic: Topic, lags: Mapping[tuple[str, str], tuple[int, int]]) -> None:
+async def _topic(
+    reading: Reading, admin: AdminState, topic: Topic, lags: Mapping[tuple[str, str], tuple[int, int]]
+) -> None:
     labels = (topic_name.parse(topic.name).namespace_name, topic.name)
     log = topic.log
     producers = sum(1 for one in topic.producers.values() if one.remote_region is None)
     consumers, out, out_bytes = 0, topic.lives.messages_out_before, topic.lives.bytes_out_before
-    for name, one in topic.subscriptions.items():
-        own = (*labels, name)
+    async for one in in_turns(topic.subscriptions.values()):
+        own = (*labels, one.name)
         consumers += len(one.consumers)
         out += one.messages_out
         out_bytes += one.bytes_out

@@ -18,6 +18,7 @@ from meridian_broker.admin.http.requests import STATE
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.admin.http.web_pages import HOSTS, no_web_pages
 from meridian_broker.admin.meridian.describing import REMEMBERS, Remembered
+from meridian_broker.admin.metrics import SCRAPES, Scrapes
 from meridian_broker.admin.pulsar.health import live, ready
 from meridian_broker.admin.pulsar.topic_stats import STATS, TopicStats
 from meridian_broker.admin.routes import ROUTES
@@ -54,6 +55,7 @@ class AdminServer:
         app[HOSTS] = names
         app[EXPORTS] = server._exports
         app[REMEMBERS] = server._remembered
+        app[SCRAPES] = Scrapes()
         app[STATS] = TopicStats(state, Rates(time.monotonic))
         app[EXPORT_CALLS] = frozenset(route.handler for route in ROUTES if route.exports)
         app[PEER_CALLS] = {route.handler: route.peers for route in ROUTES if route.peers is not None}

@@ -7,15 +7,20 @@ A broker whose background work fails keeps serving, so probes do not report it: 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from meridian_broker.admin.figures.turns import in_turns
 from meridian_broker.admin.http.requests import Refused, answer, part, state
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.metadata.errors import NotFound
+from meridian_broker.topics.backfill.gaps import Gap
+from meridian_broker.topics.reopening import Run
+from meridian_broker.topics.subscriptions.damaged_records import Loss
 
 SHOWN: Final = 100
 """Topics that are named."""
@@ -60,9 +65,7 @@ async def inside(request: web.Request) -> web.Response:
     failing = any(work["problem"] is not None for work in works)
     damages = list(admin.ledgers.damages)
     topics = _failing_topics(admin)
-    damaged = _damaged_topics(admin)
-    lost = _lost_records(admin)
-    unread = _unread_subscriptions(admin)
+    damaged, lost, unread = await _troubled(admin)
     some = (topics["topics"], damaged["topics"], lost["topics"], unread["subscriptions"])
     full = admin.ledgers.full
     no_room = admin.metadata_full()
@@ -82,21 +85,33 @@ async def inside(request: web.Request) -> web.Response:
     )
 
 
-def _damaged_topics(admin: AdminState) -> dict[str, Any]:
+async def _troubled(admin: AdminState) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """What is wrong with topics that are open: see the three functions below."""
+    now_ms = admin.service.scheduler.monotonic_ms()
+    gaps: dict[str, list[Gap]] = {}
+    losses: dict[str, list[Loss]] = {}
+    runs: list[tuple[str, Run]] = []
+    async for topic in in_turns(admin.service.topics.values()):
+        if gap := topic.mending.for_a_person():
+            gaps[topic.name] = gap
+        if loss := topic.lost_records.recent():
+            losses[topic.name] = loss
+        runs += [(topic.name, run) for run in topic.unread.all(now_ms)]
+    return _damaged_topics(gaps), _lost_records(losses), _unread_subscriptions(runs, now_ms)
+
+
+def _damaged_topics(gaps: Mapping[str, list[Gap]]) -> dict[str, Any]:
     """Topics with damaged entries that no region has, and how a person accepts their loss."""
-    gaps = {topic.name: topic.mending.for_a_person() for topic in admin.service.topics.values()}
     shown = [(name, gap) for name, some in sorted(gaps.items()) for gap in some[:SHOWN]][:SHOWN]
     first = [
         {"topic": name, "command": f"meridian topics accept-gap {name} --origin {gap.origin} --up-to {gap.upto}"}
         for name, gap in shown
     ]
-    return {"topics": sum(map(bool, gaps.values())), "first": first}
+    return {"topics": len(gaps), "first": first}
 
 
-def _lost_records(admin: AdminState) -> dict[str, Any]:
+def _lost_records(losses: Mapping[str, list[Loss]]) -> dict[str, Any]:
     """Topics whose progress log lost records to disk damage within the last day."""
-    topics = [(topic.name, topic.lost_records.recent()) for topic in admin.service.topics.values()]
-    losses = [(name, loss) for name, some in sorted(topics, key=lambda one: one[0]) for loss in some]
     first = [
         {
             "topic": name,
@@ -105,16 +120,15 @@ def _lost_records(admin: AdminState) -> dict[str, Any]:
             "isSubscriptionMissing": loss.in_doubt,
             "foundMs": loss.at_ms,
         }
-        for name, loss in losses[:SHOWN]
+        for name, some in sorted(losses.items())
+        for loss in some
     ]
-    return {"topics": sum(bool(some) for _, some in topics), "first": first}
+    return {"topics": len(losses), "first": first[:SHOWN]}
 
 
-def _unread_subscriptions(admin: AdminState) -> dict[str, Any]:
+def _unread_subscriptions(runs: Sequence[tuple[str, Run]], now_ms: int) -> dict[str, Any]:
     """Subscriptions whose consumers wait because the storage fails a read; the topic's other subscriptions are
     served."""
-    now_ms = admin.service.scheduler.monotonic_ms()
-    runs = [(topic.name, run) for topic in admin.service.topics.values() for run in topic.unread.all(now_ms)]
     first = [
         {
             "topic": name,

@@ -13,6 +13,7 @@ from meridian_broker.admin.figures import lagging
 from meridian_broker.admin.figures.backlogs import Standing, standing
 from meridian_broker.admin.figures.filling import fill
 from meridian_broker.admin.figures.rates import Rates
+from meridian_broker.admin.figures.turns import in_turns
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.gateway.pulsar.connection import Connection
 from meridian_broker.positions.position import Position
@@ -34,12 +35,14 @@ class TopicStats:
     rates: Rates
 
     async def of(self, topic: Topic, *, publishers: bool = True, consumers: bool = True) -> Json:
-        """``stats``. Lets others run between subscriptions."""
+        """``stats``. Lets others run between subscriptions, and between many clients of one."""
         subscriptions = {}
-        for subscription in list(topic.subscriptions.values()):
+        async for subscription in in_turns(topic.subscriptions.values()):
             stands = await standing(subscription)
-            subscriptions[subscription.name] = self._subscription(subscription, stands, with_consumers=consumers)
-        clients = [one for one in topic.producers.values() if one.remote_region is None]
+            clients = [self.consumer(one) async for one in in_turns(subscription.consumers)]
+            made = self._subscription(subscription, stands, clients)
+            subscriptions[subscription.name] = made if consumers else {**made, "consumers": []}
+        producers = [one for one in topic.producers.values() if one.remote_region is None]
         age = (topic.scheduler.now_ms() - topic.created_ms) / 1000
         messages, size = topic.came_in()
         rate_in = self.rates.rate((topic.name, "in"), messages, age)
@@ -64,7 +67,7 @@ class TopicStats:
             "waitingPublishers": 0,
             "deduplicationStatus": topic.deduplication.status,
             "ownerBroker": self.state.admin_url().partition("://")[2],
-            "publishers": [self.producer(one) for one in clients] if publishers else [],
+            "publishers": [self.producer(one) async for one in in_turns(producers)] if publishers else [],
             "subscriptions": subscriptions,
             "replication": self.replication(topic),
             "meridian": {"missing": [lagging.gap_json(gap, topic) for gap in topic.gaps.all()]},
@@ -82,7 +85,7 @@ class TopicStats:
         """``internalStats``: ledgers and cursors."""
         log = topic.log
         cursors = {}
-        for subscription in list(topic.subscriptions.values()):
+        async for subscription in in_turns(topic.subscriptions.values()):
             cursors[subscription.name] = _cursor(subscription, await standing(subscription))
         counts = log.counts()
         newest = counts[-1] if counts else (-1, 0, 0)
@@ -110,9 +113,8 @@ class TopicStats:
 
     # -- parts -----------------------------------------------------------------------------------------------------
 
-    def _subscription(self, subscription: Subscription, stands: Standing, *, with_consumers: bool) -> Json:
+    def _subscription(self, subscription: Subscription, stands: Standing, consumers: list[Json]) -> Json:
         topic = subscription.topic
-        consumers = [self.consumer(one) for one in subscription.consumers]
         dispatcher = subscription.dispatcher
         active = dispatcher.active if isinstance(dispatcher, SingleDispatcher) else None
         kind = "" if subscription.type is None else subscription.type.name
@@ -132,7 +134,7 @@ class TopicStats:
             "msgRateExpired": 0.0,
             "totalMsgExpired": subscription.entries_dropped,
             "lastAckedTimestamp": subscription.cursor.last_acked_ms,
-            "consumers": consumers if with_consumers else [],
+            "consumers": consumers,
             "isDurable": subscription.durable,
             "isReplicated": subscription.replicated,
             "durable": subscription.durable,

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cheap request over HTTP costs a bounded amount at a time, however many topics and subscriptions there are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from meridian_broker.admin import metrics
+from meridian_broker.admin.figures import turns
+from meridian_broker.admin.http.requests import Refused
+from meridian_broker.admin.metrics import Scrapes
+from meridian_broker.positions.position import EARLIEST
+from meridian_broker.server.broker import BrokerProcess
+from meridian_broker.wire.pulsar.topic_name import parse
+from support.brokers.broker_inside import broker_inside
+from support.brokers.broker_process import http
+
+TOPICS, SUBSCRIPTIONS = 5, 4
+TOPIC = "persistent://public/default/one-of-many"
+
+
+@pytest.fixture
+async def inside(tmp_path: Path) -> AsyncIterator[BrokerProcess]:
+    async with broker_inside(tmp_path) as broker:
+        for number in range(TOPICS):
+            await broker.service.topic(parse(f"{TOPIC}-{number}"), create=True)
+        for number in range(SUBSCRIPTIONS):
+            broker.service.topics[f"{TOPIC}-0"].create_subscription(f"s{number}", EARLIEST)
+        yield broker
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Of walks whose turn is always used up."""
+    made: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        made.append(seconds)
+        await asyncio.sleep(seconds)
+
+    monkeypatch.setattr(turns, "TURN_SECONDS", -1.0)
+    monkeypatch.setattr(turns, "sleep", sleep)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("path", "steps"),
+    [
+        ("meridian/v1/health", TOPICS),
+        ("metrics", TOPICS + SUBSCRIPTIONS),
+        ("admin/v2/persistent/public/default/one-of-many-0/stats", SUBSCRIPTIONS),
+    ],
+)
+async def test_others_run_between_any_two_topics_or_subscriptions(
+    inside: BrokerProcess, pauses: list[float], path: str, steps: int
+) -> None:
+    answer = await asyncio.to_thread(http, "GET", f"{inside.doors.admin_url}/{path}")
+    assert answer.status == 200
+    assert len(pauses) >= steps
+
+
+async def test_all_who_scrape_at_the_same_time_get_one_text(
+    inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the scrape they waited for fails: then the next of them makes one."""
+    made: list[int] = []
+    everybody = asyncio.Event()
+    read = metrics.read
+
+    async def counted(*what: object) -> object:
+        made.append(len(made))
+        await everybody.wait()
+        if made[-1] == 0:
+            raise Refused(503, "this one fails")
+        return await read(*what)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(metrics, "read", counted)
+    take = Scrapes.take
+    asked: list[int] = []
+
+    async def noted(self: Scrapes, make: Callable[[], Awaitable[bytes]]) -> bytes:
+        asked.append(len(asked))
+        if len(asked) == 6:
+            asyncio.get_running_loop().call_soon(everybody.set)
+        return await take(self, make)
+
+    monkeypatch.setattr(Scrapes, "take", noted)
+    answers = await asyncio.gather(
+        *(asyncio.to_thread(http, "GET", f"{inside.doors.admin_url}/metrics") for _ in range(6))
+    )
+    assert sorted(answer.status for answer in answers) == [200] * 5 + [503]
+    assert len(made) == 2
