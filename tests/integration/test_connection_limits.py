@@ -170,7 +170,9 @@ async def test_who_says_nothing_makes_room_for_those_who_do(tmp_path: Path) -> N
             async with raw(port):
                 await until(lambda: len(inside.gateway.clients) == 1)
             assert len(inside.gateway.strangers) <= 3, number
-        assert await closed(silent[0][0]) == b""
+        silent += [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        await until(lambda: silent[0][0].at_eof() and silent[1][0].at_eof())
+        assert len(inside.gateway.strangers) == 3, "the oldest two made room"
         for _, writer in silent:
             writer.close()
 

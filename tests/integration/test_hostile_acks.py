@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from meridian_broker.bounds.clients import ACK_IDS, ACK_SET_WORDS
 from meridian_broker.server.broker import BrokerProcess
+from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
 from meridian_broker.wire.pulsar.commands import Message
@@ -119,12 +123,23 @@ async def test_whoever_acknowledges_what_another_consumer_holds_frees_that_one(i
     await second.wire.close()
 
 
-async def test_all_that_a_client_holds_may_be_given_back_at_once(inside: BrokerProcess) -> None:
-    """In more ids than one turn of the loop should see."""
+async def test_all_that_a_client_holds_may_be_given_back_at_once(
+    inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In more ids than one turn of the loop should see: it sees them in slices."""
+    slices: list[int] = []
+    send_again = Subscription.send_again
+
+    def counted(subscription: Subscription, consumer: Any, positions: list[Any], *rest: Any) -> None:
+        slices.append(len(positions))
+        send_again(subscription, consumer, positions, *rest)
+
+    monkeypatch.setattr(Subscription, "send_again", counted)
     await publish(inside, 3)
     consumer = await Consumer.of(inside)
     ids = await consumer.take(3)
     wanted = pb.CommandRedeliverUnacknowledgedMessages(consumer_id=1, message_ids=ids[:1] * ACK_IDS + ids[1:])
     consumer.wire.say(T.REDELIVER_UNACKNOWLEDGED_MESSAGES, wanted)
     assert sorted(one.entryId for one in await consumer.take(3)) == [0, 1, 2]
+    assert slices == [ACK_IDS, 2]
     await consumer.wire.close()

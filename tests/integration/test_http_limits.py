@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from meridian_broker.bounds.http import BODY_BYTES, HEADER_BYTES, HEADERS
 from meridian_broker.gateway.places import Hall, Places
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.server.descriptors import RESERVE_MAX, limit, shares
+from meridian_broker.wire.pulsar.topic_name import parse
 from support.brokers.broker_inside import broker_inside
 from support.brokers.free_ports import free_port
 
@@ -107,6 +109,31 @@ async def test_headers_are_bounded_together_and_in_number(inside: BrokerProcess)
         many.say(READY + b"".join(b"X-%d: a\r\n" % number for number in range(HEADERS)) + b"\r\n")
         assert await many.status() == 400
         assert await many.closed() == b""
+
+
+async def test_answers_that_a_client_does_not_take_end_its_connection(
+    inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, count = 200_000, 100
+    await inside.service.create_topic(parse("persistent://public/default/t"), {"k": "v" * size})
+    monkeypatch.setattr(connections, "STALLED_SECONDS", 0.05)
+    stalled, abort = asyncio.Event(), HttpConnection._abort
+
+    def noted(connection: HttpConnection) -> None:
+        abort(connection)
+        stalled.set()
+
+    monkeypatch.setattr(HttpConnection, "_abort", noted)
+    small = socket.socket()
+    small.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    small.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(small, ("127.0.0.1", http(inside)))
+    line = Line(*await asyncio.open_connection(sock=small))
+    line.say(b"GET /admin/v2/persistent/public/default/t/properties HTTP/1.1\r\nHost: localhost\r\n\r\n" * count)
+    async with asyncio.timeout(PATIENCE):
+        await stalled.wait()
+    assert len(await line.closed()) < size * count
+    line.writer.close()
 
 
 async def test_a_body_is_read_up_to_the_limit_of_its_request(inside: BrokerProcess) -> None:
@@ -204,7 +231,10 @@ def test_places_are_counted_in_all_and_by_address() -> None:
 
 def test_a_part_of_all_descriptors_is_kept() -> None:
     for files in [*range(1, 3000, 7), 65_536, 1 << 20]:
-        parts = shares(files)
-        assert files - sum(parts) >= min(files // 2, RESERVE_MAX)
-        assert min(parts) >= 0
+        for http_most in (8, 2048, 1_000_000):
+            parts = shares(files, http_most)
+            assert files - sum(parts) >= min(files // 2, RESERVE_MAX)
+            assert min(parts) >= 0
+            assert parts.http <= http_most
+    assert shares(20_000, 2048).clients > 10_000, "what HTTP may not have is the clients'"
     assert limit() > 0

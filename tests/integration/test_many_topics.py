@@ -57,7 +57,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 async def test_others_run_between_any_two_topics_or_subscriptions(
     inside: BrokerProcess, pauses: list[float], path: str, steps: int
 ) -> None:
-    answer = await asyncio.to_thread(http, "GET", f"{inside.doors.admin_url}/{path}")
+    answer = await asyncio.to_thread(http, "GET", f"{inside.listeners.admin_url}/{path}")
     assert answer.status == 200
     assert len(pauses) >= steps
 
@@ -89,7 +89,7 @@ async def test_all_who_scrape_at_the_same_time_get_one_text(
 
     monkeypatch.setattr(Scrapes, "take", noted)
     answers = await asyncio.gather(
-        *(asyncio.to_thread(http, "GET", f"{inside.doors.admin_url}/metrics") for _ in range(6))
+        *(asyncio.to_thread(http, "GET", f"{inside.listeners.admin_url}/metrics") for _ in range(6))
     )
     assert sorted(answer.status for answer in answers) == [200] * 5 + [503]
     assert len(made) == 2

@@ -29,7 +29,7 @@ _missing = etcd_missing()
 pytestmark = pytest.mark.skipif(_missing is not None, reason=_missing or "")
 QUOTA = 2 << 20
 FILLER = b"/filler"
-TOPIC, BARE, OTHER = (f"persistent://public/default/{name}" for name in ("before", "bare", "other"))
+TOPIC, BARE, OTHER, PARTED = (f"persistent://public/default/{name}" for name in ("before", "bare", "other", "parted"))
 
 
 class SmallEtcd:
@@ -142,3 +142,84 @@ async def test_a_full_etcd_stops_what_is_new_and_is_well_again_once_it_has_room(
     assert "fenced" not in caplog.text
     await wire.close()
     await other.close()
+
+
+async def test_while_etcd_is_full_subscriptions_can_be_deleted_and_topics_stay_until_it_has_room(
+    inside: BrokerProcess, etcd: SmallEtcd
+) -> None:
+    """A topic's deletion begins with a write to its record. Refused, it deletes nothing; the topic, whose clients were
+    disconnected for it, is closed until there is room."""
+    port = inside.settings.network.broker_service_port
+    wire = await RawConnection.open(port)
+    await wire.producer(TOPIC, 1, producer_name="p")
+    wire.send("p", 0, b"before", producer_id=1)
+    assert await wire.receipt() == (0, True)
+    for name in ("s", "t"):
+        assert await subscribed(wire, name, len(name)) is None
+        wire.say(T.CLOSE_CONSUMER, pb.CommandCloseConsumer(consumer_id=len(name), request_id=2))
+        await wire.hear(T.SUCCESS)
+    await inside.catalog.partitioned.create(parse(PARTED), 2)
+    await etcd.fill()
+
+    admin = f"{inside.listeners.admin_url}/admin/v2"
+    topics = f"{admin}/persistent/public/default"
+    assert (await asyncio.to_thread(http, "DELETE", f"{topics}/before/subscription/s")).status == 204
+    for path in ("before?force=true", "parted/partitions?force=true"):
+        answer = await asyncio.to_thread(http, "DELETE", f"{topics}/{path}")
+        assert (answer.status, "is full" in answer.reason) == (503, True)
+    assert (await wire.hear(T.CLOSE_PRODUCER)).producer_id == 1
+    assert await inside.catalog.topics.find(parse(TOPIC)) is not None
+    assert await inside.catalog.partitioned.find(parse(PARTED)) is not None
+
+    await etcd.make_room()
+
+    async def is_let_in() -> bool:
+        wire.ask_producer(TOPIC, 1, producer_name="p")
+        return bool((await wire.hear_any())[0] == T.PRODUCER_SUCCESS)
+
+    await until(is_let_in)
+    wire.send("p", 1, b"after", producer_id=1)
+    assert await wire.receipt() == (1, True)
+    topic = inside.service.topics[TOPIC]
+    assert (list(topic.subscriptions), topic.log.entries) == (["t"], 2)
+    for path in ("before?force=true", "parted/partitions?force=true"):
+        assert (await asyncio.to_thread(http, "DELETE", f"{topics}/{path}")).status == 204
+    assert await inside.catalog.topics.find(parse(TOPIC)) is None
+    assert await inside.catalog.partitioned.find(parse(PARTED)) is None
+    await wire.close()
+
+
+async def test_a_topic_without_a_ledger_closes_until_a_full_etcd_has_room(
+    inside: BrokerProcess, etcd: SmallEtcd
+) -> None:
+    """What its producer had no receipt for is stored once, when it sends it again."""
+    port = inside.settings.network.broker_service_port
+    wire, other = await RawConnection.open(port), await RawConnection.open(port)
+    await wire.producer(BARE, 1, producer_name="p")
+    await other.producer(TOPIC, 2, producer_name="q")
+    other.send("q", 0, b"before", producer_id=2)
+    assert await other.receipt() == (0, True)
+    await etcd.fill()
+
+    wire.send("p", 0, b"first", producer_id=1)
+    assert (await wire.hear(T.CLOSE_PRODUCER)).producer_id == 1
+    wire.ask_producer(BARE, 1, producer_name="p")
+    assert "is full" in (await wire.hear(T.ERROR)).message
+    other.send("q", 1, b"while it is full", producer_id=2)
+    assert await other.receipt() == (1, True)
+
+    await etcd.make_room()
+
+    async def is_let_in() -> bool:
+        wire.ask_producer(BARE, 1, producer_name="p")
+        return bool((await wire.hear_any())[0] == T.PRODUCER_SUCCESS)
+
+    await until(is_let_in)
+    wire.send("p", 0, b"first", producer_id=1)
+    assert await wire.receipt() == (0, True)
+    assert await subscribed(wire, "s", 1, BARE) is None
+    wire.write(encode.flow(1, 10))
+    assert (await wire.hear_any()).body.endswith(b"first")
+    assert inside.service.topics[BARE].log.entries == 1
+    for one in (wire, other):
+        await one.close()

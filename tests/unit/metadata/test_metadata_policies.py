@@ -130,6 +130,8 @@ def test_quotas_that_an_earlier_version_stored_at_one_path_are_read() -> None:
     [
         ("max_consumers_per_topic", -1, "cannot be negative"),
         ("max_message_size", "big", "expected a whole number"),
+        ("max_message_size", 10**4000, "a number of 13288 bits"),
+        ("topicDispatchRate", {"here": {"ratePeriodInSecond": 10**400}}, "a number of 1329 bits"),
         ("publishMaxMessageRate", {"here": 5}, "expected a JSON object"),
         ("delayed_delivery_policies", {"tickTime": 0}, "the minimum is 1"),
         ("inactive_topic_policies", {"inactiveTopicDeleteMode": "now"}, "expected one of"),

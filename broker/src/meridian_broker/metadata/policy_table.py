@@ -24,6 +24,7 @@ from meridian_broker.metadata.policy_values import (
     InactiveTopics,
     PublishRate,
     Retention,
+    whole,
 )
 from meridian_broker.metadata.records import Json, mapping, take
 
@@ -83,7 +84,7 @@ class Policy:
 
 def _number(name: str, attribute: str) -> Policy:
     def parse(value: Any) -> Any:
-        found = take({name: value}, name, int)
+        found = whole({name: value}, name)
         if found < 0:
             raise Invalid(f"{name} is {found}: it cannot be negative; 0 means no limit")
         return found

@@ -17,14 +17,25 @@ SUBSCRIPTION_TYPES: Final = tuple(pb.CommandSubscribe.SubType.keys())
 """Named as on the wire."""
 TOPIC_TYPES: Final = ("non-partitioned", "partitioned")
 
+LARGEST_NUMBER: Final = (1 << 63) - 1
+"""JSON has no largest one, but times and rates that are computed from it have."""
+
 WITHOUT_SUBSCRIPTIONS: Final = "delete_when_no_subscriptions"
 CAUGHT_UP: Final = "delete_when_subscriptions_caught_up"
 INACTIVE_MODES: Final = (WITHOUT_SUBSCRIPTIONS, CAUGHT_UP)
 
 
+def whole(data: Mapping[str, Any], key: str, default: int | None = None) -> Any:
+    """A whole number. :raises Invalid: it is something else, or too large."""
+    value = take(data, key, int, default)
+    if value is not None and abs(value) > LARGEST_NUMBER:
+        raise Invalid(f"{key} is a number of {value.bit_length()} bits: the maximum is {LARGEST_NUMBER}")
+    return value
+
+
 def at_least(data: Mapping[str, Any], key: str, least: int, default: int) -> int:
     """A whole number. :raises Invalid: it is something else, or too small."""
-    value: int = take(data, key, int, default)
+    value: int = whole(data, key, default)
     if value < least:
         raise Invalid(f"{key} is {value}: the minimum is {least}")
     return value
@@ -52,8 +63,8 @@ class Retention:
     def from_json(cls, source: Any) -> Retention:
         """:raises Invalid: a field is wrong, or exactly one of the two limits is 0."""
         data = mapping(source, "retention")
-        time_minutes = take(data, "retentionTimeInMinutes", int, 0)
-        size_mb = take(data, "retentionSizeInMB", int, 0)
+        time_minutes = whole(data, "retentionTimeInMinutes", 0)
+        size_mb = whole(data, "retentionSizeInMB", 0)
         if min(time_minutes, size_mb) < -1:
             raise Invalid(f"retention: {time_minutes} minutes, {size_mb} MB: the minimum is -1, which means no limit")
         if (time_minutes == 0) != (size_mb == 0):
@@ -83,7 +94,7 @@ class BacklogQuota:
         policy = take(data, "policy", str, QUOTA_POLICIES[0])
         if policy not in QUOTA_POLICIES:
             raise Invalid(f"{policy!r} is not a backlog quota policy: expected one of {', '.join(QUOTA_POLICIES)}")
-        return cls(take(data, "limitSize", int, take(data, "limit", int, -1)), take(data, "limitTime", int, -1), policy)
+        return cls(whole(data, "limitSize", whole(data, "limit", -1)), whole(data, "limitTime", -1), policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +111,8 @@ class PublishRate:
     def from_json(cls, source: Any) -> PublishRate:
         """:raises Invalid: a field is wrong."""
         data = mapping(source, "a publish rate")
-        messages = take(data, "publishThrottlingRateInMsg", int, 0)
-        return cls(messages, take(data, "publishThrottlingRateInByte", int, 0))
+        messages = whole(data, "publishThrottlingRateInMsg", 0)
+        return cls(messages, whole(data, "publishThrottlingRateInByte", 0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +137,8 @@ class DispatchRate:
     def from_json(cls, source: Any) -> DispatchRate:
         """:raises Invalid: a field is wrong."""
         data = mapping(source, "a dispatch rate")
-        messages = take(data, "dispatchThrottlingRateInMsg", int, -1)
-        size, period = take(data, "dispatchThrottlingRateInByte", int, -1), at_least(data, "ratePeriodInSecond", 1, 1)
+        messages = whole(data, "dispatchThrottlingRateInMsg", -1)
+        size, period = whole(data, "dispatchThrottlingRateInByte", -1), at_least(data, "ratePeriodInSecond", 1, 1)
         return cls(messages, size, period, take(data, "relativeToPublishRate", bool, False))
 
 

@@ -63,7 +63,7 @@ from meridian_broker.replication.progress.exchange import ProgressExchange
 from meridian_broker.server.anew import begin_anew
 from meridian_broker.server.behind import BehindRecord
 from meridian_broker.server.chores import Chores
-from meridian_broker.server.descriptors import Shares, limit, raise_limit, shares
+from meridian_broker.server.descriptors import limit, raise_limit, shares
 from meridian_broker.server.draining import settled
 from meridian_broker.server.early import PATIENCE_SECONDS, EarlyPorts
 from meridian_broker.server.keys import Keys
@@ -204,10 +204,10 @@ class BrokerProcess:
         self.chores: Chores
         self._metadata: NotingStore
         self.keys = Keys(settings)
-        self._connections = shares(limit())
-        self.listeners = Listeners(
-            settings, _http_places(settings, self._connections), self._connections.handshakes, early
-        )
+        limits = settings.limits
+        self._connections = shares(limit(), limits.max_http_server_connections)
+        http = Places(self._connections.http, limits.max_http_server_connections_per_ip)
+        self.listeners = Listeners(settings, http, self._connections.handshakes, early)
         self._client_tls = client_tls(settings)
         self._names = 0
 
@@ -474,11 +474,6 @@ class BrokerProcess:
 
         shared = [(topic, name) for topic in self.host.replicated_topics() for name in self.host.replicated_in(topic)]
         await asyncio.gather(*(flush(topic, name) for topic, name in shared))
-
-
-def _http_places(settings: Settings, allowed: Shares) -> Places:
-    limits = settings.limits
-    return Places(min(limits.max_http_server_connections, allowed.http), limits.max_http_server_connections_per_ip)
 
 
 def _defaults(settings: Settings) -> Rules:

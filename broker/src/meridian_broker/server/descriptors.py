@@ -50,8 +50,11 @@ def limit() -> int:
     return LIMIT_MAX if soft == resource.RLIM_INFINITY else min(soft, LIMIT_MAX)
 
 
-def shares(files: int) -> Shares:
-    """How many connections there may be with this limit of open files: half of it stays, or ``RESERVE_MAX``."""
+def shares(files: int, http_most: int) -> Shares:
+    """How many connections there may be with this limit of open files: half of it stays, or ``RESERVE_MAX``.
+
+    :param http_most: what the settings allow to the HTTP ports; the rest of their share is the clients'.
+    """
     free = files - min(files // 2, RESERVE_MAX)
-    http, strangers, handshakes = free // 4, min(free // 8, STRANGERS), min(free // 16, HANDSHAKES)
+    http, strangers, handshakes = min(free // 4, http_most), min(free // 8, STRANGERS), min(free // 16, HANDSHAKES)
     return Shares(free - http - strangers - handshakes, strangers, http, handshakes)

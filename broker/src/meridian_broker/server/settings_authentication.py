@@ -13,7 +13,8 @@ PublicAlgorithm = Literal["RS256", "RS384", "RS512", "ES256", "ES384", "ES512"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuthenticationSettings:
-    """How clients authenticate. Key files are read again within a few seconds when they change."""
+    """How clients authenticate. Key files are read again within a few seconds when they change. Changing a setting,
+    such as the algorithm of public keys, needs a restart."""
 
     authentication_enabled: bool = False
     """Clients, and users of the admin API, show a signed token (a JSON Web Token). Probes and metrics stay open."""
@@ -31,8 +32,8 @@ class AuthenticationSettings:
     `.pem`. Tokens may be signed with any key of either setting."""
 
     token_public_alg: PublicAlgorithm = "RS256"
-    """How tokens are signed with that pair. RS needs an RSA key of 2048 bits or more, ES256 one on the curve P-256,
-    ES384 on P-384, ES512 on P-521."""
+    """How tokens are signed with that pair, and with all others in the directory. RS needs an RSA key of 2048 bits or
+    more, ES256 one on the curve P-256, ES384 on P-384, ES512 on P-521."""
 
     token_auth_claim: str = "sub"
     """Claim of a token that names the role."""
