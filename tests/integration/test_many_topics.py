@@ -14,11 +14,13 @@ from meridian_broker.admin.http.requests import Refused
 from meridian_broker.admin.metrics import Scrapes
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.server.broker import BrokerProcess
+from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.topic_name import parse
 from support.brokers.broker_inside import broker_inside
 from support.brokers.broker_process import http
+from support.protocol.raw_connection import RawConnection, T
 
-TOPICS, SUBSCRIPTIONS = 5, 4
+TOPICS, SUBSCRIPTIONS, CLIENTS = 5, 4, 3
 TOPIC = "persistent://public/default/one-of-many"
 
 
@@ -29,7 +31,20 @@ async def inside(tmp_path: Path) -> AsyncIterator[BrokerProcess]:
             await broker.service.topic(parse(f"{TOPIC}-{number}"), create=True)
         for number in range(SUBSCRIPTIONS):
             broker.service.topics[f"{TOPIC}-0"].create_subscription(f"s{number}", EARLIEST)
+        wire = await RawConnection.open(broker.settings.network.broker_service_port)
+        for number in range(CLIENTS):
+            await wire.producer(f"{TOPIC}-0", number)
+            asked = pb.CommandSubscribe(
+                topic=f"{TOPIC}-0",
+                subscription="s0",
+                subType=pb.CommandSubscribe.Shared,
+                consumer_id=number,
+                request_id=number,
+            )
+            wire.say(T.SUBSCRIBE, asked)
+            await wire.hear(T.SUCCESS)
         yield broker
+        await wire.close()
 
 
 @pytest.fixture
@@ -51,7 +66,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     [
         ("meridian/v1/health", TOPICS),
         ("metrics", TOPICS + SUBSCRIPTIONS),
-        ("admin/v2/persistent/public/default/one-of-many-0/stats", SUBSCRIPTIONS),
+        ("admin/v2/persistent/public/default/one-of-many-0/stats", SUBSCRIPTIONS + 2 * CLIENTS),
     ],
 )
 async def test_others_run_between_any_two_topics_or_subscriptions(

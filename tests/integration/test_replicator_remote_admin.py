@@ -27,6 +27,7 @@ class Rest:
         self.taken_meanwhile = 0
         self.incarnations: list[str] = []
         self.deleted = False
+        self.nonsense = b""
 
     async def answer(self, request: web.Request) -> web.Response:
         assert request.rel_url.raw_path == PATH
@@ -34,6 +35,8 @@ class Rest:
         self.incarnations.append(request.query["incarnation"])
         if self.deleted:
             return web.json_response({"reason": "deleted since"}, status=412)
+        if self.nonsense and request.method == "GET":
+            return web.Response(body=self.nonsense)
         if request.method == "GET":
             return web.json_response({"partitions": self.count}) if self.count else web.Response(status=404)
         if request.method == "PUT" and self.taken_meanwhile:
@@ -71,6 +74,14 @@ async def test_a_missing_topic_is_made_once_however_many_partitions_ask() -> Non
         admin.forget("us-west", TOPIC)
         await admin.ensure_partitions("us-west", TOPIC, 8)
         assert one.asked == ["GET", "PUT", "GET"]
+
+
+@pytest.mark.parametrize("nonsense", [b"[" * 200_000, b'{"partitions": 1e999}', b"1" * 5000, b"\xff", b"[]"])
+async def test_an_answer_that_is_no_number_of_partitions_is_none(nonsense: bytes) -> None:
+    async with rest() as (one, admin):
+        one.nonsense = nonsense
+        await admin.ensure_partitions("us-west", TOPIC, 8)
+        assert (one.count, one.asked) == (8, ["GET", "PUT"])
 
 
 async def test_counts_grow_and_never_shrink() -> None:

@@ -145,5 +145,5 @@ class RemoteAdmin:
 def _count(body: str) -> int:
     try:
         return int(json.loads(body)["partitions"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return 0

@@ -34,7 +34,7 @@ async def ask(
         raise Refused(503, f"{region} cannot be asked: {error}") from None
     try:
         return status, json.loads(said) if said else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return status, None
 
 
