@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from meridian_broker.ledgers.store import WhenDurable
-from meridian_broker.positions import Progress
+from meridian_broker.positions import Position, Progress
 from meridian_broker.replication.leases.claim import Claim
 from meridian_broker.replication.leases.messages import Stream
 from meridian_broker.replication.leases.quorums import VoterSets
@@ -73,3 +73,40 @@ class Leasing(Protocol):
 
     def found(self, stream: Stream, holder: str, term: int, duration_ms: int, /) -> None:
         """This region has voted so."""
+
+
+class DispatchShares(Protocol):
+    """Dispatch scope ``origin``: which messages of a subscription this region dispatches (R26)."""
+
+    @property
+    def held(self) -> Mapping[str, Claim]:
+        """Origins whose messages are dispatched here while their lease lasts."""
+        ...
+
+    def holds(self, origin: str) -> bool:
+        """May messages of this origin be sent at this moment?"""
+        ...
+
+    def covered_by(self, origin: str, position: Position) -> frozenset[str]:
+        """Origins of which a cumulative acknowledgement of an entry covers what stands before it."""
+        ...
+
+    def refresh(self) -> None:
+        """Ask for what is to be dispatched here, and for nothing while nobody consumes."""
+        ...
+
+    def close(self) -> None:
+        """The scope is another one: ask for nothing any more."""
+        ...
+
+    def won(self, origin: str, lease: Claim) -> None:
+        """The share is ours."""
+        ...
+
+    def lost(self, origin: str) -> None:
+        """The lease ended."""
+        ...
+
+    def wanted_back(self, origin: str) -> None:
+        """Its preferred holder asks for it."""
+        ...

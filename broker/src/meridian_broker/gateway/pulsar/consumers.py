@@ -17,7 +17,7 @@ from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics import validation
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.dispatch.key_ranges import KeySharedPolicy
-from meridian_broker.topics.dispatch.types import EXCLUSIVE, TYPES
+from meridian_broker.topics.dispatch.types import TYPES
 from meridian_broker.topics.errors import NO_TRANSACTIONS, NotAllowed
 from meridian_broker.topics.nonpersistent.topic import NonPersistentTopic
 from meridian_broker.topics.subscriptions.administration import move_subscription, move_subscription_to_time
@@ -299,12 +299,12 @@ def _unsubscribe(connection: Connection, asked: pb.CommandUnsubscribe, consumer:
             connection.fail(asked.request_id, error)
 
     topic = subscription.topic
-    if subscription.name not in topic.subscriptions:
-        done(None)
-    elif isinstance(topic, NonPersistentTopic):
+    if isinstance(topic, Topic) and subscription.name in topic.subscriptions:
+        topic.lives.delete(subscription.name, done, forced=asked.force)
+    elif isinstance(topic, NonPersistentTopic) and subscription.name in topic.subscriptions:
         topic.delete_subscription(subscription.name, done)
     else:
-        topic.lives.delete(subscription.name, done, forced=asked.force)
+        done(None)
 
 
 def seek(connection: Connection, command: Any) -> None:
@@ -396,6 +396,6 @@ def consumer_stats(connection: Connection, command: Any) -> None:
             answer.address = f"/{peer[0]}:{peer[1]}"
         since = datetime.fromtimestamp(consumer.connected_since_ms / 1000, UTC)
         answer.connectedSince = since.isoformat(timespec="milliseconds")
-        answer.type = (consumer.subscription.type or EXCLUSIVE).name
+        answer.type = consumer.subscription.type_name
         answer.msgBacklog = consumer.subscription.backlog()
     connection.write(encode.simple(26, answer))

@@ -17,18 +17,7 @@ if TYPE_CHECKING:
     from meridian_broker.topics.cursors.ack_state import AckState
     from meridian_broker.topics.cursors.log_walks import Ranges
     from meridian_broker.topics.journal.subscription_record import SubscriptionRecord
-
-
-class DispatchShares(Protocol):
-    """Dispatch scope ``origin``: which messages of a subscription this region dispatches (R26)."""
-
-    def holds(self, origin: str) -> bool:
-        """May messages of this origin be sent at this moment?"""
-        ...
-
-    def covered_by(self, origin: str, position: Position) -> frozenset[str]:
-        """Origins of which a cumulative acknowledgement of an entry covers what stands before it."""
-        ...
+    from meridian_broker.topics.ports import DispatchShares
 
 
 class CursorOwner(Protocol):

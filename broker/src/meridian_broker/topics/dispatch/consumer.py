@@ -11,8 +11,9 @@ from meridian_broker.topics.cursors.ack_state import AckState
 from meridian_broker.topics.dispatch.key_ranges import KeySharedPolicy
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.nonpersistent.topic import NonPersistentSubscription
-    from meridian_broker.topics.subscriptions.subscription import Subscription
+    from meridian_broker.ledgers.scheduling import Scheduler
+    from meridian_broker.ledgers.store import Done
+    from meridian_broker.topics.dispatch.rates import Pace
 
 
 class ConsumerPort(Protocol):
@@ -41,6 +42,70 @@ class ConsumerPort(Protocol):
         ...
 
 
+class ConsumerTopic(Protocol):
+    """The topic of a consumer, one that stores its messages or one that does not."""
+
+    name: str
+    partition: int
+    scheduler: Scheduler
+
+    def remove_consumer(self, consumer: Consumer) -> None:
+        """The consumer is gone."""
+        ...
+
+
+class ConsumerHost(Protocol):
+    """The subscription of a consumer, seen from it and from its connection."""
+
+    @property
+    def topic(self) -> ConsumerTopic: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def type_name(self) -> str:
+        """Its type, as policies and statistics name it."""
+        ...
+
+    @property
+    def consumers(self) -> list[Consumer]: ...
+
+    @property
+    def pace(self) -> Pace | None:
+        """The rates it is held to."""
+        ...
+
+    def dispatch_soon(self) -> None:
+        """A consumer may take more."""
+        ...
+
+    def acknowledge(
+        self,
+        consumer: Consumer,
+        positions: list[Position],
+        batches: dict[Position, int] | None = None,
+        confirmed: Done | None = None,
+        /,
+    ) -> None:
+        """Individual acknowledgement, see ``Subscription.acknowledge``."""
+        ...
+
+    def acknowledge_cumulative(
+        self, consumer: Consumer, position: Position, part: int | None = None, confirmed: Done | None = None, /
+    ) -> None:
+        """Everything up to ``position``, see ``Subscription.acknowledge_cumulative``."""
+        ...
+
+    def send_again(self, consumer: Consumer, positions: list[Position] | None, consumer_epoch: int, /) -> None:
+        """The consumer gives entries back: those named, or all it holds."""
+        ...
+
+    def backlog(self) -> int:
+        """Entries owed, as far as can be told at once."""
+        ...
+
+
 class Consumer(AckState):
     """One SUBSCRIBE. Permits count messages and may go below zero, for a batch is sent whole."""
 
@@ -66,7 +131,7 @@ class Consumer(AckState):
 
     def __init__(
         self,
-        subscription: Subscription | NonPersistentSubscription,
+        subscription: ConsumerHost,
         port: ConsumerPort,
         consumer_id: int,
         name: str,

@@ -37,7 +37,17 @@ _ALL: Final = ""
 class Dispatcher:
     """One per subscription with consumers, mostly idle: what only some need is made when it is needed."""
 
-    __slots__ = ("_covered", "_generation", "_reading", "consumers", "cursor", "delivery", "holders", "read")
+    __slots__ = (
+        "_covered",
+        "_generation",
+        "_reading",
+        "consumers",
+        "cursor",
+        "delivery",
+        "holders",
+        "is_tracking",
+        "read",
+    )
 
     tracks_holders: ClassVar[bool] = False
     """Whether several consumers receive at once, so that the broker has to know which of them holds which entry."""
@@ -52,6 +62,8 @@ class Dispatcher:
         self.holders: dict[Position, Consumer] = {}
         """Shared: who was sent an entry and neither acknowledged it nor gave it back. Each consumer knows its own
         (``unacked``), but anybody may acknowledge an entry, and there may be thousands of consumers to ask."""
+        self.is_tracking = self.tracks_holders
+        """As its class says: looked at for each entry, where the class would take longer to ask."""
         self.read = cursor.start()
         self._reading = False
         self._generation = 0

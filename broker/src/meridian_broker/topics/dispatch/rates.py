@@ -8,23 +8,30 @@ memory.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from meridian_broker.ledgers.throttling import Rate, Throttle, throttle_for
 from meridian_broker.metadata.policy_values import DispatchRate
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.scheduling import Scheduler
-    from meridian_broker.topics.subscriptions.subscription import Subscription
 
 WAIT_SECONDS_MAX: Final = 1.0
 """A rate may be changed while its wait is on, so it is asked this often."""
 
 
+class Paced(Protocol):
+    """A subscription, seen from its rates."""
+
+    pace: Pace | None
+
+    def dispatch_soon(self) -> None: ...
+
+
 class DispatchRates:
     """The dispatch rates of one topic."""
 
-    def __init__(self, scheduler: Scheduler, subscriptions: Mapping[str, Subscription]) -> None:
+    def __init__(self, scheduler: Scheduler, subscriptions: Mapping[str, Paced]) -> None:
         """:param subscriptions: of the topic, now."""
         self._scheduler = scheduler
         self._subscriptions = subscriptions
@@ -41,7 +48,7 @@ class DispatchRates:
                 subscription.pace = self.pace(subscription)
                 subscription.dispatch_soon()
 
-    def pace(self, subscription: Subscription) -> Pace | None:
+    def pace(self, subscription: Paced) -> Pace | None:
         """The pace of a subscription; None: as fast as it can."""
         scheduler = self._scheduler
         own = Throttle(self._each, scheduler.now_ms()) if self._each.is_limited else None

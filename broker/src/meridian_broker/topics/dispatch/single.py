@@ -93,15 +93,15 @@ class SingleDispatcher(Dispatcher):
 
     def _take(self, entries: list[Stored]) -> None:
         active = self.active
-        cursor, delivery = self.cursor, self.delivery
         if active is None:
             return
+        cursor, is_done, send = self.cursor, self.cursor.is_done, self.delivery.send
         for position, entry in entries:
             if not active.ready:
                 return
             self.read = position
-            if not cursor.is_done(position, entry):
-                delivery.send(active, position, entry, 0)
+            if not is_done(position, entry):
+                send(active, position, entry, 0)
                 if entry[1] & CHUNK and cursor.durable:
                     if active.pieces is None:
                         active.pieces = Pieces()

@@ -204,6 +204,10 @@ class NonPersistentSubscription:
         self.dropped = 0
 
     @property
+    def type_name(self) -> str:
+        return self.type.name
+
+    @property
     def consumers(self) -> list[Consumer]:
         return self._selection.consumers
 

@@ -22,11 +22,10 @@ from meridian_broker.replication.leases.quorums import Voters, VoterSets
 from meridian_broker.replication.leases.reconfiguration import Subject
 from meridian_broker.replication.leases.voter import VoteBasis
 from meridian_broker.topics.dispatch_scope import shares
-from meridian_broker.topics.dispatch_scope.shares import Shares
 from meridian_broker.topics.dispatch_scope.votes import Ballot, encode
 from meridian_broker.topics.journal.progress_log import Kind
 from meridian_broker.topics.journal.subscription_record import ORIGIN
-from meridian_broker.topics.ports import Leasing
+from meridian_broker.topics.ports import DispatchShares, Leasing
 from meridian_broker.topics.service.witness import WitnessStore
 
 if TYPE_CHECKING:
@@ -163,7 +162,7 @@ class SharedStreams:
             return False
         return topic.leasing.now_ms() < topic.lost_records.votes_from_ms
 
-    def _shares(self, stream: Stream) -> Shares | None:
+    def _shares(self, stream: Stream) -> DispatchShares | None:
         topic = self._service.topics.get(stream[0])
         found = None if topic is None or topic.failure is not None else topic.subscriptions.get(stream[1])
         return None if found is None else found.share

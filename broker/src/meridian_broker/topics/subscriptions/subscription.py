@@ -21,14 +21,13 @@ from meridian_broker.topics.cursors.cursor import Cursor
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.dispatch.dispatcher import Dispatcher
 from meridian_broker.topics.dispatch.rates import Pace
+from meridian_broker.topics.dispatch.types import EXCLUSIVE, SubscriptionType
 from meridian_broker.topics.errors import ConsumerBusy, TopicFenced
 from meridian_broker.topics.journal.subscription_record import SubscriptionRecord
 
 if TYPE_CHECKING:
     from meridian_broker.topics.cursors.ack_state import AckState
-    from meridian_broker.topics.dispatch.types import SubscriptionType
-    from meridian_broker.topics.dispatch_scope.shares import Shares
-    from meridian_broker.topics.ports import Exchange
+    from meridian_broker.topics.ports import DispatchShares, Exchange
     from meridian_broker.topics.topic import Topic
 
 
@@ -57,7 +56,7 @@ class Subscription:
         self.topic = topic
         self.record = record
         self.cursor = Cursor(topic, self, progress, durable)
-        self.share: Shares | None = None
+        self.share: DispatchShares | None = None
         """There while dispatch scope ``origin`` is in force (R26)."""
         self.entries_dropped = 0
         """How many entries went without an acknowledgement since the topic was opened (R14)."""
@@ -96,6 +95,10 @@ class Subscription:
     def tracks_holders(self) -> bool:
         """Whether several of its consumers receive at once, also of one whose last consumer left."""
         return self.type is not None and self.type.tracks_holders
+
+    @property
+    def type_name(self) -> str:
+        return EXCLUSIVE.name if self.type is None else self.type.name
 
     # -- consumers -----------------------------------------------------------------------------------------------
 
@@ -234,7 +237,7 @@ class Subscription:
             if compacted is not None:
                 compacted.note_batch(position, messages, remaining)
         dispatcher = self.dispatcher
-        if dispatcher is not None and dispatcher.tracks_holders:
+        if dispatcher is not None and dispatcher.is_tracking:
             unacked = consumer.unacked
             if unacked is None:
                 unacked = consumer.unacked = {}
