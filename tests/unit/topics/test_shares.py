@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -178,6 +179,26 @@ def test_what_is_held_is_sent_once_and_nothing_else(
         await world.open()
         try:
             for step, choice in [*BEGIN, *chosen]:
+                step(world, choice)
+                await world.settle()
+            await world.finish()
+        finally:
+            await world.close()
+
+    run(told())
+
+
+@pytest.mark.parametrize("kind", [SHARED, KEY_SHARED])
+@pytest.mark.parametrize("lets_go", [Shared.give_back, Shared.leave])
+def test_what_a_consumer_lets_go_while_its_share_is_read_again_is_sent_once(
+    kind: SubscriptionType, lets_go: Any
+) -> None:
+    async def told() -> None:
+        keys = [1] * 9 + [3, 1, 3, 1, 1, 1]
+        world = Shared(kind, [FromTwoRegions(key * 13_107) for key in keys])
+        await world.open()
+        try:
+            for step, choice in [*BEGIN, (Shared.win, 1), (Shared.lose, 0), (Shared.win, 0), (lets_go, 0)]:
                 step(world, choice)
                 await world.settle()
             await world.finish()

@@ -12,7 +12,7 @@ subscription types and the dispatcher of each.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError, LedgerUnreadable
@@ -105,18 +105,23 @@ class Dispatcher:
         if self.read >= covered.get(_ALL, EARLIEST):
             self._covered = None
             return found
+        queued = self._queued()
         for stored in found:
             position = stored[0]
             index = log.index(position.ledger)
             origin = None if index is None else index.origin(position.entry)
             if origin is not None and position <= covered.get(origin[0], EARLIEST):
                 continue
-            if not self._is_held(position):
+            if not self._is_held(position) and position not in queued:
                 kept.append(stored)
         if found and not kept:
             self.read = found[-1][0]
             self.delivery.dispatch_soon()
         return kept
+
+    def _queued(self) -> Container[Position]:
+        """Entries that were read and wait to be sent, as far as the dispatcher knows them one by one."""
+        return ()
 
     def _is_held(self, position: Position) -> bool:
         """Was the entry sent to a consumer that has neither acknowledged it nor given it back?"""

@@ -149,6 +149,10 @@ class Lanes(Generic[C]):
             heappop(heads)
         return None
 
+    def positions(self) -> set[Position]:
+        """Everything that waits."""
+        return {position for lane in self._lanes.values() for position in lane.waiting}
+
     def take(self, slot: int, position: Position) -> bool:
         """Let the slot's first waiting entry go, to be sent or because it is done; False: it is another by now."""
         lane = self._lanes.get(slot)

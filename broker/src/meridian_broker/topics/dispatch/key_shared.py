@@ -12,6 +12,7 @@ A delayed message takes no part in its key's order until it is due: it would hol
 from __future__ import annotations
 
 import struct
+from collections.abc import Container
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import deliver_at_ms
@@ -100,6 +101,9 @@ class KeySharedDispatcher(InFlightDispatcher):
             self._lanes.settled(slot)
             if self._lanes.waiting:
                 self.delivery.dispatch_soon()
+
+    def _queued(self) -> Container[Position]:
+        return self._lanes.positions()
 
     def _again(self, position: Position) -> None:
         slot = self._slots.pop(position, None)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
@@ -58,6 +59,9 @@ class SharedDispatcher(InFlightDispatcher):
         heapify(self._replay)
         self._replayed = set(self._replay)
         super()._forget(origin)
+
+    def _queued(self) -> Container[Position]:
+        return self._replayed or ()
 
     def _again(self, position: Position) -> None:
         if self._replayed is None:
