@@ -21,9 +21,10 @@ from meridian_broker.ledgers.store import Done, LedgerError
 from meridian_broker.ledgers.times import PublishTimes
 from meridian_broker.ledgers.under_way import Over, UnderWay
 from meridian_broker.positions import Dropped, Progress
-from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.cursors import log_walks
 from meridian_broker.topics.cursors.resent import Resent
+from meridian_broker.topics.cursors.state import CursorState
 from meridian_broker.topics.journal.progress_log import Kind
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ READ_AGAIN_SECONDS: Final = 5.0
 log = logging.getLogger(__name__)
 
 
-class Cursor:
+class Cursor(CursorState):
     """See the module's text. One per subscription."""
 
     __slots__ = (
@@ -55,14 +56,11 @@ class Cursor:
         "_is_loading",
         "compacted",
         "context",
-        "dropped",
         "durable",
-        "first_hand",
         "last_acked_ms",
         "look_ups",
         "mark_delete",
         "owner",
-        "progress",
         "resent",
         "times",
     )
@@ -70,7 +68,7 @@ class Cursor:
     def __init__(self, context: TopicContext, owner: CursorOwner, progress: Progress, durable: bool) -> None:
         self.context = context
         self.owner = owner
-        self.progress = progress
+        super().__init__(progress)
         self.durable = durable
         """False: a reader's, which keeps one place, in memory."""
         self.mark_delete: Position = EARLIEST
@@ -78,10 +76,6 @@ class Cursor:
         """Once there was a rewind: what was sent since the newest one (R13)."""
         self.times: PublishTimes | None = None
         """There while a seek by time is part of its progress (R12)."""
-        self.first_hand: Progress | None = None
-        """What this region's own clients acked: evidence for the verifier (R60)."""
-        self.dropped: Dropped | None = None
-        """What is not owed here any more although nobody acked it (R14)."""
         self.compacted: ViewReading | None = None
         """There while the consumer that gets messages asks for the compacted view, and until one does not."""
         self.look_ups: UnderWay | None = None
@@ -242,6 +236,7 @@ class Cursor:
 
     def pass_over(self, position: Position) -> None:
         """A reader is owed nothing up to here any more, but for what a compacted view still has."""
+        assert not self.durable, "a durable cursor moves over what is acked or dropped, by advance"
         if self.compacted is None:
             self.mark_delete = max(self.mark_delete, position)
             self.owner.moved(position)
@@ -370,50 +365,7 @@ class Cursor:
         else:
             self.look_ups.when_over(callback)
 
-    # -- what is known -------------------------------------------------------------------------------------------
-
-    def join(self, delta: Progress) -> bool:
-        """Join acknowledgements or a rewind to what is known. A rewind that is new here takes drops back (R12).
-
-        :returns: whether anything was new.
-        """
-        progress, dropped = self.progress, self.dropped
-        if dropped is None or dropped.is_empty:
-            return progress.join(delta)
-        before = progress.layers
-        changed = progress.join(delta)
-        if progress.layers is not before:
-            known = {layer.epoch for layer in before or ()}
-            for epoch, rules, publish_time_ms in progress.rewinds():
-                if epoch not in known:
-                    if publish_time_ms is not None:  # ranges do not say when their entries were published
-                        rules = {region: (EARLIEST, LATEST) for _, region, _, _ in dropped.runs()}
-                    dropped.take_back(rules)
-        return changed
-
-    def join_floors(self, delta: Progress) -> None:
-        """Join floors; evidence of acks and drops below them is forgotten with all other detail (R11)."""
-        self.progress.join(delta)
-        if self.first_hand is not None:
-            self.first_hand.join(delta)
-        self.forget_drops()
-
-    def join_first_hand(self, delta: Progress) -> None:
-        """This region's own clients acknowledged it."""
-        if self.first_hand is None:
-            self.first_hand = Progress()
-        self.first_hand.join(delta)
-
-    def keep_first_hand(self) -> None:
-        """The subscription is replicated from now on: what is known of it was acknowledged here."""
-        if self.first_hand is None:
-            self.first_hand = self.progress.copy()
-
-    def join_dropped(self, ranges: Dropped) -> bool:
-        """Entries were dropped (R14). :returns: whether anything was new."""
-        if self.dropped is None:
-            self.dropped = Dropped()
-        return self.dropped.join(ranges)
+    # -- drops and rewinds ---------------------------------------------------------------------------------------
 
     def record_dropped(self, ranges: Dropped, done: Done | None = None) -> None:
         """Note drops, durably. ``done`` hears when they are."""
@@ -422,12 +374,6 @@ class Cursor:
             journal.append(Kind.DROPPED, self.name, ranges.encode(), done)
         elif done is not None:
             journal.when_durable(done)
-
-    def forget_drops(self) -> None:
-        """Below the floors no detail is kept, of drops neither."""
-        if self.dropped is not None and not self.dropped.is_empty:
-            for region, position in self.progress.floors().items():
-                self.dropped.forget(region, position)
 
     def rewound(self) -> None:
         """It was rewound, or comes back from disk and was rewound once: nothing is sent again yet (R13)."""
