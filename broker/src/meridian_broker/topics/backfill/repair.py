@@ -165,30 +165,35 @@ class Mending:
     async def _run(self) -> None:
         topic = self._topic
         try:
-            for count, position in enumerate(list(topic.log.damage.damaged)[:ON_RECORD_MAX], 1):
-                if count % READS_AT_ONCE == 0:
-                    await next_turn(topic.scheduler)
-                self._since_ms.setdefault(position, topic.scheduler.now_ms())
-                if (entry := await topic.log.whole_again(position)) is not None:
-                    self._tell({position: entry})
-            await self._record()
-            await next_turn(topic.scheduler)
-            runs = await self._runs()
-            await self._look(runs)
-            for run in runs:
-                await self._fetch(run)
-                await next_turn(topic.scheduler)
-            await self._pass_over(runs)
-            await self._look(runs)
-        except (LedgerError, TopicError, MetadataError) as error:
-            log.warning("%s: damaged entries cannot be replaced now: %s", topic.name, error)
-        finally:
+            try:
+                await self._repair()
+            except (LedgerError, TopicError, MetadataError) as error:
+                log.warning("%s: damaged entries cannot be replaced now: %s", topic.name, error)
             await self._forget_whole()
+        finally:
             self._is_running = False
             if topic.log.damage.damaged:
                 pause = RETRY_SECONDS[min(self._tries, len(RETRY_SECONDS) - 1)]
                 self._tries += 1
                 topic.scheduler.later(pause, self._start)
+
+    async def _repair(self) -> None:
+        topic = self._topic
+        for count, position in enumerate(list(topic.log.damage.damaged)[:ON_RECORD_MAX], 1):
+            if count % READS_AT_ONCE == 0:
+                await next_turn(topic.scheduler)
+            self._since_ms.setdefault(position, topic.scheduler.now_ms())
+            if (entry := await topic.log.whole_again(position)) is not None:
+                self._tell({position: entry})
+        await self._record()
+        await next_turn(topic.scheduler)
+        runs = await self._runs()
+        await self._look(runs)
+        for run in runs:
+            await self._fetch(run)
+            await next_turn(topic.scheduler)
+        await self._pass_over(runs)
+        await self._look(runs)
 
     async def _forget_whole(self) -> None:
         """Nothing is kept of entries that are damaged no more."""
@@ -198,7 +203,7 @@ class Mending:
             while some := list(islice(positions, 10 * AT_ONCE)):
                 for position in some:
                     if position not in damaged:
-                        del known[position]
+                        known.pop(position, None)  # it may have gone between two turns
                 await next_turn(self._topic.scheduler)
 
     async def _fetch(self, run: _Run) -> None:
