@@ -155,5 +155,4 @@ def test_a_room_is_entered_by_its_doors(room: str) -> None:
     """A module is given to other rooms on purpose: by a line in the docstring of its own."""
     listed, used = doors(BROKER / room), used_from_outside(BROKER / room)
     assert used <= listed, f"{room}/__init__.py does not offer to other rooms: {', '.join(sorted(used - listed))}"
-    if room != "topics":  # its list shrinks while its parts are separated
-        assert listed <= used, f"{room}/__init__.py offers what no room imports: {', '.join(sorted(listed - used))}"
+    assert listed <= used, f"{room}/__init__.py offers what no room imports: {', '.join(sorted(listed - used))}"
