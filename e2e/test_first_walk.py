@@ -347,7 +347,7 @@ def test_an_upgrade_under_traffic_loses_nothing(cluster: Cluster, clients: dict[
         while not over.is_set():
             producer.send_async(str(len(sent)).encode(), answered)
             sent.append(len(sent))
-            time.sleep(0.005)
+            over.wait(0.005)  # 200 a second
 
     sent: list[int] = []
     consuming, publishing = threading.Thread(target=consume), threading.Thread(target=publish)

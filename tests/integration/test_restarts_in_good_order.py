@@ -58,7 +58,7 @@ async def test_consumers_may_acknowledge_what_they_have_before_they_are_sent_awa
         first = await publish(producing, 0)
         assert (await consuming.hear_any())[0] == T.MESSAGE
         drain = asyncio.ensure_future(inside.drain())
-        await asyncio.sleep(0)
+        await until(lambda: inside.gateway.draining)
         second = await publish(producing, 1)
         said = pb.CommandAck(consumer_id=1, ack_type=pb.CommandAck.Individual)
         said.message_id.add(ledgerId=first.ledger, entryId=first.entry)
@@ -87,7 +87,7 @@ async def test_what_was_read_has_a_receipt_before_its_producer_is_sent_away(
             send(wire, number)
         await until(lambda: inside.gateway.owes_receipts)
         drain = asyncio.ensure_future(inside.drain())
-        await asyncio.sleep(0)
+        await until(lambda: inside.gateway.draining)
         durable.set()
         heard = [(await wire.hear_any())[0] for _ in range(4)]
         assert heard == [T.SEND_RECEIPT] * 3 + [T.CLOSE_PRODUCER]

@@ -138,14 +138,17 @@ async def test_a_refusal_and_nonsense_are_told_to_everybody() -> None:
 
 
 async def test_who_waits_is_told_when_a_region_moves() -> None:
+    asked = asyncio.Event()
+
     class Hangs(StandIn):
         async def describe(self, asks: Sequence[Ask]) -> list[RegionSeen]:
+            asked.set()
             await asyncio.Event().wait()
             return []
 
     observer = Observer(Hangs())
     waiting = asyncio.create_task(observer.see(TopicName("public", "default", "topic")))
-    await asyncio.sleep(0)
+    await asked.wait()
     await observer.close()
     assert not (await waiting).reachable
 
