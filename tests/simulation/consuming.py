@@ -162,7 +162,7 @@ class ConsumerServer:
         self._is_gone = True
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
-            consumer.subscription.topic.remove_consumer(consumer)
+            consumer.subscription.leave(consumer)
 
     # -- topics.consumer.ConsumerPort
 

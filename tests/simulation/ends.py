@@ -14,6 +14,7 @@ from meridian_broker.positions.position import Origin, Position
 from simulation.facts import incarnation_of
 
 if TYPE_CHECKING:
+    from meridian_broker.topics.context import TopicContext
     from meridian_broker.topics.topic import Topic
     from simulation.broker import SimRegion
     from simulation.logs import Logs
@@ -43,7 +44,7 @@ class Ends:
         for key in [key for key in self._told if key[0] == region and key[1].partition(" since ")[0] == topic]:
             del self._told[key]
 
-    def delivering(self, topic: Topic, position: Position, origin: Origin) -> None:
+    def delivering(self, topic: TopicContext, position: Position, origin: Origin) -> None:
         """An entry goes to a client."""
         if _is_behind(topic, position, origin):
             text = f"{topic.region} sends {position} of {topic.name}, which ended at {topic.terminated}"
@@ -61,7 +62,7 @@ class Ends:
             self._violate("stored behind the end", f"{text}, the first {self._shown(behind[0])}")
 
 
-def _is_behind(topic: Topic, place: Position, origin: Origin) -> bool:
+def _is_behind(topic: TopicContext, place: Position, origin: Origin) -> bool:
     end = topic.terminated
     if end is None or place <= end:
         return False

@@ -13,7 +13,7 @@ from meridian_broker.ledgers.entry import MARKER, unpack
 from meridian_broker.positions.position import Origin, Position
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.topic import Topic
+    from meridian_broker.topics.context import TopicContext
     from simulation.broker import SimRegion
     from simulation.world import World
 
@@ -72,7 +72,7 @@ class Logs:
         broker = home.broker_of(topic)
         return self.of_topic(home, broker.topic(topic) if broker is not None else None)
 
-    def of_topic(self, home: SimRegion, opened: Topic | None) -> list[tuple[Position, Origin, int]]:
+    def of_topic(self, home: SimRegion, opened: TopicContext | None) -> list[tuple[Position, Origin, int]]:
         """The same, of the topic as a broker has it open."""
         found = []
         for ledger, count, _ in opened.log.counts() if opened is not None else ():

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from meridian_broker.positions.position import Origin
 from meridian_broker.topics.backfill.gaps import NOBODY, Accepted
+from meridian_broker.topics.topic import Topic
 from simulation.facts import Rewound
 
 if TYPE_CHECKING:
+    from meridian_broker.topics.context import TopicContext
     from meridian_broker.topics.subscriptions.subscription import Subscription
-    from meridian_broker.topics.topic import Topic
     from simulation.broker import SimRegion
     from simulation.world import World
 
@@ -29,9 +30,12 @@ def is_nowhere(target: Topic | None, source: str) -> bool:
     return any(one.is_judged and not one.away for one in gaps if one.origin == source)
 
 
-def accepted(target: Topic | None) -> list[Accepted]:
-    """What the target went on behind."""
-    return [] if target is None else target.gaps.accepted
+def accepted(target: TopicContext | None) -> list[Accepted]:
+    """What the target, a whole topic, went on behind."""
+    if target is None:
+        return []
+    assert isinstance(target, Topic)
+    return target.gaps.accepted
 
 
 def lies_in(passed: Collection[Accepted], origin: Origin) -> bool:
@@ -43,7 +47,7 @@ def check(world: World, home: SimRegion, subscription: Subscription) -> None:
     model, opened = world.model, subscription.topic
     topic = opened.name.rpartition("/")[2]
     facts = model.facts_of(subscription)
-    passed = [one for one in opened.gaps.accepted if one.by == NOBODY]
+    passed = [one for one in accepted(opened) if one.by == NOBODY]
     if not passed or any(isinstance(one, Rewound) for one in facts.all()):
         return  # after a rewind it was acknowledged once, and is not any more
     for origin in model.logs.published.keys() - (facts.nowhere or ()):

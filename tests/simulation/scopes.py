@@ -46,20 +46,20 @@ class ScopeSteps(Teller):
         if scope == ORIGIN and refusal:
             self.say(f"refused: {refusal}")
             return
-        subscription.topic.lives.set_scope(subscription, scope, subscription.record.homes)
+        subscription.lives.set_scope(subscription, scope, subscription.record.homes)
 
     def do_takeover(self, region: str, topic: str, name: str, origin: str, home: str) -> None:
         subscription = self._subscription(region, topic, name)
         if subscription is not None and subscription.record.scope == ORIGIN:
             homes = {**subscription.record.homes, origin: home}
             self.world.model.commands_us[topic, name] = self.world.loop.now_us
-            subscription.topic.lives.set_scope(subscription, ORIGIN, homes)
+            subscription.lives.set_scope(subscription, ORIGIN, homes)
 
     def do_witness(self, region: str, topic: str, name: str, witness: str) -> None:
         subscription = self._subscription(region, topic, name)
         if subscription is not None and subscription.record.scope == ORIGIN:
             homes, named = subscription.record.homes, "" if witness == "none" else witness
-            subscription.topic.lives.set_scope(subscription, ORIGIN, homes, witness=named)
+            subscription.lives.set_scope(subscription, ORIGIN, homes, witness=named)
 
     def expect_voters(self, topic: str, name: str) -> None:
         for region in sorted(self.world.homes_of(topic)):
@@ -134,7 +134,7 @@ def probe_shares(world: World, topic: str, name: str) -> None:
             world.model.judging.check_delivered(home, topic, subscription, got_here)
     subscription = _find(world, next(iter(homes)), topic, name)
     if subscription is not None:
-        subscription.topic.lives.set_scope(subscription, LOCAL, {})
+        subscription.lives.set_scope(subscription, LOCAL, {})
     world.run(5000)
 
 

@@ -79,7 +79,7 @@ async def test_a_type_that_is_only_a_row_is_served() -> None:
     assert subscription.unacked_messages == 12
     [first, second] = subscription.consumers
     subscription.send_again(second, None, 0)
-    one.topic.remove_consumer(second)
+    subscription.leave(second)
     first.flow(20)
     await one.settle()
     assert sorted(poor.got) == one.stored

@@ -92,6 +92,8 @@ class TopicContext:
         """Nothing is dispatched any more: the broker is about to stop."""
         self.failure: str | None = None
         """Why it is not served any more; None: it is."""
+        self.last_used_ms = scheduler.now_ms()
+        """When a client came or left, or a message came."""
         self._when_fenced: list[Callable[[str], None]] = []
 
     # -- the fence -----------------------------------------------------------------------------------------------

@@ -8,19 +8,17 @@ ledger - fences the topic: clients are told to look it up again, and it is opene
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.reading import Stored
 from meridian_broker.ledgers.scheduling import Scheduler
-from meridian_broker.ledgers.store import Done
 from meridian_broker.ledgers.throttling import Rate, Throttle
 from meridian_broker.ledgers.under_way import UnderWay, all_over
 from meridian_broker.metadata.rules import Rules
-from meridian_broker.positions import Beginning, HybridClock, Progress
-from meridian_broker.positions.position import EARLIEST, LATEST, Position
-from meridian_broker.topics import names, validation
+from meridian_broker.positions import HybridClock
+from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.backfill.backfill import Recall
 from meridian_broker.topics.backfill.gaps import Gaps
 from meridian_broker.topics.backfill.holds import Holding
@@ -30,16 +28,8 @@ from meridian_broker.topics.backfill.schema_numbers import AddSchema
 from meridian_broker.topics.compaction.compaction import Compaction
 from meridian_broker.topics.context import TopicContext
 from meridian_broker.topics.cursors import seeking
-from meridian_broker.topics.dispatch.consumer import Consumer, ConsumerPort
-from meridian_broker.topics.dispatch.key_ranges import KeySharedPolicy
-from meridian_broker.topics.dispatch.rates import DispatchRates, dispatch_rate
+from meridian_broker.topics.dispatch.rates import dispatch_rate
 from meridian_broker.topics.dispatch_scope.shares import follow
-from meridian_broker.topics.errors import (
-    NotAllowed,
-    SubscriptionExists,
-    SubscriptionNotFound,
-    TopicError,
-)
 from meridian_broker.topics.journal.progress_log import ProgressLog
 from meridian_broker.topics.journal.topic_record import SET_ASIDE
 from meridian_broker.topics.limits import TopicLimits
@@ -51,19 +41,15 @@ from meridian_broker.topics.publishing.producer import Producer
 from meridian_broker.topics.publishing.rates import PublishRates
 from meridian_broker.topics.publishing.storing import Storing
 from meridian_broker.topics.subscriptions.registry import Lives
-from meridian_broker.topics.subscriptions.subscription import Subscription
+from meridian_broker.topics.subscriptions.subscribing import Subscribing
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
     from meridian_broker.replication.entries.source import DeletionNotice
     from meridian_broker.topics.backfill.questions import Peers
-    from meridian_broker.topics.dispatch.types import SubscriptionType
     from meridian_broker.topics.journal.topic_record import TopicMetadata
 
 log = logging.getLogger(__name__)
-
-_NOWHERE: Final[Mapping[str, Position]] = {}
-"""Before everything: one for all subscriptions that begin there."""
 
 
 class Topic(TopicContext):
@@ -109,10 +95,14 @@ class Topic(TopicContext):
         self.deduplication = Deduplication(self, self.producers)
         self.publish_rates = PublishRates(scheduler, publish_throttle)
         self.compaction: Compaction = Compaction(self)
-        self.lives = Lives(self, self.compaction, lambda record, progress: Subscription(self, record, progress), follow)
+        self.lives = Lives(self, self.compaction, follow)
         self.subscriptions = self.lives.subscriptions
         self.lost_records = self.lives.lost_records
-        self.dispatch_rates: DispatchRates = DispatchRates(scheduler, self.subscriptions)
+        self.dispatch_rates = self.lives.dispatch_rates
+        self.subscribing = Subscribing(self, self.lives)
+        self.subscribe = self.subscribing.subscribe
+        self.create_subscription = self.subscribing.create_subscription
+        self.add_consumer = self.subscribing.add_consumer
         self.intake = Intake(self, self.subscriptions)
         self.stored = Storing(self, self.publish_rates, self.intake.check_pushed)
         self.publish = self.stored.own
@@ -142,7 +132,6 @@ class Topic(TopicContext):
         """It lived in this region only, when that was last looked at."""
         self.replicated_positions: dict[str, Position] = {}
         """How far each remote region has confirmed, in local positions: retention keeps the rest."""
-        self.last_used_ms = scheduler.now_ms()
         self.created_ms = scheduler.now_ms()
 
     def _ask_others(self) -> None:
@@ -220,142 +209,7 @@ class Topic(TopicContext):
         stored = self.stored
         return stored.messages_in + stored.messages_replicated_in, stored.bytes_in + stored.bytes_replicated_in
 
-    # -- subscriptions -------------------------------------------------------------------------------------------
-
-    def subscribe(
-        self,
-        name: str,
-        *,
-        durable: bool,
-        replicated: bool | None,
-        initial: Position,
-        properties: dict[str, str] | None,
-        may_create: bool,
-        read_compacted: bool = False,
-        ready: Callable[[Subscription | Exception], None],
-        places: Mapping[str, Position] | None = None,
-    ) -> None:
-        """Find or make a subscription. ``ready`` hears it once its record is durable, or the error.
-
-        :param replicated: of one that is made now.
-        :param places: of an initial entry, see ``create_subscription``.
-        :param read_compacted: its first consumer asks for the compacted view.
-        """
-        existing = self.subscriptions.get(name)
-        if existing is not None:
-            if existing.durable != durable:
-                ready(NotAllowed(f"subscription {name!r} exists and is {'not ' if durable else ''}durable"))
-                return
-            # What the consumer says of replication is for new ones: an existing one is switched by the admin API, which
-            # says how much each region will skip (R17).
-            self.progress_log.when_durable(lambda error: ready(existing if error is None else error))
-            return
-        if durable and not may_create:
-            ready(SubscriptionNotFound(f"there is no subscription {name!r}, and automatic creation is switched off"))
-            return
-        if not names.is_free(name):
-            ready(NotAllowed(f"a subscription cannot be called {name!r}"))
-            return
-        try:
-            self.lives.check_open(name)
-            self.lives.check_room(name)
-        except TopicError as error:
-            ready(error)
-            return
-        if durable and self.lost_records.in_doubt:
-            initial, places = EARLIEST, None  # it may be the one that is missing
-        made = self.create_subscription(
-            name,
-            initial,
-            durable=durable,
-            replicated=bool(replicated),
-            properties=properties,
-            places=places,
-            read_compacted=read_compacted,
-        )
-        if durable:
-            self.progress_log.when_durable(lambda error: ready(made if error is None else error))
-        else:
-            ready(made)
-
-    def create_subscription(
-        self,
-        name: str,
-        initial: Position,
-        *,
-        durable: bool = True,
-        replicated: bool = False,
-        properties: dict[str, str] | None = None,
-        places: Mapping[str, Position] | None = None,
-        read_compacted: bool = False,
-        done: Done | None = None,
-    ) -> Subscription:
-        """Make a subscription whose next entry is ``initial`` (``EARLIEST``, ``LATEST`` or an entry).
-
-        :param places: for a durable subscription that begins at an entry: ``placing.before`` that entry.
-        :param read_compacted: a reader of the compacted view, which may have entries that the log has no more.
-        :raises SubscriptionExists: there is one of that name.
-        :raises NotAllowed: no region could take its name or its properties.
-        """
-        if name in self.subscriptions:
-            raise SubscriptionExists(f"subscription {name!r} exists already")
-        validation.subscription(name, (properties or {}).items())
-        record = self.lives.begun(name, replicated=replicated, properties=properties or {})
-        subscription = Subscription(self, record, Progress(), durable)
-        self.subscriptions[name] = subscription
-        if not durable:
-            seeking.begin_reader(subscription.cursor, initial, read_compacted=read_compacted)
-            return subscription
-        if initial == LATEST:
-            places = seeking.latest(self.log, self.region)
-            subscription.cursor.start_at(self.log.last_confirmed)
-        subscription.cursor.progress.begin(Beginning(record.deleted, record.created, places or _NOWHERE))
-        if initial != LATEST:
-            subscription.cursor.start_cursor()
-        if replicated:
-            subscription.cursor.keep_first_hand()
-        self.lives.write(subscription, done)
-        return subscription
-
-    def add_consumer(
-        self,
-        subscription: Subscription,
-        port: ConsumerPort,
-        consumer_id: int,
-        name: str,
-        kind: SubscriptionType,
-        priority: int,
-        metadata: dict[str, str] | None,
-        key_shared: KeySharedPolicy | None = None,
-        read_compacted: bool = False,
-    ) -> Consumer:
-        """:raises ConsumerBusy, ConsumerAssignError: see ``Subscription.add_consumer``.
-        :raises NotAllowed: see ``Lives.check_new_consumer``.
-        :raises TopicFenced: the subscription was deleted since it was found.
-        """
-        self.check_open()
-        subscription.check_open()
-        self.lives.check_new_consumer(subscription, kind)
-        if read_compacted and subscription.share is not None:
-            raise NotAllowed(f"subscription {subscription.name!r} has dispatch scope origin: it reads the whole log")
-        now_ms = self.scheduler.now_ms()
-        epoch = subscription.cursor.progress.epoch
-        consumer = Consumer(
-            *(subscription, port, consumer_id, name, priority, now_ms, metadata or None, key_shared, epoch),
-            read_compacted,
-        )
-        subscription.add_consumer(consumer, kind)
-        self.last_used_ms = self.scheduler.now_ms()
-        return consumer
-
-    def remove_consumer(self, consumer: Consumer) -> None:
-        """The consumer is gone; a reader's subscription goes with it."""
-        subscription = consumer.subscription
-        assert isinstance(subscription, Subscription)
-        subscription.remove_consumer(consumer)
-        self.last_used_ms = self.scheduler.now_ms()
-        if not (subscription.durable or subscription.consumers):
-            self.lives.forget_reader(subscription)
+    # -- positions -----------------------------------------------------------------------------------------------
 
     async def position_at(self, time_ms: int, *, read_compacted: bool = False) -> Position:
         """The first entry published at or after ``time_ms``; right after the last one when there is none.

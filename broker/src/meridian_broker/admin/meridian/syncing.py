@@ -16,12 +16,13 @@ from meridian_broker.admin.figures.filling import fill
 from meridian_broker.admin.http.requests import Refused, answer, body, flag, part, state, topic_of
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.admin.meridian.scoping import dispatched
-from meridian_broker.admin.pulsar.subscriptions import named
+from meridian_broker.admin.pulsar.subscriptions import by_topic, named
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.positions.clock import ZERO
 from meridian_broker.replication.progress.lag import Why
 from meridian_broker.topics.subscriptions.administration import damage as claim_unacked
 from meridian_broker.topics.subscriptions.subscription import Subscription
+from meridian_broker.topics.topic import Topic
 
 ASK_SECONDS: Final = 5.0
 """A region that takes longer to answer cannot be asked."""
@@ -40,10 +41,9 @@ async def status(request: web.Request) -> web.Response:
 
 
 async def _status_here(request: web.Request) -> dict[str, Any]:
-    found = await named(request)
     shown = {}
-    for subscription in found:
-        shown[subscription.topic.name] = _status(state(request), subscription, await standing(subscription))
+    for topic, subscription in await by_topic(request):
+        shown[topic.name] = _status(state(request), topic, subscription, await standing(subscription))
     head = {
         "subscription": part(request, "subscription"),
         "region": state(request).region,
@@ -112,8 +112,7 @@ async def damage(request: web.Request) -> web.Response:
     return answer({"claimed": lost})
 
 
-def _status(admin: AdminState, subscription: Subscription, stands: Standing) -> dict[str, Any]:
-    topic = subscription.topic
+def _status(admin: AdminState, topic: Topic, subscription: Subscription, stands: Standing) -> dict[str, Any]:
     progress = subscription.cursor.progress
     exact = subscription.durable and subscription.replicated
     peers = lagging.peers(admin, subscription)

@@ -17,9 +17,9 @@ from meridian_broker.admin.pulsar.subscriptions import named, places
 from meridian_broker.admin.pulsar.topics import opened
 from meridian_broker.positions import Cause
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from meridian_broker.topics.context import TopicContext
 from meridian_broker.topics.cursors import drops
 from meridian_broker.topics.subscriptions.subscription import Subscription
-from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar.topic_name import in_path
 
 ALL_REGIONS = "allRegions"
@@ -57,8 +57,8 @@ async def by_id(request: web.Request) -> web.Response:
     """
     given = await body(request)
     if (remote := replicators.remote_of(request)) is not None:
-        chosen = places(await opened(request), given)
-        await replicators.skip_upto(request, remote, [(one, _upto(one, given, place)) for one, place in chosen])
+        waiting = places(await opened(request), given)
+        await replicators.skip_upto(request, remote, [(one, _upto(one, given, place)) for one, place in waiting])
         return done()
     found = {subscription.topic.name: subscription for subscription in await named(request)}
     chosen = places([one.topic for one in found.values()], given)
@@ -72,7 +72,7 @@ async def by_id(request: web.Request) -> web.Response:
     return done()
 
 
-def _upto(topic: Topic, given: object, place: Position) -> Position:
+def _upto(topic: TopicContext, given: object, place: Position) -> Position:
     """The last position to expire."""
     return topic.log.before(place) if is_excluded(given) and place not in (EARLIEST, LATEST) else place
 
@@ -93,14 +93,14 @@ async def _drop_old(subscriptions: list[Subscription], seconds: int) -> None:
         await drops.durable(topic)
 
 
-async def _elsewhere(request: web.Request, topic: Topic) -> None:
+async def _elsewhere(request: web.Request, topic: TopicContext) -> None:
     if flag(request, ALL_REGIONS):
         admin = state(request)
         others = admin.service.regions_of(topic.name) - {admin.region}
         await ask_all(admin, others, request.method, request.rel_url.raw_path)
 
 
-async def _id_elsewhere(request: web.Request, topic: Topic, place: Position, *, excluded: bool) -> None:
+async def _id_elsewhere(request: web.Request, topic: TopicContext, place: Position, *, excluded: bool) -> None:
     """The message has another id in every region: ask for it, then let everything up to it go there."""
     admin = state(request)
     path = in_path(topic.name)

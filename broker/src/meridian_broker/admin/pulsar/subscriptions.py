@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 from aiohttp import web
 
@@ -27,6 +28,7 @@ from meridian_broker.admin.pulsar.non_persistent import is_non_persistent, non_p
 from meridian_broker.admin.pulsar.topics import opened
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics import validation
+from meridian_broker.topics.context import TopicContext
 from meridian_broker.topics.errors import SubscriptionExists, SubscriptionNotFound
 from meridian_broker.topics.names import COMPACTION_SUBSCRIPTION
 from meridian_broker.topics.subscriptions.administration import (
@@ -41,15 +43,22 @@ from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar import topic_name
 
+T = TypeVar("T", bound=TopicContext)
+
 
 async def named(request: web.Request) -> list[Subscription]:
     """The subscription in the path, of the topic or of all partitions that have it.
 
     :raises SubscriptionNotFound: none has.
     """
+    return [subscription for _, subscription in await by_topic(request)]
+
+
+async def by_topic(request: web.Request) -> list[tuple[Topic, Subscription]]:
+    """As ``named``, each with its topic."""
     topics = await opened(request)
     name = part(request, "subscription")
-    found = [topic.subscriptions[name] for topic in topics if name in topic.subscriptions]
+    found = [(topic, topic.subscriptions[name]) for topic in topics if name in topic.subscriptions]
     if not found:
         raise SubscriptionNotFound(f"there is no subscription {name!r} on {topics[0].name}")
     return found
@@ -84,7 +93,7 @@ async def create(request: web.Request) -> web.Response:
         if name not in topic.subscriptions:
             rules = state(request).service.rules(topic_name.parse(topic.name))
             wanted = rules.replicate_subscriptions if said is None else truth(said, "?replicated")
-            await make_subscription(topic, name, place, replicated=wanted, properties=having)
+            await make_subscription(topic.subscribing, name, place, replicated=wanted, properties=having)
     return done()
 
 
@@ -101,7 +110,7 @@ async def delete(request: web.Request) -> web.Response:
     forced = flag(request, "force")
     if not forced:
         for subscription in found:
-            subscription.topic.lives.check_unused(subscription.name)
+            subscription.lives.check_unused(subscription.name)
         await check_elsewhere(request, found)
     await remove_subscriptions(found, forced=forced)
     return done()
@@ -196,7 +205,7 @@ async def replicate(request: web.Request, wanted: bool) -> None:
         await replicate_subscription(subscription, wanted)
 
 
-def places(topics: list[Topic], given: object) -> list[tuple[Topic, Position]]:
+def places(topics: list[T], given: object) -> list[tuple[T, Position]]:
     """The topics that a message id refers to, and its position in each.
 
     :raises Refused: an id of one message, for several partitions.

@@ -174,7 +174,7 @@ class Connection(FlowControl):
         for producer in (self.producers or {}).values():
             producer.topic.remove_producer(producer)
         for consumer in (self.consumers or {}).values():
-            consumer.subscription.topic.remove_consumer(consumer)
+            consumer.subscription.leave(consumer)
         for watcher in (self.watchers or {}).values():
             self.broker.service.watchers.remove(watcher)
         self.producers = self.consumers = self.watchers = None

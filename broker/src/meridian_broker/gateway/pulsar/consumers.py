@@ -15,6 +15,7 @@ from meridian_broker.ledgers.finding import last_message
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics import validation
+from meridian_broker.topics.context import TopicContext
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.dispatch.key_ranges import KeySharedPolicy
 from meridian_broker.topics.dispatch.types import TYPES
@@ -290,7 +291,7 @@ def _unsubscribe(connection: Connection, asked: pb.CommandUnsubscribe, consumer:
         return
     assert connection.consumers is not None
     del connection.consumers[asked.consumer_id]
-    subscription.topic.remove_consumer(consumer)
+    subscription.leave(consumer)
 
     def done(error: LedgerError | None) -> None:
         if error is None:
@@ -299,8 +300,8 @@ def _unsubscribe(connection: Connection, asked: pb.CommandUnsubscribe, consumer:
             connection.fail(asked.request_id, error)
 
     topic = subscription.topic
-    if isinstance(topic, Topic) and subscription.name in topic.subscriptions:
-        topic.lives.delete(subscription.name, done, forced=asked.force)
+    if isinstance(subscription, Subscription) and subscription.name in subscription.lives.subscriptions:
+        subscription.lives.delete(subscription.name, done, forced=asked.force)
     elif isinstance(topic, NonPersistentTopic) and subscription.name in topic.subscriptions:
         topic.delete_subscription(subscription.name, done)
     else:
@@ -354,7 +355,7 @@ async def _last_message_id(connection: Connection, request_id: int, consumer: Co
     assert isinstance(subscription, Subscription)
     topic = subscription.topic
     try:
-        compacted = await topic.compaction.last_message() if consumer.read_compacted else None
+        compacted = await subscription.lives.compaction.last_message() if consumer.read_compacted else None
         last, index = compacted or await _last_in_log(topic)
     except LedgerError as error:
         connection.fail(request_id, error)
@@ -370,7 +371,7 @@ async def _last_message_id(connection: Connection, request_id: int, consumer: Co
     connection.write(encode.simple(30, answer))
 
 
-async def _last_in_log(topic: Topic) -> tuple[Position, int]:
+async def _last_in_log(topic: TopicContext) -> tuple[Position, int]:
     last = await last_message(topic.log)
     if not topic.log.holds(last):
         return last, -1

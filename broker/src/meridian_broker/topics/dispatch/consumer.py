@@ -49,10 +49,6 @@ class ConsumerTopic(Protocol):
     partition: int
     scheduler: Scheduler
 
-    def remove_consumer(self, consumer: Consumer) -> None:
-        """The consumer is gone."""
-        ...
-
 
 class ConsumerHost(Protocol):
     """The subscription of a consumer, seen from it and from its connection."""
@@ -78,6 +74,10 @@ class ConsumerHost(Protocol):
 
     def dispatch_soon(self) -> None:
         """A consumer may take more."""
+        ...
+
+    def leave(self, consumer: Consumer, /) -> None:
+        """The consumer is gone; a subscription that was there for it alone goes with it."""
         ...
 
     def acknowledge(

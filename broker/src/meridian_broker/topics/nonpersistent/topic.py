@@ -142,15 +142,6 @@ class NonPersistentTopic:
         self.last_used_ms = now_ms
         return made
 
-    def remove_consumer(self, consumer: Consumer) -> None:
-        """The consumer is gone; the last one takes the subscription along."""
-        subscription = consumer.subscription
-        assert isinstance(subscription, NonPersistentSubscription)
-        subscription.remove_consumer(consumer)
-        if not subscription.consumers:
-            self.subscriptions.pop(subscription.name, None)
-        self.last_used_ms = self.scheduler.now_ms()
-
     def delete_subscription(self, name: str, done: Done | None = None) -> None:
         """:raises SubscriptionNotFound: there is none."""
         subscription = self.subscriptions.pop(name, None)
@@ -227,6 +218,13 @@ class NonPersistentSubscription:
     def remove_consumer(self, consumer: Consumer) -> None:
         if consumer in self._selection.consumers:
             self._selection.remove(consumer)
+
+    def leave(self, consumer: Consumer) -> None:
+        """The consumer is gone; the last one takes the subscription along."""
+        self.remove_consumer(consumer)
+        if not self.consumers:
+            self.topic.subscriptions.pop(self.name, None)
+        self.topic.last_used_ms = self.topic.scheduler.now_ms()
 
     def disconnect_consumers(self) -> None:
         """Send every consumer away to subscribe again."""

@@ -12,10 +12,10 @@ from meridian_broker.topics.publishing.access_modes import AccessMode
 from meridian_broker.wire.pulsar.metadata import plain_start
 
 if TYPE_CHECKING:
+    from meridian_broker.ledgers.pending import OwnEntry
     from meridian_broker.ledgers.scheduling import Scheduler
     from meridian_broker.topics.journal.topic_record import TopicMetadata
     from meridian_broker.topics.limits import TopicLimits
-    from meridian_broker.topics.publishing.deduplication import Gate
     from meridian_broker.wire.pulsar.frames import Send
 
 
@@ -44,6 +44,18 @@ class ProducerPort(Protocol):
 
     def disconnect_producer(self, producer: Producer) -> None:
         """Tell the client to look up and make its producer again; it resends what has no receipt."""
+        ...
+
+
+class ProducerGate(Protocol):
+    """Sorts out what a producer sent before (``deduplication.py``)."""
+
+    def sift(self, entries: list[OwnEntry], sends: list[Send], /) -> tuple[list[OwnEntry], list[Send]]:
+        """What is to be stored; the rest is answered."""
+        ...
+
+    def done(self, sends: list[Send], result: Position | LedgerError) -> None:
+        """The log's answer, as ``Producer.done`` takes it."""
         ...
 
 
@@ -160,7 +172,7 @@ class Producer:
         """The topic's epoch in which it is let in; None when nobody was ever alone there."""
         self.messages_in = 0
         self.bytes_in = 0
-        self.gate: Gate | None = None
+        self.gate: ProducerGate | None = None
         """Sorts out repeats; None: deduplication is off."""
         self.plain_start = plain_start(name)
         """How the metadata of its ordinary messages begins."""

@@ -83,7 +83,7 @@ class SharedStreams:
         topic, record = subscription.topic, subscription.record
         known = record.voter_sets.joined(told)
         if known != record.voter_sets:
-            topic.lives.set_voter_sets(subscription, known)
+            subscription.lives.set_voter_sets(subscription, known)
             shares.follow(subscription)
             known = subscription.record.voter_sets
         wanted = shares.wanted_voters(subscription) if record.scope == ORIGIN else ()

@@ -379,7 +379,7 @@ async def expire_subscriptions(service: TopicService) -> None:
         topic = subscription.topic
         if topic.failure is not None or not is_abandoned(subscription):
             return
-        if topic.lives.may_be_shared(subscription):
+        if subscription.lives.may_be_shared(subscription):
             asked += 1
             if asked > ASKED_MAX or await _is_used_elsewhere(service, subscription):
                 return

@@ -20,8 +20,9 @@ from meridian_broker.topics.errors import InvalidName, NotAllowed, SubscriptionN
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.store import Done
+    from meridian_broker.topics.context import TopicContext
+    from meridian_broker.topics.subscriptions.subscribing import Subscribing
     from meridian_broker.topics.subscriptions.subscription import Subscription
-    from meridian_broker.topics.topic import Topic
 
 COMMAND: Final = 2000
 """Entries acknowledged in one command."""
@@ -113,7 +114,7 @@ async def _next(
     return found, after
 
 
-async def _let_others_run(topic: Topic) -> None:
+async def _let_others_run(topic: TopicContext) -> None:
     await topic.scheduler.answer(lambda ready: topic.scheduler.defer(lambda: ready(None)))
 
 
@@ -143,15 +144,15 @@ async def remove_subscriptions(found: Sequence[Subscription], *, forced: bool = 
             name = subscription.topic.name
             raise SubscriptionNotFound(f"subscription {subscription.name!r} of {name} was deleted meanwhile")
         if not forced:
-            subscription.topic.lives.check_unused(subscription.name)
+            subscription.lives.check_unused(subscription.name)
     for subscription in found:
-        subscription.topic.lives.delete(subscription.name, forced=forced)
+        subscription.lives.delete(subscription.name, forced=forced)
     for subscription in found:
         await confirmed(subscription.topic, subscription.topic.progress_log.when_durable)
 
 
 async def make_subscription(
-    topic: Topic, name: str, place: Position, *, replicated: bool, properties: dict[str, str]
+    subscribing: Subscribing, name: str, place: Position, *, replicated: bool, properties: dict[str, str]
 ) -> None:
     """Make a durable subscription whose next entry is ``place``.
 
@@ -160,11 +161,14 @@ async def make_subscription(
     """
     if not names.is_free(name):
         raise InvalidName(f"a subscription cannot be called {name!r}")
-    topic.lives.check_room(name)
+    topic, lives = subscribing.topic, subscribing.lives
+    lives.check_room(name)
     places = await seeking.for_new(topic, place)
 
     def make(done: Done) -> None:
-        topic.create_subscription(name, place, replicated=replicated, properties=properties, places=places, done=done)
+        subscribing.create_subscription(
+            name, place, replicated=replicated, properties=properties, places=places, done=done
+        )
 
     await confirmed(topic, make)
 
@@ -192,7 +196,7 @@ async def replicate_subscription(subscription: Subscription, replicated: bool) -
     if subscription.replicated != replicated:
         subscription.check_open()
         topic = subscription.topic
-        await confirmed(topic, lambda done: topic.lives.set_replicated(subscription, replicated, done))
+        await confirmed(topic, lambda done: subscription.lives.set_replicated(subscription, replicated, done))
 
 
 async def scope_subscription(
@@ -204,10 +208,10 @@ async def scope_subscription(
     """
     subscription.check_open()
     topic = subscription.topic
-    await confirmed(topic, lambda done: topic.lives.set_scope(subscription, scope, homes, done, witness=witness))
+    await confirmed(topic, lambda done: subscription.lives.set_scope(subscription, scope, homes, done, witness=witness))
 
 
-async def confirmed(topic: Topic, change: Callable[[Done], None]) -> None:
+async def confirmed(topic: TopicContext, change: Callable[[Done], None]) -> None:
     """Change something and wait until it is durable. :raises TopicFenced: it will not be."""
     try:
         await topic.scheduler.answer(change)

@@ -13,11 +13,11 @@ def leave(consumer: Consumer, left: Done) -> None:
     neither a crash nor a planned switch repeats any of it (R20). A non-persistent topic has nothing to wait for."""
     subscription = consumer.subscription
     if not isinstance(subscription, Subscription):
-        subscription.topic.remove_consumer(consumer)
+        subscription.leave(consumer)
         left(None)
         return
     topic = subscription.topic
-    topic.remove_consumer(consumer)
+    subscription.leave(consumer)
 
     def durable(error: LedgerError | None) -> None:
         if error is None and subscription.replicated and topic.exchange is not None:

@@ -19,6 +19,7 @@ from meridian_broker.ledgers.store import Done, LedgerError
 from meridian_broker.positions import ZERO, Beginning, Position, Progress
 from meridian_broker.replication.leases.quorums import VoterSets
 from meridian_broker.topics.cursors import rewinding
+from meridian_broker.topics.dispatch.rates import DispatchRates
 from meridian_broker.topics.errors import (
     ConsumerBusy,
     LimitReached,
@@ -35,13 +36,13 @@ from meridian_broker.topics.journal.subscription_record import (
 )
 from meridian_broker.topics.journal.subscription_snapshot import Whole
 from meridian_broker.topics.subscriptions.damaged_records import LostRecords
+from meridian_broker.topics.subscriptions.subscription import Subscription
 
 if TYPE_CHECKING:
     from meridian_broker.topics.compaction.compaction import Compaction
     from meridian_broker.topics.compaction.view import CompactedView
     from meridian_broker.topics.context import TopicContext
     from meridian_broker.topics.dispatch.types import SubscriptionType
-    from meridian_broker.topics.subscriptions.subscription import Subscription
 
 TOMBSTONES_MAX: Final = 100_000
 """Tombstones per topic; about 25 MB. None is dropped early to make room, because a region that was away would bring its
@@ -57,25 +58,27 @@ class Lives:
         self,
         topic: TopicContext,
         compaction: Compaction,
-        make: Callable[[SubscriptionRecord, Progress], Subscription],
         record_changed: Callable[[Subscription], None],
     ) -> None:
         """
-        :param make: a durable subscription with this record and progress.
         :param record_changed: called when a subscription of other regions came, or its flag or scope changed.
         """
         self._topic = topic
-        self._make = make
+        self.compaction = compaction
         self._record_changed = record_changed
         self.subscriptions: dict[str, Subscription] = {}
         self.tombstones: dict[str, SubscriptionRecord] = {}
-        self.lost_records = LostRecords(topic, self.subscriptions, self.tombstones, make)
+        self.dispatch_rates: DispatchRates = DispatchRates(topic.scheduler, self.subscriptions)
+        self.lost_records = LostRecords(topic, self.subscriptions, self.tombstones, self._make)
         self.messages_out_before = 0
         """Sent by subscriptions that are gone, so that the topic's totals only grow."""
         self.bytes_out_before = 0
         compaction.when_view_changes(self._view_changed)
         self._closed_until_ms: dict[str, int] = {}
         """Ordered by time: every name stays closed equally long."""
+
+    def _make(self, record: SubscriptionRecord, progress: Progress) -> Subscription:
+        return Subscription(self._topic, self, record, progress)
 
     # -- what other regions hear -------------------------------------------------------------------------------------
 
@@ -227,6 +230,10 @@ class Lives:
     def may_be_shared(self, subscription: Subscription) -> bool:
         """Other regions know of it; or perhaps, because it was made again here from a damaged record."""
         return _is_shared(subscription) or self.lost_records.stands_in(subscription)
+
+    def is_in_doubt(self, name: str) -> bool:
+        """Other regions may know more of it than is left of it here, even that it is replicated."""
+        return self.lost_records.concerns(name)
 
     def check_unused(self, name: str) -> None:
         """:raises SubscriptionNotFound: there is none.

@@ -26,9 +26,10 @@ from meridian_broker.topics.errors import ConsumerBusy, TopicFenced
 from meridian_broker.topics.journal.subscription_record import SubscriptionRecord
 
 if TYPE_CHECKING:
+    from meridian_broker.topics.context import TopicContext
     from meridian_broker.topics.cursors.ack_state import AckState
     from meridian_broker.topics.ports import DispatchShares, Exchange
-    from meridian_broker.topics.topic import Topic
+    from meridian_broker.topics.subscriptions.ports import Registry
 
 
 class Subscription:
@@ -43,6 +44,7 @@ class Subscription:
         "dispatcher",
         "entries_dropped",
         "last_left_ms",
+        "lives",
         "messages_out",
         "pace",
         "record",
@@ -52,8 +54,17 @@ class Subscription:
         "unacked_messages",
     )
 
-    def __init__(self, topic: Topic, record: SubscriptionRecord, progress: Progress, durable: bool = True) -> None:
+    def __init__(
+        self,
+        topic: TopicContext,
+        lives: Registry[Subscription],
+        record: SubscriptionRecord,
+        progress: Progress,
+        durable: bool = True,
+    ) -> None:
         self.topic = topic
+        self.lives = lives
+        """All subscriptions of the topic."""
         self.record = record
         self.cursor = Cursor(topic, self, progress, durable)
         self.share: DispatchShares | None = None
@@ -67,7 +78,7 @@ class Subscription:
         """True while dispatch waits for the newest progress of the other regions (R20)."""
         self.messages_out = 0
         self.bytes_out = 0
-        self.pace: Pace | None = topic.dispatch_rates.pace(self)
+        self.pace: Pace | None = lives.dispatch_rates.pace(self)
         """The rates that it keeps; None: there are none."""
         self.unacked_messages = 0
         """Shared: sent to all consumers and not yet acked."""
@@ -119,7 +130,7 @@ class Subscription:
             if kind.tracks_holders:  # none of those reads compacted; of the others the one that gets messages decides
                 self.read_compacted(False)
             dispatcher = self.dispatcher = kind.dispatcher(self.cursor, self, consumer.key_shared)
-            is_known_elsewhere = self.replicated or self.topic.lost_records.concerns(self.name)
+            is_known_elsewhere = self.replicated or self.lives.is_in_doubt(self.name)
             if self.durable and is_known_elsewhere and self.topic.exchange is not None:
                 self._ask_others(self.topic.exchange)
         assert dispatcher is not None
@@ -139,6 +150,13 @@ class Subscription:
                 self.barrier = False
                 if self.share is not None:
                     self.share.refresh()
+
+    def leave(self, consumer: Consumer) -> None:
+        """The consumer is gone; a reader's subscription goes with it."""
+        self.remove_consumer(consumer)
+        self.topic.last_used_ms = self.topic.scheduler.now_ms()
+        if not (self.durable or self.consumers):
+            self.lives.forget_reader(self)
 
     def disconnect_consumers(self) -> None:
         """Send every consumer away to subscribe again (seek, remote rewind, unload)."""
@@ -171,7 +189,7 @@ class Subscription:
     def read_compacted(self, wanted: bool) -> None:
         """Read the compacted view from now on, or the whole log."""
         if wanted != (self.cursor.compacted is not None):
-            self.cursor.read_through(CompactedReading(self.cursor, self.topic.compaction) if wanted else None)
+            self.cursor.read_through(CompactedReading(self.cursor, self.lives.compaction) if wanted else None)
             self.read_anew()
 
     def read_anew(self) -> None:
@@ -415,7 +433,7 @@ class Subscription:
     @property
     def is_there(self) -> bool:
         """It was not deleted. What is written of one that was would be read as of a later one of its name."""
-        return self.topic.subscriptions.get(self.record.name) is self
+        return self.lives.subscriptions.get(self.record.name) is self
 
     def check_open(self) -> None:
         """:raises TopicFenced: the topic is closing, or the subscription was deleted since it was found."""

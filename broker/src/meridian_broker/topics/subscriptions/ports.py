@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a subscription, and whoever has one in hand, asks of all the subscriptions of its topic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from meridian_broker.ledgers.store import Done
+
+if TYPE_CHECKING:
+    from meridian_broker.replication.leases.quorums import VoterSets
+    from meridian_broker.topics.compaction.compaction import Compaction
+    from meridian_broker.topics.dispatch.rates import DispatchRates
+
+S = TypeVar("S")
+"""A subscription: its class is written against this port, so the port cannot name it."""
+
+
+class Registry(Protocol[S]):
+    """The subscriptions of one topic (``registry.py``)."""
+
+    @property
+    def subscriptions(self) -> Mapping[str, S]:
+        """By name."""
+        ...
+
+    @property
+    def compaction(self) -> Compaction:
+        """Of the topic: the view that subscriptions may read."""
+        ...
+
+    @property
+    def dispatch_rates(self) -> DispatchRates:
+        """Of the topic: the rates that subscriptions keep."""
+        ...
+
+    def is_in_doubt(self, name: str, /) -> bool:
+        """Other regions may know more of a subscription than is left of it here (``damaged_records.py``)."""
+        ...
+
+    def may_be_shared(self, subscription: S, /) -> bool:
+        """Other regions know of it, or perhaps do."""
+        ...
+
+    def check_unused(self, name: str, /) -> None:
+        """:raises SubscriptionNotFound: there is none.
+        :raises SubscriptionInUse: it has consumers in this region.
+        """
+        ...
+
+    def delete(self, name: str, done: Done | None = None, *, forced: bool = False) -> None:
+        """Delete it, in all regions that share it.
+
+        :raises SubscriptionNotFound: there is none.
+        :raises SubscriptionInUse: it has consumers, and nobody forces.
+        """
+        ...
+
+    def forget_reader(self, subscription: S, /) -> None:
+        """A subscription that is not durable goes; its reader is not here."""
+        ...
+
+    def set_replicated(self, subscription: S, replicated: bool, done: Done | None = None) -> None:
+        """Switch the replicated flag (R17)."""
+        ...
+
+    def set_scope(
+        self,
+        subscription: S,
+        scope: str,
+        homes: Mapping[str, str],
+        done: Done | None = None,
+        *,
+        witness: str | None = None,
+    ) -> None:
+        """Say which region dispatches what (R25, R26)."""
+        ...
+
+    def set_voter_sets(self, subscription: S, known: VoterSets, /) -> None:
+        """Keep what is known of who votes (R26)."""
+        ...

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a subscription is found or made, and how a consumer enters it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.ledgers.store import Done
+from meridian_broker.positions import Beginning, Progress
+from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from meridian_broker.topics import names, validation
+from meridian_broker.topics.cursors import seeking
+from meridian_broker.topics.dispatch.consumer import Consumer, ConsumerPort
+from meridian_broker.topics.dispatch.key_ranges import KeySharedPolicy
+from meridian_broker.topics.errors import NotAllowed, SubscriptionExists, SubscriptionNotFound, TopicError
+from meridian_broker.topics.subscriptions.subscription import Subscription
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.context import TopicContext
+    from meridian_broker.topics.dispatch.types import SubscriptionType
+    from meridian_broker.topics.subscriptions.registry import Lives
+
+_NOWHERE: Final[Mapping[str, Position]] = {}
+"""Before everything: one for all subscriptions that begin there."""
+
+
+class Subscribing:
+    """See the module's text. Each topic has one."""
+
+    def __init__(self, topic: TopicContext, lives: Lives) -> None:
+        self.topic = topic
+        self.lives = lives
+
+    def subscribe(
+        self,
+        name: str,
+        *,
+        durable: bool,
+        replicated: bool | None,
+        initial: Position,
+        properties: dict[str, str] | None,
+        may_create: bool,
+        read_compacted: bool = False,
+        ready: Callable[[Subscription | Exception], None],
+        places: Mapping[str, Position] | None = None,
+    ) -> None:
+        """Find or make a subscription. ``ready`` hears it once its record is durable, or the error.
+
+        :param replicated: of one that is made now.
+        :param places: of an initial entry, see ``create_subscription``.
+        :param read_compacted: its first consumer asks for the compacted view.
+        """
+        existing = self.lives.subscriptions.get(name)
+        if existing is not None:
+            if existing.durable != durable:
+                ready(NotAllowed(f"subscription {name!r} exists and is {'not ' if durable else ''}durable"))
+                return
+            # What the consumer says of replication is for new ones: an existing one is switched by the admin API, which
+            # says how much each region will skip (R17).
+            self.topic.progress_log.when_durable(lambda error: ready(existing if error is None else error))
+            return
+        if durable and not may_create:
+            ready(SubscriptionNotFound(f"there is no subscription {name!r}, and automatic creation is switched off"))
+            return
+        if not names.is_free(name):
+            ready(NotAllowed(f"a subscription cannot be called {name!r}"))
+            return
+        try:
+            self.lives.check_open(name)
+            self.lives.check_room(name)
+        except TopicError as error:
+            ready(error)
+            return
+        if durable and self.lives.lost_records.in_doubt:
+            initial, places = EARLIEST, None  # it may be the one that is missing
+        made = self.create_subscription(
+            name,
+            initial,
+            durable=durable,
+            replicated=bool(replicated),
+            properties=properties,
+            places=places,
+            read_compacted=read_compacted,
+        )
+        if durable:
+            self.topic.progress_log.when_durable(lambda error: ready(made if error is None else error))
+        else:
+            ready(made)
+
+    def create_subscription(
+        self,
+        name: str,
+        initial: Position,
+        *,
+        durable: bool = True,
+        replicated: bool = False,
+        properties: dict[str, str] | None = None,
+        places: Mapping[str, Position] | None = None,
+        read_compacted: bool = False,
+        done: Done | None = None,
+    ) -> Subscription:
+        """Make a subscription whose next entry is ``initial`` (``EARLIEST``, ``LATEST`` or an entry).
+
+        :param places: for a durable subscription that begins at an entry: ``seeking.before`` that entry.
+        :param read_compacted: a reader of the compacted view, which may have entries that the log has no more.
+        :raises SubscriptionExists: there is one of that name.
+        :raises NotAllowed: no region could take its name or its properties.
+        """
+        if name in self.lives.subscriptions:
+            raise SubscriptionExists(f"subscription {name!r} exists already")
+        validation.subscription(name, (properties or {}).items())
+        record = self.lives.begun(name, replicated=replicated, properties=properties or {})
+        subscription = Subscription(self.topic, self.lives, record, Progress(), durable)
+        self.lives.subscriptions[name] = subscription
+        if not durable:
+            seeking.begin_reader(subscription.cursor, initial, read_compacted=read_compacted)
+            return subscription
+        if initial == LATEST:
+            places = seeking.latest(self.topic.log, self.topic.region)
+            subscription.cursor.start_at(self.topic.log.last_confirmed)
+        subscription.cursor.progress.begin(Beginning(record.deleted, record.created, places or _NOWHERE))
+        if initial != LATEST:
+            subscription.cursor.start_cursor()
+        if replicated:
+            subscription.cursor.keep_first_hand()
+        self.lives.write(subscription, done)
+        return subscription
+
+    def add_consumer(
+        self,
+        subscription: Subscription,
+        port: ConsumerPort,
+        consumer_id: int,
+        name: str,
+        kind: SubscriptionType,
+        priority: int,
+        metadata: dict[str, str] | None,
+        key_shared: KeySharedPolicy | None = None,
+        read_compacted: bool = False,
+    ) -> Consumer:
+        """:raises ConsumerBusy, ConsumerAssignError: see ``Subscription.add_consumer``.
+        :raises NotAllowed: see ``Lives.check_new_consumer``.
+        :raises TopicFenced: the subscription was deleted since it was found.
+        """
+        self.topic.check_open()
+        subscription.check_open()
+        self.lives.check_new_consumer(subscription, kind)
+        if read_compacted and subscription.share is not None:
+            raise NotAllowed(f"subscription {subscription.name!r} has dispatch scope origin: it reads the whole log")
+        now_ms = self.topic.scheduler.now_ms()
+        epoch = subscription.cursor.progress.epoch
+        consumer = Consumer(
+            *(subscription, port, consumer_id, name, priority, now_ms, metadata or None, key_shared, epoch),
+            read_compacted,
+        )
+        subscription.add_consumer(consumer, kind)
+        self.topic.last_used_ms = self.topic.scheduler.now_ms()
+        return consumer
