@@ -153,7 +153,9 @@ class SimBroker:
             new_lock=Lock,
         )
         leases = LeaseManager(SharedStreams(self.service), f"{home.name}#{fence}", self.mono_ms)
-        core = ProgressExchange(ExchangeHost(self.service), leases=leases, ends=StoredEnds(self.service))
+        core = ProgressExchange(
+            ExchangeHost(self.service), leases=leases, ends=StoredEnds(self.service, self.service.missing)
+        )
         self.exchange = ExchangeLinks(self, core)
         self.replication = ReplicationLinks(self)
         self.service.exchange = self.service.missing.exchange = self.exchange

@@ -59,7 +59,7 @@ SHARED = ("subscribe us t sub", "tick 100", "scope us t sub origin", "consumer c
 def test_a_topics_vote_stands_as_long_as_nothing_is_different(trouble: str) -> None:
     story = told(*SHARED)
     shares, basis = basis_of(manager_of(story, "us"))
-    topic = shares._service.topics[TOPIC]
+    topic = shares._topics.topics[TOPIC]
     if trouble == "gone":
         topic.lives.delete("sub")
     elif trouble == "closed":

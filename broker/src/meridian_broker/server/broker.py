@@ -333,7 +333,7 @@ class BrokerProcess:
         core = ProgressExchange(
             host,
             leases=shares,
-            ends=StoredEnds(self.service),
+            ends=StoredEnds(self.service, self.service.missing),
             coalesce_ms=replication.progress_coalesce_millis,
             digest_interval_ms=replication.digest_interval_seconds * 1000,
             barrier_ms=replication.barrier_timeout_millis,

@@ -19,7 +19,7 @@ from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.backfill.backfill import Due
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.service.service import TopicService
+    from meridian_broker.topics.service.open_topics import OpenTopics
 
 LOOKS: Final = 1000
 """Topics looked at each time."""
@@ -42,8 +42,9 @@ class Comparing(Protocol):
 class StoredEnds:
     """What the exchange compares: ``replication.exchange_ends.EndsSource``."""
 
-    def __init__(self, service: TopicService) -> None:
+    def __init__(self, service: OpenTopics, missing: Missing) -> None:
         self._service = service
+        self._missing = missing
 
     def open_topics(self) -> Set[str]:
         return self._service.topics.keys()
@@ -55,7 +56,7 @@ class StoredEnds:
         return found.log.last_own if origin == found.region else found.log.last_origin.get(origin, EARLIEST)
 
     def more_elsewhere(self, topic: str) -> None:
-        self._service.missing.found(topic)
+        self._missing.found(topic)
 
 
 class Missing:
@@ -77,7 +78,7 @@ class Missing:
         """Another region has entries of this topic that are not here."""
         self._found[topic] = None
 
-    def look(self, service: TopicService) -> None:
+    def look(self, service: OpenTopics) -> None:
         """Called every second."""
         for name in list(self._found)[:STARTS]:
             del self._found[name]
@@ -88,7 +89,7 @@ class Missing:
         if self.exchange is not None:
             self.exchange.compare_ends(self._absent | self._absent_before)
 
-    def _go_round(self, service: TopicService) -> None:
+    def _go_round(self, service: OpenTopics) -> None:
         polls, most = 0, self._polls()
         later: list[str] = []
         for _ in range(min(LOOKS, len(service.topics))):

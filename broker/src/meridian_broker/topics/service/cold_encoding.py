@@ -12,7 +12,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.service.service import TopicService
+    from meridian_broker.topics.service.open_topics import OpenTopics
     from meridian_broker.topics.topic import Topic
 
 ROUND_SECONDS: Final = 30
@@ -28,7 +28,7 @@ class Cooling:
         self._topics_at_once = 0
         self._seconds = 0
 
-    def look(self, service: TopicService) -> None:
+    def look(self, service: OpenTopics) -> None:
         """Called every second."""
         self._seconds += 1
         if not self._waiting and self._seconds >= ROUND_SECONDS:

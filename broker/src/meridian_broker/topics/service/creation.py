@@ -23,12 +23,12 @@ from meridian_broker.topics.service import kinds
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.service.service import TopicService
+    from meridian_broker.topics.service.open_topics import OpenTopics
 
 log = logging.getLogger(__name__)
 
 
-async def partitions(service: TopicService, name: TopicName, *, create: bool) -> int:
+async def partitions(service: OpenTopics, name: TopicName, *, create: bool) -> int:
     """``TopicService.partitions``."""
     await service.check_exists(name)
     record = await service.catalog.partitioned.find(name.base)
@@ -55,7 +55,7 @@ async def partitions(service: TopicService, name: TopicName, *, create: bool) ->
     return 0
 
 
-async def create_plain(service: TopicService, name: TopicName, properties: dict[str, str]) -> None:
+async def create_plain(service: OpenTopics, name: TopicName, properties: dict[str, str]) -> None:
     """Make a topic without partitions.
 
     :raises AlreadyExists: there is one of that name.
@@ -71,9 +71,7 @@ async def create_plain(service: TopicService, name: TopicName, properties: dict[
     await service.topic(name, create=False)
 
 
-async def create_partitioned(
-    service: TopicService, name: TopicName, partitions: int, properties: dict[str, str]
-) -> None:
+async def create_partitioned(service: OpenTopics, name: TopicName, partitions: int, properties: dict[str, str]) -> None:
     """Make a partitioned topic with all its partitions.
 
     :raises AlreadyExists: there is a topic of that name, here or, without partitions and made earlier, elsewhere.
@@ -90,7 +88,7 @@ async def create_partitioned(
             await opening.check_room(service, name, partitions)
             await service.catalog.partitioned.create(name, partitions, properties)
         return
-    with service.loader.or_later(name):
+    with service.unfinished.or_later(name):
         async with service.lock(str(name)):
             await opening.check_room(service, name, partitions)
             record = await service.catalog.partitioned.create(name, partitions, properties)
@@ -105,7 +103,7 @@ async def create_partitioned(
             raise AlreadyExists(f"{name} is not made: {error}") from error
 
 
-async def complete(service: TopicService, name: TopicName) -> None:
+async def complete(service: OpenTopics, name: TopicName) -> None:
     """Make what is missing of a partitioned topic that is on record; its replicators tell the other regions of it.
 
     :raises MetadataError, LedgerError, TopicError: some partitions are not open yet.
@@ -120,7 +118,7 @@ async def complete(service: TopicService, name: TopicName) -> None:
     log.info("partitioned topic %s: its making, which had begun earlier, is finished", name)
 
 
-async def _tell(service: TopicService, region: str, name: TopicName, record: PartitionedTopicRecord) -> None:
+async def _tell(service: OpenTopics, region: str, name: TopicName, record: PartitionedTopicRecord) -> None:
     """:raises OtherKind: the region made a topic without partitions earlier."""
     replication = service.replication
     if replication is None:

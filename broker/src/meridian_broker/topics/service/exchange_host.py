@@ -18,7 +18,7 @@ from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.errors import InvalidTopicNameError
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.service.service import TopicService
+    from meridian_broker.topics.service.open_topics import OpenTopics
     from meridian_broker.topics.subscriptions.registry import Lives
     from meridian_broker.topics.topic import Topic
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 class ExchangeHost:
     """See the module's text: ``ProgressHost`` of the exchange. One per broker."""
 
-    def __init__(self, service: TopicService) -> None:
+    def __init__(self, service: OpenTopics) -> None:
         self._service = service
         self.region = service.region
         self.is_served = service.is_served

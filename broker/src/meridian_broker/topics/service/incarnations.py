@@ -30,7 +30,7 @@ from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.service.service import TopicService
+    from meridian_broker.topics.service.open_topics import OpenTopics
     from meridian_broker.topics.topic import Topic
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ RETRY_SECONDS: Final = 5.0
 """What could not be deleted now is tried again after so long."""
 
 
-async def differing(service: TopicService, name: TopicName, asked: str) -> DeletionNotice | None:
+async def differing(service: OpenTopics, name: TopicName, asked: str) -> DeletionNotice | None:
     """What to tell a region that knows of another deletion of the topic than we do; None: both know of the same one,
     or it knows of a later one, which is followed then."""
     found = service.topics.get(str(name))
@@ -59,7 +59,7 @@ async def differing(service: TopicService, name: TopicName, asked: str) -> Delet
     return DeletionNotice(known, deletion.ends, deletion.is_of_base)
 
 
-async def compare_base(service: TopicService, name: TopicName, asked: str) -> int:
+async def compare_base(service: OpenTopics, name: TopicName, asked: str) -> int:
     """A region that knows of deletion ``asked`` asks about a partitioned topic: 1 if we know of a later deletion, 0 if
     of the same one, -1 if of an earlier one: what we have then was deleted there."""
     known = await service.catalog.partitioned.deletion(name)
@@ -67,7 +67,7 @@ async def compare_base(service: TopicService, name: TopicName, asked: str) -> in
     return (ours > theirs) - (ours < theirs)
 
 
-async def follow_base(service: TopicService, name: TopicName, asked: str) -> Deletion | None:
+async def follow_base(service: OpenTopics, name: TopicName, asked: str) -> Deletion | None:
     """A region that knows of deletion ``asked`` wants us to have a partitioned topic: the later deletion that we know
     of, which forbids it; None: we may have it. If ours was deleted there, we forget how many partitions it had; each
     of them goes, or is set aside, when its replicators are told."""
@@ -80,13 +80,13 @@ async def follow_base(service: TopicService, name: TopicName, asked: str) -> Del
     return None
 
 
-async def check_base(service: TopicService, name: TopicName, asked: str) -> None:
+async def check_base(service: OpenTopics, name: TopicName, asked: str) -> None:
     """The same, looked at again by whoever holds the topic's lock. :raises TopicFenced: it was deleted meanwhile."""
     if await compare_base(service, name, asked) > 0:
         raise TopicFenced(f"{name} was deleted meanwhile: ask again")
 
 
-async def follow(service: TopicService, topic: Topic, told: DeletionNotice) -> None:
+async def follow(service: OpenTopics, topic: Topic, told: DeletionNotice) -> None:
     """Another region told of a deletion that is later than the one we know of: our copy goes, or is set aside."""
     stamp = stamp_of(told.incarnation)
     if stamp <= stamp_of(topic.incarnation) or not _is_possible(service, stamp):
@@ -128,7 +128,7 @@ async def follow(service: TopicService, topic: Topic, told: DeletionNotice) -> N
             service.scheduler.later(RETRY_SECONDS, lambda: service.scheduler.spawn(_open_again(service, name), "retry"))
 
 
-async def _open_again(service: TopicService, name: TopicName) -> None:
+async def _open_again(service: OpenTopics, name: TopicName) -> None:
     """Once it is open its replicators hear of the deletion again."""
     try:
         await service.topic(name, create=False)
@@ -139,7 +139,7 @@ async def _open_again(service: TopicService, name: TopicName) -> None:
             service.scheduler.later(RETRY_SECONDS, lambda: service.scheduler.spawn(_open_again(service, name), "retry"))
 
 
-def _is_possible(service: TopicService, stamp: Stamp) -> bool:
+def _is_possible(service: OpenTopics, stamp: Stamp) -> bool:
     ahead_ms = stamp.time_ms - service.scheduler.now_ms()
     known = stamp.region == service.region or service.catalog.cluster(stamp.region) is not None
     return known and ahead_ms <= CLOCKS_APART_MS

@@ -35,7 +35,7 @@ from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.service.service import TopicService
+    from meridian_broker.topics.service.open_topics import OpenTopics
     from meridian_broker.topics.topic import Topic
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ def gives_way(ours: Creation, theirs: Creation) -> bool:
     return ours.kind is not theirs.kind and theirs < ours
 
 
-async def creation(service: TopicService, name: TopicName) -> Creation | None:
+async def creation(service: OpenTopics, name: TopicName) -> Creation | None:
     """Of the topic of that name in this region; None: there is none."""
     partitioned = await service.catalog.partitioned.find(name)
     if partitioned is not None:
@@ -77,7 +77,7 @@ async def creation(service: TopicService, name: TopicName) -> Creation | None:
     return None if plain is None else Creation(plain[0].created or ZERO, Kind.PLAIN)
 
 
-async def make_way(service: TopicService, name: TopicName, theirs: Creation) -> list[Carried]:
+async def make_way(service: OpenTopics, name: TopicName, theirs: Creation) -> list[Carried]:
     """Another region has a topic of that name: what is here and of the other kind gives way if it was made later.
 
     :returns: its subscriptions, for ``carry`` once the other one is made.
@@ -107,7 +107,7 @@ async def make_way(service: TopicService, name: TopicName, theirs: Creation) -> 
     return list(carried.values())
 
 
-async def check_kind(service: TopicService, name: TopicName) -> None:
+async def check_kind(service: OpenTopics, name: TopicName) -> None:
     """Another region asks for a topic that is not here. :raises OtherKind: what is here is of the other kind."""
     found = await creation(service, name.base)
     if found is not None and (found.kind is Kind.PLAIN) == (name.partition >= 0):
@@ -115,7 +115,7 @@ async def check_kind(service: TopicService, name: TopicName) -> None:
         raise OtherKind(f"{service.region} has {name.base} as a topic {kind} partitions")
 
 
-async def carry(service: TopicService, topics: Iterable[Topic], carried: Iterable[Carried]) -> None:
+async def carry(service: OpenTopics, topics: Iterable[Topic], carried: Iterable[Carried]) -> None:
     """Make subscriptions of a copy that gave way, where they are missing, at the earliest message. Durable after it."""
     for topic in topics:
         for name, replicated in carried:
@@ -125,7 +125,7 @@ async def carry(service: TopicService, topics: Iterable[Topic], carried: Iterabl
 
 
 async def create_as_told(
-    service: TopicService, name: TopicName, partitions: int, properties: dict[str, str], created: Stamp, known: str
+    service: OpenTopics, name: TopicName, partitions: int, properties: dict[str, str], created: Stamp, known: str
 ) -> None:
     """Make a partitioned topic that another region has. Its partitions are opened once the caller has the answer.
 
@@ -148,7 +148,7 @@ async def create_as_told(
         service.scheduler.spawn(_open(service, names), f"open the partitions of {name}")
 
 
-async def take_back(service: TopicService, name: TopicName, created: Stamp | None) -> None:
+async def take_back(service: OpenTopics, name: TopicName, created: Stamp | None) -> None:
     """A creation here, of a moment ago, does not count: forget it. If messages came meanwhile it stays until the region
     that made the topic earlier tells of it."""
     async with service.lock(str(name)):
@@ -161,7 +161,7 @@ async def take_back(service: TopicService, name: TopicName, created: Stamp | Non
             await service.catalog.partitioned.take_back(name)
 
 
-async def _open(service: TopicService, names: list[TopicName]) -> None:
+async def _open(service: OpenTopics, names: list[TopicName]) -> None:
     """A partition that cannot be opened now is opened for whoever asks for it."""
 
     async def open_one(name: TopicName) -> None:
@@ -173,7 +173,7 @@ async def _open(service: TopicService, names: list[TopicName]) -> None:
     await run_all(service.scheduler, [partial(open_one, name) for name in names], "open a partition")
 
 
-async def _give_way(service: TopicService, topic: Topic, why: str) -> None:
+async def _give_way(service: OpenTopics, topic: Topic, why: str) -> None:
     """The caller holds its lock."""
     if topic.log.after(EARLIEST) is None:
         await removal.unmake(service, topic, why)

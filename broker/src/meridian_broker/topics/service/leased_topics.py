@@ -25,26 +25,26 @@ from meridian_broker.topics.dispatch_scope import shares
 from meridian_broker.topics.dispatch_scope.votes import Ballot, encode
 from meridian_broker.topics.journal.progress_log import Kind
 from meridian_broker.topics.journal.subscription_record import ORIGIN
-from meridian_broker.topics.ports import DispatchShares, Leasing
+from meridian_broker.topics.ports import DispatchShares
+from meridian_broker.topics.service import scopes
 from meridian_broker.topics.service.witness import WitnessStore
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.service.service import TopicService
+    from meridian_broker.topics.service.open_topics import OpenTopics
     from meridian_broker.topics.subscriptions.subscription import Subscription
-    from meridian_broker.topics.topic import Topic
 
 
 class SharedStreams:
     """See the module's text. One per broker."""
 
-    def __init__(self, service: TopicService) -> None:
-        self._service = service
-        self.witness = WitnessStore(service)
+    def __init__(self, topics: OpenTopics) -> None:
+        self._topics = topics
+        self.witness = WitnessStore(topics)
         self.witness.open_soon()
 
     @property
     def region(self) -> str:
-        return self._service.region
+        return self._topics.region
 
     def voter_sets(self, stream: Stream) -> tuple[VoterSets, str] | None:
         """Who votes on the stream, and its home where that matters to this voter; None while it is not served here."""
@@ -55,7 +55,7 @@ class SharedStreams:
             return None
         subscription = self._subscription(stream[:2])
         if subscription is None:
-            witnessed = self.witness.known(stream[:2]) if self._service.is_served(stream[0]) else None
+            witnessed = self.witness.known(stream[:2]) if self._topics.is_served(stream[0]) else None
             return None if witnessed is None else (witnessed, "")
         known = subscription.record.voter_sets
         return known, shares.home_of(subscription, stream[2]) if known.is_on_pair(self.region) else ""
@@ -74,8 +74,8 @@ class SharedStreams:
         subscription = self._subscription(subject)
         if subscription is None:
             is_witness = self.region in told.voters or self.witness.known(subject) is not None
-            if is_witness and self._service.is_served(subject[0]):
-                copy = self._service.topics.get(subject[0])
+            if is_witness and self._topics.is_served(subject[0]):
+                copy = self._topics.topics.get(subject[0])
                 alone = None if copy is None else copy.subscriptions.get(subject[1])
                 told = told if alone is None else told.joined(alone.record.voter_sets)
                 self.witness.hear(subject, told, lambda known: heard(known, ()))
@@ -121,7 +121,7 @@ class SharedStreams:
         subscription = self._subscription(stream[:2])
         if subscription is not None:
             return _SubscriptionBasis(subscription)
-        return None if stream[0] in self._service.topics else self.witness.basis(stream[:2])
+        return None if stream[0] in self._topics.topics else self.witness.basis(stream[:2])
 
     def confirm(self, confirmed: Callable[[], None]) -> None:
         """``confirmed`` once it is sure that no later broker of this region has begun to vote."""
@@ -144,26 +144,26 @@ class SharedStreams:
 
     def follow_regions(self) -> None:
         """Scopes that are set may be in force now, or not any more."""
-        for topic in list(self._service.topics.values()):
+        for topic in list(self._topics.topics.values()):
             if topic.failure is None:
-                follow(topic)
+                scopes.follow(topic)
 
     def _subscription(self, subject: Subject) -> Subscription | None:
         """Of a topic that lives in other regions, too. One that this region has on its own says nothing of theirs."""
-        topic = self._service.topics.get(subject[0])
+        topic = self._topics.topics.get(subject[0])
         if topic is None or topic.failure is not None or topic.regions() == {self.region}:
             return None
         return topic.subscriptions.get(subject[1])
 
     def _abstains(self, topic_name: str) -> bool:
         """May a promise on shares of this topic bind that the disk damaged?"""
-        topic = self._service.topics.get(topic_name)
+        topic = self._topics.topics.get(topic_name)
         if topic is None or topic.leasing is None or not topic.lost_records.votes_from_ms:
             return False
         return topic.leasing.now_ms() < topic.lost_records.votes_from_ms
 
     def _shares(self, stream: Stream) -> DispatchShares | None:
-        topic = self._service.topics.get(stream[0])
+        topic = self._topics.topics.get(stream[0])
         found = None if topic is None or topic.failure is not None else topic.subscriptions.get(stream[1])
         return None if found is None else found.share
 
@@ -190,33 +190,6 @@ class _SubscriptionBasis:
             and topic.failure is None
             and subscription.is_there
         )
-
-
-def follow(topic: Topic) -> None:
-    """Do as the records of its subscriptions say, and the regions that it has."""
-    regions = topic.regions()
-    if topic.followed != regions:
-        topic.followed = regions
-    for subscription in list(topic.subscriptions.values()):
-        shares.follow(subscription)
-
-
-def opened(service: TopicService, topic: Topic) -> None:
-    """A topic is served from now on: what this region voted is known, and its shares are asked for."""
-    topic.leasing = service.leasing
-    if topic.leasing is not None:
-        if topic.lost_records.may_have_voted:
-            topic.lost_records.votes_from_ms = topic.leasing.now_ms() + _longest_ms(topic, topic.leasing)
-        for name, ballots in topic.votes.items():
-            for origin, ballot in ballots.items():
-                topic.leasing.found((topic.name, name, origin), *ballot)
-    follow(topic)
-
-
-def _longest_ms(topic: Topic, leasing: Leasing) -> int:
-    """How long a promise may bind of which nothing is left."""
-    known = (duration for ballots in topic.votes.values() for _, _, duration in ballots.values())
-    return max(leasing.promise_ms, *known, 0)
 
 
 def _when_done(streams: list[Stream], durable: Callable[[list[Stream]], None]) -> Callable[[LedgerError | None], None]:

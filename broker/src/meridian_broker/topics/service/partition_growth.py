@@ -24,12 +24,12 @@ from meridian_broker.topics.service import incarnations, removal
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.service.service import TopicService
+    from meridian_broker.topics.service.open_topics import OpenTopics
 
 log = logging.getLogger(__name__)
 
 
-async def grow(service: TopicService, name: TopicName, partitions: int, known: str | None = None) -> None:
+async def grow(service: OpenTopics, name: TopicName, partitions: int, known: str | None = None) -> None:
     """Have so many partitions; the topic's subscriptions start at the earliest message of the new ones.
 
     :param known: another region asks, and this is the last deletion that it knows of (R8).
@@ -62,7 +62,7 @@ async def grow(service: TopicService, name: TopicName, partitions: int, known: s
     await run_all(service.scheduler, [partial(tell, index) for index in range(partitions)], "tell a partition's number")
 
 
-async def _give_up(service: TopicService, name: TopicName, before: int) -> None:
+async def _give_up(service: OpenTopics, name: TopicName, before: int) -> None:
     try:
         record = await service.catalog.partitioned.find(name)  # the number may have been written all the same
         await _take_back_from(service, name, before if record is None else record.partitions)
@@ -70,13 +70,13 @@ async def _give_up(service: TopicService, name: TopicName, before: int) -> None:
         log.warning("%s did not grow, and partitions made for that are left until it does: %s", name, error)
 
 
-async def _take_back_from(service: TopicService, name: TopicName, number: int) -> None:
+async def _take_back_from(service: OpenTopics, name: TopicName, number: int) -> None:
     """Partitions on record beyond the number that the topic has."""
     on_record = await service.catalog.topics.partitions(name)
     await removal.take_back(service, [one for one in on_record if one.partition >= number])
 
 
-async def _prepare_partition(service: TopicService, name: TopicName, index: int, partitions: int) -> None:
+async def _prepare_partition(service: OpenTopics, name: TopicName, index: int, partitions: int) -> None:
     """Make a new partition with the subscriptions of the first one."""
     known = await service.topic(name.with_partition(0), create=False)
     topic = await service.topic(name.with_partition(index), create=True, growing_to=partitions)

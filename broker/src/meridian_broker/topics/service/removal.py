@@ -30,7 +30,7 @@ from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.service.service import TopicService
+    from meridian_broker.topics.service.open_topics import OpenTopics
     from meridian_broker.topics.subscriptions.subscription import Subscription
     from meridian_broker.topics.topic import Topic
 
@@ -49,7 +49,7 @@ def _to_nobody(_: Stamp) -> None:
     """Nobody is told."""
 
 
-async def delete(service: TopicService, name: TopicName, *, force: bool, begun: Begun = _to_nobody) -> Stamp | None:
+async def delete(service: OpenTopics, name: TopicName, *, force: bool, begun: Begun = _to_nobody) -> Stamp | None:
     """Delete a topic, or a partitioned one with its partitions. Answers the deletion's stamp, of a persistent topic.
 
     :raises TopicInUse: clients are there and ``force`` is not given.
@@ -80,7 +80,7 @@ async def delete(service: TopicService, name: TopicName, *, force: bool, begun: 
         return await partitioned.delete(name, stamp)  # this counts for partitions that nobody has used yet, too
 
 
-async def delete_as_elsewhere(service: TopicService, name: TopicName, stamp: Stamp, *, partitioned: bool) -> None:
+async def delete_as_elsewhere(service: OpenTopics, name: TopicName, stamp: Stamp, *, partitioned: bool) -> None:
     """Follow the deletion of another region, even if the topic is in use here or does not exist (R8).
 
     A link may have told of the deletion before: what was made since then stays. What is of the other kind here, with
@@ -108,7 +108,7 @@ async def delete_as_elsewhere(service: TopicService, name: TopicName, stamp: Sta
         await service.catalog.topics.mark_deleted(name, stamp)
 
 
-async def _leave(service: TopicService, topic: Topic, why: str, stamp: Stamp) -> None:
+async def _leave(service: OpenTopics, topic: Topic, why: str, stamp: Stamp) -> None:
     """A topic goes that nobody else has messages of: it is set aside if it holds any. The caller holds its lock."""
     topic.reopen = False
     topic.fence(why)
@@ -121,7 +121,7 @@ async def _leave(service: TopicService, topic: Topic, why: str, stamp: Stamp) ->
     await set_aside(service, topic, topic_name.parse(topic.name), reason, stamp)
 
 
-async def set_aside(service: TopicService, topic: Topic, name: TopicName, why: str, stamp: Stamp | None) -> None:
+async def set_aside(service: OpenTopics, topic: Topic, name: TopicName, why: str, stamp: Stamp | None) -> None:
     """Keep a topic that is fenced and no longer open. The caller holds its lock.
 
     :param why: shown as a property of the copy.
@@ -130,14 +130,14 @@ async def set_aside(service: TopicService, topic: Topic, name: TopicName, why: s
     await topic.close(why)
     to = await quarantine.move(service, name, why, stamp)
     service.forget(topic.name)
-    await service.loader.open(to)
+    await service.open(to)
 
 
-async def _names_of_both_kinds(service: TopicService, name: TopicName) -> list[TopicName]:
+async def _names_of_both_kinds(service: OpenTopics, name: TopicName) -> list[TopicName]:
     return [name, *await partition_names(service, name)] if name.partition < 0 else [name]
 
 
-async def forget_partitioned(service: TopicService, name: TopicName, stamp: Stamp) -> None:
+async def forget_partitioned(service: OpenTopics, name: TopicName, stamp: Stamp) -> None:
     """A partitioned topic was deleted in another region: the number of its partitions goes with the first of them of
     which we hear, under the topic's lock, so that a thousand who hear of it at once do not contend for one record."""
     async with service.lock(str(name)):
@@ -150,7 +150,7 @@ async def forget_partitioned(service: TopicService, name: TopicName, stamp: Stam
             await service.catalog.topics.mark_deleted(name, stamp)
 
 
-async def finish(service: TopicService, name: TopicName) -> None:
+async def finish(service: OpenTopics, name: TopicName) -> None:
     """Delete what is left of a partitioned topic whose deletion was begun by an earlier life of the broker, or failed.
 
     :raises MetadataError, LedgerError, TopicError: something is left.
@@ -168,7 +168,7 @@ async def finish(service: TopicService, name: TopicName) -> None:
         await orphans.make_partitioned(service, name, 1 + max(topic.partition for topic in left))
 
 
-async def take_back(service: TopicService, names: Iterable[TopicName]) -> None:
+async def take_back(service: OpenTopics, names: Iterable[TopicName]) -> None:
     """Undo the making of partitions that their topic does not have: those of them that hold no message.
 
     The caller holds the topic's lock.
@@ -182,7 +182,7 @@ async def take_back(service: TopicService, names: Iterable[TopicName]) -> None:
                     await unmake(service, topic, "the topic has no such partition")
 
 
-async def unmake(service: TopicService, topic: Topic, why: str) -> None:
+async def unmake(service: OpenTopics, topic: Topic, why: str) -> None:
     """Remove a topic that holds no message as if it had never been made; the caller holds its lock."""
     topic.reopen = False
     topic.fence(why)
@@ -192,7 +192,7 @@ async def unmake(service: TopicService, topic: Topic, why: str) -> None:
     await deletion.delete_ledgers(topic)
 
 
-async def partition_names(service: TopicService, name: TopicName) -> list[TopicName]:
+async def partition_names(service: OpenTopics, name: TopicName) -> list[TopicName]:
     """All partitions that a topic has by number or on record: growth that broke off may have left more than it has."""
     record = await service.catalog.partitioned.find(name)
     numbered = [] if record is None else [name.with_partition(number) for number in range(record.partitions)]
@@ -200,7 +200,7 @@ async def partition_names(service: TopicService, name: TopicName) -> list[TopicN
     return list(dict.fromkeys([*numbered, *on_record]))
 
 
-async def hold(service: TopicService, names: list[TopicName], locks: AsyncExitStack) -> list[Topic]:
+async def hold(service: OpenTopics, names: list[TopicName], locks: AsyncExitStack) -> list[Topic]:
     """Those that exist, open, and the locks of all, taken in the order of their names.
 
     Whoever holds the lock of a partitioned topic may take those of its partitions, and nobody takes them the other way
@@ -232,7 +232,7 @@ async def hold(service: TopicService, names: list[TopicName], locks: AsyncExitSt
     return [found[name] for name in names if name in found]
 
 
-async def _new_stamp(service: TopicService, name: TopicName) -> Stamp:
+async def _new_stamp(service: OpenTopics, name: TopicName) -> Stamp:
     """Of a deletion that happens now."""
     newest = service.catalog.topics.newest_deletion
     known = await newest(name) if name.partition < 0 else await service.catalog.topics.deletion(name)
@@ -256,7 +256,7 @@ def clients(topic: Topic) -> int:
 
 
 async def _remove(
-    service: TopicService,
+    service: OpenTopics,
     topics: list[Topic],
     check: Check,
     stamp: Stamp,
@@ -285,7 +285,7 @@ async def _remove(
 
     try:
         if partitioned is not None:
-            service.loader.finish_later(partitioned)
+            service.unfinished.finish_later(partitioned)
             await service.catalog.partitioned.begin_deletion(partitioned, stamp)
         begun(stamp)
         await run_all(service.scheduler, [partial(remove, topic) for topic in topics], "delete a topic")
@@ -294,15 +294,15 @@ async def _remove(
             service.scheduler.defer(partial(_open_again, service, topic))
 
 
-def _open_again(service: TopicService, topic: Topic) -> None:
-    opening = service.loader.open(topic_name.parse(topic.name))
+def _open_again(service: OpenTopics, topic: Topic) -> None:
+    opening = service.open(topic_name.parse(topic.name))
     service.scheduler.spawn(opening, "open a topic that could not be deleted")
 
 
 # -- unused topics -------------------------------------------------------------------------------------------------
 
 
-async def remove_unused(service: TopicService) -> None:
+async def remove_unused(service: OpenTopics) -> None:
     """Remove the topics whose rules say so and that nobody uses; a partitioned one's partitions all together or not.
 
     :raises SomeFailed: some could not be removed now.
@@ -365,7 +365,7 @@ ASKED_MAX: Final = 100
 """Shared subscriptions about which other regions are asked in one look; the rest has its turn in the next."""
 
 
-async def expire_subscriptions(service: TopicService) -> None:
+async def expire_subscriptions(service: OpenTopics) -> None:
     """Delete the subscriptions that nobody has used for as long as their topic's rules say.
 
     Of one that other regions know, nobody in any region: all are asked, and one that cannot be forbids it (R16).
@@ -390,7 +390,7 @@ async def expire_subscriptions(service: TopicService) -> None:
     await each(every, lambda one: f"{one.name} of {one.topic.name}", expire)
 
 
-async def _is_used_elsewhere(service: TopicService, subscription: Subscription) -> bool:
+async def _is_used_elsewhere(service: OpenTopics, subscription: Subscription) -> bool:
     """Also when that cannot be told, or it is used here by now."""
     topic = subscription.topic
     minutes = topic.rules.subscription_expiration_minutes

@@ -33,7 +33,7 @@ from meridian_broker.topics.lifecycle import orphans
 from meridian_broker.wire.pulsar import topic_name
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.service.service import TopicService
+    from meridian_broker.topics.service.open_topics import OpenTopics
 
 NAME: Final = "persistent://pulsar/system/witness"
 """No topic: a namespace that nobody made holds its record, so that it is in no list."""
@@ -69,7 +69,7 @@ class WitnessBasis:
 class WitnessStore:
     """See the module's text. One per broker."""
 
-    def __init__(self, service: TopicService) -> None:
+    def __init__(self, service: OpenTopics) -> None:
         self._service = service
         self._log: ProgressLog | None = None
         self._opening = False

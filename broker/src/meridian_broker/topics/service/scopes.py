@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dispatch scopes of a topic's subscriptions follow its records and its regions, from its opening on (R26)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from meridian_broker.topics.dispatch_scope import shares
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.ports import Leasing
+    from meridian_broker.topics.topic import Topic
+
+
+def follow(topic: Topic) -> None:
+    """Do as the records of its subscriptions say, and the regions that it has."""
+    regions = topic.regions()
+    if topic.followed != regions:
+        topic.followed = regions
+    for subscription in list(topic.subscriptions.values()):
+        shares.follow(subscription)
+
+
+def opened(topic: Topic, leasing: Leasing | None) -> None:
+    """A topic is served from now on: what this region voted is known, and its shares are asked for."""
+    topic.leasing = leasing
+    if topic.leasing is not None:
+        if topic.lost_records.may_have_voted:
+            topic.lost_records.votes_from_ms = topic.leasing.now_ms() + _longest_ms(topic, topic.leasing)
+        for name, ballots in topic.votes.items():
+            for origin, ballot in ballots.items():
+                topic.leasing.found((topic.name, name, origin), *ballot)
+    follow(topic)
+
+
+def _longest_ms(topic: Topic, leasing: Leasing) -> int:
+    """How long a promise may bind of which nothing is left."""
+    known = (duration for ballots in topic.votes.values() for _, _, duration in ballots.values())
+    return max(leasing.promise_ms, *known, 0)
