@@ -43,7 +43,6 @@ check: setup ## lint, format, types, import contracts, generated files
 	@$(BIN)/ruff format --check .
 	@scripts/types
 	@$(BIN)/lint-imports
-	@$(BIN)/lint-imports --config .importlinter-runtime
 	@scripts/generated check
 
 .PHONY: simulate

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class BrokerParts(Protocol):
-    """See the module's text. ``service/service.py`` has them."""
+    """See the module's text. ``service/open_topics.py`` has them."""
 
     region: str
     catalog: Catalog
