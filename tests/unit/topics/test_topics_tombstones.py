@@ -10,6 +10,7 @@ from meridian_broker.topics.errors import LimitReached, NotAllowed
 from meridian_broker.topics.journal.subscription_record import encode_record
 from meridian_broker.topics.subscriptions import registry
 from meridian_broker.topics.subscriptions.administration import replicate_subscription
+from meridian_broker.topics.subscriptions.incoming_records import TOMBSTONE_MS
 from support.worlds.topic_of_one_region import Region, region
 
 HOUR_MS = 3_600_000
@@ -52,7 +53,7 @@ async def test_a_full_memory_of_deletions_refuses_nothing_but_replication(monkey
         await replicate_subscription(one.topic.subscriptions["kept"], True)
     assert not one.topic.subscriptions["kept"].replicated
     one.topic.create_subscription("local", EARLIEST)
-    one.scheduler.ms += registry.TOMBSTONE_MS + HOUR_MS
+    one.scheduler.ms += TOMBSTONE_MS + HOUR_MS
     one.topic.create_subscription("later", EARLIEST, replicated=True)
     assert not one.topic.lives.tombstones, "those of more than 30 days ago made room"
 

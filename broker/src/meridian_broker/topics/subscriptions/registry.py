@@ -32,10 +32,11 @@ from meridian_broker.topics.journal.subscription_record import (
     SubscriptionRecord,
     decode_record,
     encode_record,
-    join_records,
 )
 from meridian_broker.topics.journal.subscription_snapshot import Whole
+from meridian_broker.topics.subscriptions import incoming_records
 from meridian_broker.topics.subscriptions.damaged_records import LostRecords
+from meridian_broker.topics.subscriptions.incoming_records import TOMBSTONE_MS, Here, Verdict, is_too_old
 from meridian_broker.topics.subscriptions.subscription import Subscription
 
 if TYPE_CHECKING:
@@ -47,8 +48,8 @@ if TYPE_CHECKING:
 TOMBSTONES_MAX: Final = 100_000
 """Tombstones per topic; about 25 MB. None is dropped early to make room, because a region that was away would bring its
 subscription back: a topic that has so many makes no more replicated subscriptions until the oldest expires."""
-TOMBSTONE_MS: Final = 30 * 86_400_000
-"""How long a tombstone is kept. A region that was away for longer may bring the subscription back."""
+_ENDING: Final = (Verdict.REMOVE, Verdict.REPLACE)
+"""The life of the subscription that is here has ended."""
 
 
 class Lives:
@@ -321,8 +322,9 @@ class Lives:
         """:raises LimitReached: another replicated subscription might leave a tombstone too many."""
         if len(self.tombstones) < TOMBSTONES_MAX:
             return
+        now_ms = self._topic.scheduler.now_ms()
         for record in list(self.tombstones.values()):
-            if self._is_too_old(record):
+            if is_too_old(record, now_ms):
                 del self.tombstones[record.name]
         if len(self.tombstones) >= TOMBSTONES_MAX:
             days = TOMBSTONE_MS // 86_400_000
@@ -365,96 +367,75 @@ class Lives:
 
     def _adopt(self, told: SubscriptionRecord) -> None:
         """:raises ValueError: a subscription of that name is here that has nothing to do with it."""
-        topic, name = self._topic, told.name
-        subscription = self.subscriptions.get(name)
-        known = self.tombstones.get(name) if subscription is None else subscription.record
-        joined = told if known is None else join_records(known, told)
-        is_for_another = subscription is not None and self.lost_records.stands_in(subscription)
-        if is_for_another and known is not None and known.deleted == told.deleted and not told.is_gone:
-            joined = replace(joined, created=told.created, properties=told.properties)  # whatever the clock here says
-        if joined == known or (known is None and self._is_too_old(told)):
+        name, subscription = told.name, self.subscriptions.get(told.name)
+        stands_in = subscription is not None and self.lost_records.stands_in(subscription)
+        here = self._here(name, stands_in=stands_in)
+        verdict, record, closes = incoming_records.told(told, here, self._topic.scheduler.now_ms())
+        if verdict is Verdict.NOTHING:
             return
-        if subscription is not None and joined.deleted != subscription.record.deleted:
-            if not _is_shared(subscription):
-                if not is_for_another:
-                    self._leave_alone(told)
-                    return
-                self._end_unshared(name)
-            if joined.forced or subscription.consumers:
-                self._close(name)
-            self._remove(subscription)
-            subscription = None
-        elif subscription is None and joined.is_gone and joined.forced:
+        if verdict is Verdict.REFUSE:
+            raise ValueError(
+                f"{self._topic.region} has a subscription {name!r} of its own, older than the deletion of the "
+                "one in other regions: delete it there"
+            )
+        ended = subscription if verdict in _ENDING else None
+        if ended is not None and not here.is_shared:
+            self._end_unshared(name)
+        if closes:
             self._close(name)
-        if joined.is_gone:
-            self._bury(joined)
+        if ended is not None:
+            self._remove(ended)
+        if record.is_gone:
+            self._bury(record)
             return
         self.tombstones.pop(name, None)
-        if subscription is None:
-            subscription = self.subscriptions[name] = self._make(joined, _nothing(joined))
+        if subscription is None or ended is not None:
+            subscription = self.subscriptions[name] = self._make(record, _nothing(record))
             subscription.cursor.start_cursor()
-            topic.progress_log.append(Kind.SUBSCRIPTION, name, encode_record(joined))
-            self._record_changed(subscription)
-            return
-        turned_on = joined.replicated and not subscription.replicated
-        subscription.record = joined
-        if turned_on:
+        else:
+            subscription.record = record
+        if verdict is Verdict.TURN_ON:
             subscription.cursor.keep_first_hand()
             self.write(subscription)
         else:
-            topic.progress_log.append(Kind.SUBSCRIPTION, name, encode_record(joined))
+            self._topic.progress_log.append(Kind.SUBSCRIPTION, name, encode_record(record))
         self._record_changed(subscription)
 
-    def _leave_alone(self, told: SubscriptionRecord) -> None:
-        """Other regions deleted a subscription of the name of one that was always this region's own."""
-        if not told.is_gone:
-            raise ValueError(
-                f"{self._topic.region} has a subscription {told.name!r} of its own, older than the deletion of the "
-                "one in other regions: delete it there"
-            )
-        grave = self.tombstones.get(told.name)
-        joined = told if grave is None else join_records(grave, told)
-        if joined != grave:
-            self._bury(joined)
-
-    def _is_too_old(self, told: SubscriptionRecord) -> bool:
-        return told.is_gone and told.deleted.time_ms < self._topic.scheduler.now_ms() - TOMBSTONE_MS
+    def _here(self, name: str, *, stands_in: bool = False) -> Here:
+        subscription, grave = self.subscriptions.get(name), self.tombstones.get(name)
+        if subscription is None:
+            return Here(grave=grave)
+        record, has_consumers = subscription.record, bool(subscription.consumers)
+        return Here(record, _is_shared(subscription), stands_in, has_consumers, grave)
 
     # -- over restarts -----------------------------------------------------------------------------------------------
 
     def recall(self, record: SubscriptionRecord, time_ms: int) -> None:
-        """A record that the progress log holds; later ones count.
-
-        A tombstone ends the life before it. One that stands behind a subscription of a later life, or of one that other
-        regions never knew, says nothing of that one: a new ledger begins with subscriptions, and then with tombstones.
-        """
+        """A record that the progress log holds; later ones count."""
         subscriptions, name = self.subscriptions, record.name
-        subscription = subscriptions.get(name)
-        if record.is_gone:
-            self.tombstones[name] = record
-            if subscription is not None:
-                if not _is_shared(subscription) or subscription.record.deleted >= record.deleted:
-                    return
+        if record.is_shared and not record.is_gone:
+            self.tombstones.pop(name, None)
+        if name in subscriptions and not record.is_gone:
+            self.lost_records.follow_progress(subscriptions[name])
+        verdict, after, closes = incoming_records.logged(record, self._here(name))
+        if after.is_gone:
+            self.tombstones[name] = after
+            if verdict is Verdict.REMOVE:
                 del subscriptions[name]
-            if record.forced:
+            if closes:
                 self._close(name, time_ms)
             return
-        if record.is_shared:
-            self.tombstones.pop(name, None)
-        if subscription is not None:
-            self.lost_records.follow_progress(subscription)
-        if subscription is None or subscription.record.deleted != record.deleted:
-            subscriptions[name] = self._make(record, _nothing(record))
+        if verdict in (Verdict.MAKE, Verdict.REPLACE):
+            subscriptions[name] = self._make(after, _nothing(after))
         else:
-            known = subscription.record.voter_sets.joined(record.voter_sets)
-            subscription.record = replace(record, voter_sets=known)
+            subscriptions[name].record = after
 
     def snapshot(self) -> Iterator[SubscriptionRecord]:
         """Tombstones that are to be kept."""
         for record in list(self.tombstones.values()):
             if self.tombstones.get(record.name) is not record:
                 continue  # others run while a snapshot is written
-            if self._is_too_old(record):
+            if is_too_old(record, self._topic.scheduler.now_ms()):
                 del self.tombstones[record.name]
             else:
                 yield record

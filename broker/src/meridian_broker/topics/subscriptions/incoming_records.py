@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A subscription's record came, from another region or from the progress log: what follows, decided without doing it.
+
+Both sources say the same things: that a subscription of some life is there, or that a life has ended. The later life
+counts (R16). They differ in what they are compared with. Another region may know less than is known here, so its record
+is joined with ours, and a subscription that was always this region's own is left alone (R15). The progress log has been
+joined already; of its records the last one counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+from typing import Final, NamedTuple
+
+from meridian_broker.topics.journal.subscription_record import SubscriptionRecord, join_records
+
+TOMBSTONE_MS: Final = 30 * 86_400_000
+"""How long a tombstone is kept. A region that was away for longer may bring the subscription back."""
+
+
+class Verdict(Enum):
+    """What comes of a record."""
+
+    NOTHING = "everything it says is known"
+    REFUSE = "refused: a subscription of this region's own has the name"
+    BESIDE = "its tombstone is kept beside a subscription that it does not end"
+    BURY = "its tombstone is kept; there is no subscription"
+    REMOVE = "the subscription goes, and its tombstone is kept"
+    REPLACE = "the subscription goes, and one of a later life takes its place"
+    MAKE = "a subscription is made"
+    TURN_ON = "the subscription is replicated from now on"
+    UPDATE = "the subscription gets another record"
+
+
+class Here(NamedTuple):
+    """What is known of the name."""
+
+    held: SubscriptionRecord | None = None
+    """Record of the subscription; None: there is none."""
+    is_shared: bool = False
+    """Other regions know of the subscription."""
+    stands_in: bool = False
+    """It was made again in the place of one whose record is damaged (``damaged_records.py``)."""
+    has_consumers: bool = False
+    grave: SubscriptionRecord | None = None
+    """The tombstone."""
+
+
+class Decision(NamedTuple):
+    """The verdict, and what it leaves behind."""
+
+    verdict: Verdict
+    record: SubscriptionRecord
+    """Of the subscription, or its tombstone, after it."""
+    closes: bool = False
+    """Clients cannot make one of the name by themselves for a while."""
+
+
+def told(came: SubscriptionRecord, here: Here, now_ms: int) -> Decision:
+    """Another region has this record."""
+    held = here.held
+    known = here.grave if held is None else held
+    joined = came if known is None else join_records(known, came)
+    if held is not None and here.stands_in and held.deleted == came.deleted and not came.is_gone:
+        joined = replace(joined, created=came.created, properties=came.properties)  # whatever the clock here says
+    if joined == known or (known is None and is_too_old(came, now_ms)):
+        return Decision(Verdict.NOTHING, joined)
+    if held is None:
+        return Decision(_outcome(joined, None), joined, closes=joined.is_gone and joined.forced)
+    if joined.deleted != held.deleted:
+        if not here.is_shared and not here.stands_in:
+            return _beside_own(came, here.grave)
+        return Decision(_outcome(joined, held), joined, closes=joined.forced or here.has_consumers)
+    return Decision(_outcome(joined, held), joined)
+
+
+def logged(came: SubscriptionRecord, here: Here) -> Decision:
+    """The progress log holds this record, behind all that made ``here``.
+
+    A tombstone that stands behind a subscription of a later life, or of one that other regions never knew, says nothing
+    of that one: a new ledger begins with subscriptions, and then with tombstones.
+    """
+    held = here.held
+    if came.is_gone:
+        if held is not None and (not here.is_shared or held.deleted >= came.deleted):
+            return Decision(Verdict.BESIDE, came)
+        return Decision(_outcome(came, held), came, closes=came.forced)
+    verdict = _outcome(came, held)
+    if held is not None and verdict is not Verdict.REPLACE:
+        came = replace(came, voter_sets=held.voter_sets.joined(came.voter_sets))
+    return Decision(verdict, came)
+
+
+def is_too_old(record: SubscriptionRecord, now_ms: int) -> bool:
+    """Is it a tombstone that is not kept any more?"""
+    return record.is_gone and record.deleted.time_ms < now_ms - TOMBSTONE_MS
+
+
+def _outcome(after: SubscriptionRecord, held: SubscriptionRecord | None) -> Verdict:
+    """What turns the one into the other."""
+    if held is None:
+        return Verdict.BURY if after.is_gone else Verdict.MAKE
+    if after.is_gone:
+        return Verdict.REMOVE
+    if after.deleted != held.deleted:
+        return Verdict.REPLACE
+    return Verdict.TURN_ON if after.replicated and not held.replicated else Verdict.UPDATE
+
+
+def _beside_own(came: SubscriptionRecord, grave: SubscriptionRecord | None) -> Decision:
+    """Other regions deleted a subscription of the name of one that was always this region's own."""
+    if not came.is_gone:
+        return Decision(Verdict.REFUSE, came)
+    joined = came if grave is None else join_records(grave, came)
+    return Decision(Verdict.NOTHING if joined == grave else Verdict.BESIDE, joined)

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Laws of what follows when a subscription's record comes (R15-R17): from other regions, and out of the log again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from meridian_broker.positions import ZERO, Stamp
+from meridian_broker.topics.journal.subscription_record import SubscriptionRecord
+from meridian_broker.topics.subscriptions.incoming_records import TOMBSTONE_MS, Decision, Here, Verdict, logged, told
+
+NOW_MS = 100
+ENDING = (Verdict.REMOVE, Verdict.REPLACE)
+THOROUGH = settings(max_examples=500, deadline=None)
+
+stamps = st.sampled_from([Stamp(time_ms, 0, region) for time_ms in range(1, 7) for region in ("us", "eu")])
+lives = st.one_of(st.just(ZERO), stamps)
+
+
+@st.composite
+def tombstones(draw: st.DrawFn) -> SubscriptionRecord:
+    return SubscriptionRecord("sub", replicated=True, deleted=draw(stamps), forced=draw(st.booleans()))
+
+
+@st.composite
+def living(draw: st.DrawFn, *, shared: bool = True) -> SubscriptionRecord:
+    """What the flag says, and which properties there are, is told by the stamp: no two regions write the same one."""
+    life, created, flag = draw(lives), draw(stamps), draw(stamps)
+    is_on = shared and (flag.time_ms + len(flag.region)) % 2 == 0
+    return SubscriptionRecord("sub", is_on, flag if shared else ZERO, created, {"made": str(created)}, life)
+
+
+records = st.one_of(living(), tombstones())
+
+
+def after(here: Here, came: Decision) -> Here:
+    """What is known once somebody has done as the decision says."""
+    verdict, record, _ = came
+    if verdict in (Verdict.NOTHING, Verdict.REFUSE):
+        return here
+    if verdict is Verdict.BESIDE:
+        return here._replace(grave=record)
+    if record.is_gone:
+        return Here(grave=record)
+    if verdict in (Verdict.MAKE, Verdict.REPLACE):
+        return Here(record, record.is_shared)
+    return here._replace(held=record, is_shared=record.is_shared, grave=None, stands_in=False)
+
+
+def joined(came: tuple[SubscriptionRecord, ...], here: Here = Here()) -> Here:  # noqa: B008
+    for one in came:
+        here = after(here, told(one, here, NOW_MS))
+    return here
+
+
+@THOROUGH
+@given(st.lists(records, max_size=4, unique_by=lambda one: (one.deleted, one.is_gone, one.created, one.flag_stamp)))
+def test_regions_agree_in_whatever_order_they_hear(came: list[SubscriptionRecord]) -> None:
+    forced = {one.deleted: one.forced for one in came if one.is_gone}  # a deletion has one stamp, and is forced or not
+    came = [replace(one, forced=forced[one.deleted]) if one.is_gone else one for one in came]
+    outcomes = {repr(joined(order)) for order in permutations(came)}
+    assert len(outcomes) == 1
+
+
+@THOROUGH
+@given(records, st.lists(records, max_size=4))
+def test_what_was_heard_says_nothing_a_second_time(came: SubscriptionRecord, before: list[SubscriptionRecord]) -> None:
+    here = joined((*before, came))
+    assert told(came, here, NOW_MS).verdict is Verdict.NOTHING
+
+
+@THOROUGH
+@given(st.lists(records, max_size=4), records)
+def test_a_life_that_is_over_does_not_come_back(before: list[SubscriptionRecord], came: SubscriptionRecord) -> None:
+    here = joined(tuple(before))
+    known, now = (one.held or one.grave for one in (here, after(here, told(came, here, NOW_MS))))
+    if known is not None:
+        assert now is not None
+        # A life is named by the deletion before it: of two with one stamp, the subscription follows the tombstone.
+        assert (now.deleted, not now.is_gone) >= (known.deleted, not known.is_gone)
+
+
+@THOROUGH
+@given(living(shared=False), st.lists(records, max_size=4))
+def test_nobody_else_ends_what_was_always_ours_alone(own: SubscriptionRecord, came: list[SubscriptionRecord]) -> None:
+    """Of the same life, what others have may be joined with it: then it is not ours alone any more."""
+    here = Here(own)
+    for one in came:
+        decision = told(one, here, NOW_MS)
+        assert decision.verdict not in ENDING
+        here = after(here, decision)
+        if here.is_shared:
+            return
+        assert here.held == own
+
+
+@THOROUGH
+@given(living(), st.lists(records, max_size=4), st.booleans())
+def test_a_restart_finds_what_was_adopted(
+    first: SubscriptionRecord, came: list[SubscriptionRecord], is_own: bool
+) -> None:
+    """Read back out of the log, what each decision writes makes the same subscription and the same tombstone."""
+    if is_own:
+        first = replace(first, replicated=False, flag_stamp=ZERO)
+    here, log = Here(first, first.is_shared), [first]
+    for one in came:
+        decision = told(one, here, NOW_MS)
+        if decision.verdict not in (Verdict.NOTHING, Verdict.REFUSE):
+            log.append(decision.record)
+        here = after(here, decision)
+    again = Here()
+    for one in log:
+        again = after(again, logged(one, again))
+    assert (again.held, again.grave) == (here.held, here.grave)
+
+
+@THOROUGH
+@given(living(shared=False), records)
+def test_one_that_stands_in_follows_what_is_told(own: SubscriptionRecord, came: SubscriptionRecord) -> None:
+    """It was made again because its record is damaged: which life it was of, the others know better."""
+    decision = told(came, Here(own, stands_in=True), NOW_MS)
+    assert decision.verdict is not Verdict.REFUSE
+    if came.deleted == own.deleted and not came.is_gone and decision.verdict is not Verdict.NOTHING:
+        assert decision.record.created == came.created
+    if came.deleted > own.deleted:
+        assert decision.verdict is (Verdict.REMOVE if came.is_gone else Verdict.REPLACE)
+
+
+@THOROUGH
+@given(tombstones(), st.booleans(), st.booleans())
+def test_clients_are_kept_out_after_a_deletion_that_may_surprise_them(
+    came: SubscriptionRecord, is_there: bool, has_consumers: bool
+) -> None:
+    held = SubscriptionRecord("sub", True, Stamp(1, 0, "us"), Stamp(1, 0, "us"))
+    here = Here(held, is_shared=True, has_consumers=has_consumers) if is_there else Here()
+    assert told(came, here, NOW_MS).closes == (came.forced or (is_there and has_consumers))
+    assert logged(came, here).closes == came.forced
+
+
+def test_a_tombstone_that_nobody_keeps_any_more_is_not_taken() -> None:
+    old = SubscriptionRecord("sub", replicated=True, deleted=Stamp(1, 0, "us"))
+    assert told(old, Here(), 1 + TOMBSTONE_MS).verdict is Verdict.BURY
+    assert told(old, Here(), 2 + TOMBSTONE_MS).verdict is Verdict.NOTHING
