@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 
-def accept(broker: SimBroker, topic: Topic, gap: Gap, say: Callable[[str], None]) -> None:
+def accept(world: World, broker: SimBroker, topic: Topic, gap: Gap, say: Callable[[str], None]) -> None:
     """As the admin API does it, not forced."""
 
     async def work() -> None:
-        broker.world.model.accepting(broker.home, topic, gap)
+        world.model.accepting(broker.home, topic, gap)
         try:
             await topic.gaps.accept(gap.origin, gap.upto, "somebody", forced=False)
         except (TopicError, NotFound) as error:
@@ -37,4 +37,4 @@ def accept_all(world: World) -> None:
         for topic in broker.service.topics.values() if broker is not None else ():
             for gap in topic.gaps.all() if topic.failure is None else ():
                 if broker is not None and gap.is_judged and not gap.away:
-                    accept(broker, topic, gap, lambda _: None)
+                    accept(world, broker, topic, gap, lambda _: None)

@@ -100,7 +100,8 @@ class Agreement:
                 if self._is_ended(target, topic):
                     continue
                 lacks = stored - have[target]
-                lacks = {one for one in lacks if one.position > self.begins(target, topic, one.region)}
+                begins = self._world.model.judging.begins
+                lacks = {one for one in lacks if one.position > begins(target, topic, one.region)}
                 # Nobody waited for it where it began, or, when that region is gone, in one of the others.
                 for region in have:
                     given = self._world.model.trimmed[region, topic]
@@ -131,11 +132,6 @@ class Agreement:
         has_reason = has_reason or (source in outside and passing.is_nowhere(opened, source))
         goes_on = self._world.accepts_gaps or passing.goes_on(opened, source)
         return has_reason and not goes_on
-
-    def begins(self, region: str, topic: str, origin: str) -> Position:
-        """Behind which place a region that joined has entries of an origin."""
-        opened = self._opened(region, topic)
-        return EARLIEST if opened is None else opened.log.joined.get(origin, EARLIEST)
 
     def _opened(self, region: str, topic: str) -> Topic | None:
         broker = self._world.regions[region].broker_of(topic)

@@ -47,7 +47,7 @@ from simulation.quotas import QuotaWatch
 from simulation.replication_links import ReplicationLinks
 
 if TYPE_CHECKING:
-    from simulation.world import World
+    from simulation.stage import Stage
 
 WORLD_BEGAN_MS: Final = 1_780_000_000_000
 """The wall clock when a world begins."""
@@ -73,7 +73,7 @@ class NoPartition(TopicNotFound):
 class SimBroker:
     """One life of a broker."""
 
-    def __init__(self, world: World, home: SimRegion) -> None:
+    def __init__(self, world: Stage, home: SimRegion) -> None:
         self.world = world
         self.home = home
         self.alive = True
@@ -226,7 +226,7 @@ class SimBroker:
 class SimRegion:
     """What outlives a broker."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: Stage, name: str) -> None:
         self.world = world
         self.name = name
         self.volume, self.metadata, _ = self.empty()
@@ -266,7 +266,7 @@ class SimRegion:
         """The metadata says which ledgers hold a topic's entries, before the first entry is stored in them."""
         is_base = path.startswith(keys.partitioned_topics_of("public/default", "persistent"))
         if is_base and "deleting" in decode(path, value)[0]:
-            self.world.partitions.go(self, path.rpartition("/")[2])
+            self.world.base_goes(self, path.rpartition("/")[2])
         if path.startswith(keys.topics_of("public/default", "persistent")):
             topic = path.rpartition("/")[2]
             record = decode(path, value)[0]
@@ -305,9 +305,7 @@ class SimRegion:
     def taken_back(self, path: str) -> None:
         """A topic that holds no message should not have been made."""
         if path.startswith(keys.topics_of("public/default", "persistent")):
-            topic = path.rpartition("/")[2]
-            self.world.model.told.taken_back(self, topic)
-            self.world.model.ends.taken_back(self.name, topic)
+            self.world.model.taken_back(self, path.rpartition("/")[2])
 
     def named_ledgers(self, topic: str, *, every_kind: bool = False) -> set[int]:
         """Those that hold a topic's entries, as the metadata say. ``every_kind``: its progress and views, too."""

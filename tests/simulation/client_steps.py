@@ -101,13 +101,13 @@ class ClientSteps(Teller):
             opened = None
             try:
                 opened = await broker.open_topic(topic)
-                self.world.model.creations.asked(broker.home, topic, name, initial, opened)
+                self.world.model.creation_asked(broker.home, topic, name, initial, opened)
                 made = await broker.service.subscription(
                     opened, name, durable=True, replicated=True, initial=initial, properties={}
                 )
-                self.world.model.creations.seen(broker.home, topic, made, self.world.model.facts_of(made))
+                self.world.model.creation_seen(broker.home, topic, made)
             except (TopicError, LedgerError, MetadataError) as error:
-                self.world.model.creations.refused(topic, name, initial, opened)
+                self.world.model.creation_refused(topic, name, initial, opened)
                 self.say(f"refused: {error}")
 
         self.world.loop.spawn(broker, work(), "subscribe")

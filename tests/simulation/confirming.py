@@ -12,23 +12,22 @@ from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.replication.progress.waits import WaitResult
-from simulation.facts import Acked, Key, Rewound, SubscriptionFacts, incarnation_of
-from simulation.names import HEARD_US
+from simulation.facts import Acked, Key, Rewound, SubscriptionFacts
+from simulation.names import HEARD_US, incarnation_of
 
 if TYPE_CHECKING:
-    from simulation.broker import SimRegion
-    from simulation.world import World
+    from simulation.stage import Region, Stage
 
 
 class Confirming:
     """See the module's text."""
 
-    def __init__(self, world: World, facts: dict[Key, SubscriptionFacts], violate: Callable[[str, str], None]) -> None:
+    def __init__(self, world: Stage, facts: dict[Key, SubscriptionFacts], violate: Callable[[str, str], None]) -> None:
         self._world = world
         self._facts = facts
         self._violate = violate
 
-    def flush_begun(self, home: SimRegion, topic_name: str, name: str) -> Callable[[WaitResult], None]:
+    def flush_begun(self, home: Region, topic_name: str, name: str) -> Callable[[WaitResult], None]:
         """What is durable here now is durable in every region that confirms."""
         incarnation = self._incarnation(home, topic_name)
         known = self._known(home.name, incarnation, name)
@@ -45,7 +44,7 @@ class Confirming:
 
         return done
 
-    def barrier_begun(self, home: SimRegion, topic_name: str, name: str) -> Callable[[WaitResult], None]:
+    def barrier_begun(self, home: Region, topic_name: str, name: str) -> Callable[[WaitResult], None]:
         """What is durable now in a region that answers is known here then, and durable here as soon as can be."""
         incarnation = self._incarnation(home, topic_name)
         known = {
@@ -69,7 +68,7 @@ class Confirming:
         found = None if topic is None else topic.subscriptions.get(name)
         return found is None or found.replicated
 
-    def _hear(self, home: SimRegion, topic_name: str, known: list[Acked | Rewound]) -> None:
+    def _hear(self, home: Region, topic_name: str, known: list[Acked | Rewound]) -> None:
         broker = home.broker
         topic = None if broker is None else broker.service.topics.get(topic_name)
         if broker is None or topic is None:
@@ -84,7 +83,7 @@ class Confirming:
 
         topic.progress_log.when_durable(durable)
 
-    def _complete(self, what: str, home: SimRegion, topic_name: str, result: WaitResult) -> None:
+    def _complete(self, what: str, home: Region, topic_name: str, result: WaitResult) -> None:
         asked = [one for one in result.missing if self._counts_in(one, home.name, topic_name)]
         if asked and self._world.calm():
             missing = ", ".join(f"{region} ({result.missing[region]})" for region in sorted(asked))
@@ -96,7 +95,7 @@ class Confirming:
         return broker is None or other in broker.service.regions_of(topic_name)
 
     @staticmethod
-    def _incarnation(home: SimRegion, topic_name: str) -> str:
+    def _incarnation(home: Region, topic_name: str) -> str:
         """The one that the region has now."""
         broker = home.broker_of(topic_name)
         topic = None if broker is None else broker.service.topics.get(topic_name)

@@ -19,7 +19,7 @@ from simulation.consuming import ConsumerServer, Held
 from simulation.names import RETRY_US
 
 if TYPE_CHECKING:
-    from simulation.world import World
+    from simulation.stage import Stage
 
 PERMITS: Final = 40
 LATE_MAX: Final = 20
@@ -30,7 +30,7 @@ class SimConsumer:
     """One consumer. It holds what it got until it is told to ack."""
 
     def __init__(
-        self, world: World, name: str, region: str, topic: str, subscription: str, kind: SubscriptionType
+        self, world: Stage, name: str, region: str, topic: str, subscription: str, kind: SubscriptionType
     ) -> None:
         self.world = world
         self.alive = True

@@ -8,21 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from meridian_broker.ledgers.entry import MARKER
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.dispatch.consumer import Consumer
+from meridian_broker.topics.dispatch.types import SubscriptionType
 from meridian_broker.topics.subscriptions.closing import leave
-from simulation.broker import REFUSALS, SimBroker
+from simulation.broker import REFUSALS
 from simulation.facts import rewinds_of, subscription_of
 from simulation.network import Connection
 from simulation.sharing import delivering
 
 if TYPE_CHECKING:
-    from simulation.consumers import SimConsumer
+    from simulation.stage import Broker
 
 
 @dataclass(slots=True)
@@ -36,10 +37,36 @@ class Held:
     epoch: Stamp
 
 
+class ConsumerClient(Protocol):
+    """The client's side, as the broker's side sees it."""
+
+    topic: str
+    subscription: str
+    name: str
+    kind: SubscriptionType
+    initial: Position
+    compacted: bool
+
+    def opened(self, server: ConsumerServer, epoch: Stamp, /) -> None:
+        """The broker made the consumer."""
+
+    def lost(self, server: ConsumerServer, /) -> None:
+        """It could not be made."""
+
+    def sent_away(self, server: ConsumerServer, /) -> None:
+        """The broker closed it."""
+
+    def close_answered(self, server: ConsumerServer, /) -> None:
+        """The broker let go of it, as it was asked to."""
+
+    def receive(self, server: ConsumerServer, held: Held, /) -> None:
+        """A message arrives."""
+
+
 class ConsumerServer:
     """The broker's side of a consumer's connection, ``topics.consumer.ConsumerPort``."""
 
-    def __init__(self, client: SimConsumer, broker: SimBroker, connection: Connection) -> None:
+    def __init__(self, client: ConsumerClient, broker: Broker, connection: Connection) -> None:
         self._client = client
         self._broker = broker
         self._model = broker.world.model
@@ -57,7 +84,7 @@ class ConsumerServer:
         try:
             topic = await broker.open_topic(client.topic)
             if client.subscription not in topic.subscriptions:
-                self._model.creations.asked(broker.home, client.topic, client.subscription, client.initial, topic)
+                self._model.creation_asked(broker.home, client.topic, client.subscription, client.initial, topic)
             subscription = await broker.service.subscription(
                 *(topic, client.subscription),
                 durable=True,
@@ -66,14 +93,14 @@ class ConsumerServer:
                 properties={},
                 read_compacted=client.compacted,
             )
-            self._model.creations.seen(broker.home, client.topic, subscription, self._model.facts_of(subscription))
+            self._model.creation_seen(broker.home, client.topic, subscription)
             if self._is_gone:
                 return
             self._consumer = topic.add_consumer(
                 *(subscription, self, 1, client.name, client.kind, 0, None), read_compacted=client.compacted
             )
         except REFUSALS:
-            self._model.creations.refused(client.topic, client.subscription, client.initial, topic)
+            self._model.creation_refused(client.topic, client.subscription, client.initial, topic)
             self.connection.send(1, lambda: client.lost(self))
             return
         epoch = self._consumer.epoch

@@ -2,12 +2,11 @@
 """What must still be there after a crash, and what a restore takes back. A part of ``model.Model``.
 
 A region that goes back to a copy has lost what came after it. It is owed again: whatever another region has comes back
-(``World.disagreement`` looks). What no other region had is gone, and that is all that may be: R6 states it.
+(``Agreement.disagreement`` looks). What no other region had is gone, and that is all that may be: R6 states it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.labels import Kind as LedgerKind
@@ -16,43 +15,16 @@ from meridian_broker.positions import Progress
 from meridian_broker.positions.position import EARLIEST, Origin, Position
 from meridian_broker.topics.journal import progress_log
 from meridian_broker.topics.journal.topic_record import stamp_of
-from simulation.facts import (
-    CREATIONS,
-    Acked,
-    Key,
-    SubscriptionFacts,
-    deletion_of,
-    durable_progress,
-    incarnation_of,
-    life_of,
-    said_of,
-)
+from simulation.facts import CREATIONS, Acked, deletion_of, durable_progress, life_of, said_of
+from simulation.names import incarnation_of
+from simulation.record import Record
 
 if TYPE_CHECKING:
-    from simulation.broker import SimBroker, SimRegion
-    from simulation.creations import Creations
-    from simulation.deletions import Deletions
-    from simulation.logs import Logs
-    from simulation.told import Told
-    from simulation.world import World
+    from simulation.stage import Broker, Region
 
 
-class Crashes:
+class Crashes(Record):
     """See the module's text."""
-
-    facts: dict[Key, SubscriptionFacts]
-    deletions: Deletions
-    told: Told
-    receipts: dict[tuple[str, str], dict[Position, bytes]]
-    logs: Logs
-    creations: Creations
-    trimmed: dict[tuple[str, str], set[Origin]]
-    given_up: dict[tuple[str, str], dict[str, Position]]
-    rolled_back: set[str]
-    lost_once: set[Origin]
-    violate: Callable[[str, str], None]
-    _world: World
-    _replicated: dict[tuple[str, str], dict[str, Position]]
 
     def region_lost(self, region: str) -> None:
         """It never comes back: nobody can say any more what it made that others had not heard of."""
@@ -60,7 +32,7 @@ class Crashes:
             if facts.made.pop(region, None) is not None:
                 facts.is_a_creation_forgotten = True
 
-    def crashed(self, home: SimRegion) -> None:
+    def crashed(self, home: Region) -> None:
         """The power is gone: look at what is left."""
         self.creations.crashed(home.name)
         self.check_replicas(home)
@@ -82,7 +54,7 @@ class Crashes:
         return {incarnation.partition(" since ")[0] for incarnation, _ in self.facts}
 
     def check_known(
-        self, home: SimRegion, incarnation: str, progress: dict[str, Progress], broker: SimBroker | None = None
+        self, home: Region, incarnation: str, progress: dict[str, Progress], broker: Broker | None = None
     ) -> None:
         """Every acknowledgement that the region confirmed, to a client or to another region, is there.
 
@@ -112,7 +84,7 @@ class Crashes:
                     )
                     return
 
-    def check_replicas(self, home: SimRegion) -> None:
+    def check_replicas(self, home: Region) -> None:
         """Whatever a replicator was told to be stored must be there."""
         for (region, incarnation), places in self._replicated.items():
             if region == home.name and places and not self.deletions.is_ended(incarnation):
@@ -123,7 +95,7 @@ class Crashes:
                         text = f"{region} confirmed {origin_region}/{last}, and has {has}"
                         self.violate("a replicator was told too much", text)
 
-    def _durable_origins(self, home: SimRegion, topic: str) -> dict[str, Position]:
+    def _durable_origins(self, home: Region, topic: str) -> dict[str, Position]:
         last = dict(self.given_up[home.name, topic])
         for origin in self.trimmed[home.name, topic]:
             last[origin.region] = max(last.get(origin.region, EARLIEST), origin.position)
@@ -134,7 +106,7 @@ class Crashes:
                         last[found.region] = max(last.get(found.region, EARLIEST), found.position)
         return last
 
-    def damage_read(self, home: SimRegion, ledger: int, entry: int) -> None:
+    def damage_read(self, home: Region, ledger: int, entry: int) -> None:
         """The region opens a topic without a damaged record of its progress log: what only that said is forgotten."""
         stored = home.volume.disk.ledgers[ledger]
         label = Label.decode(stored.label) if stored.label else None
@@ -157,7 +129,7 @@ class Crashes:
                         one.heard_by.pop(home.name, None)
         self.told.forgotten(home.name, incarnation, record.subscription)
 
-    def restored(self, home: SimRegion, saved_us: int, lost: dict[str, set[Origin]]) -> None:
+    def restored(self, home: Region, saved_us: int, lost: dict[str, set[Origin]]) -> None:
         """A region went back to an older copy: what it knew since then, it does not know."""
         for facts in self.facts.values():
             if facts.made.pop(home.name, None) is not None:

@@ -16,8 +16,8 @@ from simulation.facts import SubscriptionFacts
 
 if TYPE_CHECKING:
     from meridian_broker.topics.topic import Topic
-    from simulation.broker import SimRegion
     from simulation.logs import Logs
+    from simulation.stage import Region
 
 Name = tuple[str, str]
 """Topic, subscription."""
@@ -37,7 +37,7 @@ class Creations:
         """What was asked for before a crash and never answered: made or not."""
         self._deleted: set[Name] = set()
 
-    def asked(self, home: SimRegion, topic: str, name: str, initial: Position, opened: Topic) -> None:
+    def asked(self, home: Region, topic: str, name: str, initial: Position, opened: Topic) -> None:
         """Somebody asks for it now."""
         is_latest = initial == LATEST
         places = {**opened.log.last_origin, home.name: opened.log.last_own} if is_latest else {}
@@ -48,7 +48,7 @@ class Creations:
         if initial == LATEST and opened is not None:
             self._cut_off[topic, name].append({**opened.log.last_origin, opened.region: opened.log.last_own})
 
-    def seen(self, home: SimRegion, topic: str, subscription: Subscription, facts: SubscriptionFacts) -> None:
+    def seen(self, home: Region, topic: str, subscription: Subscription, facts: SubscriptionFacts) -> None:
         """What a region thinks when it has just found or made it."""
         created = subscription.record.created
         asked = self._asked[topic, subscription.name][home.name]

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 
 from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST, Origin, Position
-from simulation.facts import incarnation_of
-from simulation.names import base_of
+from simulation.names import base_of, incarnation_of
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.log import TopicLog
     from meridian_broker.metadata.records import TopicRecord
-    from simulation.broker import SimRegion
+    from simulation.stage import Region
 
 
 class Deletions:
@@ -75,7 +74,7 @@ class Deletions:
     def end(self, region: str, topic: str) -> None:
         self._commanded.discard((region, topic))
 
-    def ledger_goes(self, home: SimRegion, topic: str, origins: Iterable[Origin | None]) -> Origin | None:
+    def ledger_goes(self, home: Region, topic: str, origins: Iterable[Origin | None]) -> Origin | None:
         """One of these nobody meant to delete; None: all is well."""
         some = [origin for origin in origins if origin is not None]
         if self._is_commanded(home.name, topic):

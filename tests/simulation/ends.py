@@ -11,13 +11,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from meridian_broker.positions.position import Origin, Position
-from simulation.facts import incarnation_of
+from simulation.names import incarnation_of
 
 if TYPE_CHECKING:
     from meridian_broker.topics.context import TopicContext
     from meridian_broker.topics.topic import Topic
-    from simulation.broker import SimRegion
     from simulation.logs import Logs
+    from simulation.stage import Region
 
 
 class Ends:
@@ -50,7 +50,7 @@ class Ends:
             text = f"{topic.region} sends {position} of {topic.name}, which ended at {topic.terminated}"
             self._violate("delivered behind the end", text)
 
-    def check(self, home: SimRegion, topic: str, opened: Topic) -> None:
+    def check(self, home: Region, topic: str, opened: Topic) -> None:
         """All is quiet."""
         if opened.terminated is None:
             if (home.name, incarnation_of(opened.name, opened.incarnation)) in self._told:

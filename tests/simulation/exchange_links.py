@@ -16,7 +16,7 @@ from simulation.loop import Timer
 from simulation.network import Connection
 
 if TYPE_CHECKING:
-    from simulation.broker import SimBroker
+    from simulation.stage import Broker
 
 REDIAL_US: Final = 700_000
 
@@ -24,7 +24,7 @@ REDIAL_US: Final = 700_000
 class ExchangeLinks:
     """``topics.topic.Exchange`` of one broker, and its links to the other regions."""
 
-    def __init__(self, broker: SimBroker, core: ProgressExchange) -> None:
+    def __init__(self, broker: Broker, core: ProgressExchange) -> None:
         self._broker = broker
         self._world = broker.world
         self.core = core
@@ -72,7 +72,7 @@ class ExchangeLinks:
         self._tick_soon()
 
     def barrier(self, topic: str, subscription: str, passed: Callable[[], None]) -> None:
-        heard = self._world.model.confirming.barrier_begun(self._broker.home, topic, subscription)
+        heard = self._world.model.barrier_begun(self._broker.home, topic, subscription)
 
         def done(result: WaitResult) -> None:
             heard(result)
@@ -82,7 +82,7 @@ class ExchangeLinks:
         self._tick_soon()
 
     def flush(self, topic: str, subscription: str, passed: Callable[[], None]) -> None:
-        heard = self._world.model.confirming.flush_begun(self._broker.home, topic, subscription)
+        heard = self._world.model.flush_begun(self._broker.home, topic, subscription)
 
         def done(result: WaitResult) -> None:
             heard(result)
@@ -115,17 +115,17 @@ class ExchangeLinks:
             return
         connection = self._links[region] = self._world.network.connect(self._broker, target)
 
-        told = self._world.model.told
+        said = self._world.model.said
 
         def answer(message: PeerMessage) -> None:
-            told.heard(target, self._broker, message)
-            said = versions.spoken(message, target.version)
-            self._put(connection, 1, said, lambda: self._take(region, said, send))
+            said(target, self._broker, message)
+            put = versions.spoken(message, target.version)
+            self._put(connection, 1, put, lambda: self._take(region, put, send))
 
         def send(message: PeerMessage) -> None:
-            told.heard(self._broker, self._broker, message)
-            said = versions.spoken(message, self._broker.version)
-            self._put(connection, 0, said, lambda: target.exchange.heard(self._broker.region, said, answer))
+            said(self._broker, self._broker, message)
+            put = versions.spoken(message, self._broker.version)
+            self._put(connection, 0, put, lambda: target.exchange.heard(self._broker.region, put, answer))
 
         connection.on_closed[0] = lambda: self._down(region, connection)
         self.core.connected(region, send, self._broker.mono_ms())

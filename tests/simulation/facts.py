@@ -4,13 +4,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.labels import Belonging, Label
 from meridian_broker.ledgers.labels import Kind as LedgerKind
-from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata import keys, records
 from meridian_broker.metadata.records import TopicRecord
 from meridian_broker.positions import ZERO, Beginning, Progress, Stamp
@@ -22,15 +20,14 @@ from meridian_broker.topics.journal.subscription_record import decode_record
 from meridian_broker.topics.journal.subscription_snapshot import Whole
 from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.wire.pulsar import topic_name
-from simulation.names import full_name
+from simulation.names import full_name, incarnation_of
 
 if TYPE_CHECKING:
-    from simulation.broker import SimBroker, SimRegion
+    from simulation.stage import Broker, Region
 
 Key = tuple[str, str]
 DROP_US: Final = 2_000_000
 """An expiry is done by then, or never."""
-Heard = Callable[[LedgerError | None], None]
 
 
 @dataclass(frozen=True)
@@ -53,9 +50,9 @@ class Acked:
     heard: frozenset[Stamp] = frozenset()
     """Rewinds its region had heard of. One that it had not may take the ack back, whatever its stamp says."""
     known: dict[str, int] = field(default_factory=dict)
-    heard_by: dict[str, SimBroker] = field(default_factory=dict)
+    heard_by: dict[str, Broker] = field(default_factory=dict)
     """Region -> the broker that has it, durable or not."""
-    taken_by: SimBroker | None = None
+    taken_by: Broker | None = None
     """The broker that a client told, and that did not refuse it."""
 
     def is_in(self, said: Progress, published: dict[Origin, int]) -> bool:
@@ -155,7 +152,7 @@ class SubscriptionFacts:
                 return True
         return False
 
-    def surely_acked(self, origin: Origin, region: str, broker: SimBroker | None) -> int:
+    def surely_acked(self, origin: Origin, region: str, broker: Broker | None) -> int:
         """Bits that count as acked in the region: durably, or in the mind of that broker."""
         bits = 0
         for ack in self.by_origin.get(origin, ()):
@@ -178,12 +175,6 @@ def covered_origins(subscription: Subscription, origin: Origin | None, upto: Pos
     if subscription.share is None:
         return None
     return frozenset() if origin is None else subscription.share.covered_by(origin.region, upto)
-
-
-def incarnation_of(topic_name: str, incarnation: str) -> str:
-    """How the model calls a topic: what is made after a deletion is another one (R8)."""
-    short = topic_name.rpartition("/")[2]
-    return f"{short} since {incarnation}" if incarnation else short
 
 
 def life_of(name: str, progress: Progress) -> str:
@@ -223,7 +214,7 @@ def deletion_of(record: progress_log.Change) -> Stamp:
     return decode_record(record.payload).deleted if record.kind == Kind.SUBSCRIPTION else ZERO
 
 
-def _progress_ledgers(home: SimRegion, topic: str, record: TopicRecord) -> list[int]:
+def _progress_ledgers(home: Region, topic: str, record: TopicRecord) -> list[int]:
     """As the next owner finds them: those on record, and those that older metadata do not name (R5)."""
     stored, whose = home.volume.disk.ledgers, Belonging(full_name(topic), record.incarnation)
     named = {ledger for ledger in record.progress_ledgers if ledger in stored}
@@ -234,7 +225,7 @@ def _progress_ledgers(home: SimRegion, topic: str, record: TopicRecord) -> list[
     )
 
 
-def durable_progress(home: SimRegion, topic: str) -> tuple[str, dict[str, Progress]]:
+def durable_progress(home: Region, topic: str) -> tuple[str, dict[str, Progress]]:
     """The topic's incarnation, and subscription -> progress, read from a region's disk as it is."""
     record = home.metadata.records.get(keys.topic(topic_name.parse(full_name(topic))))
     found: dict[str, Progress] = {}

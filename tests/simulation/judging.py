@@ -9,19 +9,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meridian_broker.positions.position import EARLIEST, Origin, Position
+from meridian_broker.topics.backfill.gaps import NOBODY
 from meridian_broker.topics.subscriptions.subscription import Subscription
-from simulation.facts import SubscriptionFacts, later
+from simulation import passing
+from simulation.facts import Rewound, SubscriptionFacts, later
 
 if TYPE_CHECKING:
-    from simulation.broker import SimRegion
-    from simulation.model import Model
-    from simulation.world import World
+    from simulation.crashes import Crashes
+    from simulation.stage import Region, Stage
 
 
 class Judging:
     """See the module's text."""
 
-    def __init__(self, world: World, model: Model) -> None:
+    def __init__(self, world: Stage, model: Crashes) -> None:
         self._world = world
         self._model = model
 
@@ -36,8 +37,7 @@ class Judging:
                     self._model.ends.check(home, topic, opened)
                 self._model.check_replicas(home)
 
-    def _check_order(self, home: SimRegion, topic: str) -> None:
-        begins = self._world.agreement.begins
+    def _check_order(self, home: Region, topic: str) -> None:
         last: dict[str, Position] = {}
         seen: set[Origin] = set()
         for position, origin, _ in self._model.logs.of(home, topic):
@@ -47,7 +47,7 @@ class Judging:
             seen.add(origin)
             # What a region lost and got back may come late, and what lies before the place where a copy began because
             # the origin could not be asked: but then too in its order.
-            is_late = origin.region in self._model.rolled_back or origin.position <= begins(
+            is_late = origin.region in self._model.rolled_back or origin.position <= self.begins(
                 home.name, topic, origin.region
             )
             key = f"{origin.region}/{origin.ledger}" if is_late else origin.region
@@ -55,7 +55,7 @@ class Judging:
                 self._model.violate("order of an origin", f"{what}, not in order")
             last[key] = origin.position
 
-    def _check_receipts(self, home: SimRegion, topic: str) -> None:
+    def _check_receipts(self, home: Region, topic: str) -> None:
         model = self._model
         gone = model.trimmed[home.name, topic] | model.deletions.gone[home.name, topic] | model.logs.lost(home, topic)
         logs = [model.logs.of(home, one) for one in (topic, *model.copies(home.name, topic))]
@@ -85,15 +85,13 @@ class Judging:
             facts.perhaps_dropped(origin, region, self._model.logs.published[origin]) for region in self._world.names
         )
 
-    def _let_go_elsewhere(self, home: SimRegion, topic: str, facts: SubscriptionFacts, origin: Origin) -> bool:
+    def _let_go_elsewhere(self, home: Region, topic: str, facts: SubscriptionFacts, origin: Origin) -> bool:
         """All other regions of the topic may have dropped it."""
         others = self._world.homes_of(topic).keys() - {home.name}
         published_ms = self._model.logs.published[origin]
         return bool(others) and all(facts.perhaps_dropped(origin, other, published_ms) for other in others)
 
-    def check_delivered(
-        self, home: SimRegion, topic: str, subscription: Subscription, got: dict[Position, int]
-    ) -> None:
+    def check_delivered(self, home: Region, topic: str, subscription: Subscription, got: dict[Position, int]) -> None:
         """What one consumer got who looked at everything, after all was quiet."""
         for position, origin, messages in self._model.logs.of_topic(home, subscription.topic):
             missing = self.owed(home, topic, subscription, origin, messages) & ~got.get(position, 0)
@@ -102,9 +100,32 @@ class Judging:
                 self._model.violate("skipped", f"{home.name} never delivers {what}, which nobody acked")
             # What must not come is seen when it is sent.
 
+    def check_passed(self, home: Region, subscription: Subscription) -> None:
+        """What the region went on behind by itself, everybody who is owed anything there had acknowledged (R4)."""
+        model, opened = self._model, subscription.topic
+        topic = opened.name.rpartition("/")[2]
+        facts = model.facts_of(subscription)
+        passed = [one for one in opened.gaps.accepted if one.by == NOBODY]
+        if not passed or any(isinstance(one, Rewound) for one in facts.all()):
+            return  # after a rewind it was acknowledged once, and is not any more
+        for origin in model.logs.published.keys() - (facts.nowhere or ()):
+            is_here = self._world.topic_of_ledger.get((origin.region, origin.ledger)) == topic
+            if not is_here or not passing.lies_in(passed, origin):
+                continue
+            is_dropped = self.is_dropped_somewhere(topic, subscription, origin)  # perhaps a floor passed it
+            if not is_dropped and self.owed(home, topic, subscription, origin, 1):
+                text = f"{home.name} goes on behind {self._world.shown(origin)} of {topic}/{subscription.name}"
+                model.violate("passed over unread", f"{text}, which nobody acked")
+
+    def begins(self, region: str, topic: str, origin: str) -> Position:
+        """Behind which place a region that joined has entries of an origin."""
+        broker = self._world.regions[region].broker_of(topic)
+        opened = None if broker is None else broker.topic(topic)
+        return EARLIEST if opened is None else opened.log.joined.get(origin, EARLIEST)
+
     def owed(
         self,
-        home: SimRegion,
+        home: Region,
         topic: str,
         subscription: Subscription,
         origin: Origin,

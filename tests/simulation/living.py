@@ -11,10 +11,10 @@ from meridian_broker.wire.pulsar import topic_name
 from simulation.names import full_name
 
 if TYPE_CHECKING:
-    from simulation.broker import SimBroker
+    from simulation.stage import Broker
 
 
-async def live_in(broker: SimBroker, topic: str, regions: Iterable[str]) -> None:
+async def live_in(broker: Broker, topic: str, regions: Iterable[str]) -> None:
     """From now on the region believes so."""
     value: dict[str, Any] = dict.fromkeys(regions, True)
     name = topic_name.parse(full_name(topic))

@@ -14,8 +14,7 @@ from meridian_broker.positions.position import Origin, Position
 
 if TYPE_CHECKING:
     from meridian_broker.topics.context import TopicContext
-    from simulation.broker import SimRegion
-    from simulation.world import World
+    from simulation.stage import Region, Stage
 
 Entry = tuple[Origin | None, bytes, int]
 """Origin (None: a marker), payload, messages."""
@@ -30,7 +29,7 @@ class Logs:
         self.payloads: dict[Origin, bytes] = {}
         self.published: dict[Origin, int] = {}
 
-    def ledger(self, home: SimRegion, ledger: int) -> list[Entry]:
+    def ledger(self, home: Region, ledger: int) -> list[Entry]:
         """Each durable entry of a ledger."""
         stored = home.volume.disk.ledgers.get(ledger)
         if stored is None:
@@ -59,7 +58,7 @@ class Logs:
             self._violate("one origin, two payloads", f"{origin} is {before!r}, in {region} {payload!r}")
         return origin, payload, header.messages
 
-    def once_at(self, home: SimRegion, position: Position) -> tuple[Origin | None, int]:
+    def once_at(self, home: Region, position: Position) -> tuple[Origin | None, int]:
         """Which entry stands there, or stood before it was given back, and how many messages it has."""
         entries = self.ledger(home, position.ledger) or self._entries.get((home.name, position.ledger), [])
         if not 0 <= position.entry < len(entries):
@@ -67,12 +66,12 @@ class Logs:
         origin, _, messages = entries[position.entry]
         return origin, messages
 
-    def of(self, home: SimRegion, topic: str) -> list[tuple[Position, Origin, int]]:
+    def of(self, home: Region, topic: str) -> list[tuple[Position, Origin, int]]:
         """Everything stored of a topic that is no marker and not given up: position, origin, messages."""
         broker = home.broker_of(topic)
         return self.of_topic(home, broker.topic(topic) if broker is not None else None)
 
-    def of_topic(self, home: SimRegion, opened: TopicContext | None) -> list[tuple[Position, Origin, int]]:
+    def of_topic(self, home: Region, opened: TopicContext | None) -> list[tuple[Position, Origin, int]]:
         """The same, of the topic as a broker has it open."""
         found = []
         for ledger, count, _ in opened.log.counts() if opened is not None else ():
@@ -82,21 +81,21 @@ class Logs:
                     found.append((position, origin, messages))
         return found
 
-    def lost(self, home: SimRegion, topic: str) -> set[Origin]:
+    def lost(self, home: Region, topic: str) -> set[Origin]:
         """Entries that the disk damaged and that no region had: they were given up."""
         broker = home.broker_of(topic)
         opened = broker.topic(topic) if broker is not None else None
         places = set[Position]() if opened is None else opened.log.damage.lost
         return {origin for place in places if (origin := self.origin_at(home, place)) is not None}
 
-    def nowhere(self, world: World, topic: str) -> frozenset[Origin]:
+    def nowhere(self, world: Stage, topic: str) -> frozenset[Origin]:
         """What was published in a topic and stands on no region's disk any more."""
         ledgers = [place for place, of in world.topic_of_ledger.items() if of == topic]
         stored = {one for region, ledger in ledgers for one, _, _ in self.ledger(world.regions[region], ledger)}
         made = set(ledgers)
         return frozenset(one for one in self.published.keys() - stored if (one.region, one.ledger) in made)
 
-    def origin_at(self, home: SimRegion, position: Position) -> Origin | None:
+    def origin_at(self, home: Region, position: Position) -> Origin | None:
         """Which entry stands there."""
         entries = self.ledger(home, position.ledger)
         return entries[position.entry][0] if 0 <= position.entry < len(entries) else None

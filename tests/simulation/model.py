@@ -6,15 +6,15 @@ flushes and barriers. From that follow two sets for each subscription: messages 
 them in the epoch that counts) and messages that *must not* come in a region any more (acked, and durable there). In
 between lies what a crash left open; there both are allowed.
 
-What it is made of: ``facts.py`` (one life of a subscription, and what follows for each message), ``logs.py`` (what is
-stored where), ``creations.py`` and ``deletions.py``, ``confirming.py`` (flushes and barriers), ``crashes.py`` (what
-must be left after one), ``judging.py`` (what must hold in the end).
+What it is made of: ``record.py`` (all that is kept), ``facts.py`` (one life of a subscription, and what follows for
+each message), ``logs.py`` (what is stored where), ``creations.py`` and ``deletions.py``, ``confirming.py`` (flushes
+and barriers), ``crashes.py`` (what must be left after one), ``judging.py`` (what must hold in the end).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.store import LedgerError
@@ -25,88 +25,31 @@ from meridian_broker.topics.subscriptions.subscription import Subscription
 from simulation import passing
 from simulation.confirming import Confirming
 from simulation.crashes import Crashes
-from simulation.creations import Creations
-from simulation.deletions import Deletions
-from simulation.ends import Ends
-from simulation.facts import (
-    Acked,
-    Dropping,
-    Heard,
-    Key,
-    PublishedSince,
-    Rewound,
-    SubscriptionFacts,
-    Violation,
-    covered_origins,
-    incarnation_of,
-    life_of,
-    rewinds_of,
-    subscription_of,
-)
+from simulation.facts import Acked, Dropping, PublishedSince, Rewound, covered_origins, rewinds_of, subscription_of
 from simulation.judging import Judging
-from simulation.logs import Logs
-from simulation.told import Told
+from simulation.names import incarnation_of
 
 if TYPE_CHECKING:
     from meridian_broker.metadata.records import TopicRecord
+    from meridian_broker.replication.progress.messages import PeerMessage
+    from meridian_broker.replication.progress.waits import WaitResult
     from meridian_broker.topics.backfill.gaps import Gap
     from meridian_broker.topics.topic import Topic
-    from simulation.broker import SimRegion
-    from simulation.world import World
+    from simulation.stage import Broker, Heard, Region, Stage
 
 
 class Model(Crashes):
     """See the module's text."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self.violations: list[Violation] = []
-        self.receipts: dict[tuple[str, str], dict[Position, bytes]] = defaultdict(dict)
-        """(region, topic) -> entries with a receipt."""
-        self.facts: dict[Key, SubscriptionFacts] = defaultdict(SubscriptionFacts)
-        """(incarnation of a topic, life of a subscription) -> what is known of it."""
-        self.logs = Logs(self.violate)
-        self.ends = Ends(self.logs, lambda origin: world.shown(origin), self.violate)
-        self.creations = Creations(self.logs)
-        self.deletions = Deletions()
+    def __init__(self, world: Stage) -> None:
+        super().__init__(world)
         self.confirming = Confirming(world, self.facts, self.violate)
         self.judging = Judging(world, self)
-        self.told = Told(self.violate, self.deletions.is_ended)
-        self.set_aside: dict[tuple[str, str], str] = {}
-        """(region, name of a copy that was set aside) -> of which incarnation of which topic it is."""
         self._ledgers: dict[str, set[int]] = defaultdict(set)
-        self._replicated: dict[tuple[str, str], dict[str, Position]] = defaultdict(dict)
-        """(region, incarnation of a topic) -> origin region -> last one confirmed to its replicator."""
-        self.trimmed: dict[tuple[str, str], set[Origin]] = defaultdict(set)
-        """(region, topic) -> given back, with reason."""
-        self.given_to: dict[tuple[str, str], dict[Origin, frozenset[str]]] = defaultdict(dict)
-        """(region, topic) -> of what was given back: the topic's regions then, for which it had been kept."""
-        self.given_up: dict[tuple[str, str], dict[str, Position]] = defaultdict(dict)
-        """(region, topic) -> origin region -> up to here it goes on without entries that no region has."""
-        self.rolled_back: set[str] = set()
-        """Regions restored from a copy that lacked entries of their own."""
-        self.lost_once: set[Origin] = set()
-        """Entries their own region lost in a restore: a rewind rules them also where they are not back yet."""
         self.delivered = 0
         self.confirmed = 0
         self.commands_us: dict[tuple[str, str], int] = {}
         """Topic, subscription -> when somebody last said which region dispatches what (R26)."""
-
-    def violate(self, kind: str, text: str) -> None:
-        if not self.violations:
-            self.violations.append(Violation(kind, f"after {self._world.loop.now_us / 1e6:.3f} s: {text}"))
-
-    def key(self, subscription: Subscription) -> Key:
-        """One life of a subscription, of one incarnation of a topic."""
-        topic = subscription.topic
-        named = incarnation_of(topic.name, topic.incarnation)
-        return self.set_aside.get((topic.region, topic.name), named), life_of(
-            subscription.name, subscription.cursor.progress
-        )
-
-    def facts_of(self, subscription: Subscription) -> SubscriptionFacts:
-        """What is known of this life of it."""
-        return self.facts[self.key(subscription)]
 
     def is_set_aside(self, region: str, name: str, before: str, incarnation: str) -> None:
         """A region's copy of a topic has another name from now on."""
@@ -118,22 +61,20 @@ class Model(Crashes):
         self.deletions.begun(region, topic, record)
         self._owe_nothing(region, topic)
 
-    def partition_goes(self, region: str, topic: str, record: TopicRecord, stored: Iterable[Origin | None]) -> None:
+    def partition_goes(self, home: Region, topic: str, record: TopicRecord) -> None:
         """The region has written down that it deletes the topic that this is a partition of."""
-        self.deletions.begun_with_base(region, topic, record, stored)
-        self._owe_nothing(region, topic)
+        stored = [origin for ledger in home.named_ledgers(topic) for origin, _, _ in self.logs.ledger(home, ledger)]
+        self.deletions.begun_with_base(home.name, topic, record, stored)
+        self._owe_nothing(home.name, topic)
+
+    def taken_back(self, home: Region, topic: str) -> None:
+        """A topic that holds no message should not have been made."""
+        self.told.taken_back(home, topic)
+        self.ends.taken_back(home.name, topic)
 
     def _owe_nothing(self, region: str, topic: str) -> None:
         """What was given back of a topic that is gone, nobody will ask for any more."""
         self.given_to[region, topic].update(dict.fromkeys(self.trimmed[region, topic], frozenset[str]()))
-
-    def copies(self, region: str, topic: str) -> list[str]:
-        """Short names of what the region set aside of a topic."""
-        return [
-            name.rpartition("/")[2]
-            for (of, name), what in self.set_aside.items()
-            if of == region and what.partition(" since ")[0] == topic
-        ]
 
     # -- ledgers
 
@@ -142,7 +83,7 @@ class Model(Crashes):
             self.violate("a ledger id was used twice", f"{region} makes ledger {ledger} again (R1)")
         self._ledgers[region].add(ledger)
 
-    def ledger_deleted(self, home: SimRegion, ledger: int) -> None:
+    def ledger_deleted(self, home: Region, ledger: int) -> None:
         """With its topic, or because nobody needs it: then the metadata let go of it first."""
         topic = self._world.topic_of_ledger.get((home.name, ledger))
         if topic is None:
@@ -169,7 +110,7 @@ class Model(Crashes):
             self._check_given_back(home, opened, going, places)
         self.trimmed[home.name, topic] |= going.keys()
 
-    def trimming(self, home: SimRegion) -> None:
+    def trimming(self, home: Region) -> None:
         """It begins to give back what nobody needs: nobody who is there now."""
         broker = home.broker_of("")
         topics = list(broker.service.topics.values()) if broker is not None else []
@@ -177,7 +118,7 @@ class Model(Crashes):
         home.trimming_for = {one for topic in topics for one in topic.subscriptions.values()}
 
     def _check_given_back(
-        self, home: SimRegion, opened: Topic, going: dict[Origin, int], places: dict[Origin | None, Position]
+        self, home: Region, opened: Topic, going: dict[Origin, int], places: dict[Origin | None, Position]
     ) -> None:
         """Nothing goes that a subscription known there waits for; a compacted reader waits for what its view holds."""
         topic = opened.name.rpartition("/")[2]
@@ -190,39 +131,72 @@ class Model(Crashes):
                     self.violate("given back unread", f"{text}, for which {subscription.name} waits")
                     return
 
+    def published_behind(self, home: Region, topic: Topic, place: Position) -> int | None:
+        """When the first entry stored behind a place was published, in ms; None: nothing is stored there."""
+        behind = (origin for at, origin, _ in self.logs.of_topic(home, topic) if at > place)
+        return next(map(self.logs.published.__getitem__, behind), None)
+
+    # -- what regions tell each other
+
+    def said(self, teller: Broker, asker: Broker, message: PeerMessage) -> None:
+        """A broker puts a message on a link that the asker made."""
+        self.told.heard(teller, asker, message)
+
+    def barrier_begun(self, home: Region, topic_name: str, name: str) -> Callable[[WaitResult], None]:
+        """The result hears how it ended."""
+        return self.confirming.barrier_begun(home, topic_name, name)
+
+    def flush_begun(self, home: Region, topic_name: str, name: str) -> Callable[[WaitResult], None]:
+        """The result hears how it ended."""
+        return self.confirming.flush_begun(home, topic_name, name)
+
+    # -- subscriptions
+
+    def creation_asked(self, home: Region, topic: str, name: str, initial: Position, opened: Topic) -> None:
+        """Somebody asks for a subscription that is not there."""
+        self.creations.asked(home, topic, name, initial, opened)
+
+    def creation_seen(self, home: Region, topic: str, subscription: Subscription) -> None:
+        """A region has just found or made it."""
+        self.creations.seen(home, topic, subscription, self.facts_of(subscription))
+
+    def creation_refused(self, topic: str, name: str, initial: Position, opened: Topic | None) -> None:
+        """The client hears that it was not made; it may have been."""
+        self.creations.refused(topic, name, initial, opened)
+
     # -- producers and replicators
 
-    def stored(self, home: SimRegion, position: Position) -> None:
+    def stored(self, home: Region, position: Position) -> None:
         """A receipt leaves."""
         if not home.volume.holds(*position):
             self.violate(
                 "a receipt before it was durable", f"{home.name} confirms {position}, which a crash would lose"
             )
 
-    def receipted(self, home: SimRegion, topic: str, position: Position, payload: bytes) -> None:
+    def receipted(self, home: Region, topic: str, position: Position, payload: bytes) -> None:
         """A client has its receipt."""
         self.receipts[home.name, topic][position] = payload
         self.confirmed += 1
 
-    def replicated(self, home: SimRegion, topic: str, region: str, origin: Position) -> None:
+    def replicated(self, home: Region, topic: str, region: str, origin: Position) -> None:
         """A receipt for a replicator leaves."""
         places = self._replicated[home.name, topic]
         places[region] = max(places.get(region, EARLIEST), origin)
 
-    def going_on(self, home: SimRegion, topic: Topic) -> None:
+    def going_on(self, home: Region, topic: Topic) -> None:
         """It says to a replicator how far it has everything, or goes on without."""
         places = self.given_up[home.name, topic.name.rpartition("/")[2]]
         for one in topic.gaps.accepted:
             places[one.origin] = max(one.upto, places.get(one.origin, EARLIEST))
 
-    def replica_place(self, home: SimRegion, remote: str, topic: str, last: Position) -> None:
+    def replica_place(self, home: Region, remote: str, topic: str, last: Position) -> None:
         """A remote said that it has everything of ours up to there."""
         places = self._replicated[remote, topic]
         places[home.name] = max(places.get(home.name, EARLIEST), last)
 
     # -- acknowledgements
 
-    def acking(self, home: SimRegion, topic: str, consumer: Consumer, bits: dict[Position, int], epoch: Stamp) -> Heard:
+    def acking(self, home: Region, topic: str, consumer: Consumer, bits: dict[Position, int], epoch: Stamp) -> Heard:
         subscription = subscription_of(consumer)
         facts = self.facts_of(subscription)
         found: dict[Origin, int] = {}
@@ -239,7 +213,7 @@ class Model(Crashes):
 
     def acking_up_to(
         self,
-        home: SimRegion,
+        home: Region,
         topic: str,
         consumer: Consumer,
         behind: Position,
@@ -293,7 +267,7 @@ class Model(Crashes):
         )
         return [self._acked(home, topic, subscription, epoch, bits) for epoch, bits in parts if bits]
 
-    def skipping(self, home: SimRegion, topic: str, consumer: Consumer, bits: dict[Position, int]) -> Heard:
+    def skipping(self, home: Region, topic: str, consumer: Consumer, bits: dict[Position, int]) -> Heard:
         """An operator acknowledges the next ones. What may have been dropped is not among them."""
         facts = self.facts_of(subscription_of(consumer))
         origins = {place: origin for place in bits if (origin := self.logs.origin_at(home, place)) is not None}
@@ -306,28 +280,28 @@ class Model(Crashes):
             return lambda _: None
         return self.acking(home, topic, consumer, bits, consumer.epoch)
 
-    def expiring(self, home: SimRegion, some: list[Subscription], before_ms: int) -> None:
+    def expiring(self, home: Region, some: list[Subscription], before_ms: int) -> None:
         """A region begins to drop what is older."""
         self._dropping(home, some, Dropping(self._world.loop.now_us, before_ms))
 
-    def evicting(self, home: SimRegion, topic: str, some: list[Subscription], upto: Position) -> None:
+    def evicting(self, home: Region, topic: str, some: list[Subscription], upto: Position) -> None:
         """A region begins to drop everything up to there."""
         origins = frozenset(origin for place, origin, _ in self.logs.of(home, topic) if place <= upto)
         self._dropping(home, some, Dropping(self._world.loop.now_us, 0, origins))
 
-    def accepting(self, home: SimRegion, topic: Topic, gap: Gap) -> None:
+    def accepting(self, home: Region, topic: Topic, gap: Gap) -> None:
         """A region begins to give up what is in no region any more."""
         origin, after, upto = gap.origin, gap.after, gap.lost_upto
         some = [one for one in topic.subscriptions.values() if one.durable]
         lost = frozenset(one for one in self.logs.published if one.region == origin and after < one.position <= upto)
         self._dropping(home, some, Dropping(self._world.loop.now_us, 0, lost))
 
-    def _dropping(self, home: SimRegion, some: list[Subscription], what: Dropping) -> None:
+    def _dropping(self, home: Region, some: list[Subscription], what: Dropping) -> None:
         for one in some:
             self.facts[self.key(one)].dropping.setdefault(home.name, []).append(what)
 
     def _acked(
-        self, home: SimRegion, topic: str, subscription: Subscription, epoch: Stamp, bits: dict[Origin, int]
+        self, home: Region, topic: str, subscription: Subscription, epoch: Stamp, bits: dict[Origin, int]
     ) -> Heard:
         ack = Acked(epoch, bits, rewinds_of(subscription.cursor.progress))
         ack.taken_by = home.broker if home.is_one else None
@@ -341,7 +315,7 @@ class Model(Crashes):
 
         return heard
 
-    def stopping(self, home: SimRegion) -> Callable[[], None]:
+    def stopping(self, home: Region) -> Callable[[], None]:
         """A planned stop begins: what its broker took until now is on its disk once that has ended well (R20)."""
         taken = [ack for facts in self.facts.values() for ack in facts.acks if ack.taken_by is home.broker]
 
@@ -353,7 +327,7 @@ class Model(Crashes):
         return stopped
 
     def seeking(
-        self, home: SimRegion, topic: str, subscription: Subscription, target: Position, time_ms: int | None = None
+        self, home: Region, topic: str, subscription: Subscription, target: Position, time_ms: int | None = None
     ) -> Callable[[Stamp, Stamp, Progress], Heard]:
         """A seek begins; the result is told how it ended, and gives whom to tell that it is durable.
 
@@ -395,7 +369,7 @@ class Model(Crashes):
     # -- delivery
 
     def delivering(
-        self, home: SimRegion, topic: str, subscription: Subscription, position: Position, entry: bytes, bits: int
+        self, home: Region, topic: str, subscription: Subscription, position: Position, entry: bytes, bits: int
     ) -> None:
         """An entry goes to a client."""
         self.delivered += 1

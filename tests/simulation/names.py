@@ -26,3 +26,9 @@ def base_of(topic: str) -> str:
 def number_of(topic: str) -> int:
     """``p-partition-1`` -> 1; ``t`` -> -1."""
     return -1 if base_of(topic) == topic else int(topic.rpartition("-")[2])
+
+
+def incarnation_of(topic_name: str, incarnation: str) -> str:
+    """How the model calls a topic: what is made after a deletion is another one (R8)."""
+    short = topic_name.rpartition("/")[2]
+    return f"{short} since {incarnation}" if incarnation else short

@@ -18,8 +18,7 @@ from meridian_broker.wire.pulsar import topic_name
 from simulation.names import base_of, full_name, number_of
 
 if TYPE_CHECKING:
-    from simulation.broker import SimBroker, SimRegion
-    from simulation.world import World
+    from simulation.stage import Broker, Region, Stage
 
 
 class Standing(NamedTuple):
@@ -36,16 +35,16 @@ class Standing(NamedTuple):
 class PartitionCounts:
     """See the module's text."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Stage) -> None:
         self._world = world
         self.names: set[str] = set()
         """Topics that somebody made with partitions."""
         self._wanted: dict[tuple[str, Stamp], int] = {}
         """Topic and last deletion -> the most partitions anybody asked for since."""
-        self.under_way: list[SimBroker] = []
+        self.under_way: list[Broker] = []
         """Who is still to answer a command, once for each."""
 
-    def of(self, home: SimRegion, base: str) -> Standing:
+    def of(self, home: Region, base: str) -> Standing:
         name, records = topic_name.parse(full_name(base)), home.metadata.records
         found = records.get(keys.partitioned_topic(name))
         record = None if found is None else PartitionedTopicRecord.from_json(*decode("", found.value))
@@ -59,7 +58,7 @@ class PartitionCounts:
         }
         return Standing(count, deleted or ZERO, partitions)
 
-    def asked(self, home: SimRegion, base: str, count: int) -> None:
+    def asked(self, home: Region, base: str, count: int) -> None:
         """Somebody asks for so many, in the life of the topic that the region knows of now."""
         key = base, self.of(home, base).deleted
         self._wanted[key] = max(count, self._wanted.get(key, 0))
@@ -69,14 +68,12 @@ class PartitionCounts:
         base = base_of(topic)
         return base == topic or any(number_of(topic) < self.of(home, base).number for home in self._homes())
 
-    def go(self, home: SimRegion, base: str) -> None:
+    def go(self, home: Region, base: str) -> None:
         """The region has written down that it deletes the topic: so it does, even if it crashes."""
         for partition in self.of(home, base).partitions:
             record = home.metadata.records[keys.topic(topic_name.parse(full_name(partition)))]
             stored = TopicRecord.from_json(decode("", record.value)[0])
-            logs = [self._world.model.logs.ledger(home, ledger) for ledger in home.named_ledgers(partition)]
-            origins = [origin for log in logs for origin, _, _ in log]
-            self._world.model.partition_goes(home.name, partition, stored, origins)
+            self._world.model.partition_goes(home, partition, stored)
 
     def disagreement(self) -> str:
         """What is still to come; empty: every region says the same."""
@@ -103,5 +100,5 @@ class PartitionCounts:
                     text = f"{base} has {one.number} in {home.name}, and since its last deletion {most} were asked for"
                     self._world.model.violate("partitions nobody asked for", text)
 
-    def _homes(self) -> list[SimRegion]:
+    def _homes(self) -> list[Region]:
         return [home for home in self._world.regions.values() if home.name not in self._world.gone]

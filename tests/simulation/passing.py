@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entries that no region has any more: who went on behind them, and whether nobody was owed them (R4)."""
+"""Entries that no region has any more: which regions went on behind them, or may (R4)."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from meridian_broker.positions.position import Origin
-from meridian_broker.topics.backfill.gaps import NOBODY, Accepted
+from meridian_broker.topics.backfill.gaps import Accepted
 from meridian_broker.topics.topic import Topic
-from simulation.facts import Rewound
 
 if TYPE_CHECKING:
     from meridian_broker.topics.context import TopicContext
-    from meridian_broker.topics.subscriptions.subscription import Subscription
-    from simulation.broker import SimRegion
-    from simulation.world import World
 
 
 def goes_on(target: Topic | None, source: str) -> bool:
@@ -40,19 +36,3 @@ def accepted(target: TopicContext | None) -> list[Accepted]:
 
 def lies_in(passed: Collection[Accepted], origin: Origin) -> bool:
     return any(one.origin == origin.region and one.after < origin.position <= one.upto for one in passed)
-
-
-def check(world: World, home: SimRegion, subscription: Subscription) -> None:
-    """What the region went on behind by itself, everybody who is owed anything there had acknowledged."""
-    model, opened = world.model, subscription.topic
-    topic = opened.name.rpartition("/")[2]
-    facts = model.facts_of(subscription)
-    passed = [one for one in accepted(opened) if one.by == NOBODY]
-    if not passed or any(isinstance(one, Rewound) for one in facts.all()):
-        return  # after a rewind it was acknowledged once, and is not any more
-    for origin in model.logs.published.keys() - (facts.nowhere or ()):
-        if world.topic_of_ledger.get((origin.region, origin.ledger)) == topic and lies_in(passed, origin):
-            is_dropped = model.judging.is_dropped_somewhere(topic, subscription, origin)  # perhaps a floor passed it
-            if not is_dropped and model.judging.owed(home, topic, subscription, origin, 1):
-                text = f"{home.name} goes on behind {world.shown(origin)} of {topic}/{subscription.name}"
-                model.violate("passed over unread", f"{text}, which nobody acked")

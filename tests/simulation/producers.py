@@ -19,12 +19,12 @@ from meridian_broker.topics.retention import backlog_quotas
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import metadata
 from meridian_broker.wire.pulsar.frames import Send
-from simulation.broker import REFUSALS, NoPartition, SimBroker
+from simulation.broker import REFUSALS, NoPartition
 from simulation.names import RETRY_US
 from simulation.network import Connection
 
 if TYPE_CHECKING:
-    from simulation.world import World
+    from simulation.stage import Broker, Stage
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Unreceipted:
 class SimProducer:
     """One producer of one topic in one region."""
 
-    def __init__(self, world: World, region: str, topic: str) -> None:
+    def __init__(self, world: Stage, region: str, topic: str) -> None:
         self.world = world
         self.alive = True
         self.region = region
@@ -127,7 +127,7 @@ class SimProducer:
 class ProducerServer:
     """The broker's side of a producer's connection, ``topics.producer.ProducerPort``."""
 
-    def __init__(self, client: SimProducer, broker: SimBroker, connection: Connection, epoch: int) -> None:
+    def __init__(self, client: SimProducer, broker: Broker, connection: Connection, epoch: int) -> None:
         self._client = client
         self._broker = broker
         self._connection = connection

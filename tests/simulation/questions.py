@@ -22,6 +22,7 @@ from collections.abc import Iterable
 from meridian_broker.ledgers.labels import Label
 from meridian_broker.positions import Progress
 from meridian_broker.positions.position import EARLIEST, Origin, Position
+from simulation.agreement import Agreement
 from simulation.consumers import SimConsumer
 from simulation.names import full_name
 from simulation.teller import Teller
@@ -122,7 +123,7 @@ class Questions(Teller):
             self.say(f"{status.region}: " + ", ".join(parts))
 
     def expect_agreement(self, topic: str) -> None:
-        self.say(self.world.agreement.disagreement() or "all regions agree")
+        self.say(Agreement(self.world).disagreement() or "all regions agree")
 
     def expect_messages(self) -> None:
         counts = ", ".join(f"{kind} {count}" for kind, count in sorted(self.world.sent.items()))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from meridian_broker.topics.dispatch.types import EXCLUSIVE
 from meridian_broker.topics.subscriptions.subscription import Subscription
-from simulation import passing
 from simulation.acceptance import accept_all
+from simulation.agreement import Agreement
 from simulation.consumers import SimConsumer
 from simulation.scopes import probe_shares
 
@@ -29,6 +29,7 @@ class Quiet:
     def __init__(self, world: World) -> None:
         self._world = world
         self._model = world.model
+        self._agreement = Agreement(world)
 
     def come(self) -> None:
         """Repair everything, wait until the regions agree, and look whether every promise was kept."""
@@ -40,7 +41,7 @@ class Quiet:
         told: set[SimBroker] = set()
         while not self._model.violations:
             self._world.settle(told)
-            difference = self._world.agreement.disagreement()
+            difference = self._agreement.disagreement()
             if not difference or self._world.loop.now_us > deadline:
                 break
             if self._world.accepts_gaps:
@@ -61,7 +62,7 @@ class Quiet:
                 opened = broker.topic(topic) if broker is not None else None
                 for subscription in opened.subscriptions.values() if opened is not None else ():
                     self._model.judging.check_record(topic, subscription)
-                    passing.check(self._world, home, subscription)
+                    self._model.judging.check_passed(home, subscription)
                     if subscription.replicated:
                         facts = self._model.facts_of(subscription)
                         self._model.confirming.all_know(facts, frozenset(self._world.homes_of(topic)))

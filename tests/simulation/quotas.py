@@ -21,30 +21,12 @@ from simulation.names import full_name
 
 if TYPE_CHECKING:
     from meridian_broker.topics.topic import Topic
-    from simulation.broker import SimBroker
+    from simulation.stage import Broker
 
 LOOK_SECONDS: Final = 2.0
 SIZE, AGE = QUOTA_KINDS
 HOLD, _, EVICTION = QUOTA_POLICIES
 POLICIES: Final = {"hold": HOLD, "evict": EVICTION}
-
-
-async def set_quota(broker: SimBroker, topic: str, limit: str, policy: str = "hold") -> None:
-    """As the admin API does it, and the broker looks at once. ``limit``: bytes, or ``3s``; ``off``: there is none."""
-    name = topic_name.parse(full_name(topic))
-    value: dict[str, Any] | None = None
-    if limit != "off":
-        broker.world.quotas.add((broker.region, topic))
-        is_age = limit.endswith("s")
-        size, seconds = (-1, int(limit[:-1])) if is_age else (int(limit), -1)
-        value = {AGE if is_age else SIZE: BacklogQuota(size, seconds, POLICIES[policy]).to_json()}
-    broker.quotas.changed(str(name))
-    await broker.service.catalog.topic_policies.set_policy(name, policy_table.BACKLOG_QUOTAS, value)
-    await broker.service.catalog.refresh()  # here nobody watches the store, as brokers do
-    broker.service.follow_policies()
-    broker.quotas.changed(str(name))
-    if (found := broker.topic(topic)) is not None:
-        await broker.quotas.look(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +45,36 @@ class _Closed:
 class QuotaWatch:
     """What one life of a broker does about quotas, with a model beside it."""
 
-    def __init__(self, broker: SimBroker) -> None:
+    def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._model = broker.world.model
         self._closed: dict[str, _Closed] = {}
+
+    async def set(self, topic: str, limit: str, policy: str = "hold") -> None:
+        """As the admin API does it, and the broker looks at once.
+
+        :param limit: bytes, or ``3s``; ``off``: there is none.
+        """
+        broker = self._broker
+        name = topic_name.parse(full_name(topic))
+        value: dict[str, Any] | None = None
+        if limit != "off":
+            broker.world.quotas.add((broker.region, topic))
+            is_age = limit.endswith("s")
+            size, seconds = (-1, int(limit[:-1])) if is_age else (int(limit), -1)
+            value = {AGE if is_age else SIZE: BacklogQuota(size, seconds, POLICIES[policy]).to_json()}
+        self._changed(str(name))
+        await broker.service.catalog.topic_policies.set_policy(name, policy_table.BACKLOG_QUOTAS, value)
+        await broker.service.catalog.refresh()  # here nobody watches the store, as brokers do
+        broker.service.follow_policies()
+        self._changed(str(name))
+        if (found := broker.topic(topic)) is not None:
+            await self.look(found)
+
+    async def lift(self, topics: list[str]) -> None:
+        """From now on these have no quota."""
+        for topic in topics:
+            await self.set(topic, "off")
 
     async def run(self) -> None:
         """Look again and again, as the broker's own loop does."""
@@ -95,7 +103,7 @@ class QuotaWatch:
             own = topic.log.last_own if is_full[0] else None
             self._closed[topic.name] = _Closed(topic, waiting, own, dict(topic.log.last_origin) if is_full[1] else None)
 
-    def changed(self, topic: str) -> None:
+    def _changed(self, topic: str) -> None:
         """Another quota rules it: what was found until now says nothing."""
         self._closed.pop(topic, None)
 
@@ -116,9 +124,8 @@ class QuotaWatch:
             upto = topic.log.place_before_last(int(quota.limit_bytes * backlog_quotas.EVICT_TO))
             self._model.evicting(home, short, some, upto)
         elif kind == AGE:
-            now, published = home.wall_ms(), self._model.logs.published
-            waiting = [origin for place, origin, _ in self._model.logs.of_topic(home, topic) if place > slowest]
-            if waiting and now - published[waiting[0]] >= quota.limit_seconds * 1000:
+            now, published = home.wall_ms(), self._model.published_behind(home, topic, slowest)
+            if published is not None and now - published >= quota.limit_seconds * 1000:
                 self._model.expiring(home, some, now - int(quota.limit_seconds * backlog_quotas.EVICT_TO * 1000))
 
 
@@ -132,9 +139,3 @@ def _slowest(topic: Topic) -> tuple[list[Position], list[Position]]:
     subscriptions, regions = _waiting(topic)
     nobody = [topic.log.last_confirmed]
     return subscriptions + regions or nobody, subscriptions or nobody
-
-
-async def lift(broker: SimBroker, topics: list[str]) -> None:
-    """Nobody sets a quota any more."""
-    for topic in topics:
-        await set_quota(broker, topic, "off")

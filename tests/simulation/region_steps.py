@@ -30,9 +30,8 @@ from meridian_broker.topics.errors import TopicError
 from meridian_broker.topics.service import removal
 from meridian_broker.wire.pulsar import topic_name
 from simulation.acceptance import accept
-from simulation.facts import incarnation_of
 from simulation.living import live_in
-from simulation.names import full_name
+from simulation.names import full_name, incarnation_of
 from simulation.teller import Teller
 
 if TYPE_CHECKING:
@@ -137,7 +136,7 @@ class RegionSteps(Teller):
         if broker is None or opened is None or gap is None:
             self.say("nothing is missing")
             return
-        accept(broker, opened, gap, self.say)
+        accept(self.world, broker, opened, gap, self.say)
 
     def do_acceptance(self) -> None:
         self.world.accepts_gaps = True

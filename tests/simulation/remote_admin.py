@@ -23,7 +23,7 @@ from yarl import URL
 if TYPE_CHECKING:
     from meridian_broker.gateway.region_calls import RegionCalls
     from meridian_broker.topics.service.service import TopicService
-    from simulation.broker import SimBroker
+    from simulation.stage import Broker
 
 ANSWER_US: Final = 10_000_000
 FEWER: Final = 406
@@ -39,7 +39,7 @@ class _Locks(dict[tuple[str, str], AsyncioLock]):
 class SimRemoteAdmin(RemoteAdmin):
     """Of one broker."""
 
-    def __init__(self, broker: SimBroker) -> None:
+    def __init__(self, broker: Broker) -> None:
         super().__init__(cast("RegionCalls", None))  # there is no HTTP
         self._broker = broker
         self._locks = _Locks()

@@ -27,13 +27,13 @@ from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.frames import FrameDecoder, Send
 from meridian_broker.wire.pulsar.metadata import BodyError
-from simulation.facts import incarnation_of
 from simulation.loop import Event, Future
+from simulation.names import incarnation_of
 from simulation.network import Connection
 from simulation.remote_admin import SimRemoteAdmin
 
 if TYPE_CHECKING:
-    from simulation.broker import SimBroker
+    from simulation.stage import Broker
 
 FIRST_PAUSE_US: Final = 100_000
 ASK_US: Final = 5_000_000
@@ -43,7 +43,7 @@ LAST_PAUSE_US: Final = 5_000_000
 class ReplicationLinks:
     """``topics.service.GeoReplication`` of one broker."""
 
-    def __init__(self, broker: SimBroker) -> None:
+    def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self.runs: dict[tuple[str, str], ReplicationRun] = {}
         self.admin = SimRemoteAdmin(broker)
@@ -149,7 +149,7 @@ class TurnedAway(Refused):
 class ReplicationRun:
     """One replicator with its task."""
 
-    def __init__(self, broker: SimBroker, source: ReplicationSource, remote: str, admin: SimRemoteAdmin) -> None:
+    def __init__(self, broker: Broker, source: ReplicationSource, remote: str, admin: SimRemoteAdmin) -> None:
         self._broker = broker
         self._admin = admin
         self._world = broker.world
@@ -309,7 +309,7 @@ class ReplicationRun:
 class ReplicationServer:
     """The remote's side: a connection with one producer, ``topics.producer.ProducerPort``."""
 
-    def __init__(self, broker: SimBroker, connection: Connection, run: ReplicationRun, epoch: int) -> None:
+    def __init__(self, broker: Broker, connection: Connection, run: ReplicationRun, epoch: int) -> None:
         self._broker = broker
         self._connection = connection
         self._run = run

@@ -21,6 +21,7 @@ from meridian_broker.positions.position import Origin
 from meridian_broker.topics.dispatch.types import EXCLUSIVE
 from meridian_broker.topics.journal.subscription_record import LOCAL, ORIGIN
 from meridian_broker.topics.subscriptions.subscription import Subscription
+from simulation.agreement import Agreement
 from simulation.consumers import SimConsumer
 from simulation.sharing import holders
 from simulation.teller import Teller
@@ -148,7 +149,7 @@ def _held_up(world: World, topic: str, name: str) -> set[Origin]:
         one
         for origin in world.names
         for broker, _ in holders(world, topic, name, origin)
-        if broker.region != origin and world.agreement.hold(origin, broker.region, topic) in ("GAP", "ROLLED_BACK")
+        if broker.region != origin and Agreement(world).hold(origin, broker.region, topic) in ("GAP", "ROLLED_BACK")
         for one in everything - logs[broker.region]
         if one.region == origin
     }

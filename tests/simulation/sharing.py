@@ -12,14 +12,13 @@ from meridian_broker.topics.subscriptions.subscription import Subscription
 from simulation.facts import subscription_of
 
 if TYPE_CHECKING:
-    from simulation.broker import SimBroker
-    from simulation.world import World
+    from simulation.stage import Broker, Stage
 
 COMMANDED_US: Final = 3_600_000_000
 """Of two regions one that is cut off does not hear for so long who was told to dispatch its share."""
 
 
-def holders(world: World, topic: str, name: str, origin: str) -> Iterator[tuple[SimBroker, Subscription]]:
+def holders(world: Stage, topic: str, name: str, origin: str) -> Iterator[tuple[Broker, Subscription]]:
     """Brokers that would send messages of this origin now, because of a lease."""
     for region in world.regions.values():
         for broker in (region.broker, *region.earlier):
@@ -36,7 +35,7 @@ def _is_unheard(one: frozenset[str], other: frozenset[str]) -> bool:
     return len(one ^ other) > 1 or (one != other and min(len(one), len(other)) < 3)
 
 
-def delivering(sender: SimBroker, topic: str, consumer: Consumer, position: Position) -> None:
+def delivering(sender: Broker, topic: str, consumer: Consumer, position: Position) -> None:
     """One region at a time dispatches a message."""
     subscription, world = subscription_of(consumer), sender.world
     if subscription.share is None:

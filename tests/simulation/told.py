@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 from meridian_broker.positions import Progress
 from meridian_broker.replication.progress.messages import Barrier, BarrierDone, Delta, PeerMessage, State
-from simulation.facts import Key, durable_progress, incarnation_of
+from simulation.facts import Key, durable_progress
+from simulation.names import incarnation_of
 
 if TYPE_CHECKING:
-    from simulation.broker import SimBroker, SimRegion
+    from simulation.stage import Broker, Region
 
 
 class Told:
@@ -30,9 +31,9 @@ class Told:
         """Region -> incarnation of a topic and subscription -> everything it said to be acknowledged there."""
         self._taken_back: dict[tuple[str, Key], Progress] = {}
         """Region, incarnation of a topic and subscription -> what was on disk when the topic was taken back there."""
-        self._asked: dict[tuple[SimBroker, int], tuple[str, str, str]] = {}
+        self._asked: dict[tuple[Broker, int], tuple[str, str, str]] = {}
 
-    def heard(self, teller: SimBroker, asker: SimBroker, message: PeerMessage) -> None:
+    def heard(self, teller: Broker, asker: Broker, message: PeerMessage) -> None:
         """A broker puts a message on a link.
 
         :param asker: who made the link, and asks on it.
@@ -46,14 +47,14 @@ class Told:
             case BarrierDone(progress=progress) if progress:
                 self._note(teller, *self._asked[asker, message.number], progress)
 
-    def _note(self, teller: SimBroker, topic: str, incarnation: str, name: str, progress: bytes) -> None:
+    def _note(self, teller: Broker, topic: str, incarnation: str, name: str, progress: bytes) -> None:
         key, said = (incarnation_of(topic, incarnation), name), Progress.decode(progress)
         before = self._taken_back.get((teller.region, key))
         if before is not None and not before.copy().join(said):
             return  # it waited for a link since, and was on the disk when it began to
         self._progress[teller.region].setdefault(key, Progress()).join(said)
 
-    def crashed(self, home: SimRegion) -> None:
+    def crashed(self, home: Region) -> None:
         """The power is gone: what it told is on its disk."""
         topics = {incarnation.partition(" since ")[0] for incarnation, _ in self._progress[home.name]}
         for topic in topics:
@@ -68,7 +69,7 @@ class Told:
         """The disk damaged a record of the subscription: what it told of it may be gone."""
         self._progress[region].pop((incarnation, name), None)
 
-    def taken_back(self, home: SimRegion, topic: str) -> None:
+    def taken_back(self, home: Region, topic: str) -> None:
         """The topic held no message and goes as if it had never been made. What was told of it others know as well:
         one that is made again asks them for it. So it is with what is still on its way to them."""
         now, have = durable_progress(home, topic)

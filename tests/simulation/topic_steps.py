@@ -16,7 +16,6 @@ from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions.position import Origin
 from meridian_broker.topics.errors import TopicError
 from meridian_broker.topics.lifecycle import termination
-from simulation.quotas import set_quota
 from simulation.teller import Teller
 
 
@@ -27,7 +26,7 @@ class TopicSteps(Teller):
         broker = self._broker(region)
         if broker is not None:
             self.world.trouble()
-            broker.spawn(set_quota(broker, topic, limit, policy), "set a backlog quota")
+            broker.spawn(broker.quotas.set(topic, limit, policy), "set a backlog quota")
 
     def do_terminate(self, region: str, topic: str) -> None:
         opened, broker = self._open(region, topic), self._broker(region)

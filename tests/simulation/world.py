@@ -17,7 +17,6 @@ from meridian_broker.topics.dispatch.types import SubscriptionType
 from meridian_broker.topics.errors import TopicError
 from meridian_broker.topics.journal import progress_log
 from meridian_broker.wire.pulsar import topic_name
-from simulation.agreement import Agreement
 from simulation.broker import SimBroker, SimRegion
 from simulation.consumers import SimConsumer
 from simulation.engine_loop import EngineLoop
@@ -28,7 +27,7 @@ from simulation.names import full_name
 from simulation.network import Network, Weather
 from simulation.partition_counts import PartitionCounts
 from simulation.producers import SimProducer
-from simulation.quotas import lift
+from simulation.stage import Region
 
 SLOW_FOR_US: Final = 500_000
 """So long after a slow message was sent a barrier may take longer than it waits."""
@@ -57,7 +56,6 @@ class World:
         """Random numbers of brokers, apart from the weather's."""
         self.network = Network(self.loop, self.weather)
         self.model = Model(self)
-        self.agreement = Agreement(self)
         self.partitions = PartitionCounts(self)
         self.sent: Counter[str] = Counter()
         self.on_message: Callable[[str, str, PeerMessage], None] | None = None
@@ -241,7 +239,7 @@ class World:
             for topic in sorted(self.told):
                 broker.spawn(live_in(broker, topic, sorted(self.homes_of(topic))), "say where a topic lives")
             limited = sorted(topic for name, topic in self.quotas if name == region.name)
-            broker.spawn(lift(broker, limited), "lift backlog quotas")
+            broker.spawn(broker.quotas.lift(limited), "lift backlog quotas")
 
     # -- topics
 
@@ -262,6 +260,10 @@ class World:
         """The regions a topic lives in."""
         homes = self.homes.get(topic, frozenset(self.names)) - self.gone
         return {name: region for name, region in self.regions.items() if name in homes}
+
+    def base_goes(self, home: Region, base: str) -> None:
+        """The region has written down that it deletes a partitioned topic."""
+        self.partitions.go(home, base)
 
     def position(self, region: str, origin: Origin, topic: str) -> Position | None:
         """Where a region stores an entry."""

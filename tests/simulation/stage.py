@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the parts of the simulator see of each other: the stage, its regions and their brokers, and the watcher.
+
+``World`` composes regions, clients and the model, and each of these looks at the others. They do so through these
+protocols, so that imports go one way: brokers, links and clients know the stage and the watcher, the model knows the
+stage, and ``world.World`` alone knows them all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata.records import TopicRecord
+from meridian_broker.positions import Stamp
+from meridian_broker.positions.position import Origin, Position
+from meridian_broker.replication.progress.messages import PeerMessage
+from meridian_broker.replication.progress.waits import WaitResult
+from simulation.disks import Volume
+from simulation.engine_disks import EngineVolume
+from simulation.engine_loop import EngineLoop
+from simulation.loop import Loop
+from simulation.metadata import MetadataVolume
+from simulation.network import Network, Process, Weather
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.dispatch.consumer import Consumer
+    from meridian_broker.topics.service.service import TopicService
+    from meridian_broker.topics.subscriptions.subscription import Subscription
+    from meridian_broker.topics.topic import Topic
+
+Heard = Callable[[LedgerError | None], None]
+"""Hears whether something became durable."""
+
+
+class ExchangeEnd(Protocol):
+    """A broker's end of the progress exchange."""
+
+    def heard(self, region: str, message: PeerMessage, reply: Callable[[PeerMessage], None], /) -> None:
+        """A message arrives on a connection that the region made."""
+
+
+class Replicators(Protocol):
+    """All replicators of a broker."""
+
+    def nudge(self, remote: str, /) -> None:
+        """Try to reach the region now."""
+
+
+class Broker(Process, Protocol):
+    """One life of a broker."""
+
+    @property
+    def world(self) -> Stage: ...
+
+    @property
+    def home(self) -> Region: ...
+
+    @property
+    def is_owner(self) -> bool:
+        """No later broker of the region has begun."""
+
+    @property
+    def version(self) -> int:
+        """Of the peer protocol."""
+
+    @property
+    def restores(self) -> int:
+        """Restores of the region before this life."""
+
+    @property
+    def sent(self) -> dict[tuple[Subscription, Position], frozenset[Stamp]]:
+        """After which rewinds entries were sent to consumers."""
+
+    @property
+    def service(self) -> TopicService: ...
+
+    @property
+    def exchange(self) -> ExchangeEnd: ...
+
+    @property
+    def replication(self) -> Replicators: ...
+
+    def mono_ms(self) -> int:
+        """A monotone clock."""
+
+    async def sleep(self, seconds: float, /) -> None:
+        """Of the world's time."""
+
+    def topic(self, name: str, /) -> Topic | None:
+        """The open topic, to look at."""
+
+    async def open_topic(self, name: str, /) -> Topic:
+        """For a client."""
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str, /) -> None:
+        """A task that ends with this life."""
+
+
+class Region(Protocol):
+    """What outlives a broker."""
+
+    is_trimming: bool
+    trimming_for: set[Subscription]
+    trimming_among: dict[str, frozenset[str]]
+
+    @property
+    def world(self) -> Stage: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def volume(self) -> Volume | EngineVolume: ...
+
+    @property
+    def metadata(self) -> MetadataVolume: ...
+
+    @property
+    def restores(self) -> int: ...
+
+    @property
+    def restored_us(self) -> int: ...
+
+    @property
+    def broker(self) -> Broker | None:
+        """The latest one, ready or not."""
+
+    @property
+    def earlier(self) -> Sequence[Broker]:
+        """Brokers that live on although a later one has begun."""
+
+    @property
+    def is_one(self) -> bool:
+        """Whoever hears of the region, or heard of it lately, hears of its one broker."""
+
+    def wall_ms(self) -> int:
+        """Its clock."""
+
+    def broker_of(self, topic: str, /) -> Broker | None:
+        """The broker that serves a topic; None while none does."""
+
+    def known_ledgers(self, topic: str, /) -> set[int]:
+        """Those that hold a topic's entries, named by these metadata or made after them."""
+
+    def named_ledgers(self, topic: str, /) -> set[int]:
+        """Those that hold a topic's entries, as the metadata say."""
+
+
+class Stage(Protocol):
+    """Where everything happens: time, the network, the regions, and who watches."""
+
+    payloads: int
+    """How many entries producers made."""
+    on_message: Callable[[str, str, PeerMessage], None] | None
+
+    @property
+    def loop(self) -> Loop: ...
+
+    @property
+    def weather(self) -> Weather: ...
+
+    @property
+    def network(self) -> Network: ...
+
+    @property
+    def engine(self) -> EngineLoop | None: ...
+
+    @property
+    def draw(self) -> Callable[[int], int]:
+        """Random numbers of brokers."""
+
+    @property
+    def ledger_entries(self) -> int: ...
+
+    @property
+    def names(self) -> list[str]:
+        """Of all regions."""
+
+    @property
+    def regions(self) -> Mapping[str, Region]: ...
+
+    @property
+    def model(self) -> Watcher: ...
+
+    @property
+    def sent(self) -> Counter[str]:
+        """How many messages of each type regions sent each other."""
+
+    @property
+    def gone(self) -> set[str]:
+        """Regions that never come back."""
+
+    @property
+    def told(self) -> set[str]:
+        """Topics whose regions somebody changed."""
+
+    @property
+    def outside(self) -> dict[str, set[str]]:
+        """Topic -> regions that did not belong to it at some time."""
+
+    @property
+    def quotas(self) -> set[tuple[str, str]]:
+        """(region, topic) where a backlog quota was set at some time."""
+
+    @property
+    def topic_of_ledger(self) -> dict[tuple[str, int], str]:
+        """(region, ledger) -> topic, of every ledger that ever held entries."""
+
+    def trouble(self) -> None:
+        """Something is broken on purpose."""
+
+    def calm(self) -> bool:
+        """Nothing was wrong for a while, and nothing is."""
+
+    def shown(self, origin: Origin, /) -> str:
+        """An entry, as stories name it."""
+
+    def number(self, region: str, ledger: int, /) -> int:
+        """A ledger, as stories name it."""
+
+    def homes_of(self, topic: str, /) -> Mapping[str, Region]:
+        """The regions of a topic."""
+
+    def broker(self, region: str, /) -> Broker | None:
+        """The one that serves there now."""
+
+    def base_goes(self, home: Region, base: str, /) -> None:
+        """The region has written down that it deletes a partitioned topic."""
+
+
+class Watcher(Protocol):
+    """Hears what clients, disks and other regions are told, and checks it."""
+
+    @property
+    def commands_us(self) -> dict[tuple[str, str], int]:
+        """Topic, subscription -> when somebody last said which region dispatches what (R26)."""
+
+    def violate(self, kind: str, text: str, /) -> None:
+        """A promise was broken."""
+
+    # -- ledgers and metadata
+
+    def ledger_made(self, region: str, ledger: int, /) -> None:
+        """A ledger has this id from now on."""
+
+    def ledger_deleted(self, home: Region, ledger: int, /) -> None:
+        """With its topic, or because nothing needs it."""
+
+    def damage_read(self, home: Region, ledger: int, entry: int, /) -> None:
+        """The region opens a topic without a damaged record."""
+
+    def topic_goes(self, region: str, topic: str, record: TopicRecord, /) -> None:
+        """The region has written down that it deletes the topic."""
+
+    def partition_goes(self, home: Region, topic: str, record: TopicRecord, /) -> None:
+        """The region has written down that it deletes the topic that this is a partition of."""
+
+    def is_set_aside(self, region: str, name: str, before: str, incarnation: str, /) -> None:
+        """A region's copy of a topic has another name from now on."""
+
+    def taken_back(self, home: Region, topic: str, /) -> None:
+        """A topic without messages goes as if it had never been made."""
+
+    def published_behind(self, home: Region, topic: Topic, place: Position, /) -> int | None:
+        """When the first entry stored behind a place was published, in ms; None: nothing is stored there."""
+
+    # -- links
+
+    def said(self, teller: Broker, asker: Broker, message: PeerMessage, /) -> None:
+        """A broker puts a message on a link that the asker made."""
+
+    def barrier_begun(self, home: Region, topic_name: str, name: str, /) -> Callable[[WaitResult], None]:
+        """The result hears how it ended."""
+
+    def flush_begun(self, home: Region, topic_name: str, name: str, /) -> Callable[[WaitResult], None]:
+        """The result hears how it ended."""
+
+    def replicated(self, home: Region, topic: str, region: str, origin: Position, /) -> None:
+        """A receipt for a replicator leaves."""
+
+    def going_on(self, home: Region, topic: Topic, /) -> None:
+        """The region says to a replicator how far it has everything."""
+
+    def replica_place(self, home: Region, remote: str, topic: str, last: Position, /) -> None:
+        """A remote said how far it has everything of ours."""
+
+    # -- clients
+
+    def stored(self, home: Region, position: Position, /) -> None:
+        """A receipt leaves."""
+
+    def receipted(self, home: Region, topic: str, position: Position, payload: bytes, /) -> None:
+        """A client has its receipt."""
+
+    def creation_asked(self, home: Region, topic: str, name: str, initial: Position, opened: Topic, /) -> None:
+        """Somebody asks for a subscription that is not there."""
+
+    def creation_seen(self, home: Region, topic: str, subscription: Subscription, /) -> None:
+        """A region has just found or made it."""
+
+    def creation_refused(self, topic: str, name: str, initial: Position, opened: Topic | None, /) -> None:
+        """The client hears that it was not made; it may have been."""
+
+    def acking(self, home: Region, topic: str, consumer: Consumer, bits: dict[Position, int], epoch: Stamp, /) -> Heard:
+        """An acknowledgement of entries arrives."""
+
+    def acking_up_to(
+        self,
+        home: Region,
+        topic: str,
+        consumer: Consumer,
+        behind: Position,
+        upto: Position,
+        was_sent: Callable[[Position], bool],
+        came_later: Callable[[Position], bool],
+        seen: Collection[Position] | None,
+        /,
+    ) -> list[Heard]:
+        """A cumulative acknowledgement arrives."""
+
+    def delivering(
+        self, home: Region, topic: str, subscription: Subscription, position: Position, entry: bytes, bits: int, /
+    ) -> None:
+        """An entry goes to a client."""
+
+    # -- what a region drops by itself
+
+    def expiring(self, home: Region, some: list[Subscription], before_ms: int, /) -> None:
+        """It begins to drop what is older."""
+
+    def evicting(self, home: Region, topic: str, some: list[Subscription], upto: Position, /) -> None:
+        """It begins to drop everything up to there."""
