@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every `LedgerStore` must do. A test module imports `LedgerContract` and gives it a store through a fixture.
 
-The fixture ``ledgers`` is a `World`: it opens a store, and opens the same storage again after a clean close.
+The fixture ``ledgers`` is a `LedgerWorld`: it opens a store, and opens the same storage again after a clean close.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from meridian_broker.ledgers.store import (
 EVERYTHING = 1 << 40
 
 
-class World(Protocol):
+class LedgerWorld(Protocol):
     """One storage and the store that is open on it."""
 
     store: LedgerStore
@@ -83,7 +83,7 @@ async def read_all(store: Readable, ledger_id: int) -> list[bytes]:
 class LedgerContract:
     """Inherit in a test module that has a fixture ``ledgers``."""
 
-    async def test_entries_come_back_in_order_with_ids_from_zero(self, ledgers: World) -> None:
+    async def test_entries_come_back_in_order_with_ids_from_zero(self, ledgers: LedgerWorld) -> None:
         writer = await ledgers.store.create(7, fence=1)
         entries = [b"", b"a", b"b" * 70_000, *(b"entry %d" % number for number in range(500))]
         assert await append_all(writer, entries) == list(range(len(entries)))
@@ -91,7 +91,7 @@ class LedgerContract:
         assert writer.size == sum(map(len, entries))
         assert await read_all(ledgers.store, 7) == entries
 
-    async def test_append_returns_the_id_at_once_and_reports_later(self, ledgers: World) -> None:
+    async def test_append_returns_the_id_at_once_and_reports_later(self, ledgers: LedgerWorld) -> None:
         writer = await ledgers.store.create(7, fence=1)
         heard: list[int | LedgerError] = []
         assert [writer.append(b"x", heard.append) for _ in range(3)] == [0, 1, 2]
@@ -101,7 +101,7 @@ class LedgerContract:
         assert heard == [0, 1, 2]
         assert reader.last_confirmed() == 3
 
-    async def test_readers_see_confirmed_entries_only(self, ledgers: World) -> None:
+    async def test_readers_see_confirmed_entries_only(self, ledgers: LedgerWorld) -> None:
         writer = await ledgers.store.create(7, fence=1)
         reader = await ledgers.store.open(7)
         heard: list[int | LedgerError] = []
@@ -111,7 +111,7 @@ class LedgerContract:
         await append_one(writer, b"y")
         assert await reader.read(0, 10, EVERYTHING) == [b"x", b"y"]
 
-    async def test_a_read_keeps_to_its_bounds(self, ledgers: World) -> None:
+    async def test_a_read_keeps_to_its_bounds(self, ledgers: LedgerWorld) -> None:
         writer = await ledgers.store.create(7, fence=1)
         entries = [bytes([number]) * 100 for number in range(20)]
         await append_all(writer, entries)
@@ -127,7 +127,7 @@ class LedgerContract:
         with pytest.raises(ValueError, match="start at 0"):
             await reader.read(-1, 4, EVERYTHING)
 
-    async def test_many_ledgers_share_the_storage(self, ledgers: World) -> None:
+    async def test_many_ledgers_share_the_storage(self, ledgers: LedgerWorld) -> None:
         writers = [await ledgers.store.create(number, fence=1) for number in range(50)]
         await asyncio.gather(
             *(append_all(writer, [b"%d/%d" % (writer.ledger_id, entry) for entry in range(20)]) for writer in writers)
@@ -136,7 +136,7 @@ class LedgerContract:
             assert await read_all(ledgers.store, number) == [b"%d/%d" % (number, entry) for entry in range(20)]
         assert sorted(info.ledger_id for info in await ledgers.store.list()) == list(range(50))
 
-    async def test_an_id_is_not_used_twice(self, ledgers: World) -> None:
+    async def test_an_id_is_not_used_twice(self, ledgers: LedgerWorld) -> None:
         await ledgers.store.create(7, fence=1)
         with pytest.raises(LedgerError, match="used before"):
             await ledgers.store.create(7, fence=2)
@@ -147,13 +147,13 @@ class LedgerContract:
         with pytest.raises(LedgerError, match="used before"):
             await store.create(7, fence=2)
 
-    async def test_two_creations_at_once_make_one_ledger(self, ledgers: World) -> None:
+    async def test_two_creations_at_once_make_one_ledger(self, ledgers: LedgerWorld) -> None:
         results = await asyncio.gather(
             ledgers.store.create(7, fence=1), ledgers.store.create(7, fence=1), return_exceptions=True
         )
         assert sum(isinstance(result, LedgerError) for result in results) == 1
 
-    async def test_seal_waits_for_what_is_queued(self, ledgers: World) -> None:
+    async def test_seal_waits_for_what_is_queued(self, ledgers: LedgerWorld) -> None:
         writer = await ledgers.store.create(7, fence=1)
         heard: list[int | LedgerError] = []
         for number in range(10):
@@ -164,7 +164,7 @@ class LedgerContract:
         assert isinstance(await append_one(writer, b"late"), LedgerError)
         assert await ledgers.store.recover(7, fence=5) == LedgerInfo(7, 10, 10, True)
 
-    async def test_recover_fences_the_old_writer(self, ledgers: World) -> None:
+    async def test_recover_fences_the_old_writer(self, ledgers: LedgerWorld) -> None:
         writer = await ledgers.store.create(7, fence=1)
         heard: list[int | LedgerError] = []
         for number in range(5):
@@ -176,7 +176,7 @@ class LedgerContract:
             await writer.seal()
         assert await read_all(ledgers.store, 7) == [b"0", b"1", b"2", b"3", b"4"]
 
-    async def test_a_refused_append_is_told_behind_those_before_it(self, ledgers: World) -> None:
+    async def test_a_refused_append_is_told_behind_those_before_it(self, ledgers: LedgerWorld) -> None:
         writer = await ledgers.store.create(7, fence=1)
         heard: list[int | LedgerError] = []
         writer.append(b"before", heard.append)
@@ -188,26 +188,26 @@ class LedgerContract:
         assert heard[0] == 0
         assert isinstance(heard[1], LedgerFenced)
 
-    async def test_an_older_fence_is_refused(self, ledgers: World) -> None:
+    async def test_an_older_fence_is_refused(self, ledgers: LedgerWorld) -> None:
         await ledgers.store.create(7, fence=5)
         with pytest.raises(LedgerFenced):
             await ledgers.store.recover(7, fence=4)
         await ledgers.store.recover(7, fence=5)
 
-    async def test_a_fence_survives_a_restart(self, ledgers: World) -> None:
+    async def test_a_fence_survives_a_restart(self, ledgers: LedgerWorld) -> None:
         await ledgers.store.create(7, fence=5)
         store = await ledgers.reopen()
         with pytest.raises(LedgerFenced):
             await store.recover(7, fence=4)
         assert await store.recover(7, fence=6) == LedgerInfo(7, 0, 0, True)
 
-    async def test_what_is_absent_is_not_found(self, ledgers: World) -> None:
+    async def test_what_is_absent_is_not_found(self, ledgers: LedgerWorld) -> None:
         for attempt in (ledgers.store.open(9), ledgers.store.recover(9, fence=1)):
             with pytest.raises(LedgerNotFound):
                 await attempt
         await ledgers.store.delete(9)
 
-    async def test_a_deleted_ledger_is_told_from_one_that_never_was(self, ledgers: World) -> None:
+    async def test_a_deleted_ledger_is_told_from_one_that_never_was(self, ledgers: LedgerWorld) -> None:
         await ledgers.store.create(7, fence=1)
         await ledgers.store.delete(7)
         with pytest.raises(LedgerDeleted):
@@ -219,7 +219,7 @@ class LedgerContract:
             await store.recover(9, fence=1)
         assert not isinstance(never.value, LedgerDeleted)
 
-    async def test_a_label_stays_with_its_ledger(self, ledgers: World) -> None:
+    async def test_a_label_stays_with_its_ledger(self, ledgers: LedgerWorld) -> None:
         label = bytes(range(256)) * 4
         await ledgers.store.create(7, 1, label)
         await (await ledgers.store.create(8, 1, b"8")).seal()
@@ -231,7 +231,7 @@ class LedgerContract:
         with pytest.raises(LedgerError, match="a label of"):
             await store.create(10, 1, bytes(LABEL_BYTES_MAX + 1))
 
-    async def test_delete_takes_the_ledger_from_everybody(self, ledgers: World) -> None:
+    async def test_delete_takes_the_ledger_from_everybody(self, ledgers: LedgerWorld) -> None:
         writer = await ledgers.store.create(7, fence=1)
         await append_all(writer, [b"x"])
         reader = await ledgers.store.open(7)
@@ -246,7 +246,7 @@ class LedgerContract:
         store = await ledgers.reopen()
         assert await store.list() == []
 
-    async def test_a_restart_keeps_everything(self, ledgers: World) -> None:
+    async def test_a_restart_keeps_everything(self, ledgers: LedgerWorld) -> None:
         open_writer = await ledgers.store.create(1, fence=1)
         sealed_writer = await ledgers.store.create(2, fence=1)
         await append_all(open_writer, [b"open"] * 10)
@@ -264,7 +264,7 @@ class LedgerContract:
         assert [info.sealed for info in await store.list()] == [True, True]
         assert await read_all(store, 2) == [b"sealed"] * 10
 
-    async def test_a_storage_that_fails_raises_nothing_but_ledger_errors(self, ledgers: World) -> None:
+    async def test_a_storage_that_fails_raises_nothing_but_ledger_errors(self, ledgers: LedgerWorld) -> None:
         writer = await ledgers.store.create(1, fence=1)
         sealed = await ledgers.store.create(2, fence=1)
         await append_all(writer, [b"kept"] * 10)

@@ -86,7 +86,7 @@ class Disk:
 class WorldRegion:
     """One region: the exchange's host, and what clients would do to it."""
 
-    def __init__(self, name: str, world: World) -> None:
+    def __init__(self, name: str, world: ExchangeWorld) -> None:
         self.region = name
         self.world = world
         self.topics: dict[str, Topic] = {}
@@ -326,7 +326,7 @@ class Network:
     """``(from, to)``: nothing arrives although links stay up."""
 
 
-class World:
+class ExchangeWorld:
     """Regions, links, time."""
 
     def __init__(
@@ -335,7 +335,7 @@ class World:
         *,
         seed: int = 0,
         limits: ExchangeLimits | None = None,
-        make_region: Callable[[str, World], WorldRegion] = WorldRegion,
+        make_region: Callable[[str, ExchangeWorld], WorldRegion] = WorldRegion,
         **options: Any,
     ) -> None:
         self.names = list(names)

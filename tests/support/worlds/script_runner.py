@@ -48,7 +48,7 @@ from meridian_broker.replication.progress.messages import PeerMessage
 from meridian_broker.replication.progress.waits import WaitResult
 from simulation.story import Story, StoryError
 from simulation.telling import tell
-from support.worlds.exchange_world import Entry, World, WorldRegion
+from support.worlds.exchange_world import Entry, ExchangeWorld, WorldRegion
 
 SCRIPTS = Path(__file__).parents[2] / "unit/scripts"
 OUTPUT = "> "
@@ -57,14 +57,14 @@ OUTPUT = "> "
 class Script:
     """One scenario while it runs."""
 
-    def __init__(self, make_world: Callable[[list[str]], World] = World) -> None:
+    def __init__(self, make_world: Callable[[list[str]], ExchangeWorld] = ExchangeWorld) -> None:
         self._make_world = make_world
-        self._world: World | None = None
+        self._world: ExchangeWorld | None = None
         self._said: list[str] = []
         self._held: set[frozenset[str]] = set()
 
     @property
-    def world(self) -> World:
+    def world(self) -> ExchangeWorld:
         if self._world is None:
             raise StoryError("begin with: exchange NAME NAME ...")
         return self._world

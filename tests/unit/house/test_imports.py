@@ -15,7 +15,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
-from test_tidy import ROOT, python_files, tree
+from support.checkout.source_files import ROOT, python_files, tree
 
 SOURCES = tuple(map(Path, ("broker/src", "operator/src", "verifier/src")))
 ALSO_ON_THE_PATH = tuple(map(Path, ("tests", "tests/integration", "demo", "bench/core", "bench/failover")))
@@ -39,6 +39,7 @@ SUPPORT = tuple(
         "support/brokers",
         "support/contracts",
         "support/protocol",
+        "support/checkout",
     )
 )
 """What tests stand on, each room on those behind it."""
@@ -93,7 +94,7 @@ def circles(graph: dict[Path, set[Path]]) -> set[Path]:
 
 def test_finds_imports() -> None:
     this = Path("tests/unit/house/test_imports.py")
-    assert imports()[this] == {Path("tests/unit/house/test_tidy.py")}
+    assert imports()[this] == {Path("tests/support/checkout/source_files.py")}
     assert sum(map(len, imports().values())) > 3000
 
 
@@ -117,6 +118,17 @@ def test_what_tests_stand_on_imports_only_what_is_below_it(room: Path) -> None:
         if path.is_relative_to(room)
         for other in others
         if other.parts[0] == "tests" and not any(other.is_relative_to(folder) for folder in below)
+    ]
+    assert not offences, "\n".join(sorted(offences))
+
+
+def test_no_test_file_imports_another() -> None:
+    """What two of them need stands in ``tests/support``: pytest then collects each alone, and either can go."""
+    offences = [
+        f"{path} imports {other}"
+        for path, others in imports().items()
+        for other in others
+        if other.parts[0] == "tests" and other.name.startswith("test_")
     ]
     assert not offences, "\n".join(sorted(offences))
 

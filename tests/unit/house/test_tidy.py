@@ -7,9 +7,7 @@ Each test collects every offence before it fails, so that one run shows them all
 from __future__ import annotations
 
 import ast
-import functools
 import re
-import subprocess
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -17,8 +15,8 @@ from pathlib import Path
 
 import pytest
 from meridian_broker.server.settings import BY_KEY
+from support.checkout.source_files import ROOT, files, generated, python_files, tree
 
-ROOT = Path(__file__).parents[3]
 MODULE_LINES_MAX = 600
 TEST_MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 100
@@ -26,33 +24,6 @@ FUNCTION_LINES_MAX = 100
 
 MAY_PRINT = ("broker/src/meridian_broker/cli/", "bench/", "e2e/", "examples/", "demo/", "tests/")
 MAY_READ_ENVIRONMENT = ("broker/src/meridian_broker/server/main.py", "broker/src/meridian_broker/server/supervisor.py")
-
-
-@functools.cache
-def files() -> list[Path]:
-    """What is in the repository or would be added to it, relative to its root."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    return sorted(Path(name) for name in set(listed.stdout.split("\0")) if name and (ROOT / name).is_file())
-
-
-def generated(path: Path) -> bool:
-    return path.name.endswith(("_pb2.py", "_pb2.pyi"))
-
-
-def python_files(*prefixes: str) -> list[Path]:
-    chosen = [path for path in files() if path.suffix == ".py" and not generated(path)]
-    return [path for path in chosen if not prefixes or str(path).startswith(prefixes)]
-
-
-@functools.cache
-def tree(path: Path) -> ast.Module:
-    return ast.parse((ROOT / path).read_text(encoding="utf-8"), filename=str(path))
 
 
 def nodes(path: Path) -> Iterator[ast.AST]:

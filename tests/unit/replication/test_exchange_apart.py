@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.replication.progress.catching_up import CatchingUp
 from meridian_broker.replication.progress.messages import ExchangeLimits
-from support.worlds.exchange_world import World
+from support.worlds.exchange_world import ExchangeWorld
 
 TOPICS = [f"t{number}" for number in range(12)]
 INTERVAL_MS = 5000
 COMPARED = "CatchingUp: what eu acknowledged is being compared"
 
 
-def world_of(limits: ExchangeLimits | None = None) -> World:
+def world_of(limits: ExchangeLimits | None = None) -> ExchangeWorld:
     """Two regions that were cut from each other while eu acknowledged in every topic."""
-    world = World(["us", "eu"], limits=limits)
+    world = ExchangeWorld(["us", "eu"], limits=limits)
     world.connect_all()
     for topic in TOPICS:
         world.produce("us", topic, 50)
@@ -35,21 +35,21 @@ def world_of(limits: ExchangeLimits | None = None) -> World:
     return world
 
 
-def ack(world: World, region: str, topic: str, first: int, count: int) -> None:
+def ack(world: ExchangeWorld, region: str, topic: str, first: int, count: int) -> None:
     world.regions[region].ack(topic, "s", world.regions[region].topics[topic].entries[first : first + count])
 
 
-def apart(world: World, region: str = "us", other: str = "eu") -> dict[str, str]:
+def apart(world: ExchangeWorld, region: str = "us", other: str = "eu") -> dict[str, str]:
     return world.regions[region].exchange.apart(world.now_ms)[other]
 
 
-def lacks(world: World) -> bool:
+def lacks(world: ExchangeWorld) -> bool:
     """us would send again what eu acknowledged while there was no link."""
     us = world.regions["us"]
     return any(len(us.unacked(topic, "s")) > 40 for topic in us.topics)
 
 
-def come_back(world: World, meanwhile: Callable[[int], None] = lambda _: None) -> int:
+def come_back(world: ExchangeWorld, meanwhile: Callable[[int], None] = lambda _: None) -> int:
     """Milliseconds until us says that nothing keeps the two apart."""
     for ms in range(0, 60_000, 10):
         if not apart(world):
@@ -88,7 +88,7 @@ def test_with_more_that_differs_than_fits_the_book() -> None:
 
 
 def test_a_region_that_shares_nothing_is_waited_for_no_longer_than_two_rounds() -> None:
-    world = World(["us", "eu"])
+    world = ExchangeWorld(["us", "eu"])
     world.connect_all()
     assert apart(world)[""] == COMPARED
     assert come_back(world) <= 2 * INTERVAL_MS + 10

@@ -22,14 +22,14 @@ from meridian_broker.replication.progress.messages import (
     PeerMessage,
     Refusal,
 )
-from support.worlds.exchange_world import World
+from support.worlds.exchange_world import ExchangeWorld
 
 T, S = "t", "sub"
 
 
-def world_of(*names: str, limits: ExchangeLimits | None = None) -> World:
+def world_of(*names: str, limits: ExchangeLimits | None = None) -> ExchangeWorld:
     """Connected regions, ten messages of the first one, a subscription known everywhere; nothing on its way."""
-    world = World(names, limits=limits)
+    world = ExchangeWorld(names, limits=limits)
     world.connect_all()
     world.produce(names[0], T, 10)
     world.replicate_all(T)
@@ -39,7 +39,7 @@ def world_of(*names: str, limits: ExchangeLimits | None = None) -> World:
     return world
 
 
-def ack(world: World, region: str, number: int) -> None:
+def ack(world: ExchangeWorld, region: str, number: int) -> None:
     world.regions[region].ack(T, S, [world.regions[region].topics[T].entries[number]])
 
 
@@ -189,7 +189,7 @@ class Wire:
     """One region's exchange, and a peer that we play ourselves."""
 
     def __init__(self) -> None:
-        self.world = World(["us", "eu"])
+        self.world = ExchangeWorld(["us", "eu"])
         self.region = self.world.regions["us"]
         self.world.produce("us", T, 10)
         self.region.subscribe(T, S)

@@ -21,13 +21,13 @@ from meridian_broker.replication.progress.messages import (
     TopicDigest,
 )
 from meridian_broker.replication.progress.waits import FlushResult
-from support.worlds.exchange_world import World
+from support.worlds.exchange_world import ExchangeWorld
 
 T, S = "t", "sub"
 
 
-def world_of(*names: str, limits: ExchangeLimits | None = None) -> World:
-    world = World(names, limits=limits)
+def world_of(*names: str, limits: ExchangeLimits | None = None) -> ExchangeWorld:
+    world = ExchangeWorld(names, limits=limits)
     world.connect_all()
     for ledger in (1, 2, 3):
         world.produce(names[0], T, 10, ledger=ledger)
@@ -39,7 +39,7 @@ def world_of(*names: str, limits: ExchangeLimits | None = None) -> World:
     return world
 
 
-def same(world: World, name: str = S) -> bool:
+def same(world: ExchangeWorld, name: str = S) -> bool:
     found = [region.progress(T, name) for region in world.regions.values()]
     return all(progress == found[0] for progress in found)
 
@@ -57,7 +57,7 @@ def test_idle_topics_cost_one_digest_per_round_whatever_the_number_of_subscripti
 
 
 def test_many_topics_are_announced_a_message_at_a_time() -> None:
-    world = World(["us", "eu"], limits=ExchangeLimits(items_per_message=4))
+    world = ExchangeWorld(["us", "eu"], limits=ExchangeLimits(items_per_message=4))
     here = world.regions["us"]
     for number in range(30):
         here.subscribe(f"topic {number}", S)
@@ -125,7 +125,7 @@ def test_of_what_differs_unseen_a_part_is_listed() -> None:
 def test_regions_of_earlier_versions_agree_with_this_one(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever greets with an earlier version is told nothing that it does not know, and both end up in sync."""
     monkeypatch.setattr(exchange, "PROTOCOL_VERSION", version)
-    world = World(["us", "eu"])
+    world = ExchangeWorld(["us", "eu"])
     for name in ("us", "eu"):
         for number in range(2000):
             world.regions[name].subscribe(f"topic {number} of {name if number % 7 else 'both'}", S)
@@ -177,7 +177,7 @@ def test_of_many_topics_only_those_that_differ_are_listed() -> None:
     assert not peer_is_uneven(world)
 
 
-def peer_is_uneven(world: World) -> set[str]:
+def peer_is_uneven(world: ExchangeWorld) -> set[str]:
     world.run(12_000)
     return set(world.regions["us"].topics) - world.regions["us"].exchange._peers["eu"].in_sync
 
@@ -457,7 +457,7 @@ def test_a_flood_of_unknown_topics_is_not_remembered() -> None:
 
 def test_a_round_over_many_subscriptions_goes_in_pieces() -> None:
     """R19: between two messages of a round the broker does its work, however many subscriptions rest."""
-    world = World(("us", "eu"), limits=ExchangeLimits(subscriptions_at_once=20))
+    world = ExchangeWorld(("us", "eu"), limits=ExchangeLimits(subscriptions_at_once=20))
     for number in range(10):
         world.produce("us", f"t{number}", 1)
         for name in range(10):

@@ -7,13 +7,13 @@ import pytest
 from meridian_broker.replication.progress.exchange import PeerStatus
 from meridian_broker.replication.progress.lag import Lag, Why
 from meridian_broker.replication.progress.messages import ExchangeLimits, PeerMessage
-from support.worlds.exchange_world import World
+from support.worlds.exchange_world import ExchangeWorld
 
 T, S = "t", "sub"
 
 
-def world_of(*names: str, limits: ExchangeLimits | None = None) -> World:
-    world = World(names, limits=limits)
+def world_of(*names: str, limits: ExchangeLimits | None = None) -> ExchangeWorld:
+    world = ExchangeWorld(names, limits=limits)
     world.connect_all()
     world.produce(names[0], T, 50)
     world.replicate_all(T)
@@ -22,11 +22,11 @@ def world_of(*names: str, limits: ExchangeLimits | None = None) -> World:
     return world
 
 
-def ack(world: World, region: str, first: int, count: int) -> None:
+def ack(world: ExchangeWorld, region: str, first: int, count: int) -> None:
     world.regions[region].ack(T, S, world.regions[region].topics[T].entries[first : first + count])
 
 
-def seen(world: World, region: str = "us", other: str = "eu") -> PeerStatus:
+def seen(world: ExchangeWorld, region: str = "us", other: str = "eu") -> PeerStatus:
     statuses = world.regions[region].exchange.status(T, S, world.now_ms)
     return next(status for status in statuses if status.region == other)
 

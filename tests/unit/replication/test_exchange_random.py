@@ -13,7 +13,7 @@ from meridian_broker.positions.progress import Progress
 from meridian_broker.replication.progress.barrier_refusals import AGAIN_MS, PATIENCE_MS
 from meridian_broker.replication.progress.messages import ExchangeLimits
 from meridian_broker.replication.progress.waits import WaitResult
-from support.worlds.exchange_world import Entry, World, WorldRegion
+from support.worlds.exchange_world import Entry, ExchangeWorld, WorldRegion
 
 NAMES = ["us", "eu", "ap", "sa", "af"]
 TOPIC, SUBSCRIPTIONS = "t", ["s0", "s1"]
@@ -65,7 +65,7 @@ class Model:
 
     def __init__(self, regions: int, seed: int, limits: ExchangeLimits | None) -> None:
         self.names = NAMES[:regions]
-        self.world = World(self.names, seed=seed, limits=limits)
+        self.world = ExchangeWorld(self.names, seed=seed, limits=limits)
         self.acked: dict[str, set[Entry]] = {name: set() for name in SUBSCRIPTIONS}
         self.rewound: set[str] = set()
         self.waits: list[Wait] = []

@@ -16,7 +16,7 @@ from meridian_broker.replication.progress.messages import (
     TopicDigest,
 )
 from meridian_broker.replication.progress.waits import WaitResult
-from support.worlds.exchange_world import World
+from support.worlds.exchange_world import ExchangeWorld
 
 T, S = "t", "sub"
 
@@ -25,7 +25,7 @@ T, S = "t", "sub"
 class Wait:
     """A barrier or flush, and when it ended."""
 
-    world: World
+    world: ExchangeWorld
     started_ms: int
     result: WaitResult | None = None
     after_ms: int = -1
@@ -35,8 +35,8 @@ class Wait:
         self.result, self.after_ms = result, self.world.now_ms - self.started_ms
 
 
-def world_of(*names: str, limits: ExchangeLimits | None = None) -> World:
-    world = World(names, limits=limits)
+def world_of(*names: str, limits: ExchangeLimits | None = None) -> ExchangeWorld:
+    world = ExchangeWorld(names, limits=limits)
     world.connect_all()
     world.produce(names[0], T, 10)
     world.replicate_all(T)
@@ -46,13 +46,13 @@ def world_of(*names: str, limits: ExchangeLimits | None = None) -> World:
     return world
 
 
-def begin(world: World, what: str, region: str, name: str = S) -> Wait:
+def begin(world: ExchangeWorld, what: str, region: str, name: str = S) -> Wait:
     wait = Wait(world, world.now_ms)
     getattr(world.regions[region].exchange, what)(T, name, world.now_ms, wait)
     return wait
 
 
-def ack(world: World, region: str, *numbers: int) -> None:
+def ack(world: ExchangeWorld, region: str, *numbers: int) -> None:
     entries = world.regions[region].topics[T].entries
     world.regions[region].ack(T, S, [entries[number] for number in numbers])
 
@@ -180,7 +180,7 @@ def test_a_flush_of_a_quiet_subscription_sends_nothing() -> None:
     assert not world.sent
 
 
-def flushed(world: World, region: str, peer: str) -> WaitResult:
+def flushed(world: ExchangeWorld, region: str, peer: str) -> WaitResult:
     """Flush, and look at the peer's disk at the moment the flush ends."""
     results: list[WaitResult] = []
 

@@ -14,15 +14,15 @@ from meridian_broker.positions.progress import Progress
 from meridian_broker.replication.progress.barrier_refusals import AGAIN_MS, PATIENCE_MS
 from meridian_broker.replication.progress.messages import BarrierDone, Delta, Digest, PeerMessage, State
 from meridian_broker.replication.progress.waits import WaitResult
-from support.worlds.exchange_world import World
+from support.worlds.exchange_world import ExchangeWorld
 
 T, S = "t", "sub"
 DISK_MS = 100
 
 
-def world_of(*names: str) -> World:
+def world_of(*names: str) -> ExchangeWorld:
     """Ten messages of the first region, a subscription known everywhere, nothing on its way; then its disk is slow."""
-    world = World(names)
+    world = ExchangeWorld(names)
     world.connect_all()
     world.produce(names[0], T, 10)
     world.replicate_all(T)
@@ -32,32 +32,32 @@ def world_of(*names: str) -> World:
     return world
 
 
-def ack(world: World, region: str, *numbers: int) -> None:
+def ack(world: ExchangeWorld, region: str, *numbers: int) -> None:
     here = world.regions[region]
     here.ack(T, S, [here.topics[T].entries[number] for number in numbers])
 
 
-def acked(world: World, region: str) -> int:
+def acked(world: ExchangeWorld, region: str) -> int:
     return 10 - len(world.regions[region].unacked(T, S))
 
 
-def ask(world: World) -> None:
+def ask(world: ExchangeWorld) -> None:
     """eu is about to dispatch."""
     world.regions["eu"].exchange.barrier(T, S, world.now_ms, lambda _: None)
 
 
-def reconnect(world: World) -> None:
+def reconnect(world: ExchangeWorld) -> None:
     world.cut("us", "eu")
     world.connect_all()
 
 
-def close(world: World) -> None:
+def close(world: ExchangeWorld) -> None:
     """us has something that it may never have told eu, and a consumer closes there."""
     world.regions["us"].exchange._peers["eu"].in_sync.clear()
     world.regions["us"].exchange.flush(T, S, world.now_ms, lambda _: None)
 
 
-def forget(world: World) -> None:
+def forget(world: ExchangeWorld) -> None:
     """eu was restored to a time when it had no such subscription: it refuses the delta for want of the whole."""
     ack(world, "us", 0)
     world.run(DISK_MS)
@@ -68,7 +68,7 @@ def forget(world: World) -> None:
     world.run(1)
 
 
-def make(world: World) -> None:
+def make(world: ExchangeWorld) -> None:
     world.regions["us"].subscribe(T, "new")
 
 
@@ -76,7 +76,7 @@ def of_sub(message: PeerMessage) -> bool:
     return isinstance(message, Delta | State) and any(item.subscription == S for item in message.items)
 
 
-WAYS: dict[str, tuple[Callable[[World], None], Callable[[PeerMessage], bool]]] = {
+WAYS: dict[str, tuple[Callable[[ExchangeWorld], None], Callable[[PeerMessage], bool]]] = {
     "the answer to a barrier": (ask, lambda message: isinstance(message, BarrierDone) and bool(message.progress)),
     "what a digest found": (reconnect, of_sub),
     "the whole, before a close": (close, of_sub),

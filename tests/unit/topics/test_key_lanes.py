@@ -122,7 +122,7 @@ def test_policies_that_fit() -> None:
 SLOTS_USED = 5
 
 
-class World:
+class LanesWorld:
     """Lanes as a dispatcher uses them, beside what must be true of them."""
 
     def __init__(self, sizes: list[int]) -> None:
@@ -225,16 +225,16 @@ class World:
         assert not self.lanes._lanes, "nothing is kept of slots where nothing goes on"
 
 
-steps: list[Callable[[World, int], None]] = [
-    World.join,
-    World.leave,
-    World.read_next,
-    World.read_next,
-    World.send_waiting,
-    World.send_waiting,
-    World.acknowledge,
-    World.give_back,
-    World.pass_all,
+steps: list[Callable[[LanesWorld, int], None]] = [
+    LanesWorld.join,
+    LanesWorld.leave,
+    LanesWorld.read_next,
+    LanesWorld.read_next,
+    LanesWorld.send_waiting,
+    LanesWorld.send_waiting,
+    LanesWorld.acknowledge,
+    LanesWorld.give_back,
+    LanesWorld.pass_all,
 ]
 
 
@@ -244,9 +244,9 @@ steps: list[Callable[[World, int], None]] = [
     st.lists(st.tuples(st.sampled_from(steps), st.integers(0, 7)), max_size=80),
 )
 def test_a_slot_has_one_consumer_at_a_time_and_nothing_overtakes(
-    sizes: list[int], chosen: list[tuple[Callable[[World, int], None], int]]
+    sizes: list[int], chosen: list[tuple[Callable[[LanesWorld, int], None], int]]
 ) -> None:
-    world = World(sizes)
+    world = LanesWorld(sizes)
     for step, choice in chosen:
         step(world, choice)
         assert world.lanes.waiting == len(world.waiting)

@@ -24,7 +24,7 @@ from meridian_broker.topics.dispatch_scope.shares import DRAIN_SECONDS
 from meridian_broker.topics.journal.subscription_record import ORIGIN
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.metadata import build_body
-from test_sharing_dispatch import LEDGER, START_MS, Message, World, run
+from support.worlds.dispatch_world import LEDGER, START_MS, DispatchWorld, Message, run
 
 ORIGINS = ("here", "there")
 DURATION_MS = 10_000
@@ -97,7 +97,7 @@ def began(position: Position) -> str:
     return ORIGINS[position.entry % 2]
 
 
-class Shared(World):
+class Shared(DispatchWorld):
     """A subscription with dispatch scope origin."""
 
     async def open(self) -> None:

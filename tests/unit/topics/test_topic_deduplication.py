@@ -8,7 +8,7 @@ import asyncio
 import pytest
 from meridian_broker.ledgers.store import LedgerError
 from support.worlds.topic_record import TopicRecord
-from test_topic_drops import World
+from support.worlds.topic_world import TopicWorld
 
 
 class Slow(TopicRecord):
@@ -27,9 +27,9 @@ class Slow(TopicRecord):
         return await super().allocate_ledger_id()
 
 
-async def opened_again() -> tuple[World, Slow]:
+async def opened_again() -> tuple[TopicWorld, Slow]:
     """Its progress log has had nothing to write since, so that it has no ledger yet."""
-    world = World()
+    world = TopicWorld()
     await world.open()
     world.record = record = Slow(world.record)
     await world._open_topic()

@@ -74,7 +74,7 @@ class Port:
         self.lost.put_nowait(watcher)
 
 
-class World:
+class PatternWorld:
     """One namespace, and the watchers of a broker."""
 
     def __init__(self, limit: int = 10) -> None:
@@ -106,7 +106,7 @@ class World:
 
 
 async def test_changes_of_a_moment_are_told_together() -> None:
-    world = World()
+    world = PatternWorld()
     world.watchers.start(world.watch())
     first, _, third = world.change("a1"), world.change("b"), world.change("a2")
     world.watchers.changed(topic_name.parse("non-persistent://t/n/a3"), True)
@@ -118,7 +118,7 @@ async def test_changes_of_a_moment_are_told_together() -> None:
 
 
 async def test_one_made_and_deleted_at_once_is_told_as_deleted() -> None:
-    world = World()
+    world = PatternWorld()
     world.watchers.start(world.watch())
     name = world.change("a")
     world.change("a", False)
@@ -126,7 +126,7 @@ async def test_one_made_and_deleted_at_once_is_told_as_deleted() -> None:
 
 
 async def test_what_happens_before_the_first_list_is_told_after_it() -> None:
-    world = World()
+    world = PatternWorld()
     waiting, ready = world.watch(number=1), world.watch(number=2)
     world.watchers.start(ready)
     name = world.change("a")
@@ -140,7 +140,7 @@ async def test_what_happens_before_the_first_list_is_told_after_it() -> None:
 async def test_who_does_not_read_is_told_later_or_loses_its_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "MISSED_MAX", 3)
     monkeypatch.setattr(watching, "GATHER_SECONDS", 0)
-    world = World()
+    world = PatternWorld()
     watcher = world.watch()
     world.watchers.start(watcher)
     world.port.takes = False
@@ -160,7 +160,7 @@ async def test_who_does_not_read_is_told_later_or_loses_its_watcher(monkeypatch:
 
 
 async def test_watchers_are_counted() -> None:
-    world = World(limit=2)
+    world = PatternWorld(limit=2)
     one, two = world.watch(), world.watch("t/n/b.*")
     with pytest.raises(TooManyWatchers):
         world.watch()

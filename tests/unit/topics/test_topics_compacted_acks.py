@@ -38,7 +38,7 @@ class Record(TopicRecord):
         self.record.compacted, self.record.compaction_scraps = compacted, scraps
 
 
-class World(Region):
+class CompactedWorld(Region):
     """A topic with keys, and one consumer of it (which is its own port)."""
 
     def __init__(self) -> None:
@@ -119,9 +119,9 @@ class World(Region):
         pass
 
 
-async def world(*, compacted: bool = True) -> World:
+async def world(*, compacted: bool = True) -> CompactedWorld:
     """Twelve entries in three ledgers, all of different keys, in the view if there is one."""
-    one = World()
+    one = CompactedWorld()
     await one.open(compacted=compacted)
     await one.publish_keys(*"abcdefghijkl")
     if compacted:
@@ -187,9 +187,9 @@ async def test_an_entry_that_was_sent_counts_although_the_view_has_lost_it() -> 
     assert one.acked() == [0, 1, 2]
 
 
-async def held(*keys: str) -> World:
+async def held(*keys: str) -> CompactedWorld:
     """A consumer that was sent ``keys``, of which a compaction then took out what the last of them say anew."""
-    one = World()
+    one = CompactedWorld()
     await one.open(compacted=True)
     await one.publish_keys(*keys)
     await one.receive()

@@ -8,7 +8,7 @@ from meridian_broker.ledgers.holes import HOLES_MAX, Holes
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.wire.pulsar.metadata import body_checksum
 from support.worlds.compaction_world import Message, single_body
-from test_topic_drops import World
+from support.worlds.topic_world import TopicWorld
 
 
 def returned(origin: Position, region: str = "here") -> tuple[EntryHeader, bytes]:
@@ -20,7 +20,7 @@ def returned(origin: Position, region: str = "here") -> tuple[EntryHeader, bytes
 
 async def test_a_repeat_of_a_message_that_came_back_is_a_repeat() -> None:
     """R5, R6: its producer has no receipt and sends it again; whether before or after a restart, it is there."""
-    world = World()
+    world = TopicWorld()
     await world.open()
     world.topic.deduplication.follow(True)
     assert world.topic.deduplication.last_sequence_id("p") == -1
@@ -30,7 +30,7 @@ async def test_a_repeat_of_a_message_that_came_back_is_a_repeat() -> None:
 
 
 async def test_a_restart_counts_what_came_back_and_nothing_of_other_regions() -> None:
-    world = World()
+    world = TopicWorld()
     await world.open()
     world.topic.deduplication.follow(True)
     for header, body in (returned(Position(900, 0), "there"), returned(Position(901, 0))):

@@ -19,7 +19,7 @@ from meridian_broker.replication.progress.high_watermarks import ROUND_MS, TOPIC
 from meridian_broker.replication.progress.messages import SUMMARY_VERSION, Digest, State
 from meridian_broker.topics.backfill.backfill import Due
 from meridian_broker.topics.service.backfill_rounds import LOOKS, POLLS, POLLS_BESIDE, STARTS, Missing
-from support.worlds.exchange_world import World
+from support.worlds.exchange_world import ExchangeWorld
 
 
 class Asking:
@@ -148,7 +148,7 @@ class Comparison:
 
     def __init__(self, ends: dict[str, tuple[int, int]]) -> None:
         """:param ends: of each topic at eu and ap; negative: they do not have the topic."""
-        self.world = World(["eu", "ap", "us"])
+        self.world = ExchangeWorld(["eu", "ap", "us"])
         self.stored = {name: Stored() for name in ("eu", "ap")}
         for topic, both in ends.items():
             for one, entry in zip(self.stored.values(), both, strict=True):

@@ -11,27 +11,27 @@ from meridian_broker.topics.cursors import rewind_merging, rewinding, seeking
 from meridian_broker.topics.errors import LimitReached
 from meridian_broker.topics.retention import trimming
 from meridian_broker.topics.subscriptions.subscription import Subscription
-from test_topic_drops import World
+from support.worlds.topic_world import TopicWorld
 
 TIMES = 15
 
 
-async def opened() -> tuple[World, Subscription]:
-    world = World()
+async def opened() -> tuple[TopicWorld, Subscription]:
+    world = TopicWorld()
     await world.open()
     await world.own(4)
     await world.settle()
     return world, world.subscription(0)
 
 
-async def ack_all(world: World, subscription: Subscription) -> None:
+async def ack_all(world: TopicWorld, subscription: Subscription) -> None:
     last = world.entries[-1].place
     subscription.acknowledge_cumulative(world._nobody(subscription, last), last)
     await world.settle()
     assert world.topic.log.after(subscription.cursor.mark_delete) is None
 
 
-async def seek_back(world: World, subscription: Subscription, *, by_time: bool) -> None:
+async def seek_back(world: TopicWorld, subscription: Subscription, *, by_time: bool) -> None:
     """Some entries come, all are acknowledged, and the last ones are to come again; then they are acknowledged."""
     for _ in range(3):
         world.scheduler.ms += 100
@@ -167,4 +167,4 @@ async def test_regions_that_were_cut_and_went_back_as_often_as_they_may_go_on_to
 async def test_what_is_stored_and_was_only_dropped_is_not_acked_by_a_merge() -> None:
     """It was acked before it was rewound. A region that comes to the topic later gets it, and owes it."""
     rewinds = [step for first in range(rewind_merging.WORTH) for step in (("ack", 6), ("seek", 2 * first))]
-    await World().live([("own", 0)] * 4 + [*rewinds, ("expire", 0), ("trim", 0)])
+    await TopicWorld().live([("own", 0)] * 4 + [*rewinds, ("expire", 0), ("trim", 0)])

@@ -8,7 +8,7 @@ from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.dispatch.types import EXCLUSIVE
 from meridian_broker.topics.retention import trimming
 from meridian_broker.topics.subscriptions.subscription import Subscription
-from test_topic_drops import World
+from support.worlds.topic_world import TopicWorld
 
 
 class Reading:
@@ -36,7 +36,7 @@ class Reading:
         pass
 
 
-async def reading(world: World) -> tuple[Subscription, Reading]:
+async def reading(world: TopicWorld) -> tuple[Subscription, Reading]:
     subscription = world.topic.create_subscription("reader", EARLIEST, durable=False)
     port = Reading()
     consumer = world.topic.add_consumer(subscription, port, 1, "r", EXCLUSIVE, 0, None)
@@ -46,7 +46,7 @@ async def reading(world: World) -> tuple[Subscription, Reading]:
 
 
 async def test_a_reader_that_never_comes_back_after_its_seek_is_forgotten() -> None:
-    world = World()
+    world = TopicWorld()
     await world.open()
     for number in range(3):
         await world.own(number)

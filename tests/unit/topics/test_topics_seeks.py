@@ -21,7 +21,7 @@ from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.cursors import drops, floors, log_walks
 from meridian_broker.topics.subscriptions.subscription import Subscription
 from support.worlds.topic_of_one_region import load_indexes
-from test_topic_drops import NAMES, START_MS, STEPS, World
+from support.worlds.topic_world import NAMES, START_MS, STEPS, TopicWorld
 
 steps = st.lists(
     st.tuples(st.sampled_from((*STEPS, "foreign", "own", "own", "seek_to_time", "seek_to_time")), st.integers(0, 60)),
@@ -40,7 +40,7 @@ def small_blocks() -> Iterator[None]:
         yield
 
 
-class TimedWorld(World):
+class TimedWorld(TopicWorld):
     """What was given back is owed again as well, once a seek by time rules it: it may come back from elsewhere."""
 
     async def open(self) -> None:
@@ -138,7 +138,7 @@ class Reads:
         patch.setattr(MemoryReader, "read", counted)
 
 
-class LongWorld(World):
+class LongWorld(TopicWorld):
     """Six ledgers; of every second thousand the times go back and forth."""
 
     LEDGER, LEDGERS = 2000, 6

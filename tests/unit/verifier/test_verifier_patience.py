@@ -14,8 +14,8 @@ from meridian_verifier.align.verdicts import State, Verdict, judge
 from meridian_verifier.cluster import Cluster, ClusterError
 from meridian_verifier.wanted_lags import PATH, max_lags, milliseconds
 from support.kubernetes.api_server import serving
+from support.verifier.verdict_worlds import CURSOR, A, B, finding, topic, world
 from support.verifier.verifier_worlds import TOPIC
-from test_verifier_verdicts import CURSOR, A, B, finding, topic, world
 
 KEY = (TOPIC, "billing")
 PATIENT = MaxLags(2000, {KEY: 30_000})
