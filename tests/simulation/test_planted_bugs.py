@@ -50,23 +50,23 @@ BY_STORIES = (
 )
 """Not every thousand seeds find these; stories that were written for them do."""
 BY_TESTS = {
-    "a-damaged-creation-is-forgotten": "unit/topics/test_topics_lost_records.py",
+    "a-damaged-creation-is-forgotten": "unit/topics/test_lost_records.py",
     "a-failed-join-is-not-answered": "integration/test_merges_from_regions.py",
     "a-failed-sync-is-believed-after-a-start": "integration/test_ledger_engine_crashes.py",
-    "a-gap-that-grew-is-overwritten": "unit/topics/test_topics_gaps.py",
+    "a-gap-that-grew-is-overwritten": "unit/topics/test_gaps.py",
     "a-told-deletion-is-forgotten": "integration/test_record_before_memory.py",
-    "an-earlier-life-counts": "unit/positions/test_positions_progress.py",
+    "an-earlier-life-counts": "unit/positions/test_progress.py",
     "an-unreadable-segment-is-tried-at-once": "integration/test_ledger_engine_faults.py",
-    "close-without-look-ups": "unit/topics/test_topics_closing.py",
+    "close-without-look-ups": "unit/topics/test_closing.py",
     "copies-of-a-failed-move-stay": "integration/test_ledger_engine_faults.py",
-    "damaged-entry-claimed": "unit/topics/test_topics_damaged.py",
+    "damaged-entry-claimed": "unit/topics/test_damaged.py",
     "lease-term-used-again": "unit/replication/test_lease_renewals.py",
-    "nothing-is-in-doubt": "unit/topics/test_topics_lost_records.py",
+    "nothing-is-in-doubt": "unit/topics/test_lost_records.py",
     "one-error-ends-periodic-work": "unit/server/test_periodic_work.py",
-    "report-told-before-its-record": "unit/topics/test_topics_floors.py",
+    "report-told-before-its-record": "unit/topics/test_floors.py",
     "topics-close-one-by-one": "integration/test_harm_nobody_else.py",
     "view-forgotten-in-memory-first": "integration/test_record_before_memory.py",
-    "what-is-made-again-follows-nobody": "unit/topics/test_topics_lost_records.py",
+    "what-is-made-again-follows-nobody": "unit/topics/test_lost_records.py",
 }
 """Nor does any of them find these; tests of the parts do."""
 
