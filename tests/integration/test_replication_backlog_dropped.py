@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from meridian_broker.gateway.roles import Consumer, Producer
+from meridian_broker.gateway.roles import Consumer
 from meridian_broker.positions.position import EARLIEST, LATEST
 from meridian_broker.positions.skipped import stretches
 from meridian_broker.topics.backfill.backfill import find
@@ -31,20 +31,6 @@ async def opened(region: Region) -> Topic:
     return await region.process.service.topic(topic_name.parse(TOPIC), create=False)
 
 
-def stored(region: Region) -> int:
-    topic = region.process.service.topics.get(TOPIC)
-    return 0 if topic is None else topic.log.entries
-
-
-async def publish(region: Region, first: int, count: int) -> None:
-    connection = await region.connect()
-    producer = await Producer.open(connection, TOPIC)
-    for number in range(first, first + count):
-        await producer.send(b"%d" % number)
-    await producer.flush()
-    await connection.close()
-
-
 async def backlog(region: Region) -> int:
     _, stats = await ask(region, "GET", f"{PATH}/stats")
     return int(stats["replication"]["eu"]["replicationBacklog"])
@@ -59,7 +45,7 @@ async def texts(region: Region) -> list[bytes]:
     """Everything stored in the region, in order."""
     connection = await region.connect()
     reader = await Consumer.subscribe(connection, TOPIC, "reader", replicated=False)
-    found = [payload for _ in range(stored(region)) for payload in (await reader.receive()).payloads]
+    found = [payload for _ in range(region.stored(TOPIC)) for payload in (await reader.receive()).payloads]
     await connection.close()
     return found
 
@@ -70,27 +56,27 @@ def numbers(*ranges: range) -> list[bytes]:
 
 async def test_the_backlog_of_a_region_that_is_away_is_dropped(tmp_path: Path) -> None:
     async with regions(tmp_path, "us", "eu") as (us, eu):
-        await publish(us, 0, 3)
-        await until(lambda: stored(eu) == 3)
+        await us.publish(TOPIC, 0, 3)
+        await until(lambda: eu.stored(TOPIC) == 3)
         await eu.stop()
-        await publish(us, 3, 4)
+        await us.publish(TOPIC, 3, 4)
         await until(lambda: us.process.runner.status(TOPIC)["eu"].connected is False)
         assert await backlog(us) == 4
         await give_back(us)
-        assert stored(us) == 7, "it waits for eu"
+        assert us.stored(TOPIC) == 7, "it waits for eu"
         assert await ask(us, "POST", f"{CURSOR}/skip_all") == (204, None)
         assert await backlog(us) == 0
         await give_back(us)
-        assert stored(us) == 0
-        await publish(us, 7, 2)
+        assert us.stored(TOPIC) == 0
+        await us.publish(TOPIC, 7, 2)
         await us.stop()
         await us.start()
         await opened(us)
         assert await backlog(us) == 2
         await eu.start()
-        await until(lambda: stored(eu) == 5)
-        await publish(us, 9, 1)
-        await until(lambda: stored(eu) == 6)
+        await until(lambda: eu.stored(TOPIC) == 5)
+        await us.publish(TOPIC, 9, 1)
+        await until(lambda: eu.stored(TOPIC) == 6)
         assert await texts(eu) == numbers(range(3), range(7, 10))
         status = us.process.runner.status(TOPIC)["eu"]
         assert (status.hold, (await opened(eu)).gaps.open()) == (None, [])
@@ -100,21 +86,21 @@ async def test_a_sender_that_has_not_heard_of_the_region_since_its_start_keeps_w
     """Skipped, started anew, skipped further while the region is still away; nothing was given back in between."""
     async with regions(tmp_path, "us", "eu") as (us, eu):
         await Consumer.subscribe(await us.connect(), TOPIC, "keeping", replicated=False)
-        await publish(us, 0, 3)
-        await until(lambda: stored(eu) == 3)
+        await us.publish(TOPIC, 0, 3)
+        await until(lambda: eu.stored(TOPIC) == 3)
         await eu.stop()
-        await publish(us, 3, 4)
+        await us.publish(TOPIC, 3, 4)
         assert await ask(us, "POST", f"{CURSOR}/skip/3") == (204, None)
         assert await backlog(us) == 1
         await us.stop()
         await us.start()
         await opened(us)
         assert await backlog(us) == 1
-        await publish(us, 7, 2)
+        await us.publish(TOPIC, 7, 2)
         assert await ask(us, "POST", f"{CURSOR}/skip/2") == (204, None)
         assert await backlog(us) == 1
         await eu.start()
-        await until(lambda: stored(eu) == 4)
+        await until(lambda: eu.stored(TOPIC) == 4)
         assert await texts(eu) == numbers(range(3), range(8, 9))
         topic = await opened(us)
         assert topic.subscriptions["keeping"].backlog() == 9, "what was skipped for eu stays owed here"
@@ -127,11 +113,11 @@ async def test_a_sender_that_has_not_heard_of_the_region_since_its_start_keeps_w
 async def test_a_region_that_asks_for_what_was_skipped_does_not_get_it(tmp_path: Path) -> None:
     async with regions(tmp_path, "us", "eu") as (us, eu):
         await Consumer.subscribe(await us.connect(), TOPIC, "keeping", replicated=False)
-        await publish(us, 0, 3)
-        await until(lambda: stored(eu) == 3)
+        await us.publish(TOPIC, 0, 3)
+        await until(lambda: eu.stored(TOPIC) == 3)
         last = (await opened(eu)).log.last_origin["us"]
         await eu.stop()
-        await publish(us, 3, 4)
+        await us.publish(TOPIC, 3, 4)
         assert (await ask(us, "POST", f"{CURSOR}/skip/2"))[0] == 204
         topic = await opened(us)
 
@@ -149,12 +135,12 @@ async def test_a_region_that_asks_for_what_was_skipped_does_not_get_it(tmp_path:
 
 async def test_what_is_older_is_skipped(tmp_path: Path) -> None:
     async with regions(tmp_path, "us", "eu") as (us, eu):
-        await publish(us, 0, 3)
-        await until(lambda: stored(eu) == 3)
+        await us.publish(TOPIC, 0, 3)
+        await until(lambda: eu.stored(TOPIC) == 3)
         status, refused = await ask(us, "POST", f"{CURSOR}/expireMessages/0")
         assert (status, "nothing waits for eu" in refused["reason"]) == (409, True)
         await eu.stop()
-        await publish(us, 3, 4)
+        await us.publish(TOPIC, 3, 4)
         assert await ask(us, "POST", f"{CURSOR}/expireMessages/3600") == (204, None)
         assert await backlog(us) == 4
         topic = await opened(us)
@@ -164,15 +150,15 @@ async def test_what_is_older_is_skipped(tmp_path: Path) -> None:
         assert await backlog(us) == 2
         assert await ask(us, "POST", f"{CURSOR}/expireMessages/0") == (204, None)
         assert await backlog(us) == 0
-        await publish(us, 7, 1)
+        await us.publish(TOPIC, 7, 1)
         await eu.start()
-        await until(lambda: stored(eu) == 4)
+        await until(lambda: eu.stored(TOPIC) == 4)
         assert await texts(eu) == numbers(range(3), range(7, 8))
 
 
 async def test_a_region_the_topic_is_not_replicated_to_has_no_cursor(tmp_path: Path) -> None:
     async with regions(tmp_path, "us", "eu") as (us, _):
-        await publish(us, 0, 1)
+        await us.publish(TOPIC, 0, 1)
         for name in ("pulsar.repl.ap", "pulsar.repl.us", "pulsar.repl."):
             for what in ("skip_all", "skip/1", "expireMessages/0"):
                 status, refused = await ask(us, "POST", f"{PATH}/subscription/{name}/{what}")
@@ -181,18 +167,18 @@ async def test_a_region_the_topic_is_not_replicated_to_has_no_cursor(tmp_path: P
 
 async def test_a_backlog_is_dropped_while_the_region_is_connected(tmp_path: Path) -> None:
     async with regions(tmp_path, "us", "eu") as (us, eu):
-        await publish(us, 0, 3)
-        await until(lambda: stored(eu) == 3)
+        await us.publish(TOPIC, 0, 3)
+        await until(lambda: eu.stored(TOPIC) == 3)
         slow = {"dispatchThrottlingRateInMsg": 1, "ratePeriodInSecond": 3600}
         assert (await ask(us, "POST", f"{PATH}/replicatorDispatchRate", slow))[0] == 204
         topic = await opened(us)
         await until(lambda: topic.replication_rate.messages == 1)
-        await publish(us, 3, 20)
+        await us.publish(TOPIC, 3, 20)
         before = us.process.runner.status(TOPIC)["eu"].connections
         assert await ask(us, "POST", f"{CURSOR}/skip_all") == (204, None)
         assert await backlog(us) == 0
         assert (await ask(us, "DELETE", f"{PATH}/replicatorDispatchRate"))[0] == 204
-        await publish(us, 23, 2)
+        await us.publish(TOPIC, 23, 2)
         await until(lambda: us.process.runner.status(TOPIC)["eu"].connections > before)
         await until(lambda: us.process.runner.status(TOPIC)["eu"].backlog == 0)
         found = await texts(eu)

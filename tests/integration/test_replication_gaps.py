@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from meridian_broker.gateway.roles import Consumer, Producer
+from meridian_broker.gateway.roles import Consumer
 from meridian_broker.positions import Cause
 from meridian_broker.positions.position import Position
 from meridian_broker.replication.entries.replicator_status import Hold
@@ -26,20 +26,6 @@ GAPS = "/meridian/v1/topics/persistent/public/default/t/gaps"
 
 def topic_of(region: Region) -> Topic:
     return region.process.service.topics[TOPIC]
-
-
-def stored(region: Region) -> int:
-    topic = region.process.service.topics.get(TOPIC)
-    return 0 if topic is None else topic.log.entries
-
-
-async def publish(region: Region, first: int, count: int) -> None:
-    connection = await region.connect()
-    producer = await Producer.open(connection, TOPIC)
-    for number in range(first, first + count):
-        await producer.send(b"%d" % number)
-    await producer.flush()
-    await connection.close()
 
 
 async def take(consumer: Consumer, count: int) -> list[bytes]:
@@ -62,20 +48,20 @@ async def lose(region: Region) -> None:
 async def behind(us: Region, eu: Region, ap: Region) -> Consumer:
     """``eu`` has five messages, is away while five more come, and the first ten are lost in ``us``. A consumer of
     ``ap`` keeps them there."""
-    await publish(us, 0, 5)
+    await us.publish(TOPIC, 0, 5)
     keeping = await Consumer.subscribe(await ap.connect(), TOPIC, "keeping")
     reading = await Consumer.subscribe(await eu.connect(), TOPIC, "s", replicated=False)
     for number in range(5):
         message = await reading.receive()
         assert message.payloads == [b"%d" % number]
         reading.acknowledge(message.position)
-    await until(lambda: stored(eu) == 5 and topic_of(eu).subscriptions["s"].backlog() == 0)
+    await until(lambda: eu.stored(TOPIC) == 5 and topic_of(eu).subscriptions["s"].backlog() == 0)
     await eu.stop()
-    await publish(us, 5, 5)
-    await until(lambda: stored(ap) == 10)
+    await us.publish(TOPIC, 5, 5)
+    await until(lambda: ap.stored(TOPIC) == 10)
     await lose(us)
-    await publish(us, 10, 3)
-    await until(lambda: stored(ap) == 13)
+    await us.publish(TOPIC, 10, 3)
+    await until(lambda: ap.stored(TOPIC) == 13)
     return keeping
 
 
@@ -95,7 +81,7 @@ async def test_what_nobody_has_is_a_gap_until_somebody_accepts_it(tmp_path: Path
         await lose(ap)
         await ap.stop()
         await eu.start()
-        await until(lambda: stored(eu) == 5 and bool(topic_of(eu).gaps.open()))
+        await until(lambda: eu.stored(TOPIC) == 5 and bool(topic_of(eu).gaps.open()))
         last = topic_of(eu).gaps.open()[0].after
 
         async def seen() -> dict[str, Any]:
@@ -122,7 +108,7 @@ async def test_what_nobody_has_is_a_gap_until_somebody_accepts_it(tmp_path: Path
         assert (await ask(eu, "POST", f"{GAPS}/accept", wanted | {"upto": str(last)}))[0] == 412
         assert (await ask(eu, "POST", f"{GAPS}/accept", wanted | {"origin": "ap"}))[0] == 404
         assert (await ask(eu, "POST", f"{GAPS}/accept", {"origin": "us"}))[0] == 412
-        assert stored(eu) == 5, "nothing was skipped in silence"
+        assert eu.stored(TOPIC) == 5, "nothing was skipped in silence"
         line = ["topics", "accept-gap", TOPIC, "--origin", "us", "--up-to", gap["upto"], "--url", eu.admin_url]
         told = await asyncio.to_thread(subprocess.run, [*MERIDIAN, *line], capture_output=True, text=True, timeout=60)
         assert told.returncode == 0, told.stderr
@@ -142,14 +128,14 @@ async def test_what_nobody_has_is_a_gap_until_somebody_accepts_it(tmp_path: Path
 
 async def test_an_accepted_gap_survives_a_restart(tmp_path: Path) -> None:
     async with regions(tmp_path, "us", "eu") as (us, eu):
-        await publish(us, 0, 3)
-        await until(lambda: stored(eu) == 3)
+        await us.publish(TOPIC, 0, 3)
+        await until(lambda: eu.stored(TOPIC) == 3)
         await Consumer.subscribe(await eu.connect(), TOPIC, "s", replicated=False)
         await eu.stop()
-        await publish(us, 3, 3)
+        await us.publish(TOPIC, 3, 3)
         await lose(us)
         await eu.start()
-        await until(lambda: stored(eu) == 3 and any(gap.is_judged for gap in topic_of(eu).gaps.open()))
+        await until(lambda: eu.stored(TOPIC) == 3 and any(gap.is_judged for gap in topic_of(eu).gaps.open()))
         (gap,) = topic_of(eu).gaps.open()
         await us.stop()
         await topic_of(eu).gaps.accept("us", gap.upto, "a test", forced=False)
@@ -160,8 +146,8 @@ async def test_an_accepted_gap_survives_a_restart(tmp_path: Path) -> None:
             assert topic.log.last_origin["us"] == gap.upto
             assert [one.by for one in topic.gaps.accepted] == ["a test"]
         await us.start()
-        await publish(us, 6, 2)
-        await until(lambda: stored(eu) == 5)
+        await us.publish(TOPIC, 6, 2)
+        await until(lambda: eu.stored(TOPIC) == 5)
         await eu.stop()
         await eu.start()
         topic = await eu.process.service.topic(topic_name.parse(TOPIC), create=False)
@@ -172,17 +158,17 @@ async def test_what_nobody_has_and_nobody_is_owed_is_passed_over(tmp_path: Path)
     """A subscription that is shared acknowledged it elsewhere, while the region was away; nobody has to say so."""
     async with regions(tmp_path, "us", "eu") as (us, eu):
         reading = await Consumer.subscribe(await us.connect(), TOPIC, "shared", replicated=True)
-        await publish(us, 0, 3)
-        await until(lambda: stored(eu) == 3 and "shared" in topic_of(eu).subscriptions)
+        await us.publish(TOPIC, 0, 3)
+        await until(lambda: eu.stored(TOPIC) == 3 and "shared" in topic_of(eu).subscriptions)
         await eu.stop()
-        await publish(us, 3, 3)
+        await us.publish(TOPIC, 3, 3)
         for _ in range(6):
             reading.acknowledge((await reading.receive()).position)
         await until(lambda: topic_of(us).subscriptions["shared"].backlog() == 0)
         await lose(us)
-        await publish(us, 6, 2)
+        await us.publish(TOPIC, 6, 2)
         await eu.start()
-        await until(lambda: stored(eu) == 5)
+        await until(lambda: eu.stored(TOPIC) == 5)
         _, found = await ask(eu, "GET", GAPS)
         (accepted,) = found["accepted"]
         assert (found["missing"], accepted["origin"], accepted["by"]) == ([], "us", "nobody is owed them")

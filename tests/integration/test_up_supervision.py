@@ -16,8 +16,9 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
@@ -87,11 +88,19 @@ class Up:
         return {region["name"]: region["pid"] for region in document["regions"]}
 
 
+Launch = Callable[..., Up]
+
+
 @pytest.fixture
-def running() -> Iterator[list[Up]]:
-    """Supervisors to end with the test, whatever its outcome."""
+def launch() -> Iterator[Launch]:
+    """Starts supervisors that end with the test, whatever its outcome. Its arguments are those of ``Up``."""
     started: list[Up] = []
-    yield started
+
+    def one(*arguments: Any, **more: Any) -> Up:
+        started.append(Up(*arguments, **more))
+        return started[-1]
+
+    yield one
     for up in started:
         if up.process.poll() is None:
             up.process.kill()
@@ -113,10 +122,9 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_the_regions_run_until_sigterm_and_again(tmp_path: Path, running: list[Up]) -> None:
+def test_the_regions_run_until_sigterm_and_again(tmp_path: Path, launch: Launch) -> None:
     for _ in range(2):
-        up = Up(tmp_path / "d")
-        running.append(up)
+        up = launch(tmp_path / "d")
         announced = up.read_until("All regions are up")
         assert f"pulsar://127.0.0.1:{up.ports[0] + 10}" in announced
         pids = list(up.pids().values())
@@ -129,9 +137,8 @@ def test_the_regions_run_until_sigterm_and_again(tmp_path: Path, running: list[U
         wait_until_gone(pids)
 
 
-def test_what_each_region_is_told(tmp_path: Path, running: list[Up]) -> None:
-    up = Up(tmp_path / "d", maxMessageSize="2048", environment={"MERIDIAN_logLevel": "debug"})  # type: ignore[arg-type]
-    running.append(up)
+def test_what_each_region_is_told(tmp_path: Path, launch: Launch) -> None:
+    up = launch(tmp_path / "d", maxMessageSize="2048", environment={"MERIDIAN_logLevel": "debug"})
     up.read_until("All regions are up")
     settings = load(tmp_path / "d" / "eu" / "broker.conf", (), {})
     assert settings.region.cluster_name == "eu"
@@ -159,9 +166,8 @@ def test_the_token_stays_the_same(tmp_path: Path) -> None:
     assert len(tokens) == 1
 
 
-def test_a_broker_that_dies_is_reported_and_the_others_go_on(tmp_path: Path, running: list[Up]) -> None:
-    up = Up(tmp_path / "d")
-    running.append(up)
+def test_a_broker_that_dies_is_reported_and_the_others_go_on(tmp_path: Path, launch: Launch) -> None:
+    up = launch(tmp_path / "d")
     up.read_until("All regions are up")
     pids = up.pids()
     os.kill(pids["us"], signal.SIGKILL)
@@ -176,9 +182,8 @@ def test_a_broker_that_dies_is_reported_and_the_others_go_on(tmp_path: Path, run
     assert "eu stopped in" in rest
 
 
-def test_a_broker_that_does_not_start_ends_all_with_its_log(tmp_path: Path, running: list[Up]) -> None:
-    up = Up(tmp_path / "d", mode="dies")
-    running.append(up)
+def test_a_broker_that_does_not_start_ends_all_with_its_log(tmp_path: Path, launch: Launch) -> None:
+    up = launch(tmp_path / "d", mode="dies")
     code, output = up.end()
     assert code == 1
     assert "exit code 3 while starting" in output
@@ -186,9 +191,8 @@ def test_a_broker_that_does_not_start_ends_all_with_its_log(tmp_path: Path, runn
     wait_until_gone(list(up.pids().values()))
 
 
-def test_a_broker_that_does_not_stop_is_killed(tmp_path: Path, running: list[Up]) -> None:
-    up = Up(tmp_path / "d", mode="stubborn", brokerShutdownTimeoutMs="3600000")
-    running.append(up)
+def test_a_broker_that_does_not_stop_is_killed(tmp_path: Path, launch: Launch) -> None:
+    up = launch(tmp_path / "d", mode="stubborn", brokerShutdownTimeoutMs="3600000")
     up.read_until("All regions are up")
     pids = list(up.pids().values())
     # The first signal begins the drain, which would take an hour; the second says not to wait.
@@ -201,55 +205,49 @@ def test_a_broker_that_does_not_stop_is_killed(tmp_path: Path, running: list[Up]
     wait_until_gone(pids)
 
 
-def test_no_broker_outlives_a_supervisor_that_is_killed(tmp_path: Path, running: list[Up]) -> None:
-    up = Up(tmp_path / "d")
-    running.append(up)
+def test_no_broker_outlives_a_supervisor_that_is_killed(tmp_path: Path, launch: Launch) -> None:
+    up = launch(tmp_path / "d")
     up.read_until("All regions are up")
     pids = list(up.pids().values())
     up.process.kill()
     wait_until_gone(pids)
 
 
-def test_a_taken_port_is_named_before_anything_starts(tmp_path: Path, running: list[Up]) -> None:
+def test_a_taken_port_is_named_before_anything_starts(tmp_path: Path, launch: Launch) -> None:
     base = free_base_port(2)
     with socket.socket() as taken:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(("127.0.0.1", base + 10))
         taken.listen()
-        up = Up(tmp_path / "d", port=str(base))
-        running.append(up)
+        up = launch(tmp_path / "d", port=str(base))
         code, output = up.end()
     assert code == 1
     assert f"port {base + 10}, meant for region eu" in output
     assert not (tmp_path / "d" / "regions.json").exists()
 
 
-def test_one_directory_is_for_one_supervisor_and_one_kind_of_metadata(tmp_path: Path, running: list[Up]) -> None:
-    up = Up(tmp_path / "d")
-    running.append(up)
+def test_one_directory_is_for_one_supervisor_and_one_kind_of_metadata(tmp_path: Path, launch: Launch) -> None:
+    up = launch(tmp_path / "d")
     up.read_until("All regions are up")
     with pytest.raises(UpFailed, match="another `meridian up` runs"):
         Directory(tmp_path / "d")
     up.process.terminate()
     assert up.end()[0] == 0
-    other = Up(tmp_path / "d", metadata="etcd")
-    running.append(other)
+    other = launch(tmp_path / "d", metadata="etcd")
     code, output = other.end()
     assert code == 1
     assert "--metadata embedded" in output
 
 
-def test_settings_that_up_chooses_are_refused(tmp_path: Path, running: list[Up]) -> None:
-    up = Up(tmp_path / "d", brokerServicePort="1")
-    running.append(up)
+def test_settings_that_up_chooses_are_refused(tmp_path: Path, launch: Launch) -> None:
+    up = launch(tmp_path / "d", brokerServicePort="1")
     code, output = up.end()
     assert code == 1
     assert "--base-port" in output
 
 
-def test_each_region_has_an_etcd_of_its_own(tmp_path: Path, running: list[Up]) -> None:
-    up = Up(tmp_path / "d", metadata="etcd")
-    running.append(up)
+def test_each_region_has_an_etcd_of_its_own(tmp_path: Path, launch: Launch) -> None:
+    up = launch(tmp_path / "d", metadata="etcd")
     assert "metadata: etcd " in up.read_until("All regions are up")
     settings = [load(tmp_path / "d" / name / "broker.conf", (), {}) for name in ("us", "eu")]
     urls = {one.metadata_store_url for one in settings}

@@ -8,6 +8,7 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
+import pulsar
 import pyarrow.ipc
 import pytest
 from support.brokers.broker_process import wait_until
@@ -49,6 +50,15 @@ def live(regions: LinkedRegions, topic: str, in_regions: tuple[str, ...], told: 
         assert answer.status == 204, answer.text
 
 
+def acknowledge_some(to: pulsar.Client, topic: str, count: int, *, below: int) -> None:
+    """A consumer that gets so many messages and acknowledges those with a smaller number."""
+    consumer = subscribe(to, topic)
+    for message in take(consumer, count):
+        if int(message.data()) < below:
+            consumer.acknowledge(message)
+    consumer.close()
+
+
 def fill(regions: LinkedRegions, region: str, topic: str) -> dict[str, Any]:
     return dict(stats(regions, region, topic).get("fill", {"ready": False, "reason": "no such topic"}))
 
@@ -72,11 +82,7 @@ def test_a_link_is_cut(regions: LinkedRegions, ways: list[tuple[str, str]]) -> N
         here, there = subscribe(east, topic), subscribe(west, topic)
         for consumer in (here, there):
             consumer.close()
-        here = subscribe(east, topic)
-        for message in take(here, 20):
-            if int(message.data()) < 8:
-                here.acknowledge(message)
-        here.close()
+        acknowledge_some(east, topic, 20, below=8)
         wait_for(regions, WEST, topic, 12)
         regions.heal()
         publish(east, topic, numbered(range(20, 25)))
@@ -100,11 +106,7 @@ def test_a_link_falls_silent(regions: LinkedRegions) -> None:
         publish(west, topic, numbered(range(15, 20)))
         for region in REGIONS:
             wait_until(lambda region=region: backlog(regions, region, topic) == 20, f"{region} to have all", 25)
-        here = subscribe(east, topic)
-        for message in take(here, 20):
-            if int(message.data()) < 8:
-                here.acknowledge(message)
-        here.close()
+        acknowledge_some(east, topic, 20, below=8)
         wait_for(regions, WEST, topic, 12)
         regions.heal()
         take_numbers(subscribe(west, topic), range(8, 20))

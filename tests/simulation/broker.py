@@ -37,7 +37,7 @@ from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.errors import WireError
 from simulation.disk_faults import DiskFaults
-from simulation.disks import Volume
+from simulation.disks import Around, Volume
 from simulation.engine_disks import EngineVolume
 from simulation.exchange_links import ExchangeLinks
 from simulation.loop import Lock, SimScheduler
@@ -86,13 +86,15 @@ class SimBroker:
         self.quotas = QuotaWatch(self)
         self.scheduler = SimScheduler(world.loop, self, home.wall_ms)
         self.store = home.volume.start(
-            world.loop,
-            self,
-            home.sync_us,
-            lambda ledger: world.model.ledger_made(home.name, ledger),
-            home.forget_ledger,
-            lambda ledger, entry: world.model.damage_read(home, ledger, entry),
-            home.faults,
+            Around(
+                loop=world.loop,
+                owner=self,
+                sync_us=home.sync_us,
+                on_create=lambda ledger: world.model.ledger_made(home.name, ledger),
+                on_delete=home.forget_ledger,
+                on_rot=lambda ledger, entry: world.model.damage_read(home, ledger, entry),
+                faults=home.faults,
+            )
         )
         self.service: TopicService
         self.exchange: ExchangeLinks

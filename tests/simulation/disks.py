@@ -28,6 +28,21 @@ from simulation.disk_faults import DiskFaults
 from simulation.loop import Future, Loop, Owner
 
 
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What a store of the simulator works with, for the life of one broker."""
+
+    loop: Loop
+    owner: Owner
+    sync_us: Callable[[], int]
+    """How long the next sync takes."""
+    on_create: Callable[[int], None]
+    on_delete: Callable[[int], None]
+    on_rot: Callable[[int, int], None]
+    """Told of the ledger and the number of each rotten entry that is read."""
+    faults: DiskFaults
+
+
 @dataclass
 class Volume:
     """The disk of a region. It outlives the broker."""
@@ -45,21 +60,9 @@ class Volume:
         }
         return Volume(MemoryDisk(ledgers, set(self.disk.used)))
 
-    def start(
-        self,
-        loop: Loop,
-        owner: Owner,
-        sync_us: Callable[[], int],
-        on_create: Callable[[int], None],
-        on_delete: Callable[[int], None],
-        on_rot: Callable[[int, int], None],
-        faults: DiskFaults,
-    ) -> SimStore:
-        """The store of a broker that begins.
-
-        :param on_rot: told of the ledger and the number of each rotten entry that is read.
-        """
-        store = SimStore(self, loop, owner, sync_us, on_create, on_delete, on_rot, faults)
+    def start(self, around: Around) -> SimStore:
+        """The store of a broker that begins."""
+        store = SimStore(self, around)
         if self.stores:
             store._handles = self.stores[0]._handles
         self.stores.append(store)
@@ -127,36 +130,20 @@ class RottingReader(MemoryReader):
 class SimStore(MemoryLedgerStore):
     """`ledgers.store.LedgerStore` over a volume, for the life of one broker."""
 
-    def __init__(
-        self,
-        volume: Volume,
-        loop: Loop,
-        owner: Owner,
-        sync_us: Callable[[], int],
-        on_create: Callable[[int], None],
-        on_delete: Callable[[int], None],
-        on_rot: Callable[[int, int], None],
-        faults: DiskFaults,
-    ) -> None:
+    def __init__(self, volume: Volume, around: Around) -> None:
         super().__init__(volume.disk, schedule=self._begin)
-        self._faults = faults
         self._volume = volume
-        self._loop = loop
-        self._owner = owner
-        self._sync_us = sync_us
-        self._on_create = on_create
-        self._on_delete = on_delete
-        self._on_rot = on_rot
+        self._around = around
         self._target: _Handle | None = None
         self._targets: list[_Handle | None] = []
         """Of each queued write the ledger it appends to."""
 
     def _begin(self, _: Callable[[], None]) -> None:
-        self._loop.soon(self._owner, self._begun)
+        self._around.loop.soon(self._around.owner, self._begun)
 
     def _begun(self) -> None:
         covered = len(self._queue)
-        self._loop.after(self._sync_us(), self._owner, lambda: self._synced(covered))
+        self._around.loop.after(self._around.sync_us(), self._around.owner, lambda: self._synced(covered))
 
     def _synced(self, covered: int) -> None:
         try:
@@ -189,7 +176,7 @@ class SimStore(MemoryLedgerStore):
 
     def sync(self, writes: int | None = None) -> int:
         for number in range(len(self._queue) if writes is None else min(writes, len(self._queue))):
-            if self._queue[number].refusal is None and self._faults.fails("write"):
+            if self._queue[number].refusal is None and self._around.faults.fails("write"):
                 self._refuse_write(number)
         count = super().sync(writes)
         del self._targets[:count]
@@ -222,15 +209,15 @@ class SimStore(MemoryLedgerStore):
         await heard
 
     async def create(self, ledger_id: int, fence: int, label: bytes = b"") -> MemoryWriter:
-        self._on_create(ledger_id)
+        self._around.on_create(ledger_id)
         return await super().create(ledger_id, fence, label)
 
     async def open(self, ledger_id: int) -> MemoryReader:
-        return RottingReader(self._find(ledger_id), self._volume.rotten, self._on_rot, self._faults)
+        return RottingReader(self._find(ledger_id), self._volume.rotten, self._around.on_rot, self._around.faults)
 
     async def delete(self, ledger_id: int) -> None:
         if ledger_id in self._handles:
-            self._on_delete(ledger_id)
+            self._around.on_delete(ledger_id)
         await super().delete(ledger_id)
 
     async def _seal(self, handle: _Handle) -> None:

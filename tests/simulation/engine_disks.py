@@ -29,7 +29,7 @@ from meridian_broker.engines.local.store import LocalLedgerStore, LocalReader, L
 from meridian_broker.engines.local.upkeep import UpkeepSettings
 from meridian_broker.engines.memory.ledgers import MemoryDisk, StoredLedger
 from meridian_broker.ledgers.store import AppendDone, LedgerCorrupt, LedgerError, LedgerInfo
-from simulation.disk_faults import DiskFaults
+from simulation.disks import Around
 from simulation.engine_files import SimFiles
 from simulation.engine_loop import EngineLoop
 from simulation.loop import Loop, Owner, Timer
@@ -59,31 +59,21 @@ class EngineVolume:
         self._rotten_checkpoints: list[int] = []
         """How many newer ones there are of each checkpoint that rots before the next start."""
 
-    def start(
-        self,
-        loop: Loop,
-        owner: Owner,
-        sync_us: Callable[[], int],
-        on_create: Callable[[int], None],
-        on_delete: Callable[[int], None],
-        on_rot: Callable[[int, int], None],
-        faults: DiskFaults,
-    ) -> EngineStore:
+    def start(self, around: Around) -> EngineStore:
         """The store of a broker that begins.
 
-        :param on_rot: told of the ledger and the number of each rotten entry that is read.
         :raises OSError, LedgerError: the disk fails while the engine recovers.
         """
         disk = FaultyDisk(self.files)
 
         def fault(operation: str, name: str) -> OSError | None:
-            fails = faults.fails("read" if operation in READS else "write")
+            fails = around.faults.fails("read" if operation in READS else "write")
             return OSError(errno.EIO, "as drawn", name) if fails else None
 
         disk.fault = fault
-        with EngineLoop(loop).running():
+        with EngineLoop(around.loop).running():
             self.store = store = EngineStore.on(disk)
-        store.begin(self, loop, owner, sync_us, on_create, on_delete, on_rot)
+        store.begin(self, around)
         for (ledger, entry), byte in self._lasting.items():
             self._flip(ledger, entry, byte)
         return store
@@ -264,27 +254,14 @@ class EngineStore(LocalLedgerStore):
     volume: EngineVolume
 
     _sim: SimCommitter
-    _on_create: Callable[[int], None]
-    _on_delete: Callable[[int], None]
-    _on_rot: Callable[[int, int], None]
+    _around: Around
 
-    def begin(
-        self,
-        volume: EngineVolume,
-        loop: Loop,
-        owner: Owner,
-        sync_us: Callable[[], int],
-        on_create: Callable[[int], None],
-        on_delete: Callable[[int], None],
-        on_rot: Callable[[int, int], None],
-    ) -> None:
+    def begin(self, volume: EngineVolume, around: Around) -> None:
         """Start to work, in the place of the thread."""
         self.volume = volume
-        self._on_create = on_create
-        self._on_delete = on_delete
-        self._on_rot = on_rot
-        self._committer = self._sim = SimCommitter(self, owner, loop, sync_us)
-        loop.spawn(owner, self._upkeep.run(), "ledger upkeep")
+        self._around = around
+        self._committer = self._sim = SimCommitter(self, around.owner, around.loop, around.sync_us)
+        around.loop.spawn(around.owner, self._upkeep.run(), "ledger upkeep")
 
     @classmethod
     def on(cls, files: FilePort) -> EngineStore:
@@ -293,7 +270,7 @@ class EngineStore(LocalLedgerStore):
         return cls(files, state, EngineStats(), segment_bytes=SEGMENT_BYTES, index_entries=64, upkeep=upkeep)
 
     async def create(self, ledger_id: int, fence: int, label: bytes = b"") -> LocalWriter:
-        self._on_create(ledger_id)
+        self._around.on_create(ledger_id)
         mirror = self.volume.disk
         await super().create(ledger_id, fence, label)
         mirror.used.add(ledger_id)
@@ -301,7 +278,7 @@ class EngineStore(LocalLedgerStore):
         return EngineWriter(self, self._ledgers[ledger_id])
 
     async def open(self, ledger_id: int) -> LocalReader:
-        return EngineReader(self._find(ledger_id), self._reads, self._on_rot)
+        return EngineReader(self._find(ledger_id), self._reads, self._around.on_rot)
 
     async def recover(self, ledger_id: int, fence: int) -> LedgerInfo:
         info = await super().recover(ledger_id, fence)
@@ -320,7 +297,7 @@ class EngineStore(LocalLedgerStore):
 
     async def delete(self, ledger_id: int) -> None:
         if ledger_id in self._ledgers:
-            self._on_delete(ledger_id)
+            self._around.on_delete(ledger_id)
             self.volume.deleting.add(ledger_id)
         await super().delete(ledger_id)
         self.volume.disk.ledgers.pop(ledger_id, None)

@@ -26,7 +26,7 @@ from simulation.agreement import Agreement
 from simulation.consumers import SimConsumer
 from simulation.names import full_name
 from simulation.teller import Teller
-from simulation.telling import tell
+from simulation.telling import link_parts, tell
 
 
 class Questions(Teller):
@@ -114,13 +114,7 @@ class Questions(Teller):
             return
         for status in broker.exchange.core.status(full_name(topic), name, broker.mono_ms()):
             parts = ["up" if status.connected else "down"]
-            if status.pending:
-                parts.append(f"{status.pending} unconfirmed")
-            if status.reason:
-                parts.append(status.detail or status.reason)
-            if status.lag_entries:
-                parts.append(f"{status.lag_entries} entries behind")
-            self.say(f"{status.region}: " + ", ".join(parts))
+            self.say(f"{status.region}: " + ", ".join([*parts, *link_parts(status)]))
 
     def expect_agreement(self, topic: str) -> None:
         self.say(Agreement(self.world).disagreement() or "all regions agree")

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from meridian_broker.positions import Progress
+from meridian_broker.replication.progress.exchange import PeerStatus
 from meridian_broker.replication.progress.messages import (
     Barrier,
     BarrierDone,
@@ -74,3 +75,13 @@ def _message(namer: Namer, message: PeerMessage) -> str:
             return "BARRIER_DONE " + (message.reason or ("with news" if message.progress else "nothing new"))
         case _:
             return type(message).__name__
+
+
+def link_parts(status: PeerStatus) -> list[str]:
+    """What is open between a subscription and another region, and why."""
+    parts = [f"{status.pending} unconfirmed"] if status.pending else []
+    if status.reason:
+        parts.append(status.detail or status.reason)
+    if status.lag_entries:
+        parts.append(f"{status.lag_entries} entries behind")
+    return parts

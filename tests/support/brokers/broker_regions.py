@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from meridian_broker.gateway.client import PulsarClientConnection
+from meridian_broker.gateway.roles import Producer
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.server.settings import Settings
 from support.brokers.broker_process import PATIENT
@@ -61,6 +62,20 @@ class Region:
 
     async def connect(self) -> PulsarClientConnection:
         return await PulsarClientConnection.connect(self.url)
+
+    def stored(self, topic: str) -> int:
+        """How many entries it has of a topic."""
+        found = self.process.service.topics.get(topic)
+        return 0 if found is None else found.log.entries
+
+    async def publish(self, topic: str, first: int, count: int) -> None:
+        """So many messages, each of which is its number, and wait for their receipts."""
+        connection = await self.connect()
+        producer = await Producer.open(connection, topic)
+        for number in range(first, first + count):
+            await producer.send(b"%d" % number)
+        await producer.flush()
+        await connection.close()
 
 
 @asynccontextmanager

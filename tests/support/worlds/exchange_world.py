@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -514,3 +514,26 @@ class ExchangeWorld:
     def replicate_all(self, topic: str) -> None:
         for source, target in self.links:
             self.replicate(source, target, topic)
+
+
+T, S = "t", "sub"
+"""The topic and the subscription of ``connected``."""
+
+
+def connected(
+    names: Sequence[str], *, limits: ExchangeLimits | None = None, entries: int = 10, ledgers: Sequence[int] = (1,)
+) -> ExchangeWorld:
+    """Regions that reach each other, messages of the first one, a subscription known everywhere; nothing on its way.
+
+    :param entries: how many messages each of the ledgers has.
+    """
+    world = ExchangeWorld(names, limits=limits)
+    world.connect_all()
+    for ledger in ledgers:
+        world.produce(names[0], T, entries, ledger=ledger)
+    world.replicate_all(T)
+    world.regions[names[0]].subscribe(T, S)
+    world.run(12_000)
+    world.sent.clear()
+    world.sent_bytes.clear()
+    return world

@@ -377,6 +377,16 @@ class LeaseWorld:
             work()
         self.now_us = end
 
+    def repair(self) -> None:
+        """Links and disks are well from now on, and every node runs."""
+        self.cuts.clear()
+        self.loss = self.twice = 0.0
+        self.delay_ms, self.disk_ms = 20, 5
+        for node in self.nodes.values():
+            if not node.alive:
+                node.start()
+            node.resume()
+
     def happens(self, kind: str, one: str, other: str, stream: Stream) -> None:
         """One step of a story: what happens to the node ``one``; nothing, where it cannot."""
         node = self.nodes[one]

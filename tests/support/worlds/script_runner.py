@@ -47,7 +47,7 @@ from meridian_broker.positions.progress import Progress
 from meridian_broker.replication.progress.messages import PeerMessage
 from meridian_broker.replication.progress.waits import WaitResult
 from simulation.story import Story, StoryError
-from simulation.telling import tell
+from simulation.telling import link_parts, tell
 from support.worlds.exchange_world import Entry, ExchangeWorld, WorldRegion
 
 SCRIPTS = Path(__file__).parents[2] / "unit/scripts"
@@ -218,13 +218,7 @@ class Script:
     def expect_links(self, region: str, topic: str, name: str) -> None:
         for status in self._region(region).exchange.status(topic, name, self.world.now_ms):
             parts = ["up" if status.connected else "down", f"sent {status.last_sent}, applied {status.last_applied}"]
-            if status.pending:
-                parts.append(f"{status.pending} unconfirmed")
-            if status.reason:
-                parts.append(status.detail or status.reason)
-            if status.lag_entries:
-                parts.append(f"{status.lag_entries} entries behind")
-            self.say(f"{status.region}: " + ", ".join(parts))
+            self.say(f"{status.region}: " + ", ".join([*parts, *link_parts(status)]))
 
     def expect_messages(self) -> None:
         counts = ", ".join(f"{kind} {count}" for kind, count in sorted(self.world.sent.items()))

@@ -22,21 +22,7 @@ from meridian_broker.replication.progress.messages import (
     PeerMessage,
     Refusal,
 )
-from support.worlds.exchange_world import ExchangeWorld
-
-T, S = "t", "sub"
-
-
-def world_of(*names: str, limits: ExchangeLimits | None = None) -> ExchangeWorld:
-    """Connected regions, ten messages of the first one, a subscription known everywhere; nothing on its way."""
-    world = ExchangeWorld(names, limits=limits)
-    world.connect_all()
-    world.produce(names[0], T, 10)
-    world.replicate_all(T)
-    world.regions[names[0]].subscribe(T, S)
-    world.run(12_000)
-    world.sent.clear()
-    return world
+from support.worlds.exchange_world import ExchangeWorld, S, T, connected
 
 
 def ack(world: ExchangeWorld, region: str, number: int) -> None:
@@ -51,7 +37,7 @@ def delta_of(entry: int) -> Progress:
 
 @pytest.mark.parametrize("regions", [["us", "eu"], ["us", "eu", "ap"], ["us", "eu", "ap", "sa", "af"]])
 def test_an_ack_costs_one_message_per_other_region(regions: list[str]) -> None:
-    world = world_of(*regions)
+    world = connected(regions)
     for number, region in enumerate(regions):
         world.sent.clear()
         ack(world, region, number)
@@ -61,7 +47,7 @@ def test_an_ack_costs_one_message_per_other_region(regions: list[str]) -> None:
 
 
 def test_acks_of_one_turn_are_one_message_also_of_many_subscriptions() -> None:
-    world = world_of("us", "eu")
+    world = connected(("us", "eu"))
     here = world.regions["us"]
     for name in ("a", "b", "c"):
         here.subscribe(T, name)
@@ -75,7 +61,7 @@ def test_acks_of_one_turn_are_one_message_also_of_many_subscriptions() -> None:
 
 
 def test_an_ack_leaves_at_once_when_none_is_in_flight() -> None:
-    world = world_of("us", "eu")
+    world = connected(("us", "eu"))
     heard = world.listen()
     start = world.now_ms
     ack(world, "us", 0)
@@ -85,7 +71,7 @@ def test_an_ack_leaves_at_once_when_none_is_in_flight() -> None:
 
 
 def test_acks_are_joined_while_one_is_in_flight_for_at_most_ten_ms() -> None:
-    world = world_of("us", "eu")
+    world = connected(("us", "eu"))
     world.network.latency_ms = 100
     heard = world.listen()
     start = world.now_ms
@@ -99,7 +85,7 @@ def test_acks_are_joined_while_one_is_in_flight_for_at_most_ten_ms() -> None:
 
 
 def test_what_waits_leaves_before_somebody_is_told_that_it_is_done() -> None:
-    world = world_of("us", "eu")
+    world = connected(("us", "eu"))
     world.network.latency_ms = 100
     heard = world.listen()
     start = world.now_ms
@@ -112,7 +98,7 @@ def test_what_waits_leaves_before_somebody_is_told_that_it_is_done() -> None:
 
 
 def test_what_waits_leaves_as_soon_as_the_one_in_flight_is_confirmed() -> None:
-    world = world_of("us", "eu")
+    world = connected(("us", "eu"))
     world.network.latency_ms = 2
     ack(world, "us", 0)
     world.run(1)
@@ -122,7 +108,7 @@ def test_what_waits_leaves_as_soon_as_the_one_in_flight_is_confirmed() -> None:
 
 
 def test_a_full_window_joins_and_forgets_nothing() -> None:
-    world = world_of("us", "eu", limits=ExchangeLimits(in_flight=2))
+    world = connected(("us", "eu"), limits=ExchangeLimits(in_flight=2))
     world.network.latency_ms = 400
     for number in range(10):
         ack(world, "us", number)
@@ -134,7 +120,7 @@ def test_a_full_window_joins_and_forgets_nothing() -> None:
 
 
 def test_a_full_queue_is_left_to_digests() -> None:
-    world = world_of("us", "eu", limits=ExchangeLimits(pending_subscriptions=1))
+    world = connected(("us", "eu"), limits=ExchangeLimits(pending_subscriptions=1))
     here = world.regions["us"]
     here.subscribe(T, "other")
     world.run(50)
@@ -147,7 +133,7 @@ def test_a_full_queue_is_left_to_digests() -> None:
 
 
 def test_a_large_delta_goes_in_several_messages() -> None:
-    world = world_of("us", "eu", limits=ExchangeLimits(message_bytes=30))
+    world = connected(("us", "eu"), limits=ExchangeLimits(message_bytes=30))
     here = world.regions["us"]
     for name in "abcdef":
         here.subscribe(T, name)
@@ -161,7 +147,7 @@ def test_a_large_delta_goes_in_several_messages() -> None:
 
 
 def test_what_fits_no_message_is_shown_and_does_not_stop_the_rest() -> None:
-    world = world_of("us", "eu", limits=ExchangeLimits(item_bytes=20))
+    world = connected(("us", "eu"), limits=ExchangeLimits(item_bytes=20))
     here = world.regions["us"]
     here.ack(T, S, here.topics[T].entries[1::2])
     here.subscribe(T, "x")
@@ -173,7 +159,7 @@ def test_what_fits_no_message_is_shown_and_does_not_stop_the_rest() -> None:
 
 
 def test_a_record_that_fits_no_message_is_shown_and_does_not_stop_the_rest() -> None:
-    world = world_of("us", "eu", limits=ExchangeLimits(record_bytes=1000))
+    world = connected(("us", "eu"), limits=ExchangeLimits(record_bytes=1000))
     here = world.regions["us"]
     here.subscribe(T, "large" * 200)
     here.ack(T, "large" * 200, here.topics[T].entries[:2])
@@ -338,7 +324,7 @@ def test_a_region_that_is_no_peer_is_ignored() -> None:
 
 
 def test_an_old_delta_is_given_up_and_healed() -> None:
-    world = world_of("us", "eu")
+    world = connected(("us", "eu"))
     world.network.deaf.add(("us", "eu"))
     ack(world, "us", 0)
     world.run(5100)
@@ -349,7 +335,7 @@ def test_an_old_delta_is_given_up_and_healed() -> None:
 
 
 def test_all_ids_of_an_ack_command_travel_in_one_delta() -> None:
-    world = world_of("us", "eu")
+    world = connected(("us", "eu"))
     here, heard = world.regions["us"], world.listen()
     here.ack(T, S, [here.topics[T].entries[number] for number in (2, 5, 9)])
     world.run(10)
@@ -359,7 +345,7 @@ def test_all_ids_of_an_ack_command_travel_in_one_delta() -> None:
 
 def test_a_delta_given_to_two_peers_is_not_shared_while_it_waits() -> None:
     """What is joined for one peer must not reach into what another one is still to get."""
-    world = world_of("us", "eu", "ap")
+    world = connected(("us", "eu", "ap"))
     world.network.latency_ms = 5
     here = world.regions["us"]
     ack(world, "us", 9)

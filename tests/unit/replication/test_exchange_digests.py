@@ -21,22 +21,11 @@ from meridian_broker.replication.progress.messages import (
     TopicDigest,
 )
 from meridian_broker.replication.progress.waits import FlushResult
-from support.worlds.exchange_world import ExchangeWorld
-
-T, S = "t", "sub"
+from support.worlds.exchange_world import ExchangeWorld, S, T, connected
 
 
 def world_of(*names: str, limits: ExchangeLimits | None = None) -> ExchangeWorld:
-    world = ExchangeWorld(names, limits=limits)
-    world.connect_all()
-    for ledger in (1, 2, 3):
-        world.produce(names[0], T, 10, ledger=ledger)
-    world.replicate_all(T)
-    world.regions[names[0]].subscribe(T, S)
-    world.run(12_000)
-    world.sent.clear()
-    world.sent_bytes.clear()
-    return world
+    return connected(names, limits=limits, ledgers=(1, 2, 3))
 
 
 def same(world: ExchangeWorld, name: str = S) -> bool:

@@ -7,19 +7,11 @@ import pytest
 from meridian_broker.replication.progress.exchange import PeerStatus
 from meridian_broker.replication.progress.lag import Lag, Why
 from meridian_broker.replication.progress.messages import ExchangeLimits, PeerMessage
-from support.worlds.exchange_world import ExchangeWorld
-
-T, S = "t", "sub"
+from support.worlds.exchange_world import ExchangeWorld, S, T, connected
 
 
 def world_of(*names: str, limits: ExchangeLimits | None = None) -> ExchangeWorld:
-    world = ExchangeWorld(names, limits=limits)
-    world.connect_all()
-    world.produce(names[0], T, 50)
-    world.replicate_all(T)
-    world.regions[names[0]].subscribe(T, S)
-    world.run(12_000)
-    return world
+    return connected(names, limits=limits, entries=50)
 
 
 def ack(world: ExchangeWorld, region: str, first: int, count: int) -> None:

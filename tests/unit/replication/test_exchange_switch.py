@@ -16,9 +16,7 @@ from meridian_broker.replication.progress.messages import (
     TopicDigest,
 )
 from meridian_broker.replication.progress.waits import WaitResult
-from support.worlds.exchange_world import ExchangeWorld
-
-T, S = "t", "sub"
+from support.worlds.exchange_world import ExchangeWorld, S, T, connected
 
 
 @dataclass
@@ -35,17 +33,6 @@ class Wait:
         self.result, self.after_ms = result, self.world.now_ms - self.started_ms
 
 
-def world_of(*names: str, limits: ExchangeLimits | None = None) -> ExchangeWorld:
-    world = ExchangeWorld(names, limits=limits)
-    world.connect_all()
-    world.produce(names[0], T, 10)
-    world.replicate_all(T)
-    world.regions[names[0]].subscribe(T, S)
-    world.run(12_000)
-    world.sent.clear()
-    return world
-
-
 def begin(world: ExchangeWorld, what: str, region: str, name: str = S) -> Wait:
     wait = Wait(world, world.now_ms)
     getattr(world.regions[region].exchange, what)(T, name, world.now_ms, wait)
@@ -58,7 +45,7 @@ def ack(world: ExchangeWorld, region: str, *numbers: int) -> None:
 
 
 def test_a_barrier_brings_what_every_region_knows() -> None:
-    world = world_of("us", "eu", "ap")
+    world = connected(("us", "eu", "ap"))
     for remote in ("us", "ap"):
         world.disconnect("eu", remote)
     ack(world, "eu", 1, 2)
@@ -73,7 +60,7 @@ def test_a_barrier_brings_what_every_region_knows() -> None:
 
 
 def test_a_barrier_waits_until_what_came_is_durable() -> None:
-    world = world_of("us", "eu")
+    world = connected(("us", "eu"))
     world.disconnect("eu", "us")
     ack(world, "eu", 1)
     world.regions["us"].disk_ms = 30
@@ -84,7 +71,7 @@ def test_a_barrier_waits_until_what_came_is_durable() -> None:
 
 
 def test_a_barrier_carries_only_what_is_lacking() -> None:
-    world = world_of("us", "eu")
+    world = connected(("us", "eu"))
     heard = world.listen()
     begin(world, "barrier", "us")
     world.run(10)
@@ -92,7 +79,7 @@ def test_a_barrier_carries_only_what_is_lacking() -> None:
 
 
 def test_a_subscription_that_is_only_elsewhere_is_made_by_the_barrier() -> None:
-    world = world_of("us", "eu")
+    world = connected(("us", "eu"))
     world.disconnect("eu", "us")
     world.regions["eu"].subscribe(T, "other")
     world.regions["eu"].ack(T, "other", world.regions["eu"].topics[T].entries[:5])
@@ -104,7 +91,7 @@ def test_a_subscription_that_is_only_elsewhere_is_made_by_the_barrier() -> None:
 
 @pytest.mark.parametrize("what", ["barrier", "flush"])
 def test_nobody_is_waited_for_longer_than_the_bound(what: str) -> None:
-    world = world_of("us", "eu", "ap")
+    world = connected(("us", "eu", "ap"))
     world.network.deaf.add(("eu", "us"))
     ack(world, "us", 0)
     wait = begin(world, what, "us")
@@ -115,7 +102,7 @@ def test_nobody_is_waited_for_longer_than_the_bound(what: str) -> None:
 
 @pytest.mark.parametrize("what", ["barrier", "flush"])
 def test_a_link_that_breaks_ends_the_waiting(what: str) -> None:
-    world = world_of("us", "eu", "ap")
+    world = connected(("us", "eu", "ap"))
     world.network.deaf.add(("eu", "us"))
     ack(world, "us", 0)
     wait = begin(world, what, "us")
@@ -128,7 +115,7 @@ def test_a_link_that_breaks_ends_the_waiting(what: str) -> None:
 
 @pytest.mark.parametrize("what", ["barrier", "flush"])
 def test_alone_it_ends_at_once(what: str) -> None:
-    world = world_of("us", "eu")
+    world = connected(("us", "eu"))
     world.cut("us", "eu")
     wait = begin(world, what, "us")
     assert wait.result == WaitResult(frozenset(), {"eu": "LinkDown"})
@@ -136,7 +123,7 @@ def test_alone_it_ends_at_once(what: str) -> None:
 
 @pytest.mark.parametrize("what", ["barrier", "flush"])
 def test_more_than_the_limit_are_answered_as_incomplete(what: str) -> None:
-    world = world_of("us", "eu", limits=ExchangeLimits(waiters=2))
+    world = connected(("us", "eu"), limits=ExchangeLimits(waiters=2))
     ack(world, "us", 0)
     waits = [begin(world, what, "us") for _ in range(3)]
     if what == "flush":
@@ -148,7 +135,7 @@ def test_more_than_the_limit_are_answered_as_incomplete(what: str) -> None:
 
 
 def test_a_topic_of_another_incarnation_is_missing_with_the_reason() -> None:
-    world = world_of("us", "eu")
+    world = connected(("us", "eu"))
     world.regions["us"].delete_topic(T)
     world.regions["us"].subscribe(T, S)
     wait = begin(world, "barrier", "us")
@@ -160,7 +147,7 @@ def test_a_topic_of_another_incarnation_is_missing_with_the_reason() -> None:
 
 
 def test_a_flush_waits_for_what_is_queued_and_what_is_on_its_way() -> None:
-    world = world_of("us", "eu")
+    world = connected(("us", "eu"))
     world.network.latency_ms = 40
     ack(world, "us", 0)
     world.run(1)
@@ -173,7 +160,7 @@ def test_a_flush_waits_for_what_is_queued_and_what_is_on_its_way() -> None:
 
 
 def test_a_flush_of_a_quiet_subscription_sends_nothing() -> None:
-    world = world_of("us", "eu", "ap")
+    world = connected(("us", "eu", "ap"))
     wait = begin(world, "flush", "us")
     assert wait.result is not None and wait.result.complete
     world.run(10)
@@ -198,7 +185,7 @@ def flushed(world: ExchangeWorld, region: str, peer: str) -> WaitResult:
 
 def test_a_flush_after_a_cut_sends_the_whole() -> None:
     """While the link was down acks were dropped; before digests have healed them, a flush must not say all is well."""
-    world = world_of("us", "eu")
+    world = connected(("us", "eu"))
     world.cut("us", "eu")
     ack(world, "us", 3)
     world.connect("us", "eu")
@@ -206,7 +193,7 @@ def test_a_flush_after_a_cut_sends_the_whole() -> None:
 
 
 def test_a_flush_after_a_delta_was_given_up_sends_the_whole() -> None:
-    world = world_of("us", "eu")
+    world = connected(("us", "eu"))
     world.network.deaf.add(("us", "eu"))
     ack(world, "us", 3)
     world.run(5100)
@@ -215,7 +202,7 @@ def test_a_flush_after_a_delta_was_given_up_sends_the_whole() -> None:
 
 
 def test_a_flush_after_a_restart_sends_the_whole() -> None:
-    world = world_of("us", "eu")
+    world = connected(("us", "eu"))
     world.cut("us", "eu")
     ack(world, "us", 3)
     world.crash("us")
@@ -224,7 +211,7 @@ def test_a_flush_after_a_restart_sends_the_whole() -> None:
 
 
 def test_a_flush_that_finds_the_queue_full_says_so() -> None:
-    world = world_of("us", "eu", limits=ExchangeLimits(pending_subscriptions=1, in_flight=1))
+    world = connected(("us", "eu"), limits=ExchangeLimits(pending_subscriptions=1, in_flight=1))
     world.network.latency_ms = 50
     here = world.regions["us"]
     for name in ("a", "b"):
@@ -235,7 +222,7 @@ def test_a_flush_that_finds_the_queue_full_says_so() -> None:
 
 
 def test_an_equal_digest_that_is_not_durable_yet_confirms_nothing() -> None:
-    world = world_of("us", "eu")
+    world = connected(("us", "eu"))
     here = world.regions["us"]
     ack(world, "us", 3)
     world.cut("us", "eu")
@@ -252,7 +239,7 @@ def test_an_equal_digest_that_is_not_durable_yet_confirms_nothing() -> None:
 
 
 def test_a_flush_that_is_refused_is_missing_with_the_reason() -> None:
-    world = world_of("us", "eu")
+    world = connected(("us", "eu"))
     world.regions["eu"].refuses = "the disk is full"
     ack(world, "us", 3)
     wait = begin(world, "flush", "us")
@@ -261,7 +248,7 @@ def test_a_flush_that_is_refused_is_missing_with_the_reason() -> None:
 
 
 def test_a_planned_switch_repeats_nothing() -> None:
-    world = world_of("us", "eu", "ap")
+    world = connected(("us", "eu", "ap"))
     for region in world.regions.values():
         region.disk_ms = 5
     world.regions["us"].take(T, S, 7)
@@ -276,7 +263,7 @@ def test_a_planned_switch_repeats_nothing() -> None:
 
 
 def test_answers_nobody_waits_for_are_ignored() -> None:
-    world = world_of("us", "eu")
+    world = connected(("us", "eu"))
     answers: list[PeerMessage] = []
     world.regions["us"].exchange.received("eu", BarrierDone(77, b"\x00", b""), answers.append, world.now_ms)
     assert answers == []
@@ -284,7 +271,7 @@ def test_answers_nobody_waits_for_are_ignored() -> None:
 
 
 def test_a_question_about_nothing_is_answered() -> None:
-    world = world_of("us", "eu")
+    world = connected(("us", "eu"))
     answers: list[PeerMessage] = []
     question = Barrier(5, "no topic", "none", "", (), wants_record=True)
     world.regions["us"].exchange.received("eu", question, answers.append, world.now_ms)

@@ -14,20 +14,14 @@ from meridian_broker.positions.progress import Progress
 from meridian_broker.replication.progress.barrier_refusals import AGAIN_MS, PATIENCE_MS
 from meridian_broker.replication.progress.messages import BarrierDone, Delta, Digest, PeerMessage, State
 from meridian_broker.replication.progress.waits import WaitResult
-from support.worlds.exchange_world import ExchangeWorld
+from support.worlds.exchange_world import ExchangeWorld, S, T, connected
 
-T, S = "t", "sub"
 DISK_MS = 100
 
 
 def world_of(*names: str) -> ExchangeWorld:
-    """Ten messages of the first region, a subscription known everywhere, nothing on its way; then its disk is slow."""
-    world = ExchangeWorld(names)
-    world.connect_all()
-    world.produce(names[0], T, 10)
-    world.replicate_all(T)
-    world.regions[names[0]].subscribe(T, S)
-    world.run(12_000)
+    """``connected``, and then the disk of the first region is slow."""
+    world = connected(names)
     world.regions[names[0]].disk_ms = DISK_MS
     return world
 

@@ -132,14 +132,9 @@ def test_holders_believe_what_voters_promised(
         world.run_ms(delay_ms * 4)
         for step in steps:
             do(world, step)
-        world.cuts.clear()
         world.old.clear()
-        world.loss = world.twice = 0.0
-        world.delay_ms, world.disk_ms = 20, 5
+        world.repair()
         for node in world.nodes.values():
-            if not node.alive:
-                node.start()
-            node.resume()
             node.homes.clear()
             for stream in world.streams:
                 node.want(stream)

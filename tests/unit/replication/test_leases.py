@@ -67,13 +67,7 @@ def test_one_holder_at_a_time_and_one_when_a_majority_is_up(
     world.run_ms(delay_ms * 4)
     for step in steps:
         do(world, step)
-    world.cuts.clear()
-    world.loss = world.twice = 0.0
-    world.delay_ms, world.disk_ms = 20, 5
-    for node in world.nodes.values():
-        if not node.alive:
-            node.start()
-        node.resume()
+    world.repair()
     if count > 2:
         world.nodes[world.names[-1]].crash()
     world.run_ms(6 * EAGER.duration)

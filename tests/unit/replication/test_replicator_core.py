@@ -338,13 +338,18 @@ def skip(one: Wire, count: int, *, after: Position = EARLIEST) -> Skipped:
     return skipped
 
 
-def test_what_is_skipped_is_not_sent_and_the_chain_goes_on_behind_it() -> None:
+def cut_off() -> tuple[Wire, list[Position], list[Position]]:
+    """The link broke after three entries that the remote has, and four were stored since."""
     one = wire()
     first = [one.log.append() for _ in range(3)]
     one.connect()
     serve(one)
     one.disconnect()
-    away = [one.log.append() for _ in range(4)]
+    return one, first, [one.log.append() for _ in range(4)]
+
+
+def test_what_is_skipped_is_not_sent_and_the_chain_goes_on_behind_it() -> None:
+    one, first, away = cut_off()
     skip(one, 7)
     assert one.core.confirmed == one.core.trimmable == away[-1]
     assert one.core.status(0, one.now).delay_ms == 0
@@ -362,12 +367,7 @@ def test_what_is_skipped_is_not_sent_and_the_chain_goes_on_behind_it() -> None:
 
 
 def test_what_was_skipped_stays_so_after_a_restart_of_the_sender() -> None:
-    one = wire()
-    first = [one.log.append() for _ in range(3)]
-    one.connect()
-    serve(one)
-    one.disconnect()
-    away = [one.log.append() for _ in range(4)]
+    one, first, away = cut_off()
     skipped = skip(one, 7)
     one.log.append(replicate_to=(THIRD,))
     one.core = wire().core

@@ -4,7 +4,8 @@ is left out, nothing that a consumer has is sent to another, and what is acknowl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -208,15 +209,22 @@ def test_what_a_consumer_lets_go_while_its_share_is_read_again_is_sent_once(
     run(told())
 
 
+@asynccontextmanager
+async def opened(kind: SubscriptionType, messages: list[Message]) -> AsyncIterator[Shared]:
+    """For one test, closed when it ends well."""
+    world = Shared(kind, messages)
+    await world.open()
+    yield world
+    await world.close()
+
+
 @pytest.fixture
 def ten() -> list[Message]:
     return [FromTwoRegions(0) for _ in range(10)]
 
 
-def test_a_share_that_is_won_later_is_read_from_the_start(ten: list[Message]) -> None:
-    async def told() -> None:
-        world = Shared(EXCLUSIVE, ten)
-        await world.open()
+async def test_a_share_that_is_won_later_is_read_from_the_start(ten: list[Message]) -> None:
+    async with opened(EXCLUSIVE, ten) as world:
         world.join(0)
         world.consumers[0].flow(100)
         world.win(0)
@@ -225,15 +233,10 @@ def test_a_share_that_is_won_later_is_read_from_the_start(ten: list[Message]) ->
         world.win(1)
         await world.settle()
         assert world.entries()[5:] == [1, 3, 5, 7, 9]
-        await world.close()
-
-    run(told())
 
 
-def test_nothing_is_sent_when_the_lease_is_over_though_nobody_said_so(ten: list[Message]) -> None:
-    async def told() -> None:
-        world = Shared(SHARED, ten)
-        await world.open()
+async def test_nothing_is_sent_when_the_lease_is_over_though_nobody_said_so(ten: list[Message]) -> None:
+    async with opened(SHARED, ten) as world:
         world.join(0)
         world.win(0)
         world.consumers[0].flow(2)
@@ -242,17 +245,11 @@ def test_nothing_is_sent_when_the_lease_is_over_though_nobody_said_so(ten: list[
         world.consumers[0].flow(100)
         await world.settle()
         assert world.entries() == [0, 2]
-        await world.close()
-
-    run(told())
 
 
-def test_a_cumulative_acknowledgement_covers_what_was_sent_before(ten: list[Message]) -> None:
+async def test_a_cumulative_acknowledgement_covers_what_was_sent_before(ten: list[Message]) -> None:
     """Entry 8 was sent before any of the other share: acknowledging it says nothing of those."""
-
-    async def told() -> None:
-        world = Shared(EXCLUSIVE, ten)
-        await world.open()
+    async with opened(EXCLUSIVE, ten) as world:
         world.join(0)
         (consumer,) = world.consumers
         consumer.flow(5)
@@ -272,17 +269,13 @@ def test_a_cumulative_acknowledgement_covers_what_was_sent_before(ten: list[Mess
         await world.settle()
         assert [acked("there", Position(70, number)) for number in range(5)] == [True, True, False, False, False]
         assert subscription.cursor.mark_delete == Position(LEDGER, 4)
-        await world.close()
-
-    run(told())
 
 
-def test_what_comes_before_the_last_cumulative_acknowledgement_is_not_covered_by_the_next(ten: list[Message]) -> None:
+async def test_what_comes_before_the_last_cumulative_acknowledgement_is_not_covered_by_the_next(
+    ten: list[Message],
+) -> None:
     """Official clients drop it: nobody has seen entries 1, 3, 5 and 7."""
-
-    async def told() -> None:
-        world = Shared(EXCLUSIVE, ten)
-        await world.open()
+    async with opened(EXCLUSIVE, ten) as world:
         world.join(0)
         (consumer,) = world.consumers
         consumer.flow(100)
@@ -298,15 +291,10 @@ def test_what_comes_before_the_last_cumulative_acknowledgement_is_not_covered_by
         acked = subscription.cursor.progress.is_acked
         assert [acked("there", Position(70, number)) for number in range(5)] == [False] * 4 + [True]
         assert subscription.cursor.mark_delete == Position(LEDGER, 0)
-        await world.close()
-
-    run(told())
 
 
-def test_what_its_home_wants_back_is_not_sent_any_more_and_released_in_a_moment(ten: list[Message]) -> None:
-    async def told() -> None:
-        world = Shared(SHARED, ten)
-        await world.open()
+async def test_what_its_home_wants_back_is_not_sent_any_more_and_released_in_a_moment(ten: list[Message]) -> None:
+    async with opened(SHARED, ten) as world:
         world.join(0)
         world.win(1)
         world.consumers[0].flow(2)
@@ -321,6 +309,3 @@ def test_what_its_home_wants_back_is_not_sent_any_more_and_released_in_a_moment(
         assert world.leasing.released == []
         world.scheduler.pass_time(round(DRAIN_SECONDS * 1000))
         assert world.leasing.released == ["there"]
-        await world.close()
-
-    run(told())
