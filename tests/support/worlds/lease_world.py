@@ -24,7 +24,7 @@ from meridian_broker.replication.leases.messages import (
     VotersAnswer,
     VotersAsk,
 )
-from meridian_broker.replication.leases.quorums import Voters, VoterSets, home_among
+from meridian_broker.replication.leases.quorums import Voters, VoterSets, preferred_among
 from meridian_broker.replication.leases.reconfiguration import Heard, Reconfiguration, Subject
 from meridian_broker.replication.leases.voter import Vote, Voter
 
@@ -57,7 +57,7 @@ class LeaseNode:
         self.known_on_disk = self.voter_sets_now = VoterSets()
         self.told: Voters = tuple(sorted(world.names))
         """Who is to vote, as this node was told; empty: the topic does not live here."""
-        self.homes: dict[Stream, str] = {}
+        self.preferred: dict[Stream, str] = {}
         self.life = 0
         self.alive = False
         self.paused = False
@@ -102,15 +102,15 @@ class LeaseNode:
     def want(self, stream: Stream) -> None:
         self.wanted.add(stream)
         if self.alive:
-            self.do(lambda: self.leases.want(stream, self.voter_sets_now, self.home(stream), self.now_ms()))
+            self.do(lambda: self.leases.want(stream, self.voter_sets_now, self.preferred_holder(stream), self.now_ms()))
 
     def unwant(self, stream: Stream) -> None:
         self.wanted.discard(stream)
         if self.alive:
             self.do(lambda: self.leases.unwant(stream, self.now_ms()))
 
-    def home(self, stream: Stream) -> str:
-        return self.homes.get(stream, stream[2])
+    def preferred_holder(self, stream: Stream) -> str:
+        return self.preferred.get(stream, stream[2])
 
     def holds(self, stream: Stream) -> bool:
         """Would it read the stream at this instant, if it got the processor?"""
@@ -172,7 +172,7 @@ class LeaseNode:
         if known != self.voter_sets_now:
             self.voter_sets_now = known
             for stream in sorted(self.wanted) if self.alive else ():
-                self.leases.want(stream, known, self.home(stream), self.now_ms())
+                self.leases.want(stream, known, self.preferred_holder(stream), self.now_ms())
 
         def synced() -> None:
             if self.alive and self.life == life:
@@ -191,12 +191,12 @@ class LeaseNode:
 
     def commit(self, subject: Subject, heard: frozenset[str]) -> None:
         known = self.voter_sets_now
-        homes: dict[Voters, set[str]] = {
-            voters: {home_among(voters, stream[2]) for stream in self.world.streams}
+        preferred: dict[Voters, set[str]] = {
+            voters: {preferred_among(voters, stream[2]) for stream in self.world.streams}
             for _, voters in known.lists
             if len(voters) == 2
         }
-        if not known.is_committed and known.may_commit(self.told, heard, homes):
+        if not known.is_committed and known.may_commit(self.told, heard, preferred):
             last = max(known.committed, *(said for said, _ in known.lists))
             self.know(known.commit(self.told, self.world.stamp(self.name, last)))
 
@@ -240,7 +240,7 @@ class LeaseNode:
     # -- the voter's ballots
 
     def voter_sets(self, stream: Stream) -> tuple[VoterSets, str] | None:
-        return self.voter_sets_now, self.home(stream)
+        return self.voter_sets_now, self.preferred_holder(stream)
 
     def has(self, stream: Stream, vote: Vote) -> bool:
         return self.disk.get(stream) == vote.ballot

@@ -69,7 +69,7 @@ def test_another_life_of_the_holder_has_another_roll() -> None:
 
 # -- holders and voters, in bad weather
 
-KINDS = "want unwant unwant crash start start pause resume cut heal isolate home old"
+KINDS = "want unwant unwant crash start start pause resume cut heal isolate prefer old"
 STEP = st.tuples(
     st.sampled_from(KINDS.split()),
     st.integers(0, 4),
@@ -83,8 +83,8 @@ def do(world: LeaseWorld, step: tuple[str, int, int, int]) -> None:
     names = world.names
     one, other = names[who % len(names)], names[what % len(names)]
     node, stream = world.nodes[one], world.streams[what % len(world.streams)]
-    if kind == "home" and len(names) > 2:  # said in one, not heard of in the others yet; of two it decides
-        node.homes[stream] = other
+    if kind == "prefer" and len(names) > 2:  # said in one, not heard of in the others yet; of two it decides
+        node.preferred[stream] = other
         if stream in node.wanted:
             node.want(stream)
     elif kind == "old":
@@ -135,7 +135,7 @@ def test_holders_believe_what_voters_promised(
         world.old.clear()
         world.repair()
         for node in world.nodes.values():
-            node.homes.clear()
+            node.preferred.clear()
             for stream in world.streams:
                 node.want(stream)
         world.run_ms(6 * EAGER.duration)
@@ -227,14 +227,14 @@ def test_a_voter_that_keeps_its_votes_elsewhere_by_now_writes_them_anew(world: L
     assert us.disk == {stream: ballot for stream, ballot in before.items() if ballot[0] == "eu#1"}
 
 
-@pytest.mark.parametrize("trouble", ["voters", "home", "over", "other holder", "other term", "other life"])
+@pytest.mark.parametrize("trouble", ["voters", "preferred holder", "over", "other holder", "other term", "other life"])
 def test_what_would_not_be_granted_as_it_is_by_name_differs(world: LeaseWorld, trouble: str) -> None:
     renewal, us, stream = question(world), world.nodes["us"], ("t", "more", "eu")
     vote = us.voter.votes[stream]
     if trouble == "voters":
         us.voter_sets_now = OTHER
-    elif trouble == "home":
-        us.homes[stream] = "ap"
+    elif trouble == "preferred holder":
+        us.preferred[stream] = "ap"
     elif trouble == "over":
         vote.until_ms = us.now_ms()
     elif trouble == "other holder":

@@ -51,7 +51,7 @@ ASKED = Asked("us#1", 5, 7, "us")
 SAME = Known(7, "us")
 KNOWN: dict[str, list[Known | None]] = {
     "not yet what it promised": [None],
-    "other voters, or another home": [Known(8, "us"), Known(7, "eu")],
+    "other voters, or another preferred holder": [Known(8, "us"), Known(7, "eu")],
     "the same as the asker": [SAME, Known(7, "")],
 }
 PROMISES: dict[str, list[Kind | None]] = {

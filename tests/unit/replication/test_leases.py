@@ -75,7 +75,7 @@ def test_one_holder_at_a_time_and_one_when_a_majority_is_up(
     holders = world.holders(stream)
     assert bool(holders) == bool(wanting), "a majority is up"
     if stream[2] in wanting:
-        assert holders == [stream[2]], "its home has it, once it wants it"
+        assert holders == [stream[2]], "its preferred holder has it, once it wants it"
 
 
 LISTS = st.sets(st.integers(0, 4), min_size=2, max_size=4)
@@ -229,7 +229,7 @@ def test_of_two_only_the_home_goes_on_alone_and_another_home_must_be_named() -> 
     world.nodes["us"].crash()
     world.run_ms(3 * TIMES.duration)
     assert world.holders(us) == [], "eu cannot know that us is dead"
-    world.nodes["eu"].homes[us] = "eu"
+    world.nodes["eu"].preferred[us] = "eu"
     world.nodes["eu"].want(us)
     world.run_ms(TIMES.step)
     assert world.holders(us) == ["eu"], "until somebody says so"

@@ -14,8 +14,8 @@ from meridian_broker.replication.leases.quorums import (
     LISTS_MAX,
     VoterSets,
     from_json,
-    home_among,
     majority,
+    preferred_among,
     to_json,
 )
 
@@ -56,8 +56,8 @@ def test_another_list_counts_besides_those_that_do(known: VoterSets, voters: tup
 def test_a_list_goes_only_when_nobody_can_have_enough_of_it_unheard(
     known: VoterSets, wanted: tuple[str, ...], heard: set[str]
 ) -> None:
-    homes = {voters: set(voters) for _, voters in known.lists}
-    if not known.may_commit(wanted, heard, homes):
+    preferred = {voters: set(voters) for _, voters in known.lists}
+    if not known.may_commit(wanted, heard, preferred):
         return
     for _, voters in known.lists:
         if voters == wanted and known.committed != ZERO:
@@ -66,7 +66,7 @@ def test_a_list_goes_only_when_nobody_can_have_enough_of_it_unheard(
         for some in combinations(voters, known.enough(voters)):
             assert not set(some) <= set(unheard), "these have not heard of the others, and are enough"
         if len(voters) == 2:
-            assert not unheard, "each of two is the home of a share"
+            assert not unheard, "each of two is the preferred holder of a share"
     last = max(stamp for stamp, _ in known.lists)
     committed = known.commit(wanted, Stamp(last.time_ms + 1, 0, "us"))
     if not committed.is_committed:
@@ -93,7 +93,7 @@ def test_of_two_the_homes_must_have_heard() -> None:
     both = VoterSets.of("eu", "us").also(("ap", "eu", "us"), Stamp(7, 0, "eu"))
     three, pair = ("ap", "eu", "us"), ("eu", "us")
     assert not both.may_commit(three, {"ap", "eu"}, {pair: {"eu", "us"}})
-    assert both.may_commit(three, {"ap", "eu"}, {pair: {"eu"}}), "a person said that eu is home of everything"
+    assert both.may_commit(three, {"ap", "eu"}, {pair: {"eu"}}), "a person said that eu holds everything"
     assert both.commit(three, Stamp(8, 0, "eu")).voters == three
 
 
@@ -106,8 +106,8 @@ def test_no_more_lists_than_are_bounded() -> None:
 
 def test_small_things() -> None:
     assert [majority(("a",) * size) for size in (1, 2, 3, 4, 5)] == [1, 2, 2, 3, 3]
-    assert home_among(("eu", "us"), "us") == "us"
-    assert home_among(("eu", "us"), "ap") == "eu"
+    assert preferred_among(("eu", "us"), "us") == "us"
+    assert preferred_among(("eu", "us"), "ap") == "eu"
     for wrong in ({"lists": [["x", "us"]], "settled": ""}, {"lists": 7, "settled": ""}, {}, 7):
         with pytest.raises(ValueError, match=r"is not a list of voters|is not a stamp"):
             from_json(wrong)

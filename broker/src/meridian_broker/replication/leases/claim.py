@@ -19,7 +19,7 @@ class Claim:
 
     stream: Stream
     voter_sets: VoterSets
-    home: str
+    preferred: str
     voters: Voters = ()
     """All voters that are asked."""
     quorums: Quorums = ()
@@ -49,4 +49,4 @@ class Claim:
     @property
     def item(self) -> AskItem:
         """The request sent to voters."""
-        return AskItem(self.stream, self.term, self.voter_sets.mark, self.home)
+        return AskItem(self.stream, self.term, self.voter_sets.mark, self.preferred)

@@ -32,20 +32,22 @@ def _take_stream(message: pb.LeaseStream) -> Stream:
 
 
 def put_ask(message: LeaseAsk) -> pb.LeaseAsk:
-    """Homes are few, so each is written once."""
+    """Preferred holders are few, so each is written once, in what the wire calls ``homes``."""
     out = pb.LeaseAsk(number=message.number, holder=message.holder, duration_ms=message.duration_ms)
-    homes: dict[str, int] = {}
+    preferred: dict[str, int] = {}
     for item in message.items:
-        at = homes.setdefault(item.home, len(homes))
+        at = preferred.setdefault(item.preferred, len(preferred))
         out.items.add(stream=_put_stream(item.stream), term=item.term, mark=item.mark, home=at)
-    out.homes.extend(homes)
+    out.homes.extend(preferred)
     return out
 
 
 def take_ask(message: pb.LeaseAsk) -> LeaseAsk:
-    """:raises IndexError: it names a home that it does not list."""
-    homes = list(message.homes)
-    items = tuple(AskItem(_take_stream(item.stream), item.term, item.mark, homes[item.home]) for item in message.items)
+    """:raises IndexError: it names a preferred holder that it does not list."""
+    preferred = list(message.homes)
+    items = tuple(
+        AskItem(_take_stream(item.stream), item.term, item.mark, preferred[item.home]) for item in message.items
+    )
     return LeaseAsk(message.number, message.holder, message.duration_ms, items)
 
 

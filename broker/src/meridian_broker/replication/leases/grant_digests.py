@@ -10,12 +10,13 @@ name, as the first time.
 So a digest never proves more than a request by name did. The invariant, in the terms of ``leases.py``:
 
     A holder counts a renewal for a stream only if its voter, after it was asked, renewed its promise for exactly that
-    stream, in that term, to that life of the holder, among those voters, with that home, and had it on disk.
+    stream, in that term, to that life of the holder, among those voters, with that preferred holder, and had it on
+    disk.
 
 - A digest covers all of that: ``AskItem``, keyed with the name of the holder's life.
 - The voter keeps only grants that it made by name in this life and has on disk. After a restart it begins with none,
   whatever is on its disk. A grant is removed the moment its stream is granted to another holder, released, or
-  requested with another term, mark or home.
+  requested with another term, mark or preferred holder.
 - Before it renews, the voter checks each promise of the part: are the known voters unchanged, and is the topic and
   subscription whose log holds the promise still the same one? If not, or if the promise has expired, the part differs.
   It also writes a line to a log that a later broker of its region would have taken over, as for any renewal.
@@ -99,6 +100,6 @@ class GrantDigests(Generic[Grant]):
 
     def _print(self, item: AskItem) -> int:
         """Each word with its length before it, so that no two items read the same."""
-        words = (*item.stream, item.home, str(item.term), str(item.mark))
+        words = (*item.stream, item.preferred, str(item.term), str(item.mark))
         text = "".join(f"{len(word)}:{word}" for word in words)
         return int.from_bytes(blake2b(text.encode(), digest_size=DIGEST_BYTES, key=self._key).digest(), "big")

@@ -8,16 +8,18 @@ run at different rates (``CLOCK_RATE``). So the holder stops before the first of
 messages' delay, and the next holder starts after that.
 
 *Enough* is a majority, so that two holders would need a voter in common. With two voters a majority is both, and a
-failure of either would stop everything: there the *home* of the stream needs its own vote alone, any other region both.
-Any two of those sets intersect, too, but no region can take over the stream of a dead home; only naming another home
-allows that, which is up to an operator, who has to know that the old home is dead. While the voters are being changed
-several lists of them are in force, and each requires enough votes (``replication/leases/quorums.py``).
+failure of either would stop everything: there the *preferred holder* of the stream needs its own vote alone, any other
+region both. Any two of those sets intersect, too, but no region can take over the stream of a dead preferred holder;
+only naming another one allows that, which is up to an operator, who has to know that the old one is dead. While the
+voters are being changed several lists of them are in force, and each requires enough votes
+(``replication/leases/quorums.py``).
 
 Grants are renewed without naming their streams, by digests of the grants that both ends keep (``grant_digests.py``);
 where those differ, by name.
 
-The home goes first. Other candidates wait a moment for it, each a different time, so that they do not split the votes;
-a holder is told to hand over a stream that its home asks for. A holder that no longer wants a stream releases it.
+The preferred holder goes first. Other candidates wait a moment for it, each a different time, so that they do not split
+the votes; a holder is told to hand over a stream that its preferred holder asks for. A holder that no longer wants a
+stream releases it.
 
 Groups within a region can use this as it is: their leader is then the only voter. Nothing here knows about topics.
 """
@@ -40,7 +42,7 @@ from meridian_broker.replication.leases.messages import (
     LeaseRenewed,
     Stream,
 )
-from meridian_broker.replication.leases.quorums import VoterSets, home_among
+from meridian_broker.replication.leases.quorums import VoterSets, preferred_among
 from meridian_broker.replication.leases.renewals import Renewals
 from meridian_broker.replication.leases.transitions import TRANSITIONS, Action, Event, State
 
@@ -60,8 +62,8 @@ class LeaseTimes:
     duration: int = 6000
     """Duration of a promise."""
     step: int = 400
-    """How long the first candidate that is not the home waits for the home; the second waits twice as long, and so
-    on."""
+    """How long the first candidate that is not the preferred holder waits for it; the second waits twice as long, and
+    so on."""
     linger: int = 1000
     """How long an unwanted stream is kept: its consumers may only be reconnecting."""
 
@@ -102,7 +104,7 @@ class LeaseHost(Protocol):
         """The stream is not ours any more. Readers of ``until_ms`` have stopped by themselves."""
 
     def wanted_back(self, claim: Claim) -> None:
-        """Its home asks for it: stop, and then ``release`` it. It ends by itself otherwise."""
+        """Its preferred holder asks for it: stop, and then ``release`` it. It ends by itself otherwise."""
 
 
 class Leases:
@@ -133,18 +135,19 @@ class Leases:
 
     # -- wanted streams
 
-    def want(self, stream: Stream, voter_sets: VoterSets, home: str, now_ms: int) -> Claim:
-        """Hold the stream as soon as possible, until ``unwant``. Voters and home may be others than before."""
+    def want(self, stream: Stream, voter_sets: VoterSets, preferred: str, now_ms: int) -> Claim:
+        """Hold the stream as soon as possible, until ``unwant``. Voters and preferred holder may differ from those
+        of before."""
         claim = self.claims.get(stream)
         if claim is None:
-            claim = self.claims[stream] = Claim(stream, voter_sets, home, term=self._used_term)
-            self._let_vote(claim, voter_sets, home)
+            claim = self.claims[stream] = Claim(stream, voter_sets, preferred, term=self._used_term)
+            self._let_vote(claim, voter_sets, preferred)
             claim.next_ms = now_ms + self._patience(claim)
         claim.unwanted_ms = None
-        if (claim.voter_sets, claim.home) != (voter_sets, home):
-            if claim.home != home:
-                claim.next_ms = min(claim.next_ms, now_ms) if home == self._me else claim.next_ms
-            self._let_vote(claim, voter_sets, home)
+        if (claim.voter_sets, claim.preferred) != (voter_sets, preferred):
+            if claim.preferred != preferred:
+                claim.next_ms = min(claim.next_ms, now_ms) if preferred == self._me else claim.next_ms
+            self._let_vote(claim, voter_sets, preferred)
             claim.asked_ms = {voter: asked for voter, asked in claim.asked_ms.items() if voter in claim.voters}
             claim.refusals.clear()
             self._reckon(claim, now_ms)
@@ -154,15 +157,15 @@ class Leases:
         self._wake(claim.next_ms)
         return claim
 
-    def _let_vote(self, claim: Claim, voter_sets: VoterSets, home: str) -> None:
-        """These are the voters, and this is the home."""
+    def _let_vote(self, claim: Claim, voter_sets: VoterSets, preferred: str) -> None:
+        """These are the voters, and this is the preferred holder."""
         self._renewals.left(claim)
-        claim.voter_sets, claim.home, claim.voters = voter_sets, home, voter_sets.voters
+        claim.voter_sets, claim.preferred, claim.voters = voter_sets, preferred, voter_sets.voters
         claim.by_name = set(claim.voters)
         is_first = voter_sets.committed == ZERO
         quorums = tuple(
             ((self._me,), 1)
-            if len(voters) == 2 and not is_first and home_among(voters, home) == self._me
+            if len(voters) == 2 and not is_first and preferred_among(voters, preferred) == self._me
             else (voters, voter_sets.enough(voters))
             for _, voters in voter_sets.lists
         )
@@ -245,9 +248,9 @@ class Leases:
 
     def _patience(self, claim: Claim) -> int:
         """How long to wait for candidates that go first."""
-        if claim.home == self._me:
+        if claim.preferred == self._me:
             return 0
-        return self.times.step * (1 + sum(voter < self._me for voter in claim.voters if voter != claim.home))
+        return self.times.step * (1 + sum(voter < self._me for voter in claim.voters if voter != claim.preferred))
 
     def _happened(self, claim: Claim, event: Event, now_ms: int, until_ms: int = 0) -> Action | None:
         """Do what the table of transitions says, and return it; None: nothing.
@@ -279,10 +282,10 @@ class Leases:
         return action
 
     def _begin(self, claim: Claim, now_ms: int) -> bool:
-        """Begin an attempt, if it may succeed. While this region's own vote is promised to another holder only the home
-        begins one: the holder has to learn of it."""
-        patience, is_home = self._patience(claim), claim.home == self._me
-        if not is_home and (left := self._host.promised_ms(claim.stream)) > 0:
+        """Begin an attempt, if it may succeed. While this region's own vote is promised to another holder only the
+        preferred holder begins one: the holder has to learn of it."""
+        patience, is_preferred = self._patience(claim), claim.preferred == self._me
+        if not is_preferred and (left := self._host.promised_ms(claim.stream)) > 0:
             claim.next_ms = now_ms + left + patience
             return False
         reachable = dict.fromkeys((voter for voter in claim.voters if self._host.can_ask(voter)), now_ms)
@@ -423,7 +426,7 @@ class Leases:
         self._host.won(claim)
 
     def _give_up(self, claim: Claim, now_ms: int) -> None:
-        """This attempt failed. The home soon tries again: the holder has been told."""
+        """This attempt failed. The preferred holder soon tries again: the holder has been told."""
         left = max((item.left_ms for item in claim.refusals.values()), default=0)
         is_late = bool(claim.refusals) and all(item.reason == PAST for item in claim.refusals.values())
         self._let_go(claim)
@@ -452,13 +455,14 @@ class Leases:
         claim.refusals.clear()
 
     def others_asked(self, region: str, ask: LeaseAsk, now_ms: int) -> None:
-        """Another region asks this voter: hand over what its home wants, and make way for candidates that go first."""
+        """Another region asks this voter: hand over what it is the preferred holder of, and make way for candidates that
+        go first."""
         for item in ask.items:
             claim = self.claims.get(item.stream)
-            if claim is None or region == self._me or claim.home == self._me:
+            if claim is None or region == self._me or claim.preferred == self._me:
                 continue
-            if region == claim.home:
-                self._happened(claim, Event.HOME_ASKS, now_ms)
+            if region == claim.preferred:
+                self._happened(claim, Event.PREFERRED_ASKS, now_ms)
             elif region < self._me:
                 self._happened(claim, Event.ANOTHER_ASKS, now_ms)
 

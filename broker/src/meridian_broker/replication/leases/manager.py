@@ -27,7 +27,7 @@ from meridian_broker.replication.leases.messages import (
     VotersAnswer,
     VotersAsk,
 )
-from meridian_broker.replication.leases.quorums import VoterSets, home_among
+from meridian_broker.replication.leases.quorums import VoterSets, preferred_among
 from meridian_broker.replication.leases.reconfiguration import Reconfiguration, Subject, VoterDirectory
 from meridian_broker.replication.leases.voter import Vote, VoteBasis, Voter
 
@@ -128,8 +128,8 @@ class LeaseManager:
                 return f"{region} {'runs a version without leases' if heard else 'was not reached yet'}"
         return ""
 
-    def want(self, stream: Stream, voter_sets: VoterSets, home: str) -> Claim:
-        claim = self.leases.want(stream, voter_sets, home, self.now_ms())
+    def want(self, stream: Stream, voter_sets: VoterSets, preferred: str) -> Claim:
+        claim = self.leases.want(stream, voter_sets, preferred, self.now_ms())
         self.wake()
         return claim
 
@@ -173,7 +173,7 @@ class LeaseManager:
             for _, voters in known.lists:
                 gone = ", ".join(voter for voter in voters if voter in away)
                 if gone and len(voters) == 2 and known.is_committed:
-                    if home_among(voters, claim.home) != self._topics.region:
+                    if preferred_among(voters, claim.preferred) != self._topics.region:
                         return f"{gone} cannot be reached: with two regions, only a command lets one take over"
                 elif len([voter for voter in voters if voter not in away]) < known.enough(voters):
                     return f"no majority of {', '.join(voters)}: {gone} cannot be reached"

@@ -19,7 +19,8 @@ ITEMS_MAX: Final = 256
 """Streams in one message; more take several."""
 
 OTHER_VOTERS: Final = "OtherVoters"
-"""Candidate and voter know different voters or, with two voters, different homes: they have to agree first."""
+"""Candidate and voter know different voters or, with two voters, different preferred holders: they have to agree
+first."""
 NOT_SERVED: Final = "NotServed"
 """The voter has not read its earlier votes yet, so it does not know whom it promised the stream."""
 HELD: Final = "Held"
@@ -37,7 +38,7 @@ class AskItem:
     """Grows with each attempt at a stream, by any candidate; renewals keep it."""
     mark: int
     """Identifies the voters that the asker knows of (``VoterSets.mark``)."""
-    home: str
+    preferred: str
 
 
 @dataclass(frozen=True, slots=True)

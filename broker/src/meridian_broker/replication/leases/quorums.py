@@ -20,8 +20,8 @@ Knowledge is joined: lists by union, the committed stamp by maximum. So regions 
 both have a share; they need each other's consent until they agree. All of it travels in the subscription's
 record, and to voters without such a record with the question whether they know it.
 
-With two voters a majority is both. There the *home* of a share needs its own vote alone, any other region both, and a
-list is committed once the homes of all shares know it (``leases.py``).
+With two voters a majority is both. There the *preferred holder* of a share needs its own vote alone, any other region
+both, and a list is committed once the preferred holders of all shares know it (``leases.py``).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class VoterSets:
         return any(set(listed) == set(voters) for _, listed in self.lists)
 
     def is_on_pair(self, voter: str) -> bool:
-        """Whether it is one of two voters, where the home's vote suffices."""
+        """Whether it is one of two voters, where the preferred holder's vote suffices."""
         return any(len(voters) == 2 and voter in voters for _, voters in self.lists)
 
     def joined(self, other: VoterSets) -> VoterSets:
@@ -94,12 +94,12 @@ class VoterSets:
         return self.joined(VoterSets(((stamp, wanted),)))
 
     def may_commit(
-        self, wanted: Collection[str], heard: Collection[str], homes: Mapping[Voters, Collection[str]]
+        self, wanted: Collection[str], heard: Collection[str], preferred: Mapping[Voters, Collection[str]]
     ) -> bool:
         """Whether enough voters of each other list know all lists, so that ``wanted`` alone suffices.
 
         :param heard: voters that have confirmed.
-        :param homes: for lists of two: the homes of all shares.
+        :param preferred: for lists of two: the preferred holders of all shares.
         """
         if not self.has(wanted):
             return False
@@ -109,7 +109,7 @@ class VoterSets:
             if set(voters) == set(wanted):
                 continue
             if len(voters) == 2:
-                if not set(homes[voters]) <= set(heard):
+                if not set(preferred[voters]) <= set(heard):
                     return False
             elif len(set(voters) & set(heard)) < majority(voters):
                 return False
@@ -142,9 +142,9 @@ def majority(voters: Voters) -> int:
     return len(voters) // 2 + 1
 
 
-def home_among(voters: Voters, home: str) -> str:
-    """The home of a share, within one list of voters."""
-    return home if home in voters else voters[0]
+def preferred_among(voters: Voters, preferred: str) -> str:
+    """The preferred holder of a share, within one list of voters."""
+    return preferred if preferred in voters else voters[0]
 
 
 def to_json(known: VoterSets) -> dict[str, object]:

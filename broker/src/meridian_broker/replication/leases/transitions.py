@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """What becomes of a holder's claim on a stream: the table of its states and of what happens to it (R26).
 
-====================  ===================  ===================  ===================  ===================
-what happens          idle                 asking               held                 yielding
-====================  ===================  ===================  ===================  ===================
-due                   asking: ask          idle: give up        held: ask again
-enough promises                            held: win            held: extend         yielding: extend
-cannot succeed                             idle: give up
-promises end                                                    idle: lose           idle: lose
-home asks                                  idle: give up        yielding: hand over
-another goes first                         idle: give up
-given back            idle: let go         idle: let go         idle: let go         idle: let go
-====================  ===================  ===================  ===================  ===================
+=====================  ===================  ===================  ===================  ===================
+what happens           idle                 asking               held                 yielding
+=====================  ===================  ===================  ===================  ===================
+due                    asking: ask          idle: give up        held: ask again
+enough promises                             held: win            held: extend         yielding: extend
+cannot succeed                              idle: give up
+promises end                                                     idle: lose           idle: lose
+preferred holder asks                       idle: give up        yielding: hand over
+another goes first                          idle: give up
+given back             idle: let go         idle: let go         idle: let go         idle: let go
+=====================  ===================  ===================  ===================  ===================
 
 An empty field: it changes nothing. ``leases.py`` finds out what happens, and does what the table says.
 """
@@ -46,7 +46,7 @@ class Event(Enum):
     """Too many voters refused, or cannot be reached."""
     ENDED = "promises end"
     """Its time is over, or the promises are not enough any more."""
-    HOME_ASKS = "home asks"
+    PREFERRED_ASKS = "preferred holder asks"
     """The region that has precedence for this stream asks this one's voter for it."""
     ANOTHER_ASKS = "another goes first"
     """Somebody else asks, whose attempt comes before this one's."""
@@ -81,13 +81,13 @@ TRANSITIONS: Final[dict[tuple[State, Event], tuple[State, Action]]] = {
     (State.ASKING, Event.DUE): (State.IDLE, Action.GIVE_UP),
     (State.ASKING, Event.ENOUGH): (State.HELD, Action.WIN),
     (State.ASKING, Event.HOPELESS): (State.IDLE, Action.GIVE_UP),
-    (State.ASKING, Event.HOME_ASKS): (State.IDLE, Action.GIVE_UP),
+    (State.ASKING, Event.PREFERRED_ASKS): (State.IDLE, Action.GIVE_UP),
     (State.ASKING, Event.ANOTHER_ASKS): (State.IDLE, Action.GIVE_UP),
     (State.ASKING, Event.GIVEN_BACK): (State.IDLE, Action.LET_GO),
     (State.HELD, Event.DUE): (State.HELD, Action.ASK_AGAIN),
     (State.HELD, Event.ENOUGH): (State.HELD, Action.EXTEND),
     (State.HELD, Event.ENDED): (State.IDLE, Action.LOSE),
-    (State.HELD, Event.HOME_ASKS): (State.YIELDING, Action.HAND_OVER),
+    (State.HELD, Event.PREFERRED_ASKS): (State.YIELDING, Action.HAND_OVER),
     (State.HELD, Event.GIVEN_BACK): (State.IDLE, Action.LET_GO),
     (State.YIELDING, Event.ENOUGH): (State.YIELDING, Action.EXTEND),
     (State.YIELDING, Event.ENDED): (State.IDLE, Action.LOSE),

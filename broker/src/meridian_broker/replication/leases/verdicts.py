@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a voter answers somebody who asks for a stream, decided without doing anything (R26).
 
-=============================  ============================  ==================  =============
-the voter knows                it promised the stream        the asker's term    verdict
-=============================  ============================  ==================  =============
-not yet what it promised                                                         not served
-other voters, or another home                                                    other voters
-the same as the asker          never                         any                 granted
-the same as the asker          to another, who has it        any                 held
-the same as the asker          to another, until now         greater             granted
-the same as the asker          to another, until now         the same, or less   past
-the same as the asker          to anybody, who gave it back  greater             granted
-the same as the asker          to anybody, who gave it back  the same, or less   past
-the same as the asker          to the asker                  the same, greater   granted
-the same as the asker          to the asker                  less                past
-=============================  ============================  ==================  =============
+=========================================  ============================  ==================  =============
+the voter knows                            it promised the stream        the asker's term    verdict
+=========================================  ============================  ==================  =============
+not yet what it promised                                                                     not served
+other voters, or another preferred holder                                                    other voters
+the same as the asker                      never                         any                 granted
+the same as the asker                      to another, who has it        any                 held
+the same as the asker                      to another, until now         greater             granted
+the same as the asker                      to another, until now         the same, or less   past
+the same as the asker                      to anybody, who gave it back  greater             granted
+the same as the asker                      to anybody, who gave it back  the same, or less   past
+the same as the asker                      to the asker                  the same, greater   granted
+the same as the asker                      to the asker                  less                past
+=========================================  ============================  ==================  =============
 
 The asker's term is compared with that of the promise, so what was said in an earlier attempt, and arrives late, is
 refused. A promise to the asker may be renewed in its own term even if its time has passed: as long as it is the last
@@ -46,14 +46,14 @@ class Asked(NamedTuple):
     term: int
     mark: int
     """Of what the asker knows of who votes."""
-    home: str
+    preferred: str
 
 
 class Known(NamedTuple):
     """What the voter knows of who votes."""
 
     mark: int
-    home: str
+    preferred: str
     """Empty where it does not matter to this voter."""
 
 
@@ -75,7 +75,7 @@ def decide(asked: Asked, known: Known | None, promise: Promise | None) -> Verdic
     """
     if known is None:
         return Verdict.NOT_SERVED
-    if known.mark != asked.mark or known.home not in ("", asked.home):
+    if known.mark != asked.mark or known.preferred not in ("", asked.preferred):
         return Verdict.OTHER_VOTERS
     if promise is None:
         return Verdict.GRANTED

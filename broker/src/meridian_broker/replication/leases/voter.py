@@ -52,8 +52,8 @@ class Vote:
     """By this voter's monotone clock; not kept on disk."""
     mark: int = 0
     """Mark of the voters known when it was given or renewed; 0: given in an earlier life, so not known."""
-    home: str = ""
-    """Home of the stream according to its holder's request."""
+    preferred: str = ""
+    """Preferred holder of the stream according to its holder's request."""
     is_written: bool = False
     basis: VoteBasis | None = None
     """None: it is renewed by name only."""
@@ -72,8 +72,8 @@ class Ballots(Protocol):
     """A voter's durable record of its votes."""
 
     def voter_sets(self, stream: Stream) -> tuple[VoterSets, str] | None:
-        """The voters on the stream, and its home, empty where that does not matter; None: the stream is not known or
-        not served here."""
+        """The voters on the stream, and its preferred holder, empty where that does not matter; None: the stream is not
+        known or not served here."""
 
     def has(self, stream: Stream, vote: Vote) -> bool:
         """Whether this is the last written vote where the stream is stored now; it may have been created again
@@ -119,7 +119,7 @@ class Voter:
     def _keep_grant(self, stream: Stream, vote: Vote) -> None:
         """Its holder is about to learn that the stream is promised and the promise durable."""
         if vote.basis is not None:
-            item = AskItem(stream, vote.term, vote.mark, vote.home)
+            item = AskItem(stream, vote.term, vote.mark, vote.preferred)
             self._granted.setdefault(vote.holder, GrantDigests(vote.holder)).put(item, vote)
 
     def found(self, stream: Stream, holder: str, term: int, duration_ms: int, now_ms: int) -> None:
@@ -162,7 +162,7 @@ class Voter:
             if refusal is not None:
                 refused.append(refusal)
                 continue
-            vote = Vote(ask.holder, item.term, ask.duration_ms, now_ms + ask.duration_ms, item.mark, item.home)
+            vote = Vote(ask.holder, item.term, ask.duration_ms, now_ms + ask.duration_ms, item.mark, item.preferred)
             vote.basis = self._ballots.basis(item.stream)
             before = self.votes.get(item.stream)
             if before is not None and before.holder == ask.holder:
@@ -220,7 +220,7 @@ class Voter:
         """What to answer if it is not granted."""
         voter_sets, vote = self._ballots.voter_sets(item.stream), self.votes.get(item.stream)
         verdict = decide(
-            Asked(ask.holder, item.term, item.mark, item.home),
+            Asked(ask.holder, item.term, item.mark, item.preferred),
             None if voter_sets is None else Known(voter_sets[0].mark, voter_sets[1]),
             None if vote is None else Promise(vote.holder, vote.term, vote.is_released, now_ms >= vote.until_ms),
         )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.leases.claim import Claim
 from meridian_broker.replication.leases.messages import Stream
-from meridian_broker.replication.leases.quorums import Voters, VoterSets, home_among
+from meridian_broker.replication.leases.quorums import Voters, VoterSets, preferred_among
 from meridian_broker.topics.journal.subscription_record import ORIGIN
 from meridian_broker.topics.ports import Leasing
 
@@ -52,7 +52,7 @@ def commit(subscription: Subscription, heard: frozenset[str]) -> None:
     topic, known, wanted = subscription.topic, subscription.record.voter_sets, wanted_voters(subscription)
     origins = origins_of(subscription)
     homes: dict[Voters, set[str]] = {
-        voters: {home_among(voters, home_of(subscription, origin)) for origin in (*origins, *voters)}
+        voters: {preferred_among(voters, home_of(subscription, origin)) for origin in (*origins, *voters)}
         for _, voters in known.lists
         if len(voters) == 2
     }
