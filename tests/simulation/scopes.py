@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 EVERY: Final = 8
 """One seed of so many has scopes in it."""
 SETTLED_MS: Final = 15_000
-"""Leases of six seconds have run out, and each share is at home."""
+"""Leases of six seconds have run out, and each share is with its preferred holder."""
 
 
 class ScopeSteps(Teller):
@@ -47,20 +47,20 @@ class ScopeSteps(Teller):
         if scope == ORIGIN and refusal:
             self.say(f"refused: {refusal}")
             return
-        subscription.lives.set_scope(subscription, scope, subscription.record.homes)
+        subscription.lives.set_scope(subscription, scope, subscription.record.preferred)
 
-    def do_takeover(self, region: str, topic: str, name: str, origin: str, home: str) -> None:
+    def do_takeover(self, region: str, topic: str, name: str, origin: str, holder: str) -> None:
         subscription = self._subscription(region, topic, name)
         if subscription is not None and subscription.record.scope == ORIGIN:
-            homes = {**subscription.record.homes, origin: home}
+            preferred = {**subscription.record.preferred, origin: holder}
             self.world.model.commands_us[topic, name] = self.world.loop.now_us
-            subscription.lives.set_scope(subscription, ORIGIN, homes)
+            subscription.lives.set_scope(subscription, ORIGIN, preferred)
 
     def do_witness(self, region: str, topic: str, name: str, witness: str) -> None:
         subscription = self._subscription(region, topic, name)
         if subscription is not None and subscription.record.scope == ORIGIN:
-            homes, named = subscription.record.homes, "" if witness == "none" else witness
-            subscription.lives.set_scope(subscription, ORIGIN, homes, witness=named)
+            preferred, named = subscription.record.preferred, "" if witness == "none" else witness
+            subscription.lives.set_scope(subscription, ORIGIN, preferred, witness=named)
 
     def expect_voters(self, topic: str, name: str) -> None:
         for region in sorted(self.world.homes_of(topic)):

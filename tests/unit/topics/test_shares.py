@@ -47,8 +47,8 @@ class Leasing:
     def agree(self, topic: str, subscription: str) -> None:
         """These tests have no voters."""
 
-    def want(self, stream: Stream, voter_sets: VoterSets, home: str) -> Claim:
-        return self.leases.setdefault(stream[2], Claim(stream, voter_sets, home))
+    def want(self, stream: Stream, voter_sets: VoterSets, preferred: str) -> Claim:
+        return self.leases.setdefault(stream[2], Claim(stream, voter_sets, preferred))
 
     def unwant(self, stream: Stream) -> None:
         """Nobody else asks in these tests."""

@@ -136,17 +136,19 @@ def subscriptions_set_scope(
 @click.argument("subscription")
 @click.option("--origin", required=True, help="The region in which the messages were published.")
 @click.option(
-    "--by", "home", required=True, help="The region that delivers them from now on. ORIGIN itself: as before."
+    "--by", "preferred", required=True, help="The region that delivers them from now on. ORIGIN itself: as before."
 )
 @with_console
-def subscriptions_take_over(console: Console, topic: TopicName, subscription: str, origin: str, home: str) -> None:
+def subscriptions_take_over(console: Console, topic: TopicName, subscription: str, origin: str, preferred: str) -> None:
     """Let another region deliver the messages published in ORIGIN, until you change it back.
 
     On a topic of two regions this is how the messages of a dead region continue to be delivered. Make sure that it is
     dead: if it is only cut off, it goes on delivering, and consumers in both regions get the same messages.
     """
-    console.admin.request("POST", scope_path(topic, subscription), body={"takeOver": {"origin": origin, "by": home}})
-    console.done(f"{home} delivers the messages of {subscription} of {topic} that were published in {origin}")
+    console.admin.request(
+        "POST", scope_path(topic, subscription), body={"takeOver": {"origin": origin, "by": preferred}}
+    )
+    console.done(f"{preferred} delivers the messages of {subscription} of {topic} that were published in {origin}")
 
 
 @subscriptions.command("create")

@@ -62,7 +62,7 @@ class Leasing(Protocol):
     def agree(self, topic: str, subscription: str, /) -> None:
         """It is to be agreed who votes on shares of this subscription."""
 
-    def want(self, stream: Stream, voter_sets: VoterSets, home: str, /) -> Claim:
+    def want(self, stream: Stream, voter_sets: VoterSets, preferred: str, /) -> Claim:
         """Ask for a lease, and renew it, from now on. ``won`` and ``lost`` of the share hear how it goes."""
 
     def unwant(self, stream: Stream, /) -> None:

@@ -48,13 +48,13 @@ async def set_scope(request: web.Request) -> web.Response:
     if not named_well or not given:
         raise Invalid(_WANTED)
     if "takeOver" in given:
-        origin, home = _take_over(given["takeOver"])
+        origin, holder = _take_over(given["takeOver"])
         for subscription in found:
-            _check_take_over(subscription, origin, home)
+            _check_take_over(subscription, origin, holder)
         for subscription in found:
-            kept = {known: region for known, region in subscription.record.homes.items() if known != origin}
-            homes = kept if origin == home else kept | {origin: home}
-            await scope_subscription(subscription, ORIGIN, homes)
+            kept = {known: region for known, region in subscription.record.preferred.items() if known != origin}
+            preferred = kept if origin == holder else kept | {origin: holder}
+            await scope_subscription(subscription, ORIGIN, preferred)
         return done()
     wanted, witness = given.get("dispatchScope"), given.get("witness")
     if wanted not in (None, *SCOPES) or not isinstance(witness, str | None) or (wanted == LOCAL and witness):
@@ -65,22 +65,22 @@ async def set_scope(request: web.Request) -> web.Response:
         record = subscription.record
         wants = (wanted or record.scope, record.witness if witness is None else witness)
         if wants != (record.scope, record.witness):
-            await scope_subscription(subscription, wants[0], record.homes, wants[1])
+            await scope_subscription(subscription, wants[0], record.preferred, wants[1])
     return done()
 
 
 def _take_over(given: object) -> tuple[str, str]:
-    origin, home = (given.get("origin"), given.get("by")) if isinstance(given, Mapping) else (None, None)
-    if not isinstance(origin, str) or not isinstance(home, str):
+    origin, holder = (given.get("origin"), given.get("by")) if isinstance(given, Mapping) else (None, None)
+    if not isinstance(origin, str) or not isinstance(holder, str):
         raise Invalid(_WANTED)
-    return origin, home
+    return origin, holder
 
 
-def _check_take_over(subscription: Subscription, origin: str, home: str) -> None:
+def _check_take_over(subscription: Subscription, origin: str, holder: str) -> None:
     if subscription.record.scope != ORIGIN:
         raise Refused(412, f"{subscription.name!r} has dispatch scope local: each region dispatches everything already")
-    if home not in subscription.topic.regions():
-        raise Refused(412, f"{home} is not a region of {subscription.topic.name}")
+    if holder not in subscription.topic.regions():
+        raise Refused(412, f"{holder} is not a region of {subscription.topic.name}")
     if origin not in shares.origins_of(subscription):
         raise Refused(412, f"{subscription.topic.name} has no messages of a region {origin}")
 
@@ -118,7 +118,7 @@ def dispatched(admin: AdminState, subscription: Subscription) -> dict[str, Any]:
         shown.append(
             {
                 "origin": origin,
-                "home": shares.home_of(subscription, origin),
+                "home": shares.preferred_holder(subscription, origin),
                 "dispatched_by": holder,
                 "lease_ms_left": left_ms,
                 "reason": reason,

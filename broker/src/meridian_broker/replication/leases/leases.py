@@ -455,8 +455,8 @@ class Leases:
         claim.refusals.clear()
 
     def others_asked(self, region: str, ask: LeaseAsk, now_ms: int) -> None:
-        """Another region asks this voter: hand over what it is the preferred holder of, and make way for candidates that
-        go first."""
+        """Another region asks this voter: hand over what it is the preferred holder of, and make way for candidates
+        that go first."""
         for item in ask.items:
             claim = self.claims.get(item.stream)
             if claim is None or region == self._me or claim.preferred == self._me:

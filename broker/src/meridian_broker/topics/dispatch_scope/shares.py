@@ -33,11 +33,11 @@ COUNTED_MAX: Final = 20_000
 """Entries behind a cursor that are looked at when somebody asks for status."""
 
 
-def home_of(subscription: Subscription, origin: str) -> str:
+def preferred_holder(subscription: Subscription, origin: str) -> str:
     """The region that dispatches a share as long as it can."""
     regions = subscription.topic.regions()
-    home = subscription.record.homes.get(origin, origin)
-    return home if home in regions else min(regions)
+    preferred = subscription.record.preferred.get(origin, origin)
+    return preferred if preferred in regions else min(regions)
 
 
 def wanted_voters(subscription: Subscription) -> Voters:
@@ -51,12 +51,12 @@ def commit(subscription: Subscription, heard: frozenset[str]) -> None:
     """All of these know all lists of voters that count: one may be enough now."""
     topic, known, wanted = subscription.topic, subscription.record.voter_sets, wanted_voters(subscription)
     origins = origins_of(subscription)
-    homes: dict[Voters, set[str]] = {
-        voters: {preferred_among(voters, home_of(subscription, origin)) for origin in (*origins, *voters)}
+    preferred: dict[Voters, set[str]] = {
+        voters: {preferred_among(voters, preferred_holder(subscription, origin)) for origin in (*origins, *voters)}
         for _, voters in known.lists
         if len(voters) == 2
     }
-    if not known.is_committed and known.may_commit(wanted, heard, homes):
+    if not known.is_committed and known.may_commit(wanted, heard, preferred):
         stamp = topic.clock.next(max(known.committed, *(said for said, _ in known.lists)))
         subscription.lives.set_voter_sets(subscription, known.commit(wanted, stamp))
         follow(subscription)
@@ -130,7 +130,7 @@ def follow(subscription: Subscription) -> None:
 class Shares:
     """The shares of one subscription that this region has, or asks for."""
 
-    __slots__ = ("_begun", "_high", "_homes", "_leasing", "_subscription", "_wanted", "_wins", "held")
+    __slots__ = ("_begun", "_high", "_leasing", "_preferred", "_subscription", "_wanted", "_wins", "held")
 
     def __init__(self, subscription: Subscription, leasing: Leasing) -> None:
         self._subscription = subscription
@@ -138,9 +138,9 @@ class Shares:
         self.held: dict[str, Claim] = {}
         """Origins whose messages are dispatched here while their lease lasts."""
         self._wanted: dict[str, tuple[VoterSets, str]] = {}
-        """Origin -> voters and home, as asked for."""
-        self._homes: dict[str, str] = {}
-        """Homes as this region knew them when it asked first, or when the other regions had heard of a change."""
+        """Origin -> voters and preferred holder, as asked for."""
+        self._preferred: dict[str, str] = {}
+        """As this region knew them when it asked first, or when the other regions had heard of a change."""
         own, end = subscription.topic.region, subscription.topic.log.last_confirmed
         self._begun: dict[str, Position] = {o: end for o in origins_of(subscription) if o != own}
         """Origin -> how far was read when its share was won. What was read in an earlier life is not known."""
@@ -173,27 +173,27 @@ class Shares:
 
     def _ask(self, origin: str) -> None:
         subscription = self._subscription
-        topic, home = subscription.topic, home_of(subscription, origin)
-        known = self._homes.setdefault(origin, home)
-        if known != home:
-            if home != topic.region or topic.exchange is None:
-                self._homes[origin] = home
+        topic, preferred = subscription.topic, preferred_holder(subscription, origin)
+        known = self._preferred.setdefault(origin, preferred)
+        if known != preferred:
+            if preferred != topic.region or topic.exchange is None:
+                self._preferred[origin] = preferred
             else:  # whoever dispatched it hears first that it does not any more, when it can be reached
-                topic.progress_log.when_durable(lambda _: self._tell_others(origin, home))
+                topic.progress_log.when_durable(lambda _: self._tell_others(origin, preferred))
                 return
         voter_sets = subscription.record.voter_sets
-        if self._wanted.get(origin) != (voter_sets, home):
-            self._wanted[origin] = voter_sets, home
-            lease = self._leasing.want(self._stream(origin), voter_sets, home)
+        if self._wanted.get(origin) != (voter_sets, preferred):
+            self._wanted[origin] = voter_sets, preferred
+            lease = self._leasing.want(self._stream(origin), voter_sets, preferred)
             if lease.until_ms > 0 and origin not in self.held:
                 self.won(origin, lease)
 
-    def _tell_others(self, origin: str, home: str) -> None:
+    def _tell_others(self, origin: str, preferred: str) -> None:
         topic, name = self._subscription.topic, self._subscription.name
 
         def told() -> None:
-            if home_of(self._subscription, origin) == home:
-                self._homes[origin] = home
+            if preferred_holder(self._subscription, origin) == preferred:
+                self._preferred[origin] = preferred
                 self._again()
 
         if topic.exchange is not None:
@@ -246,7 +246,8 @@ class Shares:
         self.held.pop(origin, None)
 
     def wanted_back(self, origin: str) -> None:
-        """Its home asks for it: stop, let the acknowledgements of what is on its way come, tell them, give it back."""
+        """Its preferred holder asks for it: stop, let the acknowledgements of what is on its way come, tell them, give
+        it back."""
         self.lost(origin)
         topic = self._subscription.topic
 

@@ -42,10 +42,10 @@ class SubscriptionRecord:
     """The deletion was forced."""
     scope: str = LOCAL
     """Which messages a region dispatches (R25, R26)."""
-    homes: Mapping[str, str] = field(default_factory=dict)
+    preferred: Mapping[str, str] = field(default_factory=dict)
     """Origin region -> which region dispatches its messages by command; for others it is the origin itself."""
     scope_stamp: Stamp = ZERO
-    """When and where scope, homes and witness were set; later wins. ``ZERO``: nobody ever did."""
+    """When and where scope, preferred holders and witness were set; later wins. ``ZERO``: nobody ever did."""
     witness: str = ""
     """A region that votes on who dispatches what, although the topic does not live there; empty: none."""
     voter_sets: VoterSets = field(default_factory=VoterSets)
@@ -53,7 +53,7 @@ class SubscriptionRecord:
 
     def __post_init__(self) -> None:
         self.properties = self.properties or _NONE
-        self.homes = self.homes or _NONE
+        self.preferred = self.preferred or _NONE
 
     @property
     def is_shared(self) -> bool:
@@ -79,7 +79,7 @@ def join_records(one: SubscriptionRecord, other: SubscriptionRecord) -> Subscrip
         replicated=flag.replicated,
         flag_stamp=flag.flag_stamp,
         scope=scope.scope,
-        homes=scope.homes,
+        preferred=scope.preferred,
         scope_stamp=scope.scope_stamp,
         witness=scope.witness,
         voter_sets=one.voter_sets.joined(other.voter_sets),
@@ -98,8 +98,8 @@ def encode_record(record: SubscriptionRecord) -> bytes:
     if record.deleted != ZERO:
         fields |= {"deleted": record.deleted, "forced": record.forced}
     if record.scope_stamp != ZERO:
-        homes = dict(sorted(record.homes.items()))
-        fields |= {"scope": record.scope, "homes": homes, "scope_stamp": record.scope_stamp}
+        preferred = dict(sorted(record.preferred.items()))
+        fields |= {"scope": record.scope, "homes": preferred, "scope_stamp": record.scope_stamp}
     if record.witness:
         fields["witness"] = record.witness
     if record.voter_sets.lists:

@@ -47,7 +47,8 @@ class SharedStreams:
         return self._topics.region
 
     def voter_sets(self, stream: Stream) -> tuple[VoterSets, str] | None:
-        """Who votes on the stream, and its home where that matters to this voter; None while it is not served here."""
+        """Who votes on the stream, and its preferred holder where that matters to this voter; None while it is not
+        served here."""
         if not self.witness.is_open:
             self.witness.open_soon()
             return None
@@ -58,7 +59,7 @@ class SharedStreams:
             witnessed = self.witness.known(stream[:2]) if self._topics.is_served(stream[0]) else None
             return None if witnessed is None else (witnessed, "")
         known = subscription.record.voter_sets
-        return known, shares.home_of(subscription, stream[2]) if known.is_on_pair(self.region) else ""
+        return known, shares.preferred_holder(subscription, stream[2]) if known.is_on_pair(self.region) else ""
 
     def known(self, subject: Subject) -> tuple[VoterSets, Voters] | None:
         """What is known of who votes, and who is to vote as this region's own settings have it."""

@@ -200,7 +200,7 @@ async def replicate_subscription(subscription: Subscription, replicated: bool) -
 
 
 async def scope_subscription(
-    subscription: Subscription, scope: str, homes: Mapping[str, str], witness: str | None = None
+    subscription: Subscription, scope: str, preferred: Mapping[str, str], witness: str | None = None
 ) -> None:
     """Say which region dispatches which of its messages, in all regions (R25, R26). ``witness`` None: as before.
 
@@ -208,7 +208,7 @@ async def scope_subscription(
     """
     subscription.check_open()
     topic = subscription.topic
-    await confirmed(topic, lambda done: subscription.lives.set_scope(subscription, scope, homes, done, witness=witness))
+    await confirmed(topic, lambda done: subscription.lives.set_scope(subscription, scope, preferred, done, witness=witness))
 
 
 async def confirmed(topic: TopicContext, change: Callable[[Done], None]) -> None:

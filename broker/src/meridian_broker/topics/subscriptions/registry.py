@@ -204,7 +204,7 @@ class Lives:
         self,
         subscription: Subscription,
         scope: str,
-        homes: Mapping[str, str],
+        preferred: Mapping[str, str],
         done: Done | None = None,
         *,
         witness: str | None = None,
@@ -216,8 +216,8 @@ class Lives:
         record = subscription.record
         stamp = self._topic.clock.next(max(record.scope_stamp, record.created))
         witness = record.witness if witness is None else witness
-        homes = dict(sorted(homes.items()))
-        subscription.record = replace(record, scope=scope, homes=homes, scope_stamp=stamp, witness=witness)
+        preferred = dict(sorted(preferred.items()))
+        subscription.record = replace(record, scope=scope, preferred=preferred, scope_stamp=stamp, witness=witness)
         self.write(subscription, done)
         self._record_changed(subscription)
 
