@@ -4,8 +4,7 @@
 Regions of a topic, its witness, the preferred holders of its shares and the scope itself are said in one region or in
 all, while regions are cut off, crash and start again within the time of a lease, or live on beside their successor.
 Consumers are in all regions at once. What must hold is judged as everywhere: one region at a time delivers a share,
-nothing is lost,
-nothing acknowledged comes again, and after quiet each share is delivered.
+nothing is lost, nothing acknowledged comes again, and after quiet each share is delivered.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ NAMES: Final = {
 NUMBERS: Final = {name: number for number, name in NAMES.items()}
 
 
-class SchemaBook:
+class SchemaRegistry:
     """Reads and adds schemas. Partitions share the schemas of their topic."""
 
     def __init__(self, catalog: Catalog, limits: TopicLimits) -> None:

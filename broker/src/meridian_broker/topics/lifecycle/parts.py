@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from meridian_broker.replication.entries.source import DeletionNotice
     from meridian_broker.topics.backfill.questions import Peers
     from meridian_broker.topics.compaction.compaction import Workshop
-    from meridian_broker.topics.directory.schemas import SchemaBook
+    from meridian_broker.topics.directory.schemas import SchemaRegistry
     from meridian_broker.topics.lifecycle.labels import Labels
     from meridian_broker.topics.lifecycle.unconfirmed import Before
     from meridian_broker.topics.limits import TopicLimits
@@ -41,7 +41,7 @@ class BrokerParts(Protocol):
     log_limits: LogLimits
     cache: CacheBudget
     labels: Labels
-    schemas: SchemaBook
+    schemas: SchemaRegistry
     workshop: Workshop
     publishing: Throttle | None
     """Of all topics together."""

@@ -30,7 +30,7 @@ from meridian_broker.topics.backfill.questions import Peers
 from meridian_broker.topics.backfill.skipping import Replicators
 from meridian_broker.topics.compaction.compaction import Workshop
 from meridian_broker.topics.compaction.compactor import CompactionLimits
-from meridian_broker.topics.directory.schemas import SchemaBook
+from meridian_broker.topics.directory.schemas import SchemaRegistry
 from meridian_broker.topics.errors import NotAllowed, TopicError, TopicFenced, TopicNotFound, TopicUnreadable
 from meridian_broker.topics.lifecycle import opening
 from meridian_broker.topics.lifecycle.labels import Labels
@@ -113,7 +113,7 @@ class OpenTopics(ABC):
     """Of each topic, as long as anybody holds it or waits for it."""
 
     def __post_init__(self) -> None:
-        self.schemas = SchemaBook(self.catalog, self.topic_limits)
+        self.schemas = SchemaRegistry(self.catalog, self.topic_limits)
         self.non_persistent = NonPersistentTopics(self.catalog, self.scheduler, self.topic_limits, self.defaults)
         self.unfinished = Unfinished()
         self.failing = Failing()
@@ -311,5 +311,5 @@ class OpenTopics(ABC):
     async def add_schema(
         self, name: TopicName, schema: pb.Schema, check: Callable[[], None] = lambda: None, *, author: str | None = None
     ) -> bytes:
-        """The version of the schema, see ``SchemaBook.add``."""
+        """The version of the schema, see ``SchemaRegistry.add``."""
         return await self.schemas.add(name, schema, self.scheduler.now_ms(), check, author)
