@@ -318,7 +318,7 @@ class SimRegion:
         named = {ledger.ledger_id for ledger in record.ledgers}
         if every_kind:
             view = () if record.compacted is None else (record.compacted.ledger_id,)
-            named.update(record.progress_ledgers, record.compaction_scraps, view)
+            named.update(record.progress_ledgers, record.obsolete_ledgers, view)
         return named
 
     def records(self, topic: str, kind: Kind) -> list[Position]:

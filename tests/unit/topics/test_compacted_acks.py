@@ -29,13 +29,13 @@ class Record(TopicRecord):
 
     def __init__(self) -> None:
         super().__init__()
-        self.record = SimpleNamespace(compacted=None, compaction_scraps=())
+        self.record = SimpleNamespace(compacted=None, obsolete_ledgers=())
 
     async def allocate_ledger_id(self) -> int:
         return 10 * await super().allocate_ledger_id()
 
-    async def save_compaction(self, compacted: Any, scraps: tuple[int, ...]) -> None:
-        self.record.compacted, self.record.compaction_scraps = compacted, scraps
+    async def save_compaction(self, compacted: Any, obsolete: tuple[int, ...]) -> None:
+        self.record.compacted, self.record.obsolete_ledgers = compacted, obsolete
 
 
 class CompactedWorld(Region):

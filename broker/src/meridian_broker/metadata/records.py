@@ -311,7 +311,7 @@ class TopicRecord:
     """Per origin up to where entries were never to be had here: the join point (R21)."""
     compacted: CompactedRecord | None = None
     """The compacted view, when there is one."""
-    compaction_scraps: tuple[int, ...] = ()
+    obsolete_ledgers: tuple[int, ...] = ()
     """Ledgers that compaction may have begun, or left behind: they are deleted when the topic is opened."""
     newest_ledger: int = -1
     """The last ledger that ever was among ``ledgers``: one on the volume with a greater id was made later than this."""
@@ -343,7 +343,7 @@ class TopicRecord:
             **({"joining": True} if self.joining else {}),
             **({"joined": {region: str(place) for region, place in self.joined.items()}} if self.joined else {}),
             "compacted": None if self.compacted is None else self.compacted.to_json(),
-            "compactionScraps": list(self.compaction_scraps),
+            "compactionScraps": list(self.obsolete_ledgers),
             **({"newestLedger": self.newest_ledger} if self.newest_ledger >= 0 else {}),
             **({"mends": [mend.to_json() for mend in self.mends]} if self.mends else {}),
             **({"skipped": {region: [*map(str, one)] for region, one in self.skipped.items()}} if self.skipped else {}),
@@ -371,7 +371,7 @@ class TopicRecord:
             topic_epoch=take(data, "topicEpoch", int),
             owner=take(data, "owner", int, 0),
             compacted=None if data.get("compacted") is None else CompactedRecord.from_json(data["compacted"]),
-            compaction_scraps=tuple(int(ledger) for ledger in take(data, "compactionScraps", list, [])),
+            obsolete_ledgers=tuple(int(ledger) for ledger in take(data, "compactionScraps", list, [])),
             newest_ledger=take(data, "newestLedger", int, -1),
             mends=tuple(MendRecord.from_json(mend) for mend in take(data, "mends", list, [])),
             deleting=take(data, "deleting", str),

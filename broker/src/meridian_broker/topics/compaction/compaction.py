@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compaction of one topic: when it runs, what it leaves, and what survives when it is interrupted.
 
-The topic's record in the metadata names the view in force and the *scraps*: ledgers that compaction may have begun or
-left behind. A ledger is a scrap before it is made; one write makes the new view the one in force and the old one a
-scrap; only then is the old one deleted. So whenever the broker ends, the next one finds one whole view and knows what
-to delete.
+The topic's record in the metadata names the view in force and the *obsolete ledgers*: those that compaction may have
+begun or left behind, and that are to be deleted. A new ledger is listed there before it is made; one write puts the new
+view in force and lists the old one; only then is the old one deleted. So whenever the broker ends, the next one finds
+one whole view and knows what to delete.
 
 A view that the disk damaged is made anew. If the log still holds all that the view covers, the view is dropped, and
 readers get the log until the next one is in force. Otherwise the view may be all there is of old entries: a damaged one
@@ -110,20 +110,20 @@ class Compaction:
         await self._find_newest(metadata, workshop, unnamed)
         if metadata.record.compacted is not None:
             self.view = CompactedView(metadata.record.compacted, workshop.store, self._in_log)
-        await self._clear_scraps()
+        await self._delete_obsolete()
 
     async def _find_newest(
         self, metadata: TopicMetadata, workshop: Workshop, unnamed: Sequence[tuple[int, Position]]
     ) -> None:
         """Metadata that are older than the volume name a view that is gone, and not the one in its place (R5)."""
-        record, scraps = metadata.record.compacted, metadata.record.compaction_scraps
+        record, obsolete = metadata.record.compacted, metadata.record.obsolete_ledgers
         newest = record
         for ledger_id, horizon in sorted(unnamed):
             if newest is not None and ledger_id <= newest.ledger_id:
                 continue
             found = await survey(workshop.store, ledger_id, horizon, workshop.fence)
             old = ledger_id if found is None else -1 if newest is None else newest.ledger_id
-            scraps = (*scraps, *(() if old < 0 else (old,)))
+            obsolete = (*obsolete, *(() if old < 0 else (old,)))
             newest = newest if found is None else found
         if newest is not None and newest is record:
             try:
@@ -132,8 +132,8 @@ class Compaction:
                 newest = None
             except LedgerNotFound:
                 pass  # damage: whoever reads it says so
-        if newest is not record or scraps != metadata.record.compaction_scraps:
-            await metadata.save_compaction(newest, scraps)
+        if newest is not record or obsolete != metadata.record.obsolete_ledgers:
+            await metadata.save_compaction(newest, obsolete)
 
     async def close(self) -> None:
         """Stop at the next slice, and wait for it."""
@@ -145,7 +145,7 @@ class Compaction:
         """The topic is deleted: its view goes, too."""
         await self.close()
         if self._workshop is not None:
-            for ledger in (*self._scraps(), *(() if self.view is None else (self.view.record.ledger_id,))):
+            for ledger in (*self._obsolete(), *(() if self.view is None else (self.view.record.ledger_id,))):
                 await self._workshop.store.delete(ledger)
         self.view = None
 
@@ -210,7 +210,7 @@ class Compaction:
     async def _compact(self, workshop: Workshop, metadata: TopicMetadata) -> None:
         topic, old = self._topic, self.view
         await self.prepare()
-        await self._clear_scraps()
+        await self._delete_obsolete()
         is_all_in_view = old is not None and old.horizon >= topic.log.last_confirmed and not self._is_damaged
         if not topic.log.entries or is_all_in_view:
             return
@@ -232,7 +232,7 @@ class Compaction:
         try:
             record = await compactor.run(writer)
         except (LedgerError, TopicError):
-            await writer.seal()  # its ledger is a scrap: nothing is under way any more when it is deleted
+            await writer.seal()  # its ledger is obsolete: nothing is under way any more when it is deleted
             raise
         self._check()
         await metadata.save_compaction(record, () if old is None else (old.record.ledger_id,))
@@ -240,15 +240,15 @@ class Compaction:
         view.index(compactor.kept)
         self.view, self._is_indexed, self._is_damaged = view, True, False
         self._view_changed(view)
-        await self._clear_scraps()
+        await self._delete_obsolete()
 
-    def _scraps(self) -> tuple[int, ...]:
-        return () if self._metadata is None else self._metadata.record.compaction_scraps
+    def _obsolete(self) -> tuple[int, ...]:
+        return () if self._metadata is None else self._metadata.record.obsolete_ledgers
 
-    async def _clear_scraps(self) -> None:
+    async def _delete_obsolete(self) -> None:
         workshop, metadata = self._ready()
-        if scraps := metadata.record.compaction_scraps:
-            for ledger in scraps:
+        if obsolete := metadata.record.obsolete_ledgers:
+            for ledger in obsolete:
                 await workshop.store.delete(ledger)
             await metadata.save_compaction(metadata.record.compacted, ())
 
@@ -269,7 +269,7 @@ class Compaction:
             await metadata.save_compaction(None, (self.view.record.ledger_id,))
             self.view, self._is_indexed = None, False
             self._view_changed(None)
-            await self._clear_scraps()
+            await self._delete_obsolete()
         finally:
             self._forgetting = False
 

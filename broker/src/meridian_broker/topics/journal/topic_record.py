@@ -144,10 +144,10 @@ class TopicMetadata:
         async with self._lock:
             await self._write(replace(self.record, progress_ledgers=tuple(ledgers)))
 
-    async def save_compaction(self, compacted: CompactedRecord | None, scraps: tuple[int, ...]) -> None:
+    async def save_compaction(self, compacted: CompactedRecord | None, obsolete: tuple[int, ...]) -> None:
         """:raises MetadataError: it is not written."""
         async with self._lock:
-            await self._write(replace(self.record, compacted=compacted, compaction_scraps=scraps))
+            await self._write(replace(self.record, compacted=compacted, obsolete_ledgers=obsolete))
 
     async def save_mends(self, mends: Sequence[Mend]) -> None:
         """:raises MetadataError: it is not written."""

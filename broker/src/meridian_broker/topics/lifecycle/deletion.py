@@ -72,7 +72,7 @@ async def claimed(parts: BrokerParts, name: TopicName, with_base: str | None) ->
         return metadata, exists
     view = () if record.compacted is None else (record.compacted.ledger_id,)
     ledgers = (one.ledger_id for one in record.ledgers)
-    for ledger in (*record.progress_ledgers, *ledgers, *view, *record.compaction_scraps):
+    for ledger in (*record.progress_ledgers, *ledgers, *view, *record.obsolete_ledgers):
         await parts.store.delete(ledger)
     newest = stamp_of(orphans.newest(await parts.labels.of(str(name))))
     is_made_again = newest > stamp_of(record.incarnation)

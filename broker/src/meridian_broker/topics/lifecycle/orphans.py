@@ -100,7 +100,7 @@ async def _ledgers_aside(parts: BrokerParts, name: TopicName) -> set[int]:
     """Ledgers that say that they are the topic's, and are those of copies of it that were set aside."""
     found: set[int] = set()
     for record in await parts.catalog.topics.aside(name):
-        found |= {*record.progress_ledgers, *record.compaction_scraps, *(one.ledger_id for one in record.ledgers)}
+        found |= {*record.progress_ledgers, *record.obsolete_ledgers, *(one.ledger_id for one in record.ledgers)}
         if record.compacted is not None:
             found.add(record.compacted.ledger_id)
     return found
@@ -146,7 +146,7 @@ async def adopt(parts: BrokerParts, name: TopicName, metadata: TopicMetadata) ->
 async def _unnamed(parts: BrokerParts, name: TopicName, metadata: TopicMetadata) -> list[Labelled]:
     """Ledgers of the record's own incarnation that no record names."""
     record = metadata.record
-    named = {*record.progress_ledgers, *record.compaction_scraps, *(one.ledger_id for one in record.ledgers)}
+    named = {*record.progress_ledgers, *record.obsolete_ledgers, *(one.ledger_id for one in record.ledgers)}
     found = [
         one
         for one in await parts.labels.of(str(name))
