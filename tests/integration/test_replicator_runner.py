@@ -59,9 +59,6 @@ class Source(LocalLog):
     def last_confirmed(self) -> Position:
         return self.end
 
-    def first_position(self) -> Position:
-        return self.stored[0][0]
-
     async def read_after(self, position: Position, max_entries: int, max_bytes: int) -> list[tuple[Position, bytes]]:
         return self.entries(position, max_entries, max_bytes)
 

@@ -168,7 +168,7 @@ def decoded(pieces: list[bytes]) -> tuple[list[Any], type[FrameError] | None]:
             seen += decoder.feed(piece)
         except FrameError as error:
             return seen + error.before, type(error)
-        assert decoder.buffered_bytes < MAX_FRAME + 4
+        assert decoder._have < MAX_FRAME + 4
     return seen, None
 
 

@@ -110,7 +110,9 @@ class RemoteTopic:
         assert send.checksum_ok and stamp.region == LOCAL
         assert metadata.origin_checksum(send.body, stamp.appended_metadata_bytes) == stamp.checksum, "R7"
         view = metadata.scan(send.body)
-        assert view.replicated_from == LOCAL and view.source_position == (stamp.ledger, stamp.entry)
+        assert view.replicated_from == LOCAL
+        said = {one.key: one.value for one in metadata.parse(send.body).properties}
+        assert said[metadata.SOURCE_POSITION_PROPERTY] == f"{stamp.ledger}:{stamp.entry}"
         origin = Position(stamp.ledger, stamp.entry)
         if origin > self.last:
             if Position(stamp.sent_prev_ledger, stamp.sent_prev_entry) != self.last:

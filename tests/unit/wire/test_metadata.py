@@ -72,10 +72,6 @@ def expected(message: pb.MessageMetadata, offset: int) -> MetadataView:
     def given_or_none(name: str) -> Any:
         return getattr(message, name) if message.HasField(name) else None
 
-    source = None
-    for one in message.properties:
-        if one.key == SOURCE_POSITION_PROPERTY:
-            source = (3, 4) if one.value == "3:4" else None
     return MetadataView(
         producer_name=message.producer_name,
         sequence_id=message.sequence_id,
@@ -99,7 +95,6 @@ def expected(message: pb.MessageMetadata, offset: int) -> MetadataView:
         chunk_id=given_or_none("chunk_id"),
         num_chunks=message.num_chunks_from_msg,
         total_chunk_bytes=message.total_chunk_msg_size,
-        source_position=source,
         transactional=message.HasField("txnid_least_bits") or message.HasField("txnid_most_bits"),
         encrypted=bool(message.encryption_keys),
     )
@@ -203,7 +198,7 @@ def test_replication_is_added_and_taken_off(
         wanted.schema_version = version
     assert metadata.parse(extended) == wanted
     view = metadata.scan(extended)
-    assert (view.replicated_from, view.source_position) == (region, (ledger, entry))
+    assert view.replicated_from == region
     assert extended[view.payload_offset :] == payload
 
 

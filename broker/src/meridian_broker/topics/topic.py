@@ -223,9 +223,6 @@ class Topic(TopicContext):
     def last_confirmed(self) -> Position:
         return self.log.last_confirmed
 
-    def first_position(self) -> Position:
-        return self.log.first
-
     async def read_after(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored]:
         entries = await self.log.read_after(position, max_entries, max_bytes)
         if entries:

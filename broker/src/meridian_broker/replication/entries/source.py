@@ -66,10 +66,6 @@ class ReplicationSource(Protocol):
         """The last durable entry, or ``EARLIEST``."""
         ...
 
-    def first_position(self) -> Position:
-        """The first entry still stored."""
-        ...
-
     async def read_after(self, position: Position, max_entries: int, max_bytes: int) -> list[tuple[Position, bytes]]:
         """Durable stored entries strictly after ``position``, in order; empty at the end."""
         ...

@@ -110,11 +110,6 @@ class FrameDecoder:
         self._failure: FrameError | None = None
         self._ledgers: dict[bytes, int] = {}
 
-    @property
-    def buffered_bytes(self) -> int:
-        """Bytes of the incomplete frame; at most ``max_frame_bytes`` + 4."""
-        return self._have
-
     def feed(self, data: bytes) -> list[AnyCommand]:
         """The commands that ``data`` completes, oldest first; often none, often many.
 

@@ -71,8 +71,6 @@ class MetadataView(NamedTuple):
     chunk_id: int | None = None
     num_chunks: int = 0
     total_chunk_bytes: int = 0
-    source_position: tuple[int, int] | None = None
-    """From ``SOURCE_POSITION_PROPERTY``."""
     transactional: bool = False
     encrypted: bool = False
 
@@ -294,10 +292,6 @@ _LAST_COMPRESSION: Final = 4
 
 def _view(metadata: pb.MessageMetadata, payload_offset: int) -> MetadataView:
     has = metadata.HasField
-    source = None
-    for one in metadata.properties:
-        if one.key == SOURCE_POSITION_PROPERTY and isinstance(one.value, str):
-            source = _source_position(one.value)
     texts = (metadata.producer_name, metadata.partition_key, metadata.replicated_from, metadata.uuid)
     if not all(isinstance(text, str) for text in (*texts, *metadata.replicate_to)):
         raise BodyError("the metadata holds a name or key that is not UTF-8 text")
@@ -324,18 +318,9 @@ def _view(metadata: pb.MessageMetadata, payload_offset: int) -> MetadataView:
         metadata.chunk_id if has("chunk_id") else None,
         metadata.num_chunks_from_msg,
         metadata.total_chunk_msg_size,
-        source,
         has("txnid_most_bits") or has("txnid_least_bits"),
         bool(metadata.encryption_keys),
     )
-
-
-def _source_position(text: str) -> tuple[int, int] | None:
-    """``"12:7"`` -> (12, 7); any other text counts as absent."""
-    ledger, _, entry = text.partition(":")
-    if ledger.isascii() and ledger.isdecimal() and entry.isascii() and entry.isdecimal():
-        return int(ledger), int(entry)
-    return None
 
 
 def key_hash(view: MetadataView) -> int:
