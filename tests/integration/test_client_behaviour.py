@@ -14,7 +14,7 @@ from typing import Any
 import pulsar
 import pytest
 from support.brokers.broker_process import BrokerProcess, http
-from support.brokers.region_clients import PATIENCE_MS, connect
+from support.brokers.region_clients import PATIENCE_MS, connect, drain
 
 EARLIEST = pulsar.InitialPosition.Earliest
 QUIET_MS = 400
@@ -38,17 +38,6 @@ def publish(client: pulsar.Client, topic: str, bodies: list[bytes], **options: A
 
 def numbered(count: int) -> list[bytes]:
     return [b"%d" % number for number in range(count)]
-
-
-def drain(consumer: pulsar.Consumer, count: int = 0) -> list[bytes]:
-    """What has to come, so many, and everything else until it is quiet; acknowledged."""
-    found: list[bytes] = []
-    with contextlib.suppress(pulsar.Timeout):
-        while True:
-            message = consumer.receive(PATIENCE_MS if len(found) < count else QUIET_MS)
-            found.append(message.data())
-            consumer.acknowledge(message)
-    return found
 
 
 def take(consumer: pulsar.Consumer, count: int) -> list[pulsar.Message]:

@@ -9,23 +9,11 @@ import os
 import pulsar
 import pytest
 from support.brokers.broker_process import BrokerProcess, wait_until
-from support.brokers.region_clients import PATIENCE_MS
+from support.brokers.region_clients import PATIENCE_MS, drain
 
-QUIET_MS = 400
 SHARED = pulsar.ConsumerType.Shared
 FAILOVER = pulsar.ConsumerType.Failover
 EARLIEST = pulsar.InitialPosition.Earliest
-
-
-def drain(consumer: pulsar.Consumer, count: int = 0) -> list[bytes]:
-    """What has to come, so many, and everything else until it is quiet; acknowledged."""
-    found: list[bytes] = []
-    with contextlib.suppress(pulsar.Timeout):
-        while True:
-            message = consumer.receive(PATIENCE_MS if len(found) < count else QUIET_MS)
-            found.append(message.data())
-            consumer.acknowledge(message)
-    return found
 
 
 # -- chunks ------------------------------------------------------------------------------------------------------

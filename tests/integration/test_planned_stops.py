@@ -113,6 +113,14 @@ def slow(monkeypatch: pytest.MonkeyPatch, owner: type, method: str) -> tuple[asy
     return asked, ready
 
 
+async def let_go_during(stop: Awaitable[None], ready: asyncio.Event) -> None:
+    """The stop has begun when the reads go on; wait until it has ended."""
+    stopping = asyncio.ensure_future(stop)
+    await asyncio.sleep(0)
+    ready.set()
+    await stopping
+
+
 @pytest.mark.parametrize("stop", [unload, drain])
 async def test_the_first_acknowledgements_after_a_start_outlive_a_planned_stop(
     tmp_path: Path, stop: Callable[[BrokerProcess], Awaitable[None]]
@@ -137,10 +145,7 @@ async def test_a_planned_stop_waits_for_acknowledged_entries_that_are_looked_up(
         asked, ready = slow(monkeypatch, LocalReader, "read")
         await client.acknowledge(stored[5])
         await asked.wait()
-        stopping = asyncio.ensure_future(stop(inside))
-        await asyncio.sleep(0)
-        ready.set()
-        await stopping
+        await let_go_during(stop(inside), ready)
         await client.end()
     assert await acked(tmp_path, stored[4:7]) == [False, True, False]
 
@@ -177,10 +182,7 @@ async def test_a_planned_stop_waits_for_acknowledgements_of_a_compacted_view(
         asked, ready = slow(monkeypatch, CompactedView, "read_one")
         await client.acknowledge(*stored[:3])
         await asked.wait()
-        stopping = asyncio.ensure_future(stop(inside))
-        await asyncio.sleep(0)
-        ready.set()
-        await stopping
+        await let_go_during(stop(inside), ready)
         await client.end()
     assert await acked(tmp_path, stored[:4]) == [True, True, True, False]
 

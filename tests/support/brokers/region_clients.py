@@ -130,6 +130,17 @@ def rest(consumer: pulsar.Consumer, *, acknowledge: bool = True) -> list[int]:
     return found
 
 
+def drain(consumer: pulsar.Consumer, count: int = 0) -> list[bytes]:
+    """What has to come, so many, and everything else until it is quiet; acknowledged."""
+    found: list[bytes] = []
+    with contextlib.suppress(pulsar.Timeout):
+        while True:
+            message = consumer.receive(PATIENCE_MS if len(found) < count else QUIET_MS)
+            found.append(message.data())
+            consumer.acknowledge(message)
+    return found
+
+
 def take_numbers(consumer: pulsar.Consumer, numbers: Iterable[int]) -> None:
     """Exactly these come, each once, in whatever order; then nothing."""
     wanted = sorted(numbers)

@@ -170,23 +170,24 @@ some = st.lists(st.builds(FromTwoRegions, st.integers(1, 5).map(lambda key: key 
 BEGIN: list[Step] = [(Shared.join, 1), (Shared.flow, 9), (Shared.win, 0), (Shared.join, 1)]
 
 
+async def lived(world: Shared, chosen: list[Step]) -> None:
+    """Step by step, and at the end everything is sent and acknowledged."""
+    await world.open()
+    try:
+        for step, choice in chosen:
+            step(world, choice)
+            await world.settle()
+        await world.finish()
+    finally:
+        await world.close()
+
+
 @settings(max_examples=300, deadline=None)
 @given(some, steps, st.sampled_from([SHARED, KEY_SHARED]))
 def test_what_is_held_is_sent_once_and_nothing_else(
     listed: list[Message], chosen: list[Step], kind: SubscriptionType
 ) -> None:
-    async def told() -> None:
-        world = Shared(kind, listed)
-        await world.open()
-        try:
-            for step, choice in [*BEGIN, *chosen]:
-                step(world, choice)
-                await world.settle()
-            await world.finish()
-        finally:
-            await world.close()
-
-    run(told())
+    run(lived(Shared(kind, listed), [*BEGIN, *chosen]))
 
 
 @pytest.mark.parametrize("kind", [SHARED, KEY_SHARED])
@@ -194,19 +195,8 @@ def test_what_is_held_is_sent_once_and_nothing_else(
 def test_what_a_consumer_lets_go_while_its_share_is_read_again_is_sent_once(
     kind: SubscriptionType, lets_go: Any
 ) -> None:
-    async def told() -> None:
-        keys = [1] * 9 + [3, 1, 3, 1, 1, 1]
-        world = Shared(kind, [FromTwoRegions(key * 13_107) for key in keys])
-        await world.open()
-        try:
-            for step, choice in [*BEGIN, (Shared.win, 1), (Shared.lose, 0), (Shared.win, 0), (lets_go, 0)]:
-                step(world, choice)
-                await world.settle()
-            await world.finish()
-        finally:
-            await world.close()
-
-    run(told())
+    world = Shared(kind, [FromTwoRegions(key * 13_107) for key in [1] * 9 + [3, 1, 3, 1, 1, 1]])
+    run(lived(world, [*BEGIN, (Shared.win, 1), (Shared.lose, 0), (Shared.win, 0), (lets_go, 0)]))
 
 
 @asynccontextmanager
