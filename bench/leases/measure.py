@@ -187,7 +187,9 @@ def measure(subscriptions: int, *, by_name: bool) -> dict[str, Any]:
     world.run(20)
     world.count_anew()
     world.run(IDLE_SECONDS)
-    assert all(len(one.held) == subscriptions for one in world.regions.values()), "a share is not at home"
+    assert all(len(one.held) == subscriptions for one in world.regions.values()), (
+        "a share is not with its preferred holder"
+    )
     return {
         "subscriptions": subscriptions,
         "by_name": by_name,

@@ -94,7 +94,10 @@ def test_two_regions_share_and_one_takes_over_by_command(regions: RegionsProcess
         assert shown(regions, EAST, topic)["dispatch_scope"] == "local"
         done = meridian(regions, WEST, "set-scope", topic, "s", "origin")
         assert done.returncode == 0, done.stderr
-        wait_until(lambda: all(dispatchers(regions, one, topic) == own for one in REGIONS), "each share at home")
+        wait_until(
+            lambda: all(dispatchers(regions, one, topic) == own for one in REGIONS),
+            "each share with its preferred holder",
+        )
         assert shown(regions, EAST, topic)["in_force"]
         publish(east, topic, numbered(range(10)))
         publish(west, topic, numbered(range(10, 20)))
@@ -111,7 +114,10 @@ def test_two_regions_share_and_one_takes_over_by_command(regions: RegionsProcess
 
         done = meridian(regions, EAST, "take-over", topic, "s", "--origin", EAST, "--by", EAST)
         assert done.returncode == 0, done.stderr
-        wait_until(lambda: all(dispatchers(regions, one, topic) == own for one in REGIONS), "each share at home again")
+        wait_until(
+            lambda: all(dispatchers(regions, one, topic) == own for one in REGIONS),
+            "each share with its preferred holder again",
+        )
         done = meridian(regions, EAST, "set-scope", topic, "s", "local")
         assert done.returncode == 0, done.stderr
         wait_until(lambda: shown(regions, WEST, topic)["dispatch_scope"] == "local", "the west to hear of it")
@@ -131,7 +137,10 @@ def test_what_the_dispatching_region_dropped_is_seen_and_taken_over(regions: Reg
     with client(regions, EAST) as east, client(regions, WEST) as west:
         consumers = {EAST: subscribe(east, topic), WEST: subscribe(west, topic)}
         assert meridian(regions, EAST, "set-scope", topic, "s", "origin").returncode == 0
-        wait_until(lambda: dispatchers(regions, WEST, topic) == {EAST: EAST, WEST: WEST}, "each share at home")
+        wait_until(
+            lambda: dispatchers(regions, WEST, topic) == {EAST: EAST, WEST: WEST},
+            "each share with its preferred holder",
+        )
         ids = publish(east, topic, numbered(range(5)))
 
         def owed() -> dict[str, int]:

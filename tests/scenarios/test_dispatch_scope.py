@@ -76,7 +76,10 @@ def test_each_message_once_and_a_dead_regions_share_goes_on_elsewhere(regions: R
             return Counter(number for one in listening.values() for number in tuple(one.numbers))
 
         set_scope(regions, EAST, topic, {"dispatchScope": "origin"})
-        wait_until(lambda: all(dispatchers(regions, one, topic) == own for one in REGIONS), "each share at home")
+        wait_until(
+            lambda: all(dispatchers(regions, one, topic) == own for one in REGIONS),
+            "each share with its preferred holder",
+        )
         published = {region: range(1000 * i, 1000 * i + 300) for i, region in enumerate(REGIONS)}
         for region, numbers in published.items():
             publish(clients[region], topic, numbered(numbers))
@@ -89,7 +92,7 @@ def test_each_message_once_and_a_dead_regions_share_goes_on_elsewhere(regions: R
             one.clear()
         listening[EAST].holding = True
         publish(east, topic, numbered(range(5000, 5200)))
-        wait_until(lambda: len(listening[EAST].numbers) == 200, "all of them at home")
+        wait_until(lambda: len(listening[EAST].numbers) == 200, "all of them at the preferred holder")
         wait_for_backlog(regions, WEST, topic, 200)
         wait_for_backlog(regions, CENTRAL, topic, 200)
         regions.kill_region(EAST)
@@ -137,10 +140,10 @@ def test_of_two_regions_one_takes_over_by_itself_when_a_third_one_votes(regions:
 
         wait_until(lambda: is_agreed(EAST) and is_agreed(WEST), "the witness to vote")
         own = {EAST: EAST, WEST: WEST}
-        wait_until(lambda: dispatchers(regions, WEST, topic) == own, "each share at home")
+        wait_until(lambda: dispatchers(regions, WEST, topic) == own, "each share with its preferred holder")
         listening[EAST].holding = True
         publish(east, topic, numbered(range(100)))
-        wait_until(lambda: len(listening[EAST].numbers) == 100, "all of them at home")
+        wait_until(lambda: len(listening[EAST].numbers) == 100, "all of them at the preferred holder")
         wait_for_backlog(regions, WEST, topic, 100)
         regions.kill_region(CENTRAL)
         regions.bring_back(CENTRAL)
@@ -159,7 +162,7 @@ def test_a_region_that_was_stopped_for_longer_than_its_lease_sends_nothing_late(
         held = subscribe(east, topic, receiver_queue_size=10)
         elsewhere = Listener(west, topic)
         set_scope(regions, WEST, topic, {"dispatchScope": "origin"})
-        wait_until(lambda: dispatchers(regions, EAST, topic).get(EAST) == EAST, "its share at home")
+        wait_until(lambda: dispatchers(regions, EAST, topic).get(EAST) == EAST, "its share with its preferred holder")
         publish(east, topic, numbered(range(100)))
         first = [int(held.receive(PATIENCE_MS).data()) for _ in range(5)]
         wait_for_backlog(regions, WEST, topic, 100)

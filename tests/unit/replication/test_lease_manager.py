@@ -87,7 +87,7 @@ class Region:
         self.held.discard(claim.stream)
 
     def wanted_back(self, claim: Claim) -> None:
-        raise AssertionError("everything is at home")
+        raise AssertionError("everything is with its preferred holder")
 
     def follow_regions(self) -> None:
         self.followed += 1
