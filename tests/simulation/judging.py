@@ -105,7 +105,7 @@ class Judging:
         model, opened = self._model, subscription.topic
         topic = opened.name.rpartition("/")[2]
         facts = model.facts_of(subscription)
-        passed = [one for one in opened.gaps.accepted if one.by == NOBODY]
+        passed = [one for one in passing.accepted(opened) if one.by == NOBODY]
         if not passed or any(isinstance(one, Rewound) for one in facts.all()):
             return  # after a rewind it was acknowledged once, and is not any more
         for origin in model.logs.published.keys() - (facts.nowhere or ()):

@@ -208,7 +208,9 @@ async def scope_subscription(
     """
     subscription.check_open()
     topic = subscription.topic
-    await confirmed(topic, lambda done: subscription.lives.set_scope(subscription, scope, preferred, done, witness=witness))
+    await confirmed(
+        topic, lambda done: subscription.lives.set_scope(subscription, scope, preferred, done, witness=witness)
+    )
 
 
 async def confirmed(topic: TopicContext, change: Callable[[Done], None]) -> None:

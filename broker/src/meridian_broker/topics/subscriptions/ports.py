@@ -69,7 +69,7 @@ class Registry(Protocol[S]):
         self,
         subscription: S,
         scope: str,
-        homes: Mapping[str, str],
+        preferred: Mapping[str, str],
         done: Done | None = None,
         *,
         witness: str | None = None,
