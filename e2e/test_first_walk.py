@@ -287,12 +287,12 @@ def test_wrong_objects_are_refused_with_a_sentence(cluster: Cluster) -> None:
         (cluster.directory / "patch.json").write_text(json.dumps({"spec": patch}))
         return cluster.run("! kubectl patch geotopic/orders --type=merge --patch-file patch.json 2>&1")
 
-    assert "the topic's name cannot change" in refused({"topic": "persistent://public/default/other"})
-    assert "partitions only grow" in refused({"partitions": 4})
+    assert "the topic's name is immutable" in refused({"topic": "persistent://public/default/other"})
+    assert "partitions cannot be removed" in refused({"partitions": 4})
     assert "at least 2 items" in refused({"regions": ["us-east"]})
-    assert "write a duration such as" in refused({"messageTTL": "soon"})
-    assert "write a size in bytes" in refused({"backlogQuota": {"size": "10GB"}})
-    assert "size and time are both 0 or neither is" in refused({"retention": {"time": "72h", "size": "0"}})
+    assert "must be a duration such as" in refused({"messageTTL": "soon"})
+    assert "must be a size in bytes" in refused({"backlogQuota": {"size": "10GB"}})
+    assert "size and time must both be 0, or neither" in refused({"retention": {"time": "72h", "size": "0"}})
 
 
 def test_pods_are_restricted(cluster: Cluster) -> None:

@@ -231,7 +231,7 @@ def test_a_dry_run_says_what_it_would_do(kube: KubeApi, near: Regions) -> None:
     kube.create("geotopics", "imagined", metadata={"annotations": {"meridian.dev/dry-run": "true"}}, **geo("imagined"))
     because(kube, "geotopics", "imagined", "DryRun")
     planned = (kube.get("geotopics", "imagined") or {})["status"]["plan"]
-    assert any("make topic" in sentence for sentence in planned)
+    assert any("create topic" in sentence for sentence in planned)
     assert not near.has("imagined")
 
 
@@ -283,7 +283,7 @@ def test_a_labelled_service_is_no_region(kube: KubeApi) -> None:
     ready(kube, "geotopics", "unmoved")
     assert not [path for _, path in kube.requests if path.endswith("/services")], "nobody looks at Services"
     kube.create("geotopics", "nowhere", **geo("nowhere", regions=["east", "north"]))
-    assert "value regions" in because(kube, "geotopics", "nowhere", "RegionUnknown")
+    assert "add it to regions" in because(kube, "geotopics", "nowhere", "RegionUnknown")
 
 
 def test_an_address_that_belongs_to_another_region_gets_no_change(near: Regions) -> None:

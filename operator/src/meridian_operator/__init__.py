@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Meridian's Kubernetes operator.
 
-Four kinds of custom resource say what shall be; the brokers' admin REST says what is. For one object the operator
-observes every region it names, makes a plan (a list of typed changes; a pure function), applies it and writes what it
-found into the status. It never touches a region's metadata store.
+Four kinds of custom resource declare the desired state; the brokers' admin REST API reports the actual state. For each
+object the operator observes every region that the object names, computes a plan (a pure function that returns typed
+changes), applies it and writes what it observed to the status. It never touches a region's metadata store.
 
-    api       one typed model per kind: schema, defaults and rules of the CRDs are made from it
-    plan      what is to be done: pure
-    regions   the brokers' REST, and which regions there are
-    handlers  kopf: what Kubernetes tells us, and what we answer
+    api       one typed model per kind, from which the CRDs' schemas, defaults and rules are generated
+    plan      what to change: pure functions
+    regions   the brokers' admin REST API, and the tokens for it
+    handlers  kopf: what happens on events from Kubernetes
 """

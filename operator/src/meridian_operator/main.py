@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``meridian-operator``: the process. Of several replicas one acts, and the others stand by."""
+"""``meridian-operator``: the process. One replica acts; the others stand by."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from meridian_operator.process.web import served
 from meridian_operator.regions.directory import Tokens
 
 _HANDLERS = watching
-"""Importing it registered them."""
+"""Importing the module registers the handlers."""
 NUMBERS_PER_SECOND = 3.0
-"""Statuses in which only numbers moved that are written a second, of all objects together."""
+"""Status writes per second in which only numbers changed, over all objects."""
 
 
 def main() -> None:
-    """Run until SIGTERM, or until the Lease is lost: Kubernetes then starts the container again, and it stands by."""
+    """Run until SIGTERM or until the Lease is lost. Kubernetes then restarts the container, which stands by."""
     arguments = _arguments()
     logs.set_up(arguments.log_level)
     sys.exit(asyncio.run(_run(arguments)))
 
 
 async def _run(arguments: argparse.Namespace) -> int:
-    """Returns the exit code."""
+    """Return the exit code."""
     settings, memo, stop = kopf.OperatorSettings(), kopf.Memo(settings=arguments.settings), asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):  # once kopf runs it has handlers of its own
+    for number in (signal.SIGINT, signal.SIGTERM):  # kopf installs its own handlers once it runs
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     async with contextlib.AsyncExitStack() as stack:
         leading = None
@@ -88,7 +88,7 @@ async def _candidacy(settings: kopf.OperatorSettings, namespace: str, name: str)
 
 
 async def _before(stop: asyncio.Event, what: Coroutine[Any, Any, None]) -> bool:
-    """Did this end before the process was told to stop?"""
+    """Run ``what`` until it completes or the process is told to stop. Returns whether it completed first."""
     tasks = [asyncio.create_task(what), asyncio.create_task(stop.wait())]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
@@ -125,7 +125,7 @@ async def _operate(
         await memo.desk.close()
         await memo.world.close()
         if leading is not None:
-            await leading.release()  # kopf takes seconds more, in which nothing is done any more
+            await leading.release()  # kopf takes seconds to exit, but does no more work
 
     await kopf.operator(
         settings=settings,
@@ -140,8 +140,8 @@ async def _operate(
 def world(
     settings: Settings, tokens: Path | None, kube: KubeClient, traces: Sequence[aiohttp.TraceConfig] = ()
 ) -> World:
-    """Everything outside of the process, as the operator uses it."""
-    # How many calls run at once, and for how long, is each region's own limit: nobody waits for a connection.
+    """Everything outside the process, as the operator uses it."""
+    # Each region limits its own concurrent calls and their duration: nothing waits for a connection.
     connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
     http = aiohttp.ClientSession(connector=connector, timeout=timeout, trace_configs=list(traces))
     numbers = Budget(NUMBERS_PER_SECOND, NUMBERS_PER_SECOND, time.monotonic)
@@ -152,21 +152,21 @@ def _connection(settings: kopf.OperatorSettings) -> kopf.ConnectionInfo:
     """The API server, as this process may use it."""
     found = kopf.login_with_service_account(settings=settings) or kopf.login_with_kubeconfig(settings=settings)
     if not isinstance(found, kopf.ConnectionInfo):
-        raise kopf.LoginError("there is neither a service account nor a kubeconfig")
+        raise kopf.LoginError("found neither a service account nor a kubeconfig")
     return found
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="meridian-operator",
-        description="Turns GeoTopic and ReplicatedSubscription objects into what every region's brokers hold.",
+        description="Reconciles every region with the GeoTopic and ReplicatedSubscription objects.",
     )
     parser.add_argument(
         "--namespace",
         action="append",
         default=[],
         metavar="NAME",
-        help="watch this namespace only; may be given again. Default: all namespaces",
+        help="watch only this namespace; repeatable. Default: all namespaces",
     )
     parser.add_argument(
         "--settings",
@@ -179,15 +179,15 @@ def _arguments() -> argparse.Namespace:
         "--tokens",
         type=Path,
         metavar="DIR",
-        help="directory of bearer tokens for the regions' admin API: one file per region's name, or one named default",
+        help="directory of bearer tokens for the regions' admin API: one file per region, or one named default",
     )
     parser.add_argument(
         "--lease",
         type=_names,
         metavar="NAMESPACE/NAME",
-        help="act only while holding this Lease, which other replicas name too. Default: act at once",
+        help="act only while holding this Lease, which all replicas share. Default: act at once",
     )
-    parser.add_argument("--port", type=int, help="answer /healthz and /metrics there")
+    parser.add_argument("--port", type=int, help="serve /healthz and /metrics on this port")
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return parser.parse_args()
 

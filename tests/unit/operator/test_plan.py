@@ -171,7 +171,7 @@ def test_a_region_that_is_being_filled_is_waited_for() -> None:
     seen[0] = region("ap", TopicSeen(0, there, unfilled="7 entries of us are missing"))
     planned = geo_topic.plan(geo(), seen)
     assert (planned.changes, planned.problems) == ((), ())
-    assert planned.waiting == ("ap is being filled: 7 entries of us are missing",)
+    assert planned.waiting == ("ap is being backfilled: 7 entries of us are missing",)
     ready = judge(planned, REGIONS)[0]
     assert (ready.type, ready.status, ready.reason) == ("Ready", "False", "Progressing")
 
@@ -254,9 +254,9 @@ def test_quantities() -> None:
     assert duration_ms("500ms") == 500
     assert size_bytes("10Gi") == 10 << 30
     for wrong in ("", "10", "h", "1w", "-1h"):
-        with pytest.raises(ValueError, match="no duration"):
+        with pytest.raises(ValueError, match="not a duration"):
             duration_ms(wrong)
-    with pytest.raises(ValueError, match="no size"):
+    with pytest.raises(ValueError, match="not a size"):
         size_bytes("10GB")
 
 

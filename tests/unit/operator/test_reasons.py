@@ -44,7 +44,7 @@ def rows(heading: str) -> list[list[str]]:
 
 def test_every_reason_is_explained() -> None:
     of_conditions = [reason for reason, *_ in rows("## Conditions of objects")]
-    of_events = [reason for reason, _ in rows("Events have these reasons besides")]
+    of_events = [reason for reason, _ in rows("Events have these additional reasons")]
     explained = [*of_conditions, *of_events]
     assert len(set(explained)) == len(explained), "a reason has one row"
     given = words("plan") | words("handlers") | words("regions")

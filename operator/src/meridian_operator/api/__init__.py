@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The four kinds, ``meridian.dev/v1alpha1``: typed models, and the CRDs that are made from them."""
+"""The four kinds of ``meridian.dev/v1alpha1``: typed models and the CRDs generated from them."""

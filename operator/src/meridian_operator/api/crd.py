@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CRDs out of the models. ``python -m meridian_operator.api.crd DIRECTORY`` writes one file per kind.
+"""Generates the CRDs from the models. ``python -m meridian_operator.api.crd DIRECTORY`` writes one file per kind.
 
-Pydantic's JSON schema is almost what Kubernetes calls a structural schema. What differs is mended here: references are
-written out, ``anyOf [X, null]`` is an optional X, alternatives of strings become one string with one pattern, and
-titles go.
+Pydantic's JSON schema is almost a Kubernetes structural schema. This module converts the rest: it inlines references,
+turns ``anyOf [X, null]`` into an optional X and string alternatives into one string with one pattern, and drops
+titles.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def document(kind: Kind) -> Document:
 
 
 def text(kind: Kind) -> str:
-    """The CRD as YAML, with its licence."""
+    """The CRD as YAML, with a licence header."""
     return HEADER + yaml.safe_dump(document(kind), sort_keys=False, width=110)
 
 
@@ -94,7 +94,7 @@ def _structural(schema: Document, definitions: Document) -> Document:
         for key, value in schema.items()
         if key not in ("$defs", "title", "additionalProperties", "properties", "items", "default", SENTENCE)
     }
-    if SENTENCE in schema:  # the API server would show the pattern
+    if SENTENCE in schema:  # otherwise the API server would show the pattern
         matches = rule(f"self.matches(r'{made.pop('pattern')}')", schema[SENTENCE])
         made["x-kubernetes-validations"] = [matches, *made.get("x-kubernetes-validations", ())]
     if "description" in made:
@@ -109,7 +109,7 @@ def _structural(schema: Document, definitions: Document) -> Document:
 
 
 def _written_out(schema: Document, definitions: Document) -> Document:
-    """``schema`` without references and alternatives on its top level."""
+    """``schema`` with top-level references and alternatives inlined."""
     around = {key: value for key, value in schema.items() if key not in ("$ref", "anyOf", "allOf")}
     inner: Document = {}
     if "$ref" in schema:
@@ -127,9 +127,9 @@ def _written_out(schema: Document, definitions: Document) -> Document:
 
 
 def _one_string(choices: list[Document]) -> Document:
-    """Alternatives of strings, as one pattern: Kubernetes allows no type inside an ``anyOf``.
+    """String alternatives as one pattern: Kubernetes allows no ``type`` inside ``anyOf``.
 
-    :raises ValueError: the alternatives are of another kind; no model has them.
+    :raises ValueError: an alternative is not a string; no model has such alternatives.
     """
     patterns, sentences = [], []
     for one in choices:
@@ -146,7 +146,7 @@ def _one_string(choices: list[Document]) -> Document:
 
 
 def main() -> None:
-    """Write every kind's CRD into the directory that is the one argument."""
+    """Write every kind's CRD into the directory given as the only argument."""
     if len(sys.argv) != 2:
         sys.exit("usage: python -m meridian_operator.api.crd DIRECTORY")
     directory = Path(sys.argv[1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GeoTopic: one topic that lives in several regions at once."""
+"""GeoTopic: a topic hosted in several regions at once."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from meridian_operator.api.shared import (
 
 
 class SyncMode(StrEnum):
-    """How a subscription's place travels: Exact, by every acknowledgement, or Snapshot, as Apache Pulsar (PIP-33)."""
+    """How a subscription's position is replicated: Exact, with every acknowledgement, or Snapshot, as in Apache Pulsar
+    (PIP-33)."""
 
     EXACT = "Exact"
     SNAPSHOT = "Snapshot"
 
 
 class Retention(Model):
-    """How long messages stay that every subscription has acknowledged. -1: without limit. A limit that is not named is
-    no limit."""
+    """How long messages are kept after every subscription has acknowledged them. -1, or absent: no limit."""
 
     rules = (
-        rule("has(self.size) || has(self.time)", "say size, time or both"),
+        rule("has(self.size) || has(self.time)", "set size, time or both"),
         rule(
             "!has(self.size) || !has(self.time) || "
             "self.size.matches('^0+(Ki|Mi|Gi|Ti)?$') == self.time.matches('^(0+(ms|s|m|h|d))+$')",
-            "size and time are both 0 or neither is: one that is 0 would make the other void",
+            "size and time must both be 0, or neither: a limit of 0 would override the other",
         ),
     )
 
@@ -56,19 +56,21 @@ class BacklogQuota(Model):
     """What happens when a subscription's backlog grows too large or too old."""
 
     rules = (
-        rule("has(self.size) || has(self.time)", "say size, time or both: a quota without a limit does nothing"),
+        rule("has(self.size) || has(self.time)", "set size, time or both: a quota without a limit has no effect"),
         rule(
             "!has(self.size) || !self.size.matches('^0+(Ki|Mi|Gi|Ti)?$')",
-            "a quota of size 0 would stop every producer",
+            "a quota of size 0 would block every producer",
             field=".size",
         ),
     )
 
-    size: Size | None = Field(default=None, description="Largest backlog of a subscription.")
-    time: Duration | None = Field(default=None, description="Greatest age of a subscription's oldest message.")
+    size: Size | None = Field(default=None, description="Maximum backlog of a subscription.")
+    time: Duration | None = Field(
+        default=None, description="Maximum age of a subscription's oldest unacknowledged message."
+    )
     policy: Literal["ProducerRequestHold", "ProducerException", "ConsumerBacklogEviction"] = Field(
         default="ProducerRequestHold",
-        description="Hold producers back, refuse them, or drop the oldest messages of the slowest subscription.",
+        description="Block producers, reject them, or drop the oldest messages of the slowest subscription.",
     )
 
 
@@ -78,12 +80,14 @@ class Schema(Model):
     rules = (
         rule(
             "self.type == 'STRING' || (has(self.definition) && size(self.definition) > 0)",
-            "a schema of this type needs its text, definition",
+            "a schema of this type needs a definition",
         ),
     )
 
     type: Literal["STRING", "JSON", "AVRO", "PROTOBUF", "PROTOBUF_NATIVE", "KEY_VALUE"] = "AVRO"
-    definition: str = Field(default="", max_length=65536, description="The schema's text, for Avro and JSON its JSON.")
+    definition: str = Field(
+        default="", max_length=65536, description="The schema's text; for AVRO and JSON, a JSON document."
+    )
     compatibility: (
         Literal[
             "UNDEFINED",
@@ -97,16 +101,16 @@ class Schema(Model):
             "FULL_TRANSITIVE",
         ]
         | None
-    ) = Field(default=None, description="What a new version must be compatible with; absent: the namespace's rule.")
+    ) = Field(default=None, description="Compatibility required of new versions; absent: the namespace's setting.")
 
 
 class SubscriptionSync(Model):
-    """How replicated subscriptions of this topic are kept at the same place."""
+    """How replicated subscriptions of this topic are kept at the same position."""
 
     rules = (
         rule(
             "self.mode == 'Snapshot' || !has(self.snapshotInterval)",
-            "snapshotInterval has a meaning with mode Snapshot only",
+            "snapshotInterval requires mode Snapshot",
             field=".snapshotInterval",
         ),
     )
@@ -118,14 +122,14 @@ class SubscriptionSync(Model):
 
 
 class GeoTopicSpec(Model):
-    """What shall be."""
+    """The desired state."""
 
     rules = (
         rule(
             "has(self.partitions) == has(oldSelf.partitions) && "
             "(!has(self.partitions) || self.partitions >= oldSelf.partitions)",
-            "partitions only grow: keys would change their partition and messages would be lost with one that goes. "
-            "A topic also does not become partitioned, or cease to be",
+            "partitions cannot be removed: messages would be lost and keys would move to other partitions. "
+            "A topic also cannot become partitioned or non-partitioned",
             field=".partitions",
         ),
     )
@@ -135,29 +139,31 @@ class GeoTopicSpec(Model):
         Field(
             json_schema_extra={
                 "x-kubernetes-validations": [
-                    rule("self == oldSelf", "the topic's name cannot change: make another GeoTopic"),
+                    rule("self == oldSelf", "the topic's name is immutable: create another GeoTopic"),
                     rule(
                         "!self.matches('-partition-[0-9]+$')",
-                        "name the topic, not one of its partitions",
+                        "must name the topic, not one of its partitions",
                     ),
                 ]
             }
         ),
     ]
-    regions: Annotated[Regions, Field(min_length=2, description="Where the topic lives; two regions or more.")]
+    regions: Annotated[Regions, Field(min_length=2, description="Regions that host the topic; at least two.")]
     create_namespace: bool = Field(
         default=False,
-        description="Make the topic's tenant and namespace in regions that lack them. They stay when the object goes.",
+        description="Create the topic's tenant and namespace in regions that lack them. They outlive the object.",
     )
     partitions: Annotated[int, Field(ge=1, le=1000)] | None = Field(
         default=None, description="Number of partitions; absent: the topic is not partitioned."
     )
     retention: Retention | None = None
     message_ttl: Duration | None = Field(
-        default=None, alias="messageTTL", description="Messages older than this are dropped unread."
+        default=None, alias="messageTTL", description="Age after which unacknowledged messages expire."
     )
     backlog_quota: BacklogQuota | None = None
-    deduplication: bool | None = Field(default=None, description="Store once what a producer sends again.")
+    deduplication: bool | None = Field(
+        default=None, description="Store a message only once when its producer sends it again."
+    )
     topic_schema: Schema | None = Field(default=None, alias="schema")
     subscription_sync: SubscriptionSync = Field(default_factory=SubscriptionSync)
     deletion_policy: DeletionPolicy = DeletionPolicy.RETAIN
@@ -168,8 +174,8 @@ class RemoteStatus(StatusModel):
 
     region: RegionName
     connected: bool = False
-    backlog: int = Field(default=0, description="Entries that the other region does not have yet.")
-    lag_seconds: int = Field(default=0, description="Age of the oldest of them, in seconds.")
+    backlog: int = Field(default=0, description="Entries not yet replicated to the other region.")
+    lag_seconds: int = Field(default=0, description="Age of the oldest of these entries, in seconds.")
 
 
 class GeoTopicRegion(StatusModel):
@@ -179,7 +185,7 @@ class GeoTopicRegion(StatusModel):
     url: str = Field(default="", max_length=512, description="The region's admin URL.")
     reachable: bool = False
     partitions: int = Field(default=0, description="0: the topic is not partitioned.")
-    message: str = Field(default="", max_length=1024, description="What is wrong there, in a sentence.")
+    message: str = Field(default="", max_length=1024, description="The region's problem, if any.")
     remotes: Annotated[
         list[RemoteStatus],
         Field(
@@ -190,9 +196,9 @@ class GeoTopicRegion(StatusModel):
 
 
 class GeoTopicStatus(ReconciledStatus):
-    """What is."""
+    """The observed state."""
 
-    regions_ready: str = Field(default="", max_length=16, description="Regions as they shall be, of all: 2/3.")
+    regions_ready: str = Field(default="", max_length=16, description="Regions as specified, out of all: 2/3.")
     regions: Annotated[
         list[GeoTopicRegion],
         Field(
@@ -206,10 +212,11 @@ class GeoTopicStatus(ReconciledStatus):
         Field(max_length=32, json_schema_extra={"x-kubernetes-list-type": "set"}),
     ] = Field(
         default_factory=list,
-        description="Policies that this object has set; one that leaves the spec is taken back. Others are left alone.",
+        description="Policies that this object has set. Those removed from the spec are reset; others are left alone.",
     )
     left: RegionNames = Field(
-        default_factory=list, description="Regions that the topic has left. They keep their copy, and send it nowhere."
+        default_factory=list,
+        description="Regions removed from the spec. They keep their copy but no longer replicate it.",
     )
 
 
@@ -217,7 +224,7 @@ GEO_TOPIC = Kind(
     kind="GeoTopic",
     plural="geotopics",
     short_names=("gt",),
-    description="One topic that lives in several regions at once.",
+    description="A topic hosted in several regions at once.",
     spec=GeoTopicSpec,
     status=GeoTopicStatus,
     columns=(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MetadataSyncPolicy: which metadata regions keep the same, though they share no store (PIP-136)."""
+"""MetadataSyncPolicy: metadata that regions keep in sync although they share no metadata store (PIP-136)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Scope = Literal["tenants", "namespaces", "topics", "topicPolicies", "schemas", "
 
 
 class MetadataSyncPolicySpec(Model):
-    """What shall be."""
+    """The desired state."""
 
     regions: Annotated[Regions, Field(min_length=2)]
     event_topic: TopicName = Field(
@@ -37,10 +37,11 @@ class MetadataSyncPolicySpec(Model):
         list[Scope], Field(min_length=1, max_length=7, json_schema_extra={"x-kubernetes-list-type": "set"})
     ] = Field(default=["tenants", "namespaces", "topics", "topicPolicies", "schemas", "subscriptions", "permissions"])
     tombstone_retention: Duration = Field(
-        default="7d", description="A region away for longer rejoins as a new one: it takes the others' state."
+        default="7d",
+        description="A region offline for longer rejoins as a new region: it takes the other regions' state.",
     )
     max_clock_skew: Duration = Field(
-        default="10s", description="A change stamped further in the future waits until its time has come."
+        default="10s", description="A change stamped further in the future is applied only when its time comes."
     )
     paused: bool = False
 
@@ -57,7 +58,7 @@ class PolicyRegion(StatusModel):
 
 
 class MetadataSyncPolicyStatus(Status):
-    """What is."""
+    """The observed state."""
 
     conflicts: int = 0
     regions: Annotated[
@@ -73,7 +74,7 @@ METADATA_SYNC_POLICY = Kind(
     kind="MetadataSyncPolicy",
     plural="metadatasyncpolicies",
     short_names=("msync",),
-    description="Which metadata regions keep the same, though they share no store. This version does not act on it.",
+    description="Metadata that regions keep in sync without a shared store. This version does not act on it.",
     spec=MetadataSyncPolicySpec,
     status=MetadataSyncPolicyStatus,
     columns=(

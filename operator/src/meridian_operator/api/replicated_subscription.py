@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ReplicatedSubscription: one subscription that stands at the same place in every region."""
+"""ReplicatedSubscription: a subscription kept at the same position in every region."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from meridian_operator.api.shared import (
 
 
 class ReplicatedSubscriptionSpec(Model):
-    """What shall be."""
+    """The desired state."""
 
     rules = (
         rule(
             "!has(self.witness) || self.dispatchScope == 'Origin'",
-            "witness has a meaning with dispatchScope Origin only",
+            "witness requires dispatchScope Origin",
             field=".witness",
         ),
     )
@@ -44,7 +44,7 @@ class ReplicatedSubscriptionSpec(Model):
         Field(
             json_schema_extra={
                 "x-kubernetes-validations": [
-                    rule("self == oldSelf", "the topic cannot change: make another ReplicatedSubscription")
+                    rule("self == oldSelf", "the topic is immutable: create another ReplicatedSubscription")
                 ]
             }
         ),
@@ -55,33 +55,35 @@ class ReplicatedSubscriptionSpec(Model):
             json_schema_extra={
                 "x-kubernetes-validations": [
                     rule(
-                        "self == oldSelf", "the subscription's name cannot change: make another ReplicatedSubscription"
+                        "self == oldSelf", "the subscription's name is immutable: create another ReplicatedSubscription"
                     )
                 ]
             }
         ),
     ]
     regions: Annotated[Regions, Field(min_length=2)] | None = Field(
-        default=None, description="Where the subscription exists; absent: in all regions of the topic."
+        default=None, description="Regions of the subscription; absent: all regions of the topic."
     )
     sync_mode: SyncMode = SyncMode.EXACT
     dispatch_scope: Literal["Local", "Origin"] = Field(
         default="Local",
-        description="Local: every region delivers what nobody has acknowledged. Origin: each region delivers what was "
-        "published there, so that consumers everywhere share the work.",
+        description="Local: every region delivers all unacknowledged messages. Origin: each region delivers the "
+        "messages published there, so that consumers in all regions share the work.",
     )
     witness: RegionName | None = Field(
         default=None,
-        description="With dispatchScope Origin and a topic of two regions: a third one, where the topic does not live, "
-        "votes when one of them is to take over for the other. Absent: left as it is.",
+        description="With dispatchScope Origin and a topic of two regions: a third region, which does not host the "
+        "topic and votes when one of the two takes over for the other. Absent: left unchanged.",
     )
     initial_position: Literal["Earliest", "Latest"] = Field(
-        default="Earliest", description="Where the subscription begins when the operator makes it."
+        default="Earliest", description="Initial position when the operator creates the subscription."
     )
     partial_snapshot_after: Duration | None = Field(
-        default=None, description="Snapshot mode: take snapshots without a region that was silent for so long."
+        default=None, description="Snapshot mode: take snapshots without a region that has been silent for this long."
     )
-    max_lag: Duration = Field(default="30s", description="How far regions may be apart before it is called misaligned.")
+    max_lag: Duration = Field(
+        default="30s", description="How far apart regions may be before the subscription counts as misaligned."
+    )
     deletion_policy: DeletionPolicy = DeletionPolicy.RETAIN
 
 
@@ -96,12 +98,12 @@ class SubscriptionRegion(StatusModel):
     holes: int = Field(default=0, description="Acknowledged ranges beyond the mark-delete position.")
     backlog: int = 0
     consumers: int = 0
-    synced: bool = Field(default=False, description="Every other region is known to have what this one has.")
+    synced: bool = Field(default=False, description="Every other region is known to have this region's progress.")
     message: str = Field(default="", max_length=1024)
 
 
 class Verdict(StatusModel):
-    """What the verifier found last."""
+    """The verifier's latest verdict."""
 
     verdict: str = Field(default="", max_length=32)
     time: str = Field(default="", max_length=40)
@@ -109,7 +111,7 @@ class Verdict(StatusModel):
 
 
 class ReplicatedSubscriptionStatus(ReconciledStatus):
-    """What is."""
+    """The observed state."""
 
     regions_ready: str = Field(default="", max_length=16)
     regions: Annotated[
@@ -119,7 +121,7 @@ class ReplicatedSubscriptionStatus(ReconciledStatus):
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
         ),
     ] = Field(default_factory=list)
-    backlog: int = Field(default=0, description="Largest backlog of any region.")
+    backlog: int = Field(default=0, description="Largest backlog in any region.")
     verification: Verdict = Field(default_factory=Verdict)
 
 
@@ -127,7 +129,7 @@ REPLICATED_SUBSCRIPTION = Kind(
     kind="ReplicatedSubscription",
     plural="replicatedsubscriptions",
     short_names=("rsub",),
-    description="One subscription that stands at the same place in every region.",
+    description="A subscription kept at the same position in every region.",
     spec=ReplicatedSubscriptionSpec,
     status=ReplicatedSubscriptionStatus,
     columns=(

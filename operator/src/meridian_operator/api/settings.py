@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What whoever installs the operator tells it: which regions there are, and who may speak of which tenants.
+"""The installation's settings: the regions, and which namespaces may manage topics of which tenants.
 
-No object in the cluster can add to that. Tokens go to the addresses that stand here, and nowhere else.
+Objects in the cluster cannot extend them. Tokens are sent to the addresses listed here and nowhere else.
 """
 
 from __future__ import annotations
@@ -17,23 +17,25 @@ Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class RegionSettings(Model):
-    """One region."""
+    """A region."""
 
     url: str = Field(
-        pattern=r"^https?://[^/\s?#@]+$", max_length=512, description="Its admin API, without a path: http://host:port."
+        pattern=r"^https?://[^/\s?#@]+$",
+        max_length=512,
+        description="URL of its admin API without a path: http://host:port.",
     )
 
 
 class Settings(Model):
-    """All of them."""
+    """The operator's settings."""
 
     regions: Annotated[dict[RegionName, RegionSettings], Field(max_length=64)] = Field(default_factory=dict)
     tenants_by_namespace: dict[Name, list[Name]] = Field(
         default_factory=dict,
-        description="Namespace of Kubernetes -> tenants whose topics its objects may name; *: all. Others: none.",
+        description="Kubernetes namespace -> tenants whose topics its objects may manage; *: all. Unlisted: none.",
     )
     verdicts_namespace: str = Field(
-        default="", max_length=63, description="Where verifiers write their verdicts. Empty: there is no verifier."
+        default="", max_length=63, description="Namespace where verifiers write their verdicts. Empty: no verifier."
     )
 
     @model_validator(mode="after")
@@ -41,15 +43,17 @@ class Settings(Model):
         names: dict[str, str] = {}
         for name, region in self.regions.items():
             if (other := names.setdefault(region.url, name)) != name:
-                raise ValueError(f"regions {other} and {name} are both at {region.url}: each has its own admin API")
+                raise ValueError(
+                    f"regions {other} and {name} have the same URL {region.url}: each region needs its own admin API"
+                )
         return self
 
     def allows(self, namespace: str, topic: str) -> bool:
-        """May the objects of a namespace say anything about a topic?"""
+        """May objects in a namespace manage a topic?"""
         tenants = self.tenants_by_namespace.get(namespace, ())
         return ALL_TENANTS in tenants or tenant_of(topic) in tenants
 
 
 def tenant_of(topic: str) -> str:
-    """The tenant in a topic's full name."""
+    """The tenant in a full topic name."""
     return topic.partition("://")[2].partition("/")[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ShadowTopic: a read-only topic that reads its source's ledgers and has its own cursors (PIP-180)."""
+"""ShadowTopic: a read-only topic that reads its source's ledgers with its own cursors (PIP-180)."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ from meridian_operator.api.shared import (
 
 
 class ShadowTopicSpec(Model):
-    """What shall be."""
+    """The desired state."""
 
     rules = (rule("self.source != self.topic", "a topic cannot be its own shadow", field=".source"),)
 
     source: Annotated[str, Field(min_length=1, max_length=600)] = Field(
         description="Name of a GeoTopic in this namespace, or the full name of a topic.",
         json_schema_extra={
-            "x-kubernetes-validations": [rule("self == oldSelf", "the source cannot change: make another ShadowTopic")]
+            "x-kubernetes-validations": [rule("self == oldSelf", "the source is immutable: create another ShadowTopic")]
         },
     )
-    region: RegionName = Field(description="The region in which source and shadow live.")
+    region: RegionName = Field(description="The region that hosts both source and shadow.")
     topic: Annotated[
         TopicName,
         Field(
             json_schema_extra={
                 "x-kubernetes-validations": [
-                    rule("self == oldSelf", "the topic's name cannot change: make another ShadowTopic")
+                    rule("self == oldSelf", "the topic's name is immutable: create another ShadowTopic")
                 ]
             }
         ),
     ]
     auto_reset_backlog_entries: Annotated[int, Field(ge=0, le=1_000_000_000)] = Field(
-        default=0, description="A subscription further behind than this begins anew at the end. 0: never."
+        default=0, description="A subscription more entries behind than this is reset to the end. 0: never."
     )
     hold_source_ledgers: bool = Field(
-        default=True, description="The source keeps what a subscription of the shadow still has to read."
+        default=True, description="Retain the source's ledgers until the shadow's subscriptions have read them."
     )
     deletion_policy: DeletionPolicy = DeletionPolicy.RETAIN
 
 
 class ShadowTopicStatus(Status):
-    """What is."""
+    """The observed state."""
 
     state: str = Field(default="", max_length=32)
     lag_entries: int = 0

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the kinds have in common: names, lists of regions, conditions, and rules for the API server.
+"""Types that the kinds share: names, lists of regions, conditions, and validation rules for the API server.
 
-A rule is a sentence and an expression in CEL; the API server checks it, so a wrong manifest is refused by ``kubectl
-apply`` itself. Everything that a rule walks over has a bound, because the API server refuses rules whose cost has none.
+A rule is a CEL expression and a message. The API server evaluates it, so ``kubectl apply`` itself rejects an invalid
+manifest. Every list or string that a rule iterates over is bounded: the API server rejects rules of unbounded cost.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ VERSION: Final = "v1alpha1"
 CATEGORY: Final = "meridian"
 
 SENTENCE: Final = "x-sentence"
-"""Key of a schema: what users read who wrote what its pattern does not allow. In a CRD it becomes a rule."""
+"""Schema key: the message shown when a value does not match the pattern. In a CRD it becomes a rule."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """Goes with a pattern, for those who do not read patterns."""
+    """A pattern's error message, shown in place of the pattern."""
 
     text: str
 
@@ -39,15 +39,15 @@ RegionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][-_.A-Za-z0-9]{0,63}$", 
 TopicName = Annotated[
     str,
     Field(pattern=TOPIC_PATTERN, max_length=600, description="Full name, persistent://tenant/namespace/name."),
-    Sentence("write the topic's full name, persistent://tenant/namespace/name"),
+    Sentence("must be the topic's full name, persistent://tenant/namespace/name"),
 ]
 SubscriptionName = Annotated[
     str,
     Field(min_length=1, max_length=256, pattern=r"^[^/\s]+$"),
-    Sentence("a subscription's name has no slash and no blank"),
+    Sentence("a subscription's name must not contain slashes or whitespace"),
 ]
 Plan = Annotated[list[Annotated[str, Field(max_length=512)]], Field(max_length=64)]
-"""Sentences that say what would be done."""
+"""Sentences that describe the planned changes."""
 Regions = Annotated[
     list[RegionName],
     Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "set"}),
@@ -55,14 +55,14 @@ Regions = Annotated[
 
 
 class DeletionPolicy(StrEnum):
-    """What happens in the regions when the object is deleted. Data stays unless somebody said otherwise."""
+    """What happens in the regions when the object is deleted. By default the data is retained."""
 
     RETAIN = "Retain"
     DELETE = "Delete"
 
 
 def rule(expression: str, message: str, *, field: str = "") -> dict[str, Any]:
-    """One rule for the API server: ``expression`` in CEL must hold, else ``message`` is what the user reads."""
+    """A validation rule for the API server: unless the CEL ``expression`` holds, the user gets ``message``."""
     made: dict[str, Any] = {"rule": expression, "message": message}
     if field:
         made["fieldPath"] = field
@@ -70,11 +70,11 @@ def rule(expression: str, message: str, *, field: str = "") -> dict[str, Any]:
 
 
 class Model(BaseModel):
-    """A part of a manifest: camelCase outside, snake_case inside, unknown fields are errors."""
+    """Part of a manifest: camelCase outside, snake_case inside; unknown fields are errors."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
     rules: ClassVar[tuple[dict[str, Any], ...]] = ()
-    """CEL rules on this object."""
+    """CEL validation rules for this object."""
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -85,20 +85,20 @@ class Model(BaseModel):
 
 
 class StatusModel(Model):
-    """A part of a status. What a newer operator wrote is read without complaint."""
+    """Part of a status. Fields written by a newer operator are ignored."""
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True)
 
 
 class Condition(StatusModel):
-    """One condition, as Kubernetes has it (metav1.Condition)."""
+    """A Kubernetes condition (metav1.Condition)."""
 
     type: str = Field(max_length=64)
     status: Literal["True", "False", "Unknown"]
     observed_generation: int = 0
     last_transition_time: str = Field(max_length=32, json_schema_extra={"format": "date-time"})
-    reason: str = Field(max_length=128, description="One word for machines.")
-    message: str = Field(max_length=4096, description="A sentence for people.")
+    reason: str = Field(max_length=128, description="Machine-readable reason, one word.")
+    message: str = Field(max_length=4096, description="Human-readable sentence.")
 
 
 Conditions = Annotated[
@@ -111,9 +111,9 @@ Conditions = Annotated[
 
 
 class Status(StatusModel):
-    """What every kind's status holds."""
+    """Status fields of every kind."""
 
-    observed_generation: int = Field(default=0, description="Generation of the spec that this status speaks of.")
+    observed_generation: int = Field(default=0, description="Generation of the spec that this status describes.")
     conditions: Conditions = Field(default_factory=list)
 
 
@@ -121,22 +121,22 @@ RegionNames = Annotated[list[RegionName], Field(max_length=32, json_schema_extra
 
 
 class ReconciledStatus(Status):
-    """What the status of a kind holds that the operator acts on."""
+    """Status fields of the kinds that the operator reconciles."""
 
     established: RegionNames = Field(
         default_factory=list,
-        description="Regions known to hold it. What was there and is gone has vanished: it is not made again unasked.",
+        description="Regions known to hold it. If it disappears from them, it is recreated only on request.",
     )
     recreated: str = Field(
-        default="", max_length=64, description="The value of annotation meridian.dev/recreate that was acted upon."
+        default="", max_length=64, description="The last value of annotation meridian.dev/recreate that was acted on."
     )
     plan: Plan = Field(
-        default_factory=list, description="What would be done, while annotation meridian.dev/dry-run is true."
+        default_factory=list, description="Planned changes, while annotation meridian.dev/dry-run is set."
     )
 
 
 class PrinterColumn(BaseModel):
-    """A column of ``kubectl get``. Priority 1 is shown by ``-o wide`` only."""
+    """A column of ``kubectl get``. Priority 1: shown only with ``-o wide``."""
 
     name: str
     path: str
@@ -154,7 +154,7 @@ AGE_COLUMN: Final = PrinterColumn(name="Age", path=".metadata.creationTimestamp"
 
 
 class Kind(BaseModel):
-    """One kind: its names, its models, its columns."""
+    """A kind: its names, models and columns."""
 
     kind: str
     plural: str

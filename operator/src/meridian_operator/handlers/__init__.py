@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Kubernetes tells us, and what we answer: kopf's handlers, thin."""
+"""Thin kopf handlers: they receive events from Kubernetes and write the results."""

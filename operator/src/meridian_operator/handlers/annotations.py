@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users ask for with annotations. Every change of an annotation makes the operator look at the object at once."""
+"""Annotations through which users control the operator. Every change of an annotation triggers a look at the object."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any, Final
 from meridian_operator.api.shared import GROUP
 
 PAUSED: Final = f"{GROUP}/paused"
-"""The object is left alone, its deletion included."""
+"""Leave the object alone, even when it is deleted."""
 DRY_RUN: Final = f"{GROUP}/dry-run"
-"""What would be done is written to ``status.plan``, and is not done."""
+"""Write planned changes to ``status.plan`` without making them."""
 ABANDON: Final = f"{GROUP}/abandon-regions"
-"""Regions, separated by commas, that a deletion does not wait for; ``*``: all of them."""
+"""Comma-separated regions that a deletion does not wait for; ``*``: all."""
 RECREATE: Final = f"{GROUP}/recreate"
-"""A value that was not there before: make again what has vanished."""
+"""A new value: recreate what has vanished."""
 RECONCILE: Final = f"{GROUP}/reconcile-now"
-"""A value that was not there before: look at the regions now."""
+"""A new value: look at the regions now."""
 
 
 def is_on(body: Mapping[str, Any], annotation: str) -> bool:
-    """Is the annotation set? Only an empty value and ``false`` mean no: a hold that is misspelt holds."""
+    """Is the annotation on? Only an empty value and ``false`` mean off, so that a misspelt hold still holds."""
     return value_of(body, annotation).lower() not in ("", "false")
 
 
@@ -31,6 +31,6 @@ def value_of(body: Mapping[str, Any], annotation: str) -> str:
 
 
 def abandoned(body: Mapping[str, Any], names: list[str]) -> list[str]:
-    """Which of the regions the deletion does not wait for."""
+    """The regions among ``names`` that the deletion does not wait for."""
     asked = {one.strip() for one in value_of(body, ABANDON).split(",")}
     return [name for name in names if name in asked or "*" in asked]

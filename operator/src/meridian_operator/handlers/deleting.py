@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The deletion of an object with policy Delete: its finalizer holds it until the regions are done.
+"""Deletion of objects with policy Delete, whose finalizer keeps them until every region has deleted.
 
-Data that another object still wants stays. A region that cannot be asked blocks the deletion for as long as it takes:
-the object says so, and goes only when the region is back or a user gives that region up by name.
+Data that another object still names stays. A region that does not answer blocks the deletion indefinitely: the object
+reports it, and is removed only once the region is back or a user abandons that region by name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from meridian_operator.kube.client import Event
 from meridian_operator.plan.claims import heir, ruler
 
 FINALIZER: Final = f"{GROUP}/finalizer"
-"""On objects that rule and have deletion policy Delete, and on no others."""
+"""Set only on objects that are in control and have deletion policy Delete."""
 
 
 async def farewell(subject: Subject[Spec], wish: Wish[Spec], world: World, report: Report) -> Answer:
@@ -29,15 +29,15 @@ async def farewell(subject: Subject[Spec], wish: Wish[Spec], world: World, repor
     if wish.spec.deletion_policy is DeletionPolicy.RETAIN:
         return _released(body, None)
     if not wish.is_allowed:
-        return _released(body, Event("NothingDeleted", f"{not_allowed(wish)}. {what} stays as it is", warning=True))
+        return _released(body, Event("NothingDeleted", f"{not_allowed(wish)}. {what} is left unchanged", warning=True))
     first = ruler(subject.claims(wish))
     if first is not None and not first.is_of(*wish.claim):
-        return _released(body, Event("NothingDeleted", f"{first} rules {what}, which stays as it is"))
+        return _released(body, Event("NothingDeleted", f"{first} is in control of {what}, which is left unchanged"))
     other = heir(subject.claims(wish), *wish.claim)
     if other is not None:
-        return _released(body, Event("HandedOver", f"{what} stays: {other} wants it, and rules it from now on"))
+        return _released(body, Event("HandedOver", f"{what} stays: {other} names it too and is now in control"))
     if is_on(body, PAUSED):
-        text = f"annotation {PAUSED} holds it back, and {what} stays as it is"
+        text = f"annotation {PAUSED} is set, and {what} is left unchanged"
         return report.blocked(str(body["metadata"]["deletionTimestamp"]), text)
     return await _delete(subject, wish, world, report)
 
@@ -51,43 +51,45 @@ async def _delete(subject: Subject[Spec], wish: Wish[Spec], world: World, report
     planned = subject.deletion(wish, await world.see(asked, *place), given_up)
     if is_on(body, DRY_RUN):
         sentences = [change.sentence() for change in planned.changes]
-        return report.blocked(since, f"annotation {DRY_RUN} holds it back: see status.plan", sentences)
+        return report.blocked(since, f"annotation {DRY_RUN} is set: see status.plan", sentences)
     failures = [] if planned.problems else await world.apply(planned.changes)
     if planned.changes and not planned.problems and not failures:
         planned = subject.deletion(wish, await world.see(asked, *place), given_up)
     wrong = [sentence for _, _, sentence in planned.problems] + [sentence for _, sentence in failures]
     if wrong:
-        hint = f"To leave what a region holds, set annotation {ABANDON} to its name"
+        hint = f"To delete without a region and keep its copy, set annotation {ABANDON} to its name"
         return report.blocked(since, f"{'; '.join(wrong)}. {hint}")
     if planned.changes:
         return report.deleting("; ".join(change.sentence() for change in planned.changes))
     if given_up:
         text = (
-            f"annotation {ABANDON} gave up {', '.join(given_up)}: the copy there of {what} stays, unless the region "
-            "hears of the deletion from the others"
+            f"annotation {ABANDON} gave up {', '.join(given_up)}: {what} stays there, unless the region "
+            "learns of the deletion from the others"
         )
         return _released(body, Event("RegionsAbandoned", text, warning=True))
     text = f"{what} is deleted in {', '.join(names) or 'no region'}"
     left = ", ".join(wish.history.left)
-    return _released(body, Event("Deleted", f"{text}; {left} left it before and keeps its copy" if left else text))
+    return _released(
+        body, Event("Deleted", f"{text}; copies stay in {left}, removed from the spec before" if left else text)
+    )
 
 
 def farewell_unread(body: Mapping[str, Any], report: Report) -> Answer:
-    """The deletion of an object whose specification makes no sense: nobody knows what it would delete."""
+    """The deletion of an object whose spec is invalid, so that what it would delete is unknown."""
     if value_of(body, ABANDON) == "*":
-        text = f"whatever it made stays in every region: annotation {ABANDON} gave it up"
+        text = f"annotation {ABANDON} gave up every region: whatever the object created there stays"
         return _released(body, Event("RegionsAbandoned", text, warning=True))
     since = str(body["metadata"]["deletionTimestamp"])
-    return report.blocked(since, f"its specification is invalid. Mend it, or set annotation {ABANDON} to *")
+    return report.blocked(since, f"its spec is invalid. Correct it, or set annotation {ABANDON} to *")
 
 
 def not_allowed(wish: Wish[Spec]) -> str:
-    """Why an object has no say over the topic that it names."""
+    """Why an object may not manage the topic that it names."""
     namespace, _ = wish.claim
     tenant = tenant_of(wish.spec.topic)
     return (
-        f"objects in namespace {namespace} have no say over topics of tenant {tenant}: list the tenant in the value "
-        f"tenantsByNamespace.{namespace} of the operator's chart"
+        f"objects in namespace {namespace} may not manage topics of tenant {tenant}: add the tenant to "
+        f"tenantsByNamespace.{namespace} in the operator's chart values"
     )
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who looks at which object, and when.
+"""Schedules looks at objects.
 
-Each object has one task, so it is never worked on twice at once. The task looks when something about its object has
-changed, when an object of the same topic has, and otherwise from time to time. Objects that are listed when the
-operator starts are spread over one round.
+Each object has one task, so it is never worked on twice at once. The task looks when its object or another object of
+the same topic has changed, and otherwise periodically. The first looks at objects that exist when the operator starts
+are spread over a few seconds.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from meridian_operator.kube.client import Conflict, Gone, KubeError, Reference
 from meridian_operator.plan.outcome import READY
 
 START_SECONDS: Final = 5.0
-"""The objects that are there when the operator starts get their first look within so long."""
+"""Objects that exist when the operator starts get their first look within this time."""
 SWEEP_SECONDS: Final = 300.0
-"""How often objects are looked for that ended unheard."""
+"""How often the desk looks for objects whose deletion it missed."""
 ERROR_SECONDS: Final = 30.0
-"""How long an object waits after a look that failed."""
+"""Delay before the next look after a failed one."""
 _log = logging.getLogger(__name__)
 
 
 class Desk:
     """Looks after all objects.
 
-    :param namespaces: those that are watched; none: all.
+    :param namespaces: the watched namespaces; empty: all.
     """
 
     def __init__(self, world: World, namespaces: Sequence[str] = ()) -> None:
@@ -46,9 +46,9 @@ class Desk:
         self._ending: set[asyncio.Task[None]] = set()
 
     def heard(self, subject: Subject[Any], change: str | None, body: Mapping[str, Any], views: Views) -> None:
-        """Kubernetes told of an object.
+        """An event about an object arrived from Kubernetes.
 
-        :param change: what kopf calls the type of the event; None: the object was listed at the start.
+        :param change: kopf's event type; None: the object was listed at the start.
         """
         meta = body["metadata"]
         of = Reference(subject.kind.kind, subject.kind.plural, meta["namespace"], meta["name"])
@@ -68,7 +68,7 @@ class Desk:
             self._wake(topic, of)
 
     def ready(self) -> Mapping[tuple[str, str, str], int]:
-        """How many objects there are, by kind, and status and reason of their condition Ready."""
+        """Number of objects by kind, and by status and reason of condition Ready."""
         return Counter((of.kind, *care.ready()) for of, care in self._cares.items())
 
     async def close(self) -> None:
@@ -80,8 +80,8 @@ class Desk:
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     async def sweep(self) -> None:
-        """Find the objects that ended unheard. When a watch is interrupted for long, kopf lists all objects anew, and
-        says nothing of those that are not there any more: they would go on ruling their topics.
+        """Find objects whose deletion was missed. After a long interruption of a watch, kopf lists all objects again
+        but does not report those that are gone: they would remain in control of their topics.
 
         :raises KubeError: the objects were not listed.
         """
@@ -90,7 +90,7 @@ class Desk:
             there = {uid for one in self._namespaces for uid in await self._world.kube.uids(plural, one)}
             for of, care in before.items():
                 if care.uid not in there and self._cares.get(of) is care:
-                    _log.info("%s: it ended unheard", of)
+                    _log.info("%s: no longer exists; its deletion was missed", of)
                     self._world.gone.add(care.uid)
                     self._end(of, care)
                     self._wake(care.topic, of)
@@ -101,7 +101,7 @@ class Desk:
             try:
                 await self.sweep()
             except KubeError as error:
-                _log.warning("objects that ended unheard were not looked for: %s", error)
+                _log.warning("could not look for objects whose deletion was missed: %s", error)
 
     def _end(self, of: Reference, care: Care) -> None:
         care.task.cancel()
@@ -114,7 +114,7 @@ class Desk:
             del self._by_topic[care.topic]
 
     def _wake(self, topic: str, but: Reference) -> None:
-        """Look at the other objects of a topic."""
+        """Look at the topic's other objects."""
         for of in self._by_topic.get(topic, ()):
             if of != but:
                 self._cares[of].wake()
@@ -144,14 +144,14 @@ class Care:
         self.task = asyncio.create_task(self._run(delay), name=str(of))
 
     def told(self, body: Mapping[str, Any]) -> bool:
-        """The object as it is now. Says if this matters to the other objects of its topic."""
+        """Store the object's new version. Returns whether the change matters to other objects of its topic."""
         before, self._body = self._body, body
         if _wish(before) != _wish(body):
             self.wake()
         return _face(before) != _face(body)
 
     def ready(self) -> tuple[str, str]:
-        """Status and reason of Ready, as the object says."""
+        """Status and reason of Ready, from the object's status."""
         found = _ready(self._body)
         return found.get("status", "Unknown"), found.get("reason", "")
 
@@ -169,7 +169,7 @@ class Care:
             delay = await self._look()
 
     async def _look(self) -> float | None:
-        """Returns after how many seconds to look again; None: not before the object is heard of."""
+        """Look once. Returns the seconds until the next look; None: not until an event arrives."""
         body = self._body
         try:
             answer = await look(self._subject, body, self._views, self._world)
@@ -182,7 +182,7 @@ class Care:
             _log.warning("%s: %s", self.of, error)
             return ERROR_SECONDS
         except Exception:
-            # A mistake with one object must not end the care for it, let alone for others.
+            # A bug that one object triggers must not end its task, let alone those of others.
             _log.exception("%s: looking at it failed", self.of)
             return ERROR_SECONDS
         if answer.again_seconds < RESYNC_SECONDS:
@@ -198,29 +198,29 @@ class Care:
             say("%s: %s: %s", self.of, answer.event.reason, answer.event.message)
             try:
                 await kube.post(self.of, self.uid, answer.event, self._world.now())
-            except KubeError as error:  # the namespace is being deleted, for one; the log has it
+            except KubeError as error:  # for example because the namespace is being deleted; the log line above remains
                 _log.warning("%s: the Event was not recorded: %s", self.of, error)
         if answer.finalizers is not None:
             await kube.write_finalizers(self.of, answer.finalizers, str(meta["resourceVersion"]))
 
     def _keep(self, written: Mapping[str, Any]) -> None:
-        """Remember what was written: its own echo may come later than the next look."""
+        """Remember what was written: the watch may deliver it only after the next look."""
         if written.get("metadata", {}).get("uid") != self.uid:
             return
         if _wish(written) == _wish(self._body):
             self._body = written
-        else:  # a user was quicker, and that is still to be heard
+        else:  # a user changed the object first; that event is still to come
             self._body = {**self._body, "status": written.get("status") or {}}
 
 
 def _wish(body: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What users say with an object, and what holds it."""
+    """What users specify with an object, and its finalizers."""
     meta = body["metadata"]
     return tuple(meta.get(key) for key in ("generation", "deletionTimestamp", "annotations", "finalizers"))
 
 
 def _face(body: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What other objects of the topic go by."""
+    """What other objects of the topic depend on."""
     meta = body["metadata"]
     return meta.get("generation"), meta.get("deletionTimestamp"), _ready(body).get("status")
 

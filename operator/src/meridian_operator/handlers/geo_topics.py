@@ -24,12 +24,12 @@ RESOURCE: Final = (GROUP, VERSION, GEO_TOPIC.plural)
 
 @kopf.index(*RESOURCE)
 def geo_topics(meta: Mapping[str, Any], spec: Mapping[str, Any], **_: Any) -> Any:
-    """Topic -> the objects that want it."""
+    """Topic -> claims of the objects that name it."""
     return {spec.get("topic"): claim_of(meta)}
 
 
 def claim_of(meta: Mapping[str, Any]) -> Claim:
-    """The claim that an object makes by being there."""
+    """The claim that an object makes by existing."""
     return Claim(
         str(meta["creationTimestamp"]),
         meta["namespace"],

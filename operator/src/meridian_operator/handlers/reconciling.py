@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One look at one object, whatever the reason for it: observe its regions, plan, change, observe again, report.
+"""One look at one object, whatever triggered it: observe its regions, plan, apply, observe again, report.
 
-Only an object that rules its topic or subscription, is not paused and is no dry run touches a region.
+Only an object that is in control of its topic or subscription, and neither paused nor a dry run, touches a region.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from meridian_operator.plan.outcome import READY, drifted, judge
 
 
 async def look(subject: Subject[Spec], body: Mapping[str, Any], views: Views, world: World) -> Answer:
-    """Bring every region to what the object says.
+    """Bring every region to the state that the object specifies.
 
-    :param body: the object as Kubernetes has it.
+    :param body: the object as Kubernetes stores it.
     """
     report = Report(body, world.now())
     meta = body["metadata"]
@@ -43,14 +43,14 @@ async def look(subject: Subject[Spec], body: Mapping[str, Any], views: Views, wo
     first = ruler(subject.claims(wish))
     rules = wish.is_allowed and (first is None or first.is_of(*wish.claim))
     if holds != (rules and spec.deletion_policy is DeletionPolicy.DELETE):
-        # Before anything is made: what this object makes, its deletion has to find.
+        # Before anything is created: the deletion must find everything that this object creates.
         return Answer(finalizers=_toggled(meta.get("finalizers") or ()), again_seconds=AGAIN_SECONDS)
     if not wish.is_allowed:
         return report.refused("TenantNotAllowed", not_allowed(wish))
     if is_on(body, PAUSED):
         return report.paused()
     if not rules:
-        text = f"{first} is older and rules {subject.what(wish)}: delete one of the two. This one touches nothing"
+        text = f"{first} is older and controls {subject.what(wish)}; this object has no effect: delete one of the two"
         return report.refused("ConflictingResource", text)
     return await _reconcile(subject, wish, world, report)
 
@@ -79,7 +79,7 @@ async def _reconcile(subject: Subject[Spec], wish: Wish[Spec], world: World, rep
 
 
 def history_of(body: Mapping[str, Any]) -> History:
-    """What the object's status remembers."""
+    """The history recorded in the object's status."""
     status = body.get("status") or {}
     ready: Mapping[str, Any] = next((one for one in status.get("conditions") or () if one.get("type") == READY), {})
     generation = body["metadata"].get("generation")

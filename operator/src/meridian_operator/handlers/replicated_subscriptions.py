@@ -31,13 +31,13 @@ RESOURCE: Final = (GROUP, VERSION, REPLICATED_SUBSCRIPTION.plural)
 
 @kopf.index(*RESOURCE)
 def replicated_subscriptions(meta: Mapping[str, Any], spec: Mapping[str, Any], **_: Any) -> Any:
-    """Topic and subscription -> the objects that want it."""
+    """(topic, subscription) -> claims of the objects that name it."""
     return {(spec.get("topic"), spec.get("subscription")): claim_of(meta)}
 
 
 @kopf.index(GROUP, VERSION, "geotopics")
 def topic_regions(meta: Mapping[str, Any], spec: Mapping[str, Any], **_: Any) -> Any:
-    """Topic -> the objects that want it and their regions, for subscriptions that name none."""
+    """Topic -> claims of the objects that name it, with their regions, for subscriptions that list none."""
     return {spec.get("topic"): (claim_of(meta), tuple(spec.get("regions", ())))}
 
 
@@ -80,7 +80,7 @@ class ReplicatedSubscriptions(Subject[ReplicatedSubscriptionSpec]):
         return [aligned(verdict, now)], status
 
     def _named(self, wish: Wish[ReplicatedSubscriptionSpec], seen: Sequence[RegionSeen]) -> list[RegionSeen]:
-        """Without the regions that the topic has left: the subscription there goes its own way."""
+        """Without regions removed from the topic: the subscription there is no longer replicated."""
         names = set(self.names(wish))
         return [region for region in seen if region.name in names]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what was found to what is written: the status, and at most one Event. Pure."""
+"""Turns findings into the status to write and at most one Event. Pure."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from meridian_operator.plan.outcome import (
 )
 
 RESYNC_SECONDS: Final = 15.0
-"""How often an object is looked at though nothing happened: regions come back, and people change things by hand."""
+"""Interval between looks without an event: regions come back, and people change things by hand."""
 AGAIN_SECONDS: Final = 3.0
-"""How soon an object is looked at again that is on its way."""
+"""Delay before the next look at an object whose changes are in progress."""
 MESSAGE_CHARACTERS: Final = 4000
 PLAN_SENTENCES: Final = 64
 _QUIET: Final = ("Progressing", "Paused", "DryRun", "WaitingForTopic")
-"""Reasons of Ready that nobody needs an Event for: the user knows, or it passes."""
+"""Reasons of Ready that cause no Event: the user knows, or the state is temporary."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one look at an object leads to."""
+    """What to write after one look at an object."""
 
     status: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of the status as they shall be."""
+    """Keys of the status to replace."""
     pressing: bool = False
-    """The status says something new; otherwise only numbers moved, and writing them can wait."""
+    """The status says something new; otherwise only numbers changed, and the write can wait."""
     finalizers: tuple[str, ...] | None = None
-    """None: as they are."""
+    """None: unchanged."""
     event: Event | None = None
     again_seconds: float = RESYNC_SECONDS
 
@@ -47,7 +47,7 @@ class Answer:
 class Report:
     """Turns findings on one object into an answer.
 
-    :param now: the time as conditions have it.
+    :param now: the time, formatted as in conditions.
     """
 
     def __init__(self, body: Mapping[str, Any], now: str) -> None:
@@ -70,35 +70,35 @@ class Report:
         return replace(made, event=Event("Changed", "; ".join(sentences)))
 
     def dry_run(self, planned: Plan) -> Answer:
-        """What would be done. The other conditions stay."""
+        """Report planned changes. The other conditions stay."""
         sentences = [*(change.sentence() for change in planned.changes), *(one[2] for one in planned.problems)]
-        text = f"annotation meridian.dev/dry-run holds back {len(planned.changes)} changes: see status.plan"
+        text = f"annotation meridian.dev/dry-run is set; {len(planned.changes)} changes planned: see status.plan"
         told = [sentence[:512] for sentence in sentences[:PLAN_SENTENCES]]
         return self._answer([Finding(READY, "Unknown", "DryRun", text)], {"plan": told}, keep=True)
 
     def paused(self) -> Answer:
         """The object is left alone. The other conditions stay."""
-        text = "annotation meridian.dev/paused: the operator does not look at this object"
+        text = "annotation meridian.dev/paused is set: the operator leaves this object alone"
         return self._answer([Finding(READY, "Unknown", "Paused", text)], keep=True)
 
     def refused(self, reason: str, message: str) -> Answer:
-        """The object itself is at fault. What was said of the regions does not hold any more."""
+        """The object itself is at fault. What the status said about the regions no longer holds."""
         return self._answer(
             [
                 Finding(READY, "False", reason, message),
-                Finding(PROGRESSING, "False", reason, "nothing is done until this object is changed"),
+                Finding(PROGRESSING, "False", reason, "nothing happens until this object is changed"),
             ],
             {"regions": [], "regionsReady": "", "plan": []} if self._has_regions() else {},
         )
 
     def waiting(self, reason: str, message: str) -> Answer:
-        """Something else has to happen first, and will wake this object."""
+        """Something else must happen first, and will trigger a look at this object."""
         return self._answer(
             [Finding(READY, "False", reason, message), Finding(PROGRESSING, "True", "Waiting", message)]
         )
 
     def blocked(self, since: str, why: str, planned: Sequence[str] = ()) -> Answer:
-        """A deletion cannot be carried out now."""
+        """The deletion cannot proceed yet."""
         text = f"the deletion has waited since {since}: {why}"
         made = self._answer(
             [Finding(READY, "False", DELETION_BLOCKED, text), Finding(DELETION_BLOCKED, "True", "Waiting", text)],
@@ -108,7 +108,7 @@ class Report:
         return replace(made, again_seconds=AGAIN_SECONDS)
 
     def deleting(self, message: str) -> Answer:
-        """A deletion is on its way."""
+        """The deletion is in progress."""
         made = self._answer([Finding(READY, "False", "Progressing", message)], keep=True)
         return replace(made, again_seconds=1.0)
 
@@ -136,7 +136,7 @@ class Report:
         return [_essence(one) for one in self._before] != [_essence(one) for one in after]
 
     def _event(self, after: Sequence[Condition]) -> Event | None:
-        """An Event when something is wrong that was not, or was and is not any more."""
+        """An Event when a problem has appeared or has been resolved."""
         old = next((one for one in self._before if one.type == READY), None)
         new = next(one for one in after if one.type == READY)
         if new.reason in _QUIET or (old is not None and (old.status, old.reason) == (new.status, new.reason)):
@@ -147,7 +147,7 @@ class Report:
 
 
 VOLATILE: Final = frozenset({"regions", "backlog", "maxLagSeconds"})
-"""Parts of a status that move with the traffic."""
+"""Status fields that change with traffic."""
 
 
 def _essence(one: Condition) -> tuple[str, str, str, int]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the flow of every kind needs to know of one kind."""
+"""The interface through which the reconciler handles a kind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Spec = TypeVar("Spec", bound=GeoTopicSpec | ReplicatedSubscriptionSpec)
 
 @dataclass(frozen=True, slots=True)
 class Views:
-    """kopf's indices: what its watches have seen so far. They change in place."""
+    """kopf's indices: what its watches have seen so far. kopf updates them in place."""
 
     geo_topics: Mapping[str, Any]
     replicated_subscriptions: Mapping[tuple[str, str], Any]
@@ -32,32 +32,32 @@ class Views:
 
     @classmethod
     def of(cls, indices: Mapping[str, Any]) -> Views:
-        """Out of the arguments that kopf gives a handler."""
+        """From the arguments that kopf passes to a handler."""
         return cls(**{name: indices[name] for name in cls.__slots__})
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look at the regions, after the changes that it led to."""
+    """The regions as observed after the changes were applied."""
 
     seen: list[RegionSeen]
-    """The regions that the object names, then those that it named before."""
+    """The regions that the object names, followed by those that it used to name."""
     planned: Plan
-    """What is left to do."""
+    """What remains to be changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish(Generic[Spec]):
-    """One object, read."""
+    """A parsed object, with the context needed to reconcile it."""
 
     spec: Spec
     body: Mapping[str, Any]
-    """The object as Kubernetes has it."""
+    """The object as Kubernetes stores it."""
     views: Views
     history: History
     settings: Settings
     gone: Container[str]
-    """Objects, by uid, that are in the views and no longer exist."""
+    """UIDs of objects that are still in the views but no longer exist."""
 
     @property
     def claim(self) -> tuple[str, str]:
@@ -67,11 +67,11 @@ class Wish(Generic[Spec]):
 
     @property
     def is_allowed(self) -> bool:
-        """May the object name this topic? Otherwise it has no say."""
+        """May the object manage this topic?"""
         return self.settings.allows(self.claim[0], self.spec.topic)
 
     def counts(self, claim: Claim) -> bool:
-        """Does an object that names the same topic exist, and may it?"""
+        """Does the object behind a claim to the same topic still exist, and may it manage the topic?"""
         return claim.uid not in self.gone and self.settings.allows(claim.namespace, self.spec.topic)
 
 
@@ -83,23 +83,23 @@ class Subject(ABC, Generic[Spec]):
 
     @abstractmethod
     def what(self, wish: Wish[Spec]) -> str:
-        """The topic or subscription, for a sentence."""
+        """The topic or subscription, as it appears in messages."""
 
     @abstractmethod
     def claims(self, wish: Wish[Spec]) -> Iterable[Claim]:
-        """All objects that name the same topic or subscription, and may."""
+        """Claims of all objects that name, and may manage, the same topic or subscription."""
 
     @abstractmethod
     def names(self, wish: Wish[Spec]) -> list[str]:
-        """The regions in which it shall be."""
+        """The regions that should have it."""
 
     @abstractmethod
     def place(self, wish: Wish[Spec]) -> tuple[TopicName, str | None]:
-        """Topic, and subscription if the kind is about one."""
+        """The topic, and the subscription if the kind describes one."""
 
     @abstractmethod
     def refusal(self, wish: Wish[Spec]) -> tuple[str, str] | None:
-        """Why nothing can be done for the object as it is: reason and sentence."""
+        """Why the spec cannot be carried out: reason and sentence; None: it can."""
 
     @abstractmethod
     def plan(self, wish: Wish[Spec], seen: Sequence[RegionSeen]) -> Plan:
@@ -107,8 +107,8 @@ class Subject(ABC, Generic[Spec]):
 
     @abstractmethod
     def deletion(self, wish: Wish[Spec], seen: Sequence[RegionSeen], abandoned: Sequence[str]) -> Plan:
-        """What to change so that it is gone everywhere but in the abandoned regions."""
+        """What to change to delete it everywhere except in abandoned regions."""
 
     @abstractmethod
     def report(self, wish: Wish[Spec], look: Look, now: str) -> tuple[list[Finding], ReconciledStatus]:
-        """More findings, and the status."""
+        """Further findings, and the status."""

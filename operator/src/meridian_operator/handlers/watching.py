@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""kopf's part: it watches, and tells the desk. Importing this module registers the handlers.
+"""kopf watches and passes events to the desk. Importing this module registers the handlers.
 
-Handlers of raw events leave no mark on objects. kopf's change handlers and timers would: annotations that take every
-other annotation of the same prefix out of sight, and a finalizer on each object.
+Raw event handlers leave no mark on objects. kopf's change handlers and timers would: a finalizer on each object, and
+annotations whose prefix hides every other annotation with the same prefix.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ _SUBSCRIPTIONS = ReplicatedSubscriptions()
 
 @kopf.on.event(GROUP, VERSION, GeoTopics.kind.plural)
 async def geo_topic(event: Mapping[str, Any], memo: Any, **kwargs: Any) -> None:
-    """A GeoTopic was listed, or has changed."""
+    """A GeoTopic was listed or has changed."""
     memo.desk.heard(_GEO_TOPICS, event["type"], event["object"], Views.of(kwargs))
 
 
 @kopf.on.event(GROUP, VERSION, ReplicatedSubscriptions.kind.plural)
 async def replicated_subscription(event: Mapping[str, Any], memo: Any, **kwargs: Any) -> None:
-    """A ReplicatedSubscription was listed, or has changed."""
+    """A ReplicatedSubscription was listed or has changed."""
     memo.desk.heard(_SUBSCRIPTIONS, event["type"], event["object"], Views.of(kwargs))
 
 
 @kopf.on.event(GROUP, VERSION, SHADOW_TOPIC.plural)
 @kopf.on.event(GROUP, VERSION, METADATA_SYNC_POLICY.plural)
 async def not_implemented(event: Mapping[str, Any], memo: Any, **_: Any) -> None:
-    """An object of a kind that this version does not act on says so."""
+    """Report on objects of kinds that this version does not act on."""
     body = event["object"]
     kind = SHADOW_TOPIC if body["kind"] == SHADOW_TOPIC.kind else METADATA_SYNC_POLICY
     told = Report(body, memo.world.now()).refused("NotImplemented", f"this version does not act on a {kind.kind}")

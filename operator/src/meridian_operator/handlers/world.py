@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What handlers share: the regions, and everything outside of the process.
+"""What handlers share: the regions and everything else outside the process.
 
-kopf keeps the indices from its watches, so nothing here reads from Kubernetes.
+kopf maintains its indices from watches, so nothing here reads from Kubernetes.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ PARALLEL_REGIONS: Final = 16
 
 
 def utc_now() -> str:
-    """The time as conditions have it."""
+    """The current time, formatted as in conditions."""
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @dataclass(slots=True)
 class World:
-    """Everything outside of the process."""
+    """Everything outside the process."""
 
     http: aiohttp.ClientSession
     tokens: Tokens
     kube: KubeClient
     random: Callable[[], float]
-    """From 0 to 1; spreads what would otherwise happen at once."""
+    """Random number from 0 to 1, to spread work that would otherwise coincide."""
     numbers: Budget
-    """Writes of statuses in which only numbers moved."""
+    """Rate limit for status writes in which only numbers changed."""
     settings: Settings
     now: Callable[[], str] = utc_now
     gone: set[str] = field(default_factory=set)
-    """Objects, by uid, whose end kopf was not told of: they are still in its indices."""
+    """UIDs of objects whose deletion kopf missed: they are still in its indices."""
     _observers: dict[str, Observer] = field(default_factory=dict)
     _closing: set[asyncio.Task[None]] = field(default_factory=set)
 
     def may_write_numbers(self) -> bool:
-        """Is there room for a write that can wait?"""
+        """May a status in which only numbers changed be written now?"""
         return self.numbers.take()
 
     async def close(self) -> None:
@@ -64,7 +64,7 @@ class World:
         await self.kube.close()
 
     def observer(self, region: Region) -> Observer:
-        """Who looks at the region, for all objects. One that has moved is looked at anew."""
+        """The region's observer, shared by all objects. A region whose URL changed gets a new one."""
         known = self._observers.get(region.name)
         if known is None or known.region != region:
             if known is not None:
@@ -75,23 +75,23 @@ class World:
         return known
 
     def calls(self) -> dict[str, int]:
-        """Requests to each region so far."""
+        """Number of requests sent to each region so far."""
         return {name: observer.calls for name, observer in self._observers.items()}
 
     async def see(self, names: Sequence[str], topic: TopicName, subscription: str | None) -> list[RegionSeen]:
-        """All the named regions, asked at the same time."""
+        """Observe all the named regions concurrently."""
 
         async def one(name: str) -> RegionSeen:
             known = self.settings.regions.get(name)
             if known is None:
-                text = "the operator does not know it: list it in the value regions of the operator's chart"
+                text = "the operator does not know this region: add it to regions in the operator's chart values"
                 return RegionSeen(name, "", problem=text, reason="RegionNotListed")
             return await self.observer(Region(name, known.url)).see(topic, subscription)
 
         return list(await asyncio.gather(*(one(name) for name in names[: 2 * PARALLEL_REGIONS])))
 
     async def apply(self, planned: Sequence[Change]) -> list[tuple[str, str]]:
-        """Make the changes, in order within a region. What regions refused: region and sentence."""
+        """Apply the changes, in order within each region. Returns failures: region and sentence."""
 
         async def one(region: str) -> list[tuple[str, str]]:
             observer = self.observer(Region(region, self.settings.regions[region].url))
@@ -101,7 +101,7 @@ class World:
                 try:
                     await observer.apply(change)
                 except (Refused, *TROUBLE) as error:
-                    # What comes after in this region builds on this change.
+                    # Later changes in this region depend on this one.
                     return [(region, f"{change.sentence()}: {str(error) or type(error).__name__}")]
             return []
 
@@ -111,7 +111,7 @@ class World:
 
 @kopf.index("configmaps", labels={VERDICT_LABEL: kopf.PRESENT})  # type: ignore[arg-type]
 def verdicts(namespace: str, labels: Mapping[str, str], body: Mapping[str, Any], memo: Any, **_: Any) -> Any:
-    """Topic and subscription -> rows of the verifiers' ConfigMaps, which are read once, when they change."""
+    """(topic, subscription) -> rows of the verifiers' ConfigMaps, which are parsed only when they change."""
     if namespace != memo.settings.verdicts_namespace:
         return {}
     return rows_of((namespace, labels[VERDICT_LABEL]), body.get("data") or {})
@@ -119,7 +119,7 @@ def verdicts(namespace: str, labels: Mapping[str, str], body: Mapping[str, Any],
 
 @kopf.index("configmaps", labels={VERDICT_LABEL: kopf.PRESENT})  # type: ignore[arg-type]
 def verdict_runs(namespace: str, labels: Mapping[str, str], body: Mapping[str, Any], memo: Any, **_: Any) -> Any:
-    """Verifier -> its run in force."""
+    """Verifier -> its current run."""
     if namespace != memo.settings.verdicts_namespace:
         return {}
     run = run_of(body.get("data") or {})
@@ -127,6 +127,6 @@ def verdict_runs(namespace: str, labels: Mapping[str, str], body: Mapping[str, A
 
 
 def verdict_on(views: Views, topic: str, subscription: str = "") -> Row | None:
-    """What the newest run says of a topic, or of a subscription of it."""
+    """The newest run's verdict on a topic or one of its subscriptions."""
     of_topic = views.verdicts.get((topic, ""), ()) if subscription else ()
     return verdict_of(views.verdicts.get((topic, subscription), ()), of_topic, views.verdict_runs)

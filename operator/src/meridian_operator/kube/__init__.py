@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the operator writes to Kubernetes."""
+"""The operator's writes to Kubernetes."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The three things the operator writes to Kubernetes: an object's status, its finalizers, and Events.
+"""Writes to Kubernetes: an object's status, its finalizers, and Events.
 
-kopf watches; it does not write. Its own bookkeeping (annotations with the last handled specification, a finalizer on
-every object with a timer) would make each deletion depend on a running operator.
+kopf only watches here. Its own bookkeeping (annotations with the last handled spec, a finalizer on every object with a
+timer) would make every deletion depend on a running operator.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ COMPONENT: Final = "meridian-operator"
 CALL_SECONDS: Final = 15.0
 PARALLEL_CALLS: Final = 16
 MESSAGE_CHARACTERS: Final = 1000
-"""Kubernetes takes 1,024 in an Event."""
+"""Kubernetes accepts 1,024 in an Event."""
 PAGE: Final = 500
-"""Objects in one answer."""
+"""Objects per page of a list."""
 _MERGE: Final = "application/merge-patch+json"
 _METADATA: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
 class KubeError(Exception):
-    """The API server refused a write, or did not answer. The message says which and why."""
+    """The API server refused a request or did not answer. The message has the request and the reason."""
 
 
 class Conflict(KubeError):
@@ -57,7 +57,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that users find with ``kubectl describe``."""
+    """An Event that users see in ``kubectl describe``."""
 
     reason: str
     message: str
@@ -67,9 +67,9 @@ class Event:
 class KubeClient:
     """Writes to the API server that kopf is logged in to.
 
-    :param login: the connection as it is now; asked again when the API server refuses the token, which Kubernetes
+    :param login: returns the current connection; called again when the API server rejects the token, which Kubernetes
         renews in place.
-    :param traces: told of every request.
+    :param traces: called for every request.
     """
 
     def __init__(self, login: Callable[[], kopf.ConnectionInfo], traces: Sequence[aiohttp.TraceConfig] = ()) -> None:
@@ -90,15 +90,15 @@ class KubeClient:
     async def write_status(self, of: Reference, status: Mapping[str, Any]) -> Mapping[str, Any]:
         """Replace the given keys of the status. Returns the object.
 
-        :raises KubeError: it was not written.
+        :raises KubeError: the write failed.
         """
         return await self.send("PATCH", f"{_path(of)}/status", {"status": dict(status)})
 
     async def write_finalizers(self, of: Reference, finalizers: Sequence[str], version: str) -> None:
         """Replace the finalizers, unless the object has changed since ``version``.
 
-        :raises Conflict: it has; its change will be heard.
-        :raises KubeError: they were not written.
+        :raises Conflict: it has; an event for that change will follow.
+        :raises KubeError: the write failed.
         """
         metadata = {"finalizers": list(finalizers), "resourceVersion": version}
         await self.send("PATCH", _path(of), {"metadata": metadata})
@@ -127,9 +127,9 @@ class KubeClient:
         )
 
     async def uids(self, plural: str, namespace: str = "") -> set[str]:
-        """Of all our objects of a kind, in one namespace or in all.
+        """UIDs of all our objects of a kind, in one namespace or in all.
 
-        :raises KubeError: they were not listed.
+        :raises KubeError: the list failed.
         """
         path = f"/apis/{GROUP}/{VERSION}/{f'namespaces/{namespace}/' if namespace else ''}{plural}?limit={PAGE}"
         found: set[str] = set()
@@ -144,7 +144,7 @@ class KubeClient:
     async def send(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, accept: str = "application/json"
     ) -> Mapping[str, Any]:
-        """One request; the object in the answer.
+        """Send one request and return the object in the response.
 
         :raises Conflict: the object has changed since it was read.
         :raises Gone: there is no such object.

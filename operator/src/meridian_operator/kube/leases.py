@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One Lease of Kubernetes, read and written with its version."""
+"""Reads and writes a Kubernetes Lease with its resource version."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ API: Final = "coordination.k8s.io/v1"
 
 
 class LeaseObject:
-    """The Lease by name. It need not exist."""
+    """A Lease object, which need not exist yet."""
 
     def __init__(self, kube: KubeClient, namespace: str, name: str) -> None:
         self._kube = kube
@@ -20,9 +20,9 @@ class LeaseObject:
         self._meta = {"namespace": namespace, "name": name}
 
     async def read(self) -> tuple[Lease | None, str]:
-        """The Lease and its version; None when there is none.
+        """The Lease and its version; None if it does not exist.
 
-        :raises KubeError: the API server refused, or did not answer.
+        :raises KubeError: the API server refused or did not answer.
         """
         try:
             found = await self._kube.send("GET", f"{self._all}/{self._meta['name']}")
@@ -31,10 +31,10 @@ class LeaseObject:
         return _parsed(found.get("spec") or {}), str(found["metadata"]["resourceVersion"])
 
     async def write(self, lease: Lease, version: str) -> None:
-        """Replace what was read; with an empty version, make it.
+        """Replace the Lease that was read at ``version``; with an empty version, create it.
 
-        :raises Conflict: somebody else was faster.
-        :raises KubeError: it was not written, or there was no answer.
+        :raises Conflict: another replica wrote it first.
+        :raises KubeError: the write failed or got no answer.
         """
         body = {
             "apiVersion": API,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bound on how often something may happen, whatever the number of objects."""
+"""Rate limits that hold whatever the number of objects."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable
 class Budget:
     """A token bucket.
 
-    :param per_second: how often in the long run.
-    :param at_once: how often in a burst, after a pause.
-    :param clock: seconds, from any beginning.
+    :param per_second: sustained rate.
+    :param at_once: burst size.
+    :param clock: monotonic seconds.
     """
 
     def __init__(self, per_second: float, at_once: float, clock: Callable[[], float]) -> None:
@@ -22,14 +22,14 @@ class Budget:
         self._since = clock()
 
     def take(self) -> bool:
-        """Take one, if there is one."""
+        """Take a token. Returns False if none is left."""
         if self.wait_seconds() > 0:
             return False
         self._left -= 1
         return True
 
     def wait_seconds(self) -> float:
-        """After how many seconds there is one to take; 0: now."""
+        """Seconds until a token is available; 0: now."""
         now = self._clock()
         self._left = min(self._at_once, self._left + (now - self._since) * self._per_second)
         self._since = now

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything the operator ever does to a region. Each change has a sentence for Events and dry runs."""
+"""Every change that the operator can make in a region, each with a sentence for Events and dry runs."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from meridian_operator.plan.observed import TopicName
 
 @dataclass(frozen=True, slots=True)
 class Change(ABC):
-    """One call of a region's admin API."""
+    """One change through a region's admin API."""
 
     region: str
     topic: TopicName
 
     @abstractmethod
     def sentence(self) -> str:
-        """What it does, beginning with the region."""
+        """What the change does, beginning with the region."""
 
 
 @dataclass(frozen=True, slots=True)
 class CreateNamespace(Change):
-    """Make the topic's namespace, and its tenant where there is none."""
+    """Create the topic's namespace, and its tenant where that is missing."""
 
     regions: tuple[str, ...]
-    """Those in which a new tenant may have topics."""
+    """Clusters that a new tenant is allowed to use."""
 
     def sentence(self) -> str:
-        return f"{self.region}: make namespace {self.topic.tenant}/{self.topic.namespace}"
+        return f"{self.region}: create namespace {self.topic.tenant}/{self.topic.namespace}"
 
 
 @dataclass(frozen=True, slots=True)
 class CreateTopic(Change):
-    """Make the topic, with ``partitions`` partitions or, when 0, without."""
+    """Create the topic with ``partitions`` partitions; 0: not partitioned."""
 
     partitions: int
 
     def sentence(self) -> str:
         how = f"with {self.partitions} partitions" if self.partitions else "without partitions"
-        return f"{self.region}: make topic {self.topic} {how}"
+        return f"{self.region}: create topic {self.topic} {how}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +52,12 @@ class GrowTopic(Change):
     partitions: int
 
     def sentence(self) -> str:
-        return f"{self.region}: grow topic {self.topic} to {self.partitions} partitions"
+        return f"{self.region}: expand topic {self.topic} to {self.partitions} partitions"
 
 
 @dataclass(frozen=True, slots=True)
 class SetPolicy(Change):
-    """Set one topic-level policy; its path's last part, and the body of the call."""
+    """Set a topic-level policy, given as the last part of its path and the request body."""
 
     policy: str
     value: Any
@@ -68,7 +68,7 @@ class SetPolicy(Change):
 
 @dataclass(frozen=True, slots=True)
 class RemovePolicy(Change):
-    """Take one topic-level policy back, so that the namespace's holds again."""
+    """Remove a topic-level policy, so that the namespace's applies again."""
 
     policy: str
 
@@ -78,10 +78,10 @@ class RemovePolicy(Change):
 
 @dataclass(frozen=True, slots=True)
 class Unlink(Change):
-    """Let the region, which the topic has left, send to no other region any more. Its copy stays there."""
+    """Stop replication from a region that was removed from the topic. Its copy stays there."""
 
     def sentence(self) -> str:
-        return f"{self.region}: stop replicating {self.topic}, whose copy stays there"
+        return f"{self.region}: stop replicating {self.topic}; its copy there stays"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class AddSchema(Change):
 
 @dataclass(frozen=True, slots=True)
 class DeleteTopic(Change):
-    """Delete the topic with its messages."""
+    """Delete the topic and its messages."""
 
     partitioned: bool
 
@@ -107,19 +107,19 @@ class DeleteTopic(Change):
 
 @dataclass(frozen=True, slots=True)
 class CreateSubscription(Change):
-    """Make a replicated subscription at one end of the topic."""
+    """Create a replicated subscription at one end of the topic."""
 
     subscription: str
     earliest: bool
 
     def sentence(self) -> str:
         where = "earliest" if self.earliest else "latest"
-        return f"{self.region}: make subscription {self.subscription} on {self.topic} at the {where} message"
+        return f"{self.region}: create subscription {self.subscription} on {self.topic} at the {where} message"
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicateSubscription(Change):
-    """Keep the subscription's place the same in all regions."""
+    """Make the subscription replicated."""
 
     subscription: str
 
@@ -129,26 +129,26 @@ class ReplicateSubscription(Change):
 
 @dataclass(frozen=True, slots=True)
 class SetDispatchScope(Change):
-    """Say which region dispatches which messages of the subscription; one region tells the others."""
+    """Set which region dispatches which messages of the subscription. The region propagates it to the others."""
 
     subscription: str
     scope: str
     """``local`` or ``origin``."""
     witness: str | None = None
-    """Who votes besides the topic's regions; None: as before."""
+    """The region that votes besides the topic's regions; None: unchanged."""
 
     def sentence(self) -> str:
         scope = self.scope if self.witness is None else f"{self.scope} with witness {self.witness}"
-        return f"{self.region}: dispatch scope {scope} for subscription {self.subscription} on {self.topic}"
+        return f"{self.region}: set dispatch scope {scope} for subscription {self.subscription} on {self.topic}"
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteSubscription(Change):
-    """Delete the subscription with its progress."""
+    """Delete the subscription and its progress."""
 
     subscription: str
     force: bool = False
-    """Without asking the other regions, because one of them is given up."""
+    """Do not ask the other regions first, because one of them is abandoned."""
 
     def sentence(self) -> str:
         return f"{self.region}: delete subscription {self.subscription} on {self.topic}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several objects may name the same topic or subscription: the oldest of them rules, and only it touches a region."""
+"""Several objects may name the same topic or subscription: the oldest is in control, and only it touches a region."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Claim(NamedTuple):
-    """One object that names the topic or subscription. Claims sort by age."""
+    """An object that names the topic or subscription. Claims sort by age."""
 
     created: str
     namespace: str
@@ -25,10 +25,10 @@ class Claim(NamedTuple):
 
 
 def ruler(claims: Iterable[Claim]) -> Claim | None:
-    """The claim that rules; None when there is none."""
+    """The claim that is in control; None if there are no claims."""
     return min(claims, default=None)
 
 
 def heir(claims: Iterable[Claim], namespace: str, name: str) -> Claim | None:
-    """Which object still wants the topic or subscription when the named one is deleted; None: nobody does."""
+    """The claim that takes control when the given object is deleted; None: no other object has one."""
     return min((one for one in claims if not one.leaving and not one.is_of(namespace, name)), default=None)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""GeoTopic: the plan.
+"""Plans for GeoTopics.
 
-A region that does not answer is a problem and holds nothing up elsewhere. Topic-level policies are set, never the
-namespace's: other topics of the namespace are none of our business. What the spec does not name is left alone, unless
-this object set it before. A region that joined and is not filled yet is waited for: nobody should fail over to it.
+A region that does not answer is reported and holds nothing up elsewhere. Only topic-level policies are set, never the
+namespace's, which would affect its other topics. Settings that the spec does not name are left alone, unless this
+object set them before. A region that joined is waited for until its backfill completes: it is no failover target yet.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from meridian_operator.plan.outcome import REPLICATING, Finding, Plan
 
 REPLICATION: Final = "replication"
 _VANISHED: Final = (
-    "{topic} was there and is gone, and no other region holds it. Making it again would make an empty one: to do that, "
-    "set annotation meridian.dev/recreate to a new value"
+    "{topic} has disappeared, and no other region holds it. To create it again, empty, set annotation "
+    "meridian.dev/recreate to a new value"
 )
 _QUOTA_POLICIES: Final = {
     "ProducerRequestHold": "producer_request_hold",
@@ -42,7 +42,7 @@ _QUOTA_POLICIES: Final = {
 
 
 def policies(spec: GeoTopicSpec) -> dict[str, Any]:
-    """The topic-level policies that the spec asks for: last part of the path -> body."""
+    """The topic-level policies that the spec asks for: last part of the path -> request body."""
     wanted: dict[str, Any] = {REPLICATION: sorted(spec.regions)}
     if spec.retention is not None:
         wanted["retention"] = _retention(spec.retention)
@@ -56,7 +56,7 @@ def policies(spec: GeoTopicSpec) -> dict[str, Any]:
 
 
 def refusal(spec: GeoTopicSpec) -> tuple[str, str] | None:
-    """Why nothing is done for this specification: reason and sentence."""
+    """Why this spec cannot be carried out: reason and sentence; None: it can."""
     sync, schema = spec.subscription_sync, spec.topic_schema
     fields = []
     if sync.mode != "Exact":
@@ -71,16 +71,16 @@ def refusal(spec: GeoTopicSpec) -> tuple[str, str] | None:
     if schema is not None and schema.compatibility is not None:
         fields.append("schema.compatibility")
     if fields:
-        return "NotSupported", f"this version does not act on {', '.join(fields)}: remove that from the spec"
+        return "NotSupported", f"this version does not support {', '.join(fields)}: remove it from the spec"
     if schema is not None and not schema.definition and schema.type != "STRING":
-        return "InvalidSpec", f"schema.definition is empty: a schema of type {schema.type} needs its text"
+        return "InvalidSpec", f"schema.definition is empty: a schema of type {schema.type} needs one"
     return None
 
 
 def plan(spec: GeoTopicSpec, seen: Sequence[RegionSeen], history: History = NOTHING) -> Plan:
-    """What to do so that every region of the topic holds it as specified.
+    """The changes that bring every region of the topic to the spec.
 
-    :param seen: the regions that the object names, and those that it named before.
+    :param seen: the regions that the object names, and those that it used to name.
     """
     topic = TopicName.parse(spec.topic)
     changes: list[Change] = []
@@ -99,20 +99,18 @@ def plan(spec: GeoTopicSpec, seen: Sequence[RegionSeen], history: History = NOTH
         if problem is not None:
             problems.append((region.name, *problem))
         elif missing and (region.name in history.established or (history.established and not held)):
-            waiting.append(
-                f"{region.name} has no {topic} and is filled from a region that still holds it at the next look"
-            )
+            waiting.append(f"{region.name} has lost {topic}; it will be backfilled from a region that still holds it")
             continue
         if problem is None or problem[0] == "MorePartitions":
             changes += _topic(spec, topic, region)
             changes += _policies(topic, region, wanted, given_up)
             changes += _schema(spec, topic, region)
         if region.topic is not None and region.topic.unfilled:
-            waiting.append(f"{region.name} is being filled: {region.topic.unfilled}")
+            waiting.append(f"{region.name} is being backfilled: {region.topic.unfilled}")
     for region in seen:
         if region.name not in spec.regions:
             if not region.reachable:
-                told = f"{region.name} has left {topic} and is still linked: {_unreachable(region)}"
+                told = f"{region.name} was removed from {topic} but still replicates it: {_unreachable(region)}"
                 problems.append((region.name, region.reason, told))
             elif is_linked(region):
                 changes.append(Unlink(region.name, topic))
@@ -120,15 +118,15 @@ def plan(spec: GeoTopicSpec, seen: Sequence[RegionSeen], history: History = NOTH
 
 
 def is_linked(region: RegionSeen) -> bool:
-    """Does a region that left the topic still send to others, or is it not known whether it does?"""
+    """Does a region that was removed from the topic still replicate it, as far as is known?"""
     if region.topic is None:
         return not region.reachable
     return region.topic.policies.get(REPLICATION) != [region.name]
 
 
 def established(spec: GeoTopicSpec, seen: Sequence[RegionSeen], history: History) -> list[str]:
-    """Regions that are known to hold the topic, to be remembered: a region that is silent is remembered too, and so is
-    one that left and is still linked. Where all that answer have lost it, what was known stays."""
+    """Regions known to hold the topic, for the status. Unreachable regions stay in the list, and so do removed regions
+    that still replicate. If every region that answers has lost the topic, the list stays as it was."""
     holding = {region.name for region in seen if region.topic is not None and region.name in spec.regions}
     if not holding:
         return sorted(history.established)
@@ -138,7 +136,7 @@ def established(spec: GeoTopicSpec, seen: Sequence[RegionSeen], history: History
 
 
 def left(spec: GeoTopicSpec, seen: Sequence[RegionSeen], history: History) -> list[str]:
-    """Regions that the topic has left and that keep their copy of it."""
+    """Regions that were removed from the topic and keep their copy."""
     gone = {
         region.name
         for region in seen
@@ -148,12 +146,12 @@ def left(spec: GeoTopicSpec, seen: Sequence[RegionSeen], history: History) -> li
 
 
 def deletion(spec: GeoTopicSpec, seen: Sequence[RegionSeen], abandoned: Sequence[str] = ()) -> Plan:
-    """What to do when the object is deleted with policy Delete: nothing until every region answers, then one region is
-    told, and tells the others.
+    """The changes to make when the object is deleted with policy Delete: none until every region answers; then one
+    region is asked to delete, and informs the others.
 
     :param seen: the regions that are not abandoned.
-    :param abandoned: regions that are given up. The others unlink them first: a region refuses to delete a topic while
-        it cannot ask the others who uses it.
+    :param abandoned: regions not waited for. The others unlink them first: a region refuses to delete a topic while it
+        cannot ask every other region whether the topic is in use.
     """
     topic = TopicName.parse(spec.topic)
     problems = [(region.name, region.reason, _unreachable(region)) for region in seen if not region.reachable]
@@ -175,7 +173,7 @@ def deletion(spec: GeoTopicSpec, seen: Sequence[RegionSeen], abandoned: Sequence
 
 
 def replicating(spec: GeoTopicSpec, seen: Sequence[RegionSeen]) -> Finding:
-    """Does every region send to every other one?"""
+    """Does every region replicate to every other region?"""
     broken = []
     for region in seen:
         if region.name not in spec.regions:
@@ -189,7 +187,7 @@ def replicating(spec: GeoTopicSpec, seen: Sequence[RegionSeen]) -> Finding:
             broken.append(f"{region.name} is not connected to {', '.join(missing)}")
     if broken:
         return Finding(REPLICATING, "False", "LinkDown", "; ".join(broken)[:4000])
-    return Finding(REPLICATING, "True", "AllLinksUp", "every region sends to every other one")
+    return Finding(REPLICATING, "True", "AllLinksUp", "every region replicates to every other region")
 
 
 def _problem(spec: GeoTopicSpec, topic: TopicName, region: RegionSeen) -> tuple[str, str] | None:
@@ -199,7 +197,7 @@ def _problem(spec: GeoTopicSpec, topic: TopicName, region: RegionSeen) -> tuple[
         return (
             "NamespaceNotFound",
             (
-                f"{region.name} has no namespace {topic.tenant}/{topic.namespace}: make it there "
+                f"{region.name} has no namespace {topic.tenant}/{topic.namespace}: create it there "
                 f"(meridian namespaces create {topic.tenant}/{topic.namespace}), or set spec.createNamespace"
             ),
         )
@@ -207,14 +205,14 @@ def _problem(spec: GeoTopicSpec, topic: TopicName, region: RegionSeen) -> tuple[
     if unknown:
         return (
             "RegionUnknown",
-            f"{region.name} does not know {', '.join(unknown)}: name it in that release's region.peers",
+            f"{region.name} does not know {', '.join(unknown)}: add it to region.peers of that release",
         )
     if region.topic is not None and (region.topic.partitions > 0) != (spec.partitions is not None):
         has = f"{region.topic.partitions} partitions" if region.topic.partitions else "no partitions"
         return (
             "PartitioningDiffers",
             (
-                f"{topic} exists in {region.name} with {has}: a topic cannot become partitioned or cease to be. "
+                f"{topic} exists in {region.name} with {has}: a topic cannot become partitioned or non-partitioned. "
                 "Change spec.partitions, or delete the topic there"
             ),
         )
@@ -223,7 +221,7 @@ def _problem(spec: GeoTopicSpec, topic: TopicName, region: RegionSeen) -> tuple[
             "MorePartitions",
             (
                 f"{topic} has {region.topic.partitions} partitions in {region.name}: raise spec.partitions to that; "
-                "partitions never go"
+                "partitions cannot be removed"
             ),
         )
     return None

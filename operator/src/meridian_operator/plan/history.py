@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an object's status remembers of earlier looks: a plan needs it to tell a loss from a beginning."""
+"""What an object's status records of earlier looks, so that a plan can tell a loss from a first creation."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What was true when the object was last looked at."""
+    """State recorded at the last look at the object."""
 
     established: frozenset[str] = frozenset()
     """Regions that held the topic or subscription."""
     left: tuple[str, ...] = ()
-    """Regions that the topic has left, with their copy of it."""
+    """Regions that were removed from the topic and keep their copy."""
     managed: tuple[str, ...] = ()
     """Policies that this object has set."""
     settled: bool = False
-    """Every region was as the specification of this generation says."""
+    """Every region matched the spec of this generation."""
     recreate: bool = False
-    """A user has asked for what vanished to be made again, and it has not been made yet."""
+    """A user has asked to recreate what vanished, and that has not happened yet."""
 
 
 NOTHING = History()
-"""Of an object that was never looked at."""
+"""History of an object that was never looked at."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of several replicas acts: the one that holds the Lease. Pure.
+"""Leader election: only the replica that holds the Lease acts. Pure.
 
-The holder renews the Lease; a replica that has watched it stay unchanged for ``LEASE_SECONDS`` of its own clock takes
-it over. The holder stops acting ``ACT_SECONDS`` after it *began* its last successful renewal. So it stops before any
-other replica can take over, whatever the difference between their clocks, and however late its answers arrive.
+The holder renews the Lease. A replica that has seen the Lease unchanged for ``LEASE_SECONDS`` by its own clock takes it
+over. The holder stops acting ``ACT_SECONDS`` after it *began* its last successful renewal. It therefore stops before
+any other replica can take over, however far their clocks differ and however late responses arrive.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from dataclasses import dataclass
 from typing import Final
 
 LEASE_SECONDS: Final = 10
-"""How long a Lease stays its holder's without being renewed."""
+"""How long a Lease lasts without a renewal."""
 ACT_SECONDS: Final = 7.0
-"""How long the holder acts without having renewed. The rest is for calls that are on their way."""
+"""How long the holder acts after its last renewal. The rest is a margin for calls in flight."""
 RENEW_SECONDS: Final = 2.0
-"""How often the holder renews, and the others look."""
+"""How often the holder renews and the others check."""
 LONGEST_SECONDS: Final = 60
-"""A Lease that claims to be longer is not believed: it would keep every replica from acting."""
+"""Upper bound on a Lease's stated duration: a longer one would keep every replica from acting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What stands in the Lease."""
+    """Contents of the Lease object."""
 
     holder: str
-    """Empty: it was released."""
+    """Empty: the Lease was released."""
     acquired: str
     renewed: str
     transitions: int
@@ -37,7 +37,7 @@ class Lease:
 class Candidate:
     """One replica's view of the Lease.
 
-    :param me: a name that no other replica has, and that no replica ever gets again.
+    :param me: a globally unique name that is never reused.
     """
 
     def __init__(self, me: str) -> None:
@@ -48,15 +48,15 @@ class Candidate:
     def acts(self, now: float) -> bool:
         """May this replica act?
 
-        :param now: seconds of this machine's steady clock, here and below.
+        :param now: seconds of this machine's monotonic clock, here and below.
         """
         return now < self._acts_until
 
     def next(self, found: Lease | None, version: str, now: float, time: str) -> Lease | None:
-        """What to write in place of what was found; None: somebody else holds the Lease.
+        """The Lease to write; None: another replica holds it.
 
         :param version: changes with every write to the Lease.
-        :param time: the time of day, for people.
+        :param time: wall-clock time, for people.
         """
         if found is None:
             return Lease(self.me, time, time, 0)
@@ -69,12 +69,12 @@ class Candidate:
         return Lease(self.me, time, time, found.transitions + 1)
 
     def holds(self, began: float) -> None:
-        """A write that named this replica succeeded.
+        """A write that named this replica as the holder succeeded.
 
-        :param began: when the call for it began.
+        :param began: when that call began.
         """
         self._acts_until = began + ACT_SECONDS
 
     def lost(self) -> None:
-        """Somebody else holds the Lease, or it was given up."""
+        """Another replica holds the Lease, or this one released it."""
         self._acts_until = float("-inf")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the regions were seen to hold, at one moment."""
+"""What regions hold, as observed at one moment."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TopicName:
 
     @classmethod
     def parse(cls, text: str) -> TopicName:
-        """:raises ValueError: it is not of that form."""
+        """:raises ValueError: ``text`` does not have that form."""
         domain, separator, rest = text.partition("://")
         parts = rest.split("/", 2)
         if domain != "persistent" or not separator or len(parts) != 3 or not all(parts):
@@ -31,7 +31,7 @@ class TopicName:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Replication from one region to another, of one topic (the worst of its partitions)."""
+    """Replication of one topic from one region to another (of its worst partition)."""
 
     region: str
     connected: bool
@@ -48,15 +48,15 @@ class TopicSeen:
     policies: Mapping[str, Any] = field(default_factory=dict)
     """Topic-level policies by the last part of their path; absent when not set."""
     schema: Mapping[str, Any] | None = None
-    """Newest version: ``type``, and ``sha256`` of its text, in hexadecimal digits."""
+    """Newest version: ``type``, and ``sha256`` of its text in hexadecimal."""
     links: tuple[Link, ...] = ()
     unfilled: str = ""
-    """Why the copy in this region is not ready to be failed over to; empty: it is."""
+    """Why the copy in this region is not ready for failover; empty: it is ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionSeen:
-    """A subscription in one region, all partitions together."""
+    """A subscription in one region, over all partitions."""
 
     replicated: bool
     mark_delete: str
@@ -65,30 +65,30 @@ class SubscriptionSeen:
     consumers: int
     synced: bool
     reasons: tuple[str, ...] = ()
-    """Why it is not synced with some region, a sentence each."""
+    """For each region that it is not synced with, why: a sentence each."""
     scopes: frozenset[str] = frozenset({"local"})
-    """Dispatch scopes of its partitions."""
+    """Dispatch scopes that its partitions have."""
     witnesses: frozenset[str] = frozenset({""})
-    """Who votes besides the topic's regions, of its partitions; empty: nobody."""
+    """Witness regions that its partitions have; an empty string: no witness."""
     scope_problem: str = ""
-    """Why the scope that is set is not in force; empty when it is."""
+    """Why the configured scope is not in force; empty: it is."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegionSeen:
-    """One region, or why it could not be asked."""
+    """One region as observed, or why it could not be."""
 
     name: str
     url: str
     problem: str = ""
-    """Empty: the region answered."""
+    """Why the region could not be observed; empty: it answered."""
     reason: str = "RegionUnreachable"
-    """Why not, in one word."""
+    """``problem`` in one word."""
     namespace_exists: bool = True
     known_regions: frozenset[str] = frozenset()
-    """Clusters that this region knows, itself too."""
+    """Clusters that this region knows, including itself."""
     topic: TopicSeen | None = None
-    """None: there is none, or the region could not be asked."""
+    """None: there is none, or the region did not answer."""
     subscription: SubscriptionSeen | None = None
 
     @property

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan, and conditions: what is told to people and to ``kubectl wait``."""
+"""Plans, and the conditions derived from them for people and ``kubectl wait``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DELETION_BLOCKED: Final = "DeletionBlocked"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One condition before it has a time: the time is kept from the last status as long as the truth is the same."""
+    """A condition without its time. The time of the last status is kept while the truth value is unchanged."""
 
     type: str
     status: Truth
@@ -33,28 +33,28 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to change, and what is wrong that no change of ours mends."""
+    """What to change, and problems that the operator cannot fix."""
 
     changes: tuple[Change, ...] = ()
     problems: tuple[tuple[str, str, str], ...] = ()
     """Region, reason (one word) and sentence."""
     waiting: tuple[str, ...] = field(default=())
-    """What will come by itself, a sentence each."""
+    """What will resolve by itself, a sentence each."""
 
     @property
     def settled(self) -> bool:
         return not self.changes and not self.problems and not self.waiting
 
     def first_problems(self) -> dict[str, str]:
-        """Region -> the first sentence of what is wrong there."""
+        """Region -> the first problem there."""
         return {region: sentence for region, _, sentence in reversed(self.problems)}
 
 
 def judge(plan: Plan, regions: Sequence[str], failures: Iterable[tuple[str, str]] = ()) -> list[Finding]:
     """Ready, Progressing and Degraded.
 
-    :param regions: all that the object names.
-    :param failures: changes that a region refused: region and sentence.
+    :param regions: all regions that the object names.
+    :param failures: refused changes: region and sentence.
     """
     failed = tuple(failures)
     wrong = {region for region, _, _ in plan.problems} | {region for region, _ in failed}
@@ -64,7 +64,7 @@ def judge(plan: Plan, regions: Sequence[str], failures: Iterable[tuple[str, str]
         text = "; ".join(sentences)[:4000]
         return [
             Finding(READY, "False", reason, text),
-            Finding(PROGRESSING, "True", "Retrying", "the operator tries again by itself"),
+            Finding(PROGRESSING, "True", "Retrying", "the operator retries automatically"),
             Finding(DEGRADED, "True", reason, f"{len(wrong)} of {len(regions)} regions: {text}"[:4000]),
         ]
     if plan.changes or plan.waiting:
@@ -76,28 +76,28 @@ def judge(plan: Plan, regions: Sequence[str], failures: Iterable[tuple[str, str]
         ]
     return [
         Finding(READY, "True", "AsSpecified", f"all {len(regions)} regions are as specified"),
-        Finding(PROGRESSING, "False", "Settled", "nothing is left to do"),
+        Finding(PROGRESSING, "False", "Settled", "no changes remain"),
         Finding(DEGRADED, "False", "AllRegionsAnswer", "every region answers"),
     ]
 
 
 def drifted(changes: Sequence[Change]) -> Finding:
-    """Did somebody else change what this object rules?
+    """Did somebody else change what this object controls?
 
-    :param changes: what had to be changed though everything was as specified before.
+    :param changes: what had to be changed although everything matched the spec before.
     """
     if changes:
         text = "; ".join(change.sentence() for change in changes)[:4000]
-        return Finding(DRIFTED, "True", "Healed", f"changed by somebody else, and changed back: {text}")
-    return Finding(DRIFTED, "False", "NoDrift", "nobody else has changed anything")
+        return Finding(DRIFTED, "True", "Healed", f"changed by hand or another tool, and reverted: {text}")
+    return Finding(DRIFTED, "False", "NoDrift", "no external changes detected")
 
 
 def merged(
     before: Sequence[Condition], found: Iterable[Finding], generation: int, now: str, *, keep: bool = False
 ) -> list[Condition]:
-    """The conditions to write. A time changes only when the truth does.
+    """The conditions to write. A condition's time changes only with its status.
 
-    :param keep: types that ``found`` does not speak of stay as they were. Otherwise they go.
+    :param keep: keep conditions whose type ``found`` lacks. Otherwise they are removed.
     """
     known = {condition.type: condition for condition in before}
     found = tuple(found)

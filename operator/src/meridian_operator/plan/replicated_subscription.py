@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ReplicatedSubscription: the plan.
+"""Plans for ReplicatedSubscriptions.
 
-A new subscription is made in one region only; from there it appears in the others, at the same place (R15). Making it
-in each would begin it at as many places as there are regions.
+A new subscription is created in one region only, and from there appears in the others at the same position (R15).
+Creating it in each region would begin it at a different position in each.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from meridian_operator.plan.outcome import Plan
 
 
 def refusal(spec: ReplicatedSubscriptionSpec, names: Sequence[str], of_topic: Sequence[str]) -> tuple[str, str] | None:
-    """Why nothing is done for this specification: reason and sentence.
+    """Why this spec cannot be carried out: reason and sentence; None: it can.
 
-    :param of_topic: the regions that a GeoTopic names; empty: there is none.
+    :param of_topic: the regions of the topic's GeoTopic; empty: it has none.
     """
     fields = []
     if spec.sync_mode != "Exact":
@@ -33,11 +33,11 @@ def refusal(spec: ReplicatedSubscriptionSpec, names: Sequence[str], of_topic: Se
     if spec.partial_snapshot_after is not None:
         fields.append("partialSnapshotAfter")
     if fields:
-        return "NotSupported", f"this version does not act on {', '.join(fields)}: remove that from the spec"
+        return "NotSupported", f"this version does not support {', '.join(fields)}: remove it from the spec"
     if spec.witness is not None and spec.dispatch_scope != "Origin":
-        return "InvalidSpec", "witness has a meaning with dispatchScope Origin only"
+        return "InvalidSpec", "witness requires dispatchScope Origin"
     if not names:
-        return "WaitingForTopic", f"no GeoTopic names {spec.topic}: make one, or list spec.regions"
+        return "WaitingForTopic", f"no GeoTopic names {spec.topic}: create one, or set spec.regions"
     if spec.regions is not None and of_topic and set(spec.regions) != set(of_topic):
         return "NotSupported", _everywhere(of_topic)
     return None
@@ -46,7 +46,7 @@ def refusal(spec: ReplicatedSubscriptionSpec, names: Sequence[str], of_topic: Se
 def _everywhere(regions: Sequence[str]) -> str:
     return (
         f"a replicated subscription exists in all regions of its topic, here {', '.join(sorted(regions))}: "
-        "remove spec.regions, or name exactly those"
+        "remove spec.regions, or list exactly these"
     )
 
 
@@ -57,9 +57,9 @@ def plan(
     *,
     topic_comes: bool = False,
 ) -> Plan:
-    """What to do so that every region in ``seen`` has the subscription, replicated.
+    """The changes that give every region in ``seen`` the replicated subscription.
 
-    :param topic_comes: a GeoTopic makes the topic where it is missing.
+    :param topic_comes: a GeoTopic will create the topic where it is missing.
     """
     topic = TopicName.parse(spec.topic)
     changes: list[Change] = []
@@ -69,9 +69,9 @@ def plan(
         if not region.reachable:
             problems.append((region.name, region.reason, f"{region.name} could not be asked: {region.problem}"))
         elif region.topic is None and topic_comes:
-            waiting.append(f"{region.name} gets {topic} from its GeoTopic")
+            waiting.append(f"{region.name} is waiting for the GeoTopic of {topic}")
         elif region.topic is None:
-            problems.append((region.name, "TopicNotFound", f"{region.name} has no topic {topic}: make a GeoTopic"))
+            problems.append((region.name, "TopicNotFound", f"{region.name} has no topic {topic}: create a GeoTopic"))
     holding = [region for region in seen if region.topic is not None]
     linked = {link.region for region in holding if region.topic is not None for link in region.topic.links}
     if holding and linked - {region.name for region in seen}:
@@ -88,7 +88,7 @@ def plan(
         changes.append(ReplicateSubscription(having[0].name, topic, spec.subscription))
     else:
         waiting += [
-            f"{region.name} hears of subscription {spec.subscription} from another region"
+            f"{region.name} is waiting for subscription {spec.subscription} to arrive from another region"
             for region in holding
             if having and (region.subscription is None or not region.subscription.replicated)
         ]
@@ -98,7 +98,7 @@ def plan(
 
 
 def established(seen: Sequence[RegionSeen], history: History) -> list[str]:
-    """Regions that are known to have the subscription; where all that answer have lost it, what was known stays."""
+    """Regions known to have the subscription. If every region that answers has lost it, the list stays as it was."""
     having = {region.name for region in seen if region.subscription is not None}
     silent = {region.name for region in seen if not region.reachable}
     return sorted(having | (history.established & silent)) if having else sorted(history.established)
@@ -106,8 +106,8 @@ def established(seen: Sequence[RegionSeen], history: History) -> list[str]:
 
 def _vanished(spec: ReplicatedSubscriptionSpec) -> str:
     return (
-        f"subscription {spec.subscription} was there and is gone. Making it again would begin it at the "
-        f"{spec.initial_position.lower()} message: to do that, set annotation meridian.dev/recreate to a new value"
+        f"subscription {spec.subscription} has disappeared. To create it again at the "
+        f"{spec.initial_position.lower()} message, set annotation meridian.dev/recreate to a new value"
     )
 
 
@@ -119,7 +119,7 @@ def _scope(
     problems: list[tuple[str, str, str]],
     waiting: list[str],
 ) -> None:
-    """The dispatch scope. One region is told, and tells the others; told again only when none of them has it."""
+    """Plan the dispatch scope. One region sets it and informs the others; it is set again only if none has it."""
     scope = spec.dispatch_scope.lower()
     witness = spec.witness if scope == "origin" else None
     other = [
@@ -131,9 +131,7 @@ def _scope(
     if other and len(other) == len(having):
         changes.append(SetDispatchScope(having[0].name, topic, spec.subscription, scope, witness))
     else:
-        waiting += [
-            f"{region.name} hears of dispatch scope {spec.dispatch_scope} from another region" for region in other
-        ]
+        waiting += [f"{region.name} is waiting for dispatch scope {spec.dispatch_scope} to arrive" for region in other]
     for region in having:
         if region not in other and region.subscription and region.subscription.scope_problem:
             reason = f"dispatchScope {spec.dispatch_scope} is not in force: {region.subscription.scope_problem}"
@@ -141,12 +139,12 @@ def _scope(
 
 
 def deletion(spec: ReplicatedSubscriptionSpec, seen: Sequence[RegionSeen], abandoned: Sequence[str] = ()) -> Plan:
-    """What to do when the object is deleted with policy Delete: nothing until every region answers, then one region is
-    told, and tells the others.
+    """The changes to make when the object is deleted with policy Delete: none until every region answers; then one
+    region is asked to delete, and informs the others.
 
     :param seen: the regions that are not abandoned.
-    :param abandoned: regions that are given up. A region deletes without asking them only by force, so it is made sure
-        of here that nobody consumes in the others.
+    :param abandoned: regions not waited for. Deleting without asking them requires force, so this function checks that
+        the other regions have no consumers.
     """
     topic = TopicName.parse(spec.topic)
     problems = [
@@ -160,7 +158,7 @@ def deletion(spec: ReplicatedSubscriptionSpec, seen: Sequence[RegionSeen], aband
             (
                 region.name,
                 "InUse",
-                f"{region.name} has {region.subscription.consumers} consumers of it",
+                f"{region.name} still has {region.subscription.consumers} consumers on it",
             )
             for region in having
             if region.subscription is not None and region.subscription.consumers

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What verifiers said: from their ConfigMaps to the condition *Aligned*.
+"""Verifiers' verdicts: from their ConfigMaps to the condition *Aligned*.
 
-A verifier NAME writes a *head*, ``meridian-verdict-NAME``, and, where the rows do not fit, *shards* beside it. All
-documents of a run carry its id, and a row counts only while its verifier's head names its run: shards that an earlier
-run left behind, or a later one has only begun to write, say nothing.
+A verifier NAME writes a *head*, ``meridian-verdict-NAME``, and additional *shards* where the rows do not fit. All
+documents of a run carry its id, and a row counts only while its verifier's head names its run. Shards left behind by
+an earlier run, or by a later one that is not finished, are ignored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from meridian_operator.plan.outcome import ALIGNED, Finding, Truth
 
 DOCUMENT: Final = "verdict.json"
 DETAIL: Final = 4000
-"""Characters of it in a status."""
+"""Maximum characters of a verdict's detail in a status."""
 _WORST: Final = ("aligned", "unknown", "misaligned")
 _CONDITIONS: Final[dict[str, tuple[Truth, str]]] = {
     "aligned": ("True", "Aligned"),
@@ -27,12 +27,12 @@ _CONDITIONS: Final[dict[str, tuple[Truth, str]]] = {
 Verifier = tuple[str, str]
 """Namespace and NAME."""
 Subject = tuple[str, str]
-"""Topic without its partition, and subscription; empty: the topic itself."""
+"""Topic without its partition, and subscription (empty: the topic itself)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The verdict on one subject: of a partitioned topic, on one partition."""
+    """The verdict on one subject; for a partitioned topic, on one partition of it."""
 
     verifier: Verifier
     run: str
@@ -40,12 +40,12 @@ class Row:
     """aligned, misaligned or unknown."""
     time: str
     expires: str
-    """From then on *aligned* means unknown. Empty: never."""
+    """When an *aligned* verdict becomes unknown. Empty: never."""
     detail: str
 
 
 def rows_of(verifier: Verifier, data: Mapping[str, str]) -> dict[Subject, tuple[Row, ...]]:
-    """All rows of one ConfigMap, by subject. One that cannot be read says nothing."""
+    """All rows of one ConfigMap, by subject; none if it cannot be parsed."""
     found: dict[Subject, list[Row]] = {}
     try:
         document = json.loads(data[DOCUMENT])
@@ -61,7 +61,7 @@ def rows_of(verifier: Verifier, data: Mapping[str, str]) -> dict[Subject, tuple[
 
 
 def run_of(data: Mapping[str, str]) -> str | None:
-    """The run that is in force, if this ConfigMap is a head that can be read."""
+    """The current run, if this ConfigMap is a head and can be parsed."""
     try:
         document = json.loads(data[DOCUMENT])
         return None if "shard" in document else _text(document, "run")
@@ -72,12 +72,12 @@ def run_of(data: Mapping[str, str]) -> str | None:
 def verdict_of(
     own: Iterable[tuple[Row, ...]], of_topic: Iterable[tuple[Row, ...]], runs: Mapping[Verifier, Iterable[str]]
 ) -> Row | None:
-    """What the newest run says: the worst of its rows; None: no run has spoken of the subject.
+    """The newest run's verdict, the worst of its rows; None: no run covers the subject.
 
     :param own: rows about the subject.
-    :param of_topic: rows about the topic of a subscription: what is wrong with it is wrong with the subscription, also
-        where no row names that one.
-    :param runs: per verifier, the run in force.
+    :param of_topic: rows about a subscription's topic: a topic's problems count for its subscriptions, even for those
+        that no row names.
+    :param runs: the current run of each verifier.
     """
     by_verifier: dict[Verifier, list[Row]] = {}
     rows = [row for some in own for row in some]
@@ -96,17 +96,17 @@ def verdict_of(
 def aligned(verdict: Row | None, now: str) -> Finding:
     """The condition Aligned.
 
-    An aligned verdict counts for as long as its run said; a misaligned one until another run says otherwise.
+    An aligned verdict counts until it expires; a misaligned one until another run says otherwise.
 
-    :param now: the time as verdicts have it.
+    :param now: the time, formatted as in verdicts.
     """
     if verdict is None:
-        return Finding(ALIGNED, "Unknown", "NotVerifiedYet", "no verifier has spoken of this yet")
+        return Finding(ALIGNED, "Unknown", "NotVerifiedYet", "no verifier has compared this yet")
     if verdict.verdict == "aligned" and verdict.expires and verdict.expires < now:
-        said = f"it was aligned when it was verified at {verdict.time}, which counted until {verdict.expires}"
-        return Finding(ALIGNED, "Unknown", "VerdictExpired", f"{said}: see why the verifier did not run again")
+        said = f"it was aligned when verified at {verdict.time}, but that verdict expired at {verdict.expires}"
+        return Finding(ALIGNED, "Unknown", "VerdictExpired", f"{said}: find out why the verifier did not run again")
     truth, reason = _CONDITIONS.get(verdict.verdict, ("Unknown", "RegionUnknown"))
-    told = verdict.detail or "every region stands at the same place"
+    told = verdict.detail or "every region is at the same position"
     return Finding(ALIGNED, truth, reason, f"{told} (verified {verdict.time})")
 
 
@@ -115,7 +115,7 @@ def _head(row: Row) -> tuple[Verifier, str, str, str, str]:
 
 
 def _badness(row: Row) -> int:
-    """A word that this version does not know is not good news."""
+    """A verdict that this version does not know counts as unknown."""
     return _WORST.index(row.verdict) if row.verdict in _WORST else _WORST.index("unknown")
 
 
@@ -124,6 +124,6 @@ def _text(document: Any, field: str) -> str:
 
 
 def _base(topic: str) -> str:
-    """The topic's name without its partition."""
+    """The topic's name without a partition suffix."""
     head, separator, number = topic.rpartition("-partition-")
     return head if separator and number.isdigit() else topic

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holding the Lease: stand by until it is ours, renew it, stop when it is lost, release it at the end."""
+"""Leader election: wait for the Lease, renew it, stop when it is lost, release it at shutdown."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ _log = logging.getLogger(__name__)
 
 
 class NotLeading(OSError):
-    """A call that only the replica that holds the Lease may make."""
+    """Only the replica that holds the Lease may make this call."""
 
     def __init__(self) -> None:
         super().__init__("this replica no longer holds the Lease")
 
 
 class LeaseStore(Protocol):
-    """Where the Lease is."""
+    """Stores the Lease."""
 
     async def read(self) -> tuple[Lease | None, str]:
         """The Lease and its version."""
 
     async def write(self, lease: Lease, version: str) -> None:
-        """Replace what was read."""
+        """Replace the Lease that was read at ``version``."""
 
 
 class Leadership:
     """This replica's part in the election.
 
-    :param clock: steady seconds.
-    :param wall: the time of day, in UTC.
+    :param clock: monotonic seconds.
+    :param wall: wall-clock time, in UTC.
     """
 
     def __init__(self, store: LeaseStore, me: str, clock: Callable[[], float], wall: Callable[[], datetime]) -> None:
@@ -48,7 +48,7 @@ class Leadership:
         self._wall = wall
         self._candidate = Candidate(me)
         self.released = False
-        """It was given back, and not lost."""
+        """The Lease was released deliberately, not lost."""
 
     @property
     def acts(self) -> bool:
@@ -62,15 +62,15 @@ class Leadership:
             if await self._try():
                 break
             await asyncio.sleep(RENEW_SECONDS)
-        _log.info("%s holds the Lease, and acts", self._candidate.me)
+        _log.info("%s holds the Lease and acts", self._candidate.me)
 
     async def keep(self) -> None:
-        """Renew; return when the Lease is lost, or was released."""
+        """Renew the Lease. Returns when it is lost or released."""
         while self.acts:
             await asyncio.sleep(RENEW_SECONDS)
             await self._try()
         if not self.released:
-            _log.error("the Lease is lost: it could not be renewed in time, or another replica holds it")
+            _log.error("lost the Lease: it could not be renewed in time, or another replica holds it")
 
     async def release(self) -> None:
         """Let another replica take over at once."""
@@ -84,10 +84,10 @@ class Leadership:
                 if found is not None and found.holder == self._candidate.me:
                     await self._store.write(replace(found, holder=""), version)
         except (KubeError, TimeoutError) as error:
-            _log.warning("the Lease was not released, and runs out by itself: %s", error or "no answer")
+            _log.warning("could not release the Lease, which will expire: %s", error or "no answer")
 
     async def _try(self) -> bool:
-        """Take or renew the Lease. A failure leaves open who holds it."""
+        """Acquire or renew the Lease. Returns whether this replica now holds it; after a failure that is unknown."""
         try:
             async with asyncio.timeout(RENEW_SECONDS):
                 found, version = await self._store.read()
@@ -98,14 +98,14 @@ class Leadership:
                 began = self._clock()
                 await self._store.write(wanted, version)
         except (KubeError, TimeoutError) as error:
-            _log.warning("the Lease could not be read or written: %s", error or "no answer")
+            _log.warning("could not read or write the Lease: %s", error or "no answer")
             return False
         self._candidate.holds(began)
         return True
 
     def fence(self) -> aiohttp.TraceConfig:
-        """Lets a session of aiohttp begin no request that this replica may not make, however long it waited for a
-        connection."""
+        """Stops an aiohttp session from starting a request after this replica has lost the Lease, however long the
+        request waited for a connection."""
 
         async def check(*_: Any) -> None:
             if not self.acts:
@@ -118,5 +118,5 @@ class Leadership:
 
 
 def _micro(time: datetime) -> str:
-    """As Kubernetes writes a MicroTime."""
+    """Format as a Kubernetes MicroTime."""
     return time.strftime("%Y-%m-%dT%H:%M:%S.%fZ")

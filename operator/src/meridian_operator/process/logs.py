@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log: one line each on standard error, and lines about an object name it."""
+"""Logging to standard error, one line per record. Lines about an object name it."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import logging
 
 
 def set_up(level: str) -> None:
-    """Log from this level on."""
+    """Log records of ``level`` and above."""
     handler = logging.StreamHandler()
     handler.setFormatter(Lines())
     logging.basicConfig(level=level.upper(), handlers=[handler])
-    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # the desk says what happens to an object
-    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)  # each probe would be a line
+    logging.getLogger("kopf.objects").setLevel(logging.WARNING)  # the desk logs what happens to an object
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)  # every probe would log a line
 
 
 class Lines(logging.Formatter):
-    """Time, level, logger, and the object where the line is about one.
+    """Time, level, logger and, where the line is about an object, the object.
 
-    Our own lines begin with the object. kopf attaches a reference to its records, and leaves the rest to formatters.
+    Our own messages begin with the object. kopf attaches a reference to its records and leaves it to formatters.
     """
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, and a traceback below it."""
+        """The line, followed by any traceback."""
         of = getattr(record, "k8s_ref", None)
         if of:
             record = copy.copy(record)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Prometheus is told: which replica acts, how its objects are, and what it asks of whom."""
+"""Metrics for Prometheus: which replica acts, the state of its objects, and its requests by host."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 Objects = Mapping[tuple[str, str, str], int]
-"""Kind, and status and reason of Ready -> how many objects."""
+"""(kind, status of Ready, reason of Ready) -> number of objects."""
 KUBERNETES: Final = "kubernetes"
-"""The API server, among the hosts that are asked."""
+"""Value of label ``host`` for the API server."""
 NO_ANSWER: Final = "none"
-"""In place of an HTTP status."""
+"""Value of label ``status`` when no answer came."""
 
 
 class Metrics:
-    """All of them.
+    """The operator's metrics.
 
-    :param acts: does this replica hold the Lease?
-    :param objects: asked at every scrape.
+    :param acts: whether this replica holds the Lease.
+    :param objects: called at every scrape.
     """
 
     def __init__(self, acts: Callable[[], bool], objects: Callable[[], Objects]) -> None:
@@ -38,18 +38,18 @@ class Metrics:
             registry=self.registry,
         )
         self._seconds = prometheus.Histogram(
-            "meridian_operator_request_seconds", "From a request to its answer", ("host",), registry=self.registry
+            "meridian_operator_request_seconds", "Time from a request to its answer", ("host",), registry=self.registry
         )
         self.registry.register(_Now(acts, objects))
 
     def text(self) -> bytes:
-        """In Prometheus' text format."""
+        """The metrics in Prometheus' text format."""
         return prometheus.generate_latest(self.registry)
 
     def counting(self, host: str | None = None) -> aiohttp.TraceConfig:
-        """Counts the requests of a session of aiohttp.
+        """Counts the requests of an aiohttp session.
 
-        :param host: what the host is called; None: as in the URL.
+        :param host: value of label ``host``; None: the host in the URL.
         """
 
         async def started(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
@@ -73,7 +73,7 @@ class Metrics:
 
 
 class _Now(Collector):
-    """What holds at the moment of the scrape."""
+    """Gauges computed at each scrape."""
 
     def __init__(self, acts: Callable[[], bool], objects: Callable[[], Objects]) -> None:
         self._acts = acts

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The port for probes and Prometheus. A replica that stands by answers too."""
+"""The HTTP port for probes and Prometheus. Standby replicas answer too."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from meridian_operator.process.metrics import Metrics
 
 @asynccontextmanager
 async def served(port: int, metrics: Metrics) -> AsyncIterator[int]:
-    """Serve ``/healthz`` and ``/metrics`` on all addresses; yields the port.
+    """Serve ``/healthz`` and ``/metrics`` on all addresses. Yields the port.
 
-    :param port: 0: any that is free.
+    :param port: 0 picks any free port.
     """
 
     async def alive(_: web.Request) -> web.Response:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which regions there are, and their brokers' REST."""
+"""The regions, and their brokers' admin REST API."""

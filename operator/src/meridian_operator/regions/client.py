@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One region's admin REST: look at many topics at once, and apply changes. Every call has a bound in time."""
+"""Client of one region's admin REST API: describes many topics at once, applies changes. Every call has a timeout."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ CALL_SECONDS: Final = 10.0
 PROBE_SECONDS: Final = 5.0
 QUOTA: Final = "backlogQuota"
 POLICIES: Final = ("replication", "retention", "messageTTL", "deduplicationEnabled", QUOTA)
-"""Topic-level policies that objects rule."""
+"""Topic-level policies that objects control."""
 _PROBE: Final = "/admin/v2/brokers/ready"
-"""Any answer shows that the region can be reached; this one costs it nothing and needs no token."""
+"""Any answer shows that the region can be reached. This path is cheap and needs no token."""
 _ABSENT: Final[tuple[Any, ...]] = (None, {}, [], "")
 
 
 class Refused(Exception):
-    """A region answered a change with a refusal. The message names the region and what it said."""
+    """A region refused a request. The message has the region and its reason."""
 
     def __init__(self, region: str, status: int, reason: str) -> None:
         super().__init__(f"{region}: HTTP {status}: {reason}")
@@ -36,14 +36,14 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What an object wants to know of a region."""
+    """What to look up in a region for one object."""
 
     topic: TopicName
     subscription: str | None = None
 
 
 class RegionClient:
-    """Speaks with one region's brokers."""
+    """Talks to one region's brokers."""
 
     def __init__(self, region: Region, http: aiohttp.ClientSession, tokens: Tokens) -> None:
         self.region = region
@@ -51,12 +51,12 @@ class RegionClient:
         self._tokens = tokens
 
     async def describe(self, asks: Sequence[Ask]) -> list[RegionSeen]:
-        """What the region holds, of each ask in turn; the last ones may be missing.
+        """What the region holds, for each ask in order. The result may be shorter than ``asks``.
 
-        :raises Refused: the region said no.
-        :raises aiohttp.ClientError: no connection, or it broke.
-        :raises TimeoutError: no answer.
-        :raises ValueError: no answer of a broker.
+        :raises Refused: the region refused.
+        :raises aiohttp.ClientError: the connection failed.
+        :raises TimeoutError: no answer in time.
+        :raises ValueError: the answer is not a broker's.
         """
         wanted = [
             {"topic": str(ask.topic), "subscriptions": [] if ask.subscription is None else [ask.subscription]}
@@ -73,7 +73,7 @@ class RegionClient:
             known = frozenset(found["clusters"])
             described = list(zip(asks, found["topics"], strict=False))
             if not described or any(one["topic"] != str(ask.topic) for ask, one in described):
-                raise ValueError("it describes other topics than were asked for")
+                raise ValueError("it describes topics other than those asked for")
             return [seen_of(self.region, ask, one, known) for ask, one in described]
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"a part of it is missing: {error!r}") from error
@@ -93,11 +93,11 @@ class RegionClient:
             return f"no connection to {url} ({type(error).__name__})"
 
     async def apply(self, change: changes.Change) -> None:
-        """Make one change; its time limit begins now.
+        """Make one change; its timeout begins now.
 
-        :raises Refused: the region said no. What is already as wanted is no refusal.
-        :raises aiohttp.ClientError: no connection, or it broke.
-        :raises TimeoutError: no answer.
+        :raises Refused: the region refused. A change that is already in effect is not refused.
+        :raises aiohttp.ClientError: the connection failed.
+        :raises TimeoutError: no answer in time.
         """
         path = _topic_path(change.topic)
         async with asyncio.timeout(CALL_SECONDS):
@@ -160,7 +160,7 @@ class RegionClient:
             await self._call("DELETE", f"{path}/{QUOTA}?backlogQuotaType={kind}")
 
     async def _get(self, path: str) -> Any:
-        """The answer's JSON; None when there is no such thing."""
+        """The answer's JSON; None if there is no such resource."""
         async with self._http.get(self.region.url + path, headers=self._headers()) as response:
             if response.status in (204, 404):
                 return None
@@ -188,7 +188,7 @@ class RegionClient:
 
 
 def _own_path(topic: TopicName, subscription: str) -> str:
-    """Where Meridian's own requests about a subscription go."""
+    """Path of Meridian's own API for a subscription."""
     path = f"/meridian/v1/subscriptions/persistent/{topic.tenant}/{topic.namespace}/{_quoted(topic.local)}"
     return f"{path}/{_quoted(subscription)}"
 
@@ -209,11 +209,11 @@ def _quotas(found: Any) -> dict[str, Any]:
 
 
 def seen_of(region: Region, ask: Ask, found: Mapping[str, Any], known: frozenset[str]) -> RegionSeen:
-    """What a region described.
+    """Parse a region's description of a topic.
 
-    :param known: the clusters that it knows.
-    :raises KeyError: something is missing.
-    :raises TypeError: something is of another type.
+    :param known: clusters that the region knows.
+    :raises KeyError: a field is missing.
+    :raises TypeError: a field has the wrong type.
     """
     name, url = region.name, region.url
     if "problem" in found:
@@ -267,8 +267,8 @@ def _link(region: str, stats: Mapping[str, Any]) -> Link:
 def _distrust(url: str, error: Exception) -> str:
     why = getattr(error, "verify_message", "") or error
     return (
-        f"the certificate of {url} is not trusted ({why}), so nothing was sent: it has to be signed by an authority in "
-        "the operator's tls.caSecret, and to name that host"
+        f"the certificate of {url} is not trusted ({why}), so nothing was sent: it must be signed by an authority in "
+        "the operator's tls.caSecret and name that host"
     )
 
 

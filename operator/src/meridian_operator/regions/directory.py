@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Regions, and the tokens for them.
+"""Regions and the tokens for their admin APIs.
 
-Tokens come from files, one per region and one named ``default``, because a mounted Secret needs no right to read
-Secrets.
+Tokens come from files, one per region and one named ``default``: a mounted Secret needs no permission to read Secrets.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ DEFAULT_TOKEN: Final = "default"
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Where a region's admin API is."""
+    """A region and its admin API's URL."""
 
     name: str
     url: str
 
 
 class Tokens:
-    """Bearer tokens from a directory. Read at each use: Kubernetes renews mounted Secrets in place."""
+    """Bearer tokens from a directory, read at each use because Kubernetes updates mounted Secrets in place."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
 
     def of(self, region: str) -> str | None:
-        """The region's token, else the default one, else None.
+        """The region's token, or else the default token, or None.
 
-        :raises OSError: there is a file and it cannot be read.
+        :raises OSError: the file exists but cannot be read.
         """
         if self._directory is None:
             return None

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One region as all objects share it: what it holds is asked for many objects in one request, at a bounded rate.
+"""Observes one region for all objects: one request asks about many objects, at a bounded rate.
 
-An object that wants to know waits in a line; the time it spends there says nothing about the region. Whether the region
-can be reached is found by its own probe, after a request failed, and then holds for every object: while it is away no
-object waits for a time limit of its own.
+Queries wait in a queue, and the time spent there says nothing about the region. After a failed request a separate probe
+finds out whether the region can be reached. Its result holds for every object: while the region is unreachable, no
+object waits for a timeout of its own.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from meridian_operator.plan.observed import RegionSeen, TopicName
 from meridian_operator.regions.client import CALL_SECONDS, Ask, Refused, RegionClient
 
 REQUESTS_PER_SECOND: Final = 1.0
-"""Requests that look at the region, in the long run, however many objects there are."""
+"""Sustained rate of requests that observe the region, however many objects there are."""
 REQUESTS_AT_ONCE: Final = 5.0
-"""The same after a pause, so that a single change does not wait."""
+"""Burst of such requests, so that a single change does not wait."""
 PAGE: Final = 500
-"""Most topics of one request."""
+"""Maximum topics per request."""
 PARALLEL_CHANGES: Final = 6
-"""Changes that are under way in the region at the same time."""
+"""Concurrent changes in the region."""
 PROBE_SECONDS: Final = 5.0
-"""How often a region that is away is tried."""
+"""How often an unreachable region is probed."""
 TROUBLE: Final = (aiohttp.ClientError, TimeoutError, OSError)
-"""A call that came to nothing: the region may be away, or only slow."""
+"""Errors of a failed call: the region may be unreachable, or only slow."""
 _log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
-    """An ask in the line."""
+    """A queued ask."""
 
     ask: Ask
     seen: asyncio.Future[RegionSeen] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -48,8 +48,8 @@ class _Waiting:
 class Observer:
     """Looks at one region for all objects, and changes it.
 
-    :param clock: seconds, from any beginning.
-    :param sleep: waits so many seconds.
+    :param clock: monotonic seconds.
+    :param sleep: sleeps for the given seconds.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Observer:
         self._came = asyncio.Event()
         self._page = PAGE
         self._away = ""
-        """Why the region cannot be reached; empty: as far as is known it can."""
+        """Why the region cannot be reached; empty: as far as is known, it can."""
         self._probed = 0.0
         self._changing = asyncio.Semaphore(PARALLEL_CHANGES)
         self.calls = 0
@@ -75,24 +75,24 @@ class Observer:
         self._task = asyncio.create_task(self._run(), name=f"observer of {self.region.name}")
 
     async def close(self) -> None:
-        """Stop looking. Who still waits is told that the region is not looked at any more."""
+        """Stop observing. Queries still in the queue are answered with a problem."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
-        self._tell_all("the operator does not look there any more")
+        self._tell_all("the operator has stopped observing this region")
 
     async def see(self, topic: TopicName, subscription: str | None = None) -> RegionSeen:
-        """What the region holds of a topic, and of a subscription on it."""
+        """What the region holds of a topic and of one of its subscriptions."""
         waiting = _Waiting(Ask(topic, subscription))
         self._line.append(waiting)
         self._came.set()
         return await waiting.seen
 
     async def apply(self, change: Change) -> None:
-        """Make one change. Its time limit begins when it is its turn.
+        """Make one change. Its timeout begins when its turn comes.
 
-        :raises Refused: the region said no. What is already as wanted is no refusal.
-        :raises aiohttp.ClientError: no connection, or it broke.
-        :raises TimeoutError: no answer.
+        :raises Refused: the region refused. A change that is already in effect is not refused.
+        :raises aiohttp.ClientError: the connection failed.
+        :raises TimeoutError: no answer in time.
         """
         async with self._changing:
             self.calls += 1
@@ -126,8 +126,8 @@ class Observer:
         except Refused as error:
             self._tell_all(str(error))
         except Exception as error:
-            # What a region answers must not end the care for it, whatever it is.
-            self._tell_all(f"{self.region.url} does not answer as a broker does: {error!r}"[:500])
+            # No answer of a region, whatever it contains, may end the observer.
+            self._tell_all(f"{self.region.url} does not answer like a broker: {error!r}"[:500])
         else:
             self._page = min(PAGE, 2 * self._page)
             for waiting, seen in zip(some, found, strict=False):
@@ -145,12 +145,12 @@ class Observer:
             self._tell_all(self._away)
 
     def _smaller_page(self, error: BaseException) -> None:
-        """The region is there and did not get done: ask for less at once."""
+        """The region is reachable but too slow: ask for less at once."""
         if self._page > 1:
             self._page //= 2
             return
         first = self._line[0]
-        text = f"it can be reached, but does not say within {CALL_SECONDS:.0f} s what it holds of {first.ask.topic}"
+        text = f"it is reachable but did not describe {first.ask.topic} within {CALL_SECONDS:.0f} s"
         self._tell(first, self._silent("RegionSlow", f"{text} ({type(error).__name__})"))
 
     def _tell_all(self, problem: str) -> None:
