@@ -120,8 +120,8 @@ def test_wrong_values_are_refused_before_anything_is_rendered(
 
 def test_two_regions_that_the_operator_cannot_tell_apart_are_refused() -> None:
     pairs = {
-        "regions names a twice": ("a", "http://a", "a", "http://b"),
-        "at two places": ("a", "http://a", "b", "http://a"),
+        "regions: a is listed twice": ("a", "http://a", "a", "http://b"),
+        "http://a is listed twice": ("a", "http://a", "b", "http://a"),
     }
     for words, (one, its_url, other, other_url) in pairs.items():
         regions = [{"name": one, "adminUrl": its_url}, {"name": other, "adminUrl": other_url}]
@@ -152,9 +152,9 @@ def test_a_region_is_not_its_own_peer_and_no_peer_is_listed_twice() -> None:
 def test_the_operator_is_told_each_region_once() -> None:
     """Two regions at one address would each be told what the other one should hold."""
     twice = [{"name": "a", "adminUrl": "http://a:8080"}, {"name": "a", "adminUrl": "http://b:8080"}]
-    assert "names a twice" in refusal("meridian-operator", {"regions": twice})
+    assert "regions: a is listed twice" in refusal("meridian-operator", {"regions": twice})
     shared = [{"name": name, "adminUrl": "http://a:8080"} for name in ("a", "b")]
-    assert "http://a:8080 at two places" in refusal("meridian-operator", {"regions": shared})
+    assert "http://a:8080 is listed twice" in refusal("meridian-operator", {"regions": shared})
 
 
 def test_addresses_of_peers_go_with_tls() -> None:
@@ -192,7 +192,7 @@ def test_what_the_volumes_hold_stays_as_it_was_installed() -> None:
         values = region_values(etcd={"replicas": 3}, broker={"volume": {"size": "40Gi"}})
         told = refusal("meridian-region", values, cluster=cluster)
         assert "belong to region solo" in told
-        assert "made with 1 and cannot become 3" in told
+        assert "created with 1 and cannot change to 3" in told
         assert "patch pvc data-meridian-broker-0 -p" in told
         assert '"storage":"40Gi"' in told
         assert "delete statefulset meridian-broker --cascade=orphan" in told

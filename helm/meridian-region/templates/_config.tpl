@@ -1,7 +1,7 @@
 {{/* SPDX-License-Identifier: Apache-2.0 */}}
-{{/* What the broker is configured with: its ConfigMap holds it, and its pods carry the checksum of it. */}}
+{{/* The broker's configuration. A ConfigMap holds it, and the pods carry its checksum. */}}
 
-{{/* The settings that are the chart's own, all of them always, so that each is known to be taken. */}}
+{{/* The settings that the chart itself sets. All are always present, so that checks.yaml knows them. */}}
 {{- define "region.ownSettings" -}}
 {{- $etcdTls := .Values.etcd.tls.enabled -}}
 {{- $tls := .Values.tls.enabled -}}
@@ -36,7 +36,7 @@ internalListenerName: internal
 advertisedListeners: {{ join "," $listeners | quote }}
 {{- end }}
 
-{{/* Helm keeps numbers as floating-point numbers, which would be written as 6e+06. */}}
+{{/* Helm stores numbers as floats, which would be rendered as 6e+06. */}}
 {{- define "region.settingText" -}}
 {{- if kindIs "float64" . }}{{ printf "%.0f" . }}{{ else }}{{ toString . }}{{ end -}}
 {{- end }}

@@ -33,14 +33,14 @@ capabilities:
   drop: [ALL]
 {{- end }}
 
-{{/* An image by digest where there is one. Call it with (list IMAGE DEFAULT-TAG). */}}
+{{/* Image reference, by digest if one is set. Call with (list IMAGE DEFAULT-TAG). */}}
 {{- define "region.image" -}}
 {{- $image := index . 0 -}}
 {{- if $image.digest }}{{ $image.repository }}@{{ $image.digest }}
 {{- else }}{{ $image.repository }}:{{ $image.tag | default (index . 1) }}{{ end }}
 {{- end }}
 
-{{/* Where pods may run, and how they count. Call it with the values of a part. */}}
+{{/* Scheduling: where pods may run, and their priority. Call with the values of a component. */}}
 {{- define "region.scheduling" -}}
 {{- with .priorityClassName }}
 priorityClassName: {{ . }}
@@ -82,7 +82,7 @@ affinity: {{- toYaml . | nindent 2 }}
 {{ .Values.tls.existingSecret | default (printf "%s-broker-tls" (include "region.name" .)) }}
 {{- end }}
 
-{{/* The three members that there may be: all their names stand in the certificate. */}}
+{{/* All three possible members: the certificate contains all their names. */}}
 {{- define "region.etcdHosts" -}}
 {{- $service := printf "%s-etcd" (include "region.name" .) -}}
 {{- range $i := until 3 }}{{ if $i }},{{ end }}{{ printf "%s-%d.%s.%s.svc" $service $i $service $.Release.Namespace }}{{ end }}
@@ -106,7 +106,7 @@ affinity: {{- toYaml . | nindent 2 }}
 {{ .Values.etcd.tls.existingSecret | default (printf "%s-etcd-tls" (include "region.name" .)) }}
 {{- end }}
 
-{{/* Half of the volume, at most 8 GiB: the log and snapshots need the rest, and etcd grows slow beyond. */}}
+{{/* Half of the volume, at most 8 GiB: the log and snapshots need the rest, and a larger database slows etcd down. */}}
 {{- define "region.etcdQuota" -}}
 {{- min 8589934592 (div (include "region.bytes" .Values.etcd.volume.size | int64) 2) -}}
 {{- end }}
