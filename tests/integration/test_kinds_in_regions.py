@@ -54,7 +54,7 @@ async def test_a_creation_is_refused_where_another_region_made_the_other_kind_ea
     async with regions(tmp_path, "us", "eu") as (us, eu):
         ours, theirs = us.process.service, eu.process.service
         await eu.process.catalog.topics.create(NAME)  # nobody opened it yet, so nobody told us
-        with pytest.raises(AlreadyExists, match="without partitions, made earlier"):
+        with pytest.raises(AlreadyExists, match="without partitions, created earlier"):
             await ours.create_partitioned(NAME, 3, {})
         assert await ours.catalog.partitioned.find(NAME) is None
         assert await ours.topic_names("public/default") == []

@@ -45,7 +45,7 @@ def test_clients_are_refused_where_the_namespace_does_not_live(regions: LinkedRe
         assert regions.http("us", "GET", f"{LOOKUP}/only-us/t").status == 200
         refused = regions.http("eu", "GET", f"{LOOKUP}/only-us/t")
         assert refused.status == 412
-        assert "lives in us and not in eu" in refused.reason
+        assert "exists in us but not in eu" in refused.reason
         assert regions.http("eu", "GET", f"{TOPICS}/only-us").json == []
         # Once the region is added its clients come in.
         for region in REGIONS:

@@ -115,10 +115,10 @@ async def test_a_topic_that_fails_again_and_again_pauses(
                 refused = await refusal(inside)
         assert refused.error == pb.ServiceNotReady
         assert "there is no ledger 7" in refused.message
-        assert "is opened again in" in refused.message
+        assert "will be opened again in" in refused.message
         answer = await admin(inside, "GET", f"{STATS}/stats")
         assert answer.status == 503
-        assert "is opened again in" in answer.reason
+        assert "will be opened again in" in answer.reason
         health = (await admin(inside, "GET", "/meridian/v1/health")).json
         assert not health["healthy"]
         assert health["failingTopics"]["topics"] == 1

@@ -169,7 +169,7 @@ def test_the_earlier_creation_counts_once_regions_meet(
     for copy in copies:
         found |= stored(clients[loser], copy, 1)
         why = regions.http(loser, "GET", f"{TOPICS}/{copy}/properties").json["meridian.setAside"]
-        assert "made earlier" in why
+        assert "created earlier" in why
     assert found == kept
     assert aside(regions, "us" if loser == "eu" else "eu", name) == set()
     for region in REGIONS:  # the topic goes on, in both

@@ -35,7 +35,7 @@ def test_whoever_asks_during_a_pause_is_told_why_and_for_how_long() -> None:
     failing = Failing()
     pauses(failing, 5, now_ms=0)
     (one,) = failing.all(now_ms=one_before(failing))
-    with pytest.raises(TopicFenced, match=r"t failed 5 times .*it cannot be read.* is opened again in 0\.4 s"):
+    with pytest.raises(TopicFenced, match=r"t failed 5 times .*it cannot be read.* will be opened again in 0\.4 s"):
         failing.check("t", one.opens_ms - 400)
     failing.check("t", one.opens_ms)
     failing.check("other", 0)

@@ -94,7 +94,7 @@ async def test_policies_switch_it_on_and_off_by_its_name() -> None:
     one = await region(sub=False)
     one.topic.follow(RULES)
     subscription = one.topic.subscriptions["sub"]
-    with pytest.raises(NotAllowed, match="takes no Shared subscriptions"):
+    with pytest.raises(NotAllowed, match="does not accept Shared subscriptions"):
         one.topic.add_consumer(subscription, Port(), 1, "a", SHARED, 0, None)
     await one.topic.close("test")
 

@@ -73,7 +73,7 @@ class Failing:
         run = self._runs.get(topic)
         if run is not None and now_ms < run.opens_ms:
             raise TopicFenced(
-                f"{topic} failed {run.failures} times in a row ({run.reason}); it is opened again in "
+                f"{topic} failed {run.failures} times in a row ({run.reason}); it will be opened again in "
                 f"{(run.opens_ms - now_ms) / 1000:.1f} s: look it up again then"
             )
 

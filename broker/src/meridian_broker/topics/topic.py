@@ -170,7 +170,9 @@ class Topic(TopicContext):
         self.take_acknowledgements()
         self.fence(reason)
         if not await all_over(self.look_ups(), self.scheduler):
-            log.warning("%s: acknowledged entries could not be looked up in time, and are delivered again", self.name)
+            log.warning(
+                "%s: acknowledged entries could not be looked up in time and will be delivered again", self.name
+            )
         self.take_acknowledgements()
         self.deduplication.record()
         await self.compaction.close()

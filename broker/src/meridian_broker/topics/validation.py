@@ -46,9 +46,7 @@ if TYPE_CHECKING:
 _INT32_MAX: Final = (1 << 31) - 1
 _ABSENT: Final = 1 << 63
 """Numbers from here on are negative ones in a u64 field."""
-_NO_NAME: Final = (
-    "it is . or .., or holds a control character, a line separator or a change of the direction of writing"
-)
+_NO_NAME: Final = "it is . or .., or contains a control character, a line separator or a bidirectional control"
 
 
 # -- SEND ------------------------------------------------------------------------------------------------------------
@@ -72,10 +70,10 @@ def message(send: Send, largest: int, longest_delay: int) -> MetadataView:
         raise NotAllowed(NO_TRANSACTIONS)
     body = send.body
     if len(body) > largest:
-        raise MessageTooLarge(f"{len(body)} bytes with its metadata; {largest} is the most")
+        raise MessageTooLarge(f"{len(body)} bytes with its metadata; the limit is {largest}")
     start, end = metadata.metadata_bounds(body)
     if end - start > MESSAGE_METADATA_BYTES:
-        raise MessageTooLarge(f"{end - start} bytes of metadata; {MESSAGE_METADATA_BYTES} are the most")
+        raise MessageTooLarge(f"{end - start} bytes of metadata; the limit is {MESSAGE_METADATA_BYTES}")
     view = metadata.scan(body)
     if view.marker_type is not None or view.replicated_from is not None:
         raise NotAllowed(NOT_FROM_CLIENTS)
@@ -96,14 +94,14 @@ def _check_count(count: int, view: MetadataView, payload_bytes: int, most_uncomp
     """
     if count != view.num_messages:
         raise NotAllowed(
-            f"SEND counts {count} messages and their metadata {view.num_messages}: num_messages has to be "
+            f"SEND counts {count} messages, their metadata {view.num_messages}: num_messages must be "
             "num_messages_in_batch, or 1 when there is none"
         )
     if not 1 <= count <= BATCH_MESSAGES:
-        raise NotAllowed(f"a batch of {count} messages; it has to be 1 to {BATCH_MESSAGES}")
+        raise NotAllowed(f"a batch of {count} messages; it must have 1 to {BATCH_MESSAGES}")
     unpacked = view.uncompressed_bytes if view.compression else payload_bytes
     if unpacked > most_uncompressed and view.chunk_id is None:
-        raise MessageTooLarge(f"{unpacked} bytes once it is uncompressed; {most_uncompressed} is the most")
+        raise MessageTooLarge(f"{unpacked} bytes uncompressed; the limit is {most_uncompressed}")
     if count > 1 and count * BATCHED_MESSAGE_BYTES > unpacked:
         raise NotAllowed(f"a batch of {unpacked} bytes cannot hold {count} messages: num_messages is wrong")
 
@@ -112,23 +110,23 @@ def _check_times(view: MetadataView, longest_delay: int) -> None:
     times = (("publish", view.publish_time_ms), ("event", view.event_time_ms), ("delivery", view.deliver_at_ms or 0))
     for what, time_ms in times:
         if time_ms > LATEST_TIME_MS:
-            raise NotAllowed(f"its {what} time is after the year 9999: it is counted in milliseconds since 1970")
+            raise NotAllowed(f"its {what} time is after the year 9999; the unit is milliseconds since 1970")
     if view.deliver_at_ms is not None and view.deliver_at_ms - view.publish_time_ms > longest_delay:
-        raise NotAllowed(f"it asks to be delivered more than {longest_delay} ms after it was published")
+        raise NotAllowed(f"its delivery is delayed by more than {longest_delay} ms")
 
 
 def _check_regions(names: tuple[str, ...]) -> None:
     size = sum(len(name.encode()) + 1 for name in names)
     if size > REPLICATE_TO_BYTES:
-        raise NotAllowed(f"{size} bytes of region names to replicate to; {REPLICATE_TO_BYTES} are the most")
+        raise NotAllowed(f"{size} bytes of region names to replicate to; the limit is {REPLICATE_TO_BYTES}")
 
 
 def _check_chunk(view: MetadataView) -> None:
     chunk, count = view.chunk_id, view.num_chunks
     if chunk is None or not 0 <= chunk < count <= CHUNKS or not 0 <= view.total_chunk_bytes <= _INT32_MAX:
-        raise NotAllowed(f"chunk {chunk} of {count}: chunks count from 0, and a message has {CHUNKS} at most")
+        raise NotAllowed(f"chunk {chunk} of {count}: chunks count from 0, and a message has at most {CHUNKS}")
     if len((view.uuid or "").encode()) > NAME_BYTES:
-        raise NotAllowed(f"the id that its chunks share is longer than {NAME_BYTES} bytes")
+        raise NotAllowed(f"the id shared by its chunks is longer than {NAME_BYTES} bytes")
 
 
 # -- ids and ACK -----------------------------------------------------------------------------------------------------
@@ -161,8 +159,8 @@ def unacked_parts(ack: pb.CommandAck) -> dict[Position, int]:
     sizes = [len(one.ack_set) for one in ack.message_id]
     if max(sizes, default=0) > ACK_SET_WORDS or sum(sizes) > ACK_WORDS:
         raise NotAllowed(
-            f"an ACK whose sets have {sum(sizes)} words, the largest {max(sizes)}: {ACK_WORDS} in all and "
-            f"{ACK_SET_WORDS} for one batch are the most"
+            f"an ACK whose sets have {sum(sizes)} words, the largest {max(sizes)}; the limits: {ACK_WORDS} in all, "
+            f"{ACK_SET_WORDS} for one batch"
         )
     parts: dict[Position, int] = {}
     whole: list[Position] = []
@@ -189,7 +187,7 @@ def new_topic(name: TopicName) -> None:
     :raises InvalidName: its name would not be shown as it is.
     """
     if not is_name(name.local_name):
-        raise InvalidName(f"{name.local_name[:80]!r} is no name of a topic: {_NO_NAME}")
+        raise InvalidName(f"{name.local_name[:80]!r} is not a valid topic name: {_NO_NAME}")
 
 
 # -- PRODUCER and SUBSCRIBE ------------------------------------------------------------------------------------------
@@ -228,19 +226,19 @@ def subscription(name: str, properties: Iterable[tuple[str, str]]) -> None:
 def _check_room(clients: int) -> None:
     if clients >= CLIENTS_PER_CONNECTION:
         raise NotAllowed(
-            f"this connection has {clients} producers and consumers, as many as it may have: close some, or use another"
+            f"this connection has {clients} producers and consumers, its limit: close some, or use another connection"
         )
 
 
 def _check_name(whose: str, name: str) -> None:
     if not is_name(name):
-        raise NotAllowed(f"{name[:80]!r} is no name of {whose}: {_NO_NAME}")
+        raise NotAllowed(f"{name[:80]!r} is not a valid name of {whose}: {_NO_NAME}")
     size = len(name.encode())
     if size > NAME_BYTES:
-        raise NotAllowed(f"the name of {whose} may have {NAME_BYTES} bytes, not {size}")
+        raise NotAllowed(f"the name of {whose} has {size} bytes; the limit is {NAME_BYTES}")
 
 
 def _check_pairs(whose: str, pairs: Iterable[tuple[str, str]], most: int) -> None:
     size = sum(len(key.encode()) + len(value.encode()) for key, value in pairs)
     if size > most:
-        raise NotAllowed(f"the properties of {whose} may have {most} bytes in all, not {size}")
+        raise NotAllowed(f"the properties of {whose} have {size} bytes in all; the limit is {most}")

@@ -122,11 +122,13 @@ def checked(entry: bytes, want: Want, after: Position) -> tuple[EntryHeader, byt
     try:
         header = unpack(entry)
         if header.region != want.origin or header.origin is None or not after < header.origin < want.before:
-            raise NotAllowed(f"asked for {want.origin} after {after}, given {header.region}/{header.origin}")
+            raise NotAllowed(f"asked for {want.origin} after {after}, got {header.region}/{header.origin}")
         body = entry[header.body_offset :]
         appended = message_metadata.appended_bytes(body, want.origin, *header.origin)
         if message_metadata.origin_checksum(body, appended) != header.origin_checksum:
-            raise OriginConflict(f"entry {want.origin}/{header.origin} came with other bytes than its origin stored")
+            raise OriginConflict(
+                f"entry {want.origin}/{header.origin} arrived with different bytes than its origin stored"
+            )
     except (EntryFormatError, BodyError) as error:
         raise NotAllowed(f"an entry of {want.origin} after {after} cannot be read: {error}") from error
     return header, body
@@ -295,7 +297,7 @@ class Recall:
             await self.joining.look()
         except (LedgerError, TopicError, MetadataError) as error:
             self.problem = str(error)
-            log.warning("%s: what other regions have cannot be taken over: %s", self._topic.name, error)
+            log.warning("%s: entries of other regions cannot be stored: %s", self._topic.name, error)
         finally:
             self._is_running = False
             self._told_ready()
@@ -332,7 +334,7 @@ class Recall:
                 del self._published_over[region]
                 self._taken_back.add((region, before))
                 log.warning(
-                    "%s: %d entries before %s came back from %s: who acknowledged that one passes over them, perhaps",
+                    "%s: %d entries before %s came back from %s: subscriptions that acknowledged it may skip them",
                     *(topic.name, self.returned - returned, before, region),
                 )
 
@@ -443,7 +445,7 @@ class Recall:
                     topic.log.holes.open(origin, after, _first(having[first]))
                 if not joins:
                     log.warning(
-                        "%s: entries of %s between %s and %s are in no region any more",
+                        "%s: entries of %s between %s and %s no longer exist in any region",
                         *(topic.name, origin, after, _first(having[first])),
                     )
                 chained = {first: having[first]}

@@ -218,16 +218,16 @@ class Gaps:
         gaps = [one for one in self.all() if one.origin == origin]
         gap = next((one for one in gaps if one.upto == upto), gaps[0] if gaps else None)
         if gap is None:
-            raise NotFound(f"nothing of {origin} is known to be missing on {topic.name} in {topic.region}")
+            raise NotFound(f"no entries of {origin} are known to be missing on {topic.name} in {topic.region}")
         if gap.upto != upto:
             raise GapNotAcceptable(
-                f"missing of {origin} are its entries after {gap.after} up to {gap.upto}, not {upto}"
+                f"the missing entries of {origin} are those after {gap.after} up to {gap.upto}, not {upto}"
             )
         if not gap.is_judged:
             raise GapNotAcceptable(f"the other regions are being asked for {origin}'s entries after {gap.after}: wait")
         if gap.away and not forced:
             raise GapNotAcceptable(
-                f"{', '.join(gap.away)} cannot be asked, or has a damaged copy, and may have {origin}'s entries after "
+                f"{', '.join(gap.away)} did not answer or has a damaged copy, and may have {origin}'s entries after "
                 f"{gap.after}: wait until it is back, or force"
             )
         accepted = Accepted(origin, gap.after, gap.lost_upto, topic.scheduler.now_ms(), by)
@@ -248,7 +248,7 @@ class Gaps:
         topic, one = self._topic, accepted
         topic.progress_log.append(Kind.GAP, one.origin, one.encode())
         self._take(one)
-        log.warning("%s: the loss of %s (%s..%s] is accepted: %s", topic.name, one.origin, one.after, one.upto, one.by)
+        log.warning("%s: loss of %s (%s..%s] accepted by %s", topic.name, one.origin, one.after, one.upto, one.by)
         await drops.durable(topic)
 
     # -- what is on record

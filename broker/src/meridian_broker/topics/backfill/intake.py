@@ -34,7 +34,7 @@ class Verdict(Enum):
     STORE = "stored"
     REFUSE_ENDED = "refused: the topic was terminated"
     REFUSE_FULL = "refused: the topic is over its backlog quota"
-    REFUSE_TOO_LARGE = "refused: larger than this broker takes"
+    REFUSE_TOO_LARGE = "refused: larger than this broker accepts"
 
 
 class Offered(NamedTuple):
@@ -93,10 +93,12 @@ class Intake:
         if verdict is Verdict.REFUSE_ENDED:
             raise topic.refusal()
         if verdict is Verdict.REFUSE_FULL:
-            raise BacklogQuotaHold(f"{topic.name}: {self._full}; entries of other regions may come when less waits")
+            raise BacklogQuotaHold(
+                f"{topic.name}: {self._full}; entries of other regions are accepted once the backlog is smaller"
+            )
         raise MessageTooLarge(
-            f"an entry of {offered.size} bytes with its metadata does not get into {topic.name} in {topic.region}: "
-            f"{largest} is the most (maxMessageSize)"
+            f"an entry of {offered.size} bytes with its metadata does not fit into {topic.name} in {topic.region}: "
+            f"{largest} is the limit (maxMessageSize)"
         )
 
     def check_pushed(self, region: str, size: int) -> None:

@@ -39,7 +39,7 @@ class Readiness(NamedTuple):
 
 
 READY: Final = Readiness(True, "", 0)
-OUTSIDE: Final = Feed(EARLIEST, EARLIEST, 0, "we are no region of the topic there")
+OUTSIDE: Final = Feed(EARLIEST, EARLIEST, 0, "this region is not one of the topic's regions there")
 
 
 class Joining:
@@ -151,7 +151,7 @@ class Joining:
             feed = self._feeds.get(region)
             if region not in self._feeds:
                 if region not in self.drained and region in self.origins:
-                    waits.append(f"what others have of {region}, which cannot be asked, is still coming")
+                    waits.append(f"entries of {region}, which cannot be reached, are still coming from others")
             elif feed is OUTSIDE:
                 waits.append(f"{region} does not count {self._topic.region} among the topic's regions")
             elif feed is None:

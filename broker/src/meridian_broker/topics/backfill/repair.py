@@ -235,7 +235,7 @@ class Mending:
                 try:
                     header, body = checked(entry, want, after)
                 except TopicError as error:
-                    log.warning("%s: %s gave something else than what is damaged: %s", topic.name, region, error)
+                    log.warning("%s: %s returned entries other than the damaged ones: %s", topic.name, region, error)
                     break
                 assert header.origin is not None
                 after = header.origin
@@ -278,7 +278,7 @@ class Mending:
         for ledger in {position.ledger for position, entry in entries.items() if self._is_other(position, entry)}:
             await topic.log.reload_index(ledger)
         self.replaced += len(entries)
-        log.warning("%s: %d damaged entries are back, from another region", topic.name, len(entries))
+        log.warning("%s: replaced %d damaged entries from another region", topic.name, len(entries))
         self._tell(entries)
 
     def _tell(self, entries: Mapping[Position, bytes]) -> None:
@@ -307,7 +307,7 @@ class Mending:
         mends = self._topic.log.damage.mends(self._topic.log.first, more)
         if len(mends) > ON_RECORD_MAX:
             raise LedgerError(
-                f"more than {ON_RECORD_MAX} stretches of this log are damaged: replace the disk and rebuild the region"
+                f"more than {ON_RECORD_MAX} ranges of this log are damaged: replace the disk and rebuild the region"
             )
         return mends
 

@@ -185,7 +185,7 @@ class Compaction:
                 await self._compact(workshop, metadata)
         except (LedgerError, MetadataError, TopicError) as refused:
             error = refused
-            log.warning("%s is not compacted: %s", self._topic.name, refused)
+            log.warning("%s was not compacted: %s", self._topic.name, refused)
         except Exception as unexpected:
             error = unexpected
             raise
@@ -205,7 +205,7 @@ class Compaction:
     def _check(self) -> None:
         self._topic.check_open()
         if self._stopping:
-            raise TopicFenced(f"{self._topic.name} was closed meanwhile: compact it again")
+            raise TopicFenced(f"{self._topic.name} was closed in the meantime: compact it again")
 
     async def _compact(self, workshop: Workshop, metadata: TopicMetadata) -> None:
         topic, old = self._topic, self.view
@@ -288,7 +288,9 @@ class Compaction:
         if self.view is None or self.status is Status.RUNNING or self._forgetting or not _is_whole(topic):
             return False
         log.error(
-            "%s: the compacted view is damaged and is rebuilt; readers get the log until then: %s", topic.name, error
+            "%s: the compacted view is damaged and is being rebuilt; readers get the log until then: %s",
+            topic.name,
+            error,
         )
         try:
             await self.forget()
@@ -311,7 +313,7 @@ class Compaction:
             return None
         if not self._is_damaged:
             self._is_damaged = True
-            log.error("%s: entry %s of the compacted view is damaged, and read from the log", topic.name, position)
+            log.error("%s: entry %s of the compacted view is damaged; reading it from the log", topic.name, position)
             topic.scheduler.defer(self._make_anew)
         return entry
 

@@ -164,7 +164,9 @@ class Compactor:
                 if stored[0] > self.horizon:
                     return
                 if stored[0] in self._log.damage.damaged:
-                    raise LedgerError(f"entry {stored[0]} is damaged: compaction waits until it is back, or given up")
+                    raise LedgerError(
+                        f"entry {stored[0]} is damaged: compaction waits until it is repaired or given up"
+                    )
                 yield stored
             position = entries[-1][0]
             await self._pause(entries)
@@ -262,7 +264,7 @@ class Compactor:
                 self.kept.setdefault(position.ledger, BitMap()).add(position.entry)
                 await out.append(pack_entry(position, await self._in_turns(_thinned(entry, found, kept))))
         if ordinal != winners.messages:
-            raise LedgerError(f"{ordinal} messages were read where {winners.messages} had been: try again")
+            raise LedgerError(f"read {ordinal} messages, expected {winners.messages}: try again")
 
 
 def _is_empty(metadata: pb.MessageMetadata, header: EntryHeader, entry: bytes) -> bool:

@@ -130,7 +130,7 @@ class CompactedView:
     def position(self, number: int) -> Position:
         """Of the entry with this number. :raises IndexError: there is none."""
         if not 0 <= number < len(self):
-            raise IndexError(f"entry {number} of a view of {len(self)}")
+            raise IndexError(f"entry {number} of a view of {len(self)} entries")
         at = bisect_right(self._before, number) - 1
         return Position(self._ledgers[at], self._kept[at][number - self._before[at]])
 

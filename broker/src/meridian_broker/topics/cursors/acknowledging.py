@@ -38,8 +38,8 @@ async def _go_on(cursor: Cursor, number: int, rest: Rest, confirmed: Done | None
     try:
         await rest
     except Exception as error:
-        failure = error if isinstance(error, LedgerError) else LedgerError(f"its entry cannot be looked up: {error}")
-        log.warning("%s, %s: an acknowledgement is lost: %s", cursor.context.name, cursor.name, failure)
+        failure = error if isinstance(error, LedgerError) else LedgerError(f"cannot look up its entry: {error}")
+        log.warning("%s, %s: lost an acknowledgement: %s", cursor.context.name, cursor.name, failure)
         if confirmed is not None:
             confirmed(failure)
         if confirmed is None or not isinstance(error, LedgerError):

@@ -236,7 +236,7 @@ class Cursor(CursorState):
 
     def pass_over(self, position: Position) -> None:
         """A reader is owed nothing up to here any more, but for what a compacted view still has."""
-        assert not self.durable, "a durable cursor moves over what is acked or dropped, by advance"
+        assert not self.durable, "a durable cursor moves only by advance, over acked or dropped entries"
         if self.compacted is None:
             self.mark_delete = max(self.mark_delete, position)
             self.owner.moved(position)
@@ -263,7 +263,7 @@ class Cursor(CursorState):
             if self.times is not None:
                 await self.times.load(position)
         except LedgerError as error:
-            log.warning("the cursor of %s of %s stays behind for now: %s", self.name, context.name, error)
+            log.warning("the cursor of %s of %s cannot advance for now: %s", self.name, context.name, error)
             context.scheduler.later(READ_AGAIN_SECONDS, self._loaded)
         else:
             self._loaded()
@@ -330,7 +330,7 @@ class Cursor(CursorState):
         """
         context = self.context
         if not self.owner.is_there:
-            gone = LedgerError(f"subscription {self.name!r} was deleted: nothing of it is kept")
+            gone = LedgerError(f"subscription {self.name!r} was deleted: no state of it is kept")
             notify_all(confirmations or (), gone)
             return
         context.progress_log.append(Kind.ACKED, self.name, delta.encode())

@@ -109,7 +109,7 @@ async def _drop(
     async for index, entries in pages:
         await _load_times(cursors, index.ledger_id, entries)
         if context.failure is not None:
-            raise TopicFenced(f"{context.name} was closed meanwhile ({context.failure}): look it up again")
+            raise TopicFenced(f"{context.name} was closed in the meantime ({context.failure}): look it up again")
         if entries:
             ranges = _ranges(cause, index, entries)
             for one in cursors:
@@ -172,4 +172,4 @@ async def durable(context: TopicContext) -> None:
     try:
         await context.scheduler.answer(context.progress_log.when_durable)
     except LedgerError as error:
-        raise TopicFenced(f"{context.name} was closed meanwhile, the change may be lost: {error}") from error
+        raise TopicFenced(f"{context.name} was closed in the meantime, and the change may be lost: {error}") from error

@@ -157,10 +157,10 @@ def _next_epoch(cursor: Cursor) -> Stamp:
     progress = cursor.progress
     if progress.count_rewinds() >= LAYERS_MAX:
         raise LimitReached(
-            f"subscription {cursor.name!r} was rewound {progress.count_rewinds()} times, and remembers "
-            f"{LAYERS_MAX} at most: seek again once they are merged. That happens within minutes, as far as what they "
-            "rule is acknowledged again, once all regions of the topic can be reached; take a region that is gone for "
-            "good out of the topic"
+            f"subscription {cursor.name!r} was rewound {progress.count_rewinds()} times, and can keep "
+            f"{LAYERS_MAX} at most: seek again once they are merged. That happens within minutes once all regions of "
+            "the topic can be reached and the rewound messages have been acknowledged again; remove a region that is "
+            "lost for good from the topic"
         )
     return cursor.context.clock.next(progress.epoch)
 

@@ -73,7 +73,7 @@ class TopicPattern:
 def _compiled(expression: str, text: str) -> Any:
     """:raises BadPattern: RE2 does not read it. ``text`` is what its author wrote."""
     if len(text) > LENGTH_MAX:
-        raise BadPattern(f"a pattern of {len(text)} characters: the limit is {LENGTH_MAX}")
+        raise BadPattern(f"the pattern has {len(text)} characters; the limit is {LENGTH_MAX}")
     options = re2.Options()
     options.max_mem = MEMORY_BYTES
     options.log_errors = False

@@ -99,9 +99,7 @@ class TopicWatchers:
         :raises TooManyWatchers: there are as many as the broker takes.
         """
         if self._count >= self._limit:
-            raise TooManyWatchers(
-                f"{self._limit} topic lists are watched here, the most: ask for the list now and then"
-            )
+            raise TooManyWatchers(f"{self._limit} topic list watchers are open here, the limit: poll the list instead")
         groups = self._groups.setdefault(namespace, {})
         group = groups.get(pattern.text)
         if group is None:

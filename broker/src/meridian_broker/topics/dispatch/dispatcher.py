@@ -218,7 +218,7 @@ class Dispatcher:
         topic, name = self.cursor.context, self.cursor.name
         pause_ms = topic.unread.failed(name, str(error), topic.scheduler.monotonic_ms())
         if not pause_ms:
-            _log.warning("%s: subscription %r waits until its entries can be read: %s", topic.name, name, error)
+            _log.warning("%s: subscription %r is blocked until its entries can be read: %s", topic.name, name, error)
         topic.scheduler.later(pause_ms / 1000, again)
 
     def _take(self, entries: list[Stored]) -> None:

@@ -66,7 +66,7 @@ class InFlightDispatcher(Dispatcher):
             consumer.unacked = None
             consumer.unacked_messages = 0
             consumer.blocked = False
-        assert self.delivery.unacked_messages == 0, "messages count as unacked that no consumer holds"
+        assert self.delivery.unacked_messages == 0, "the unacked count includes messages that no consumer holds"
 
     def remove(self, consumer: Consumer) -> None:
         super().remove(consumer)
@@ -76,7 +76,7 @@ class InFlightDispatcher(Dispatcher):
         if not self.consumers:
             self.rewind()
             return
-        assert self.delivery.unacked_messages >= 0, "more is acked than was sent"
+        assert self.delivery.unacked_messages >= 0, "more messages are acked than were sent"
         for position in unacked or ():
             del self.holders[position]
             self._again(position)

@@ -160,7 +160,7 @@ class Lanes(Generic[C]):
             return False
         heappop(lane.waiting)
         self.waiting -= 1
-        assert self.waiting >= 0, "more is taken than waits"
+        assert self.waiting >= 0, "more is taken than is waiting"
         if lane.waiting:
             self._show(slot)
         elif lane.in_flight == 0:

@@ -143,7 +143,7 @@ def _check_ranges(name: str, ranges: tuple[tuple[int, int], ...]) -> None:
     for start, end in sorted(ranges):
         if not before < start <= end < SLOTS:
             raise ConsumerAssignError(
-                f"{start}-{end} of consumer {name!r} is no range: both ends lie in 0-{SLOTS - 1}, the first is not "
-                "above the last, and no two ranges of a consumer overlap"
+                f"{start}-{end} of consumer {name!r} is not a valid range: both ends must be in 0-{SLOTS - 1}, the "
+                "first not above the last, and a consumer's ranges must not overlap"
             )
         before = end

@@ -105,9 +105,9 @@ def objection(subscription: Subscription) -> str:
     if not subscription.durable or not subscription.replicated:
         return "the subscription is not replicated"
     if leasing is None:
-        return "this broker speaks with no other regions"
+        return "this broker is not connected to other regions"
     if subscription.topic.regions() == {subscription.topic.region}:
-        return "the topic lives in this region alone, which dispatches everything"
+        return "the topic exists only in this region, which dispatches everything"
     return leasing.objection(tuple(subscription.topic.regions()))
 
 

@@ -136,7 +136,7 @@ def decode(record: bytes) -> Change:
         end = _HEAD.size + length
         return Change(Kind(kind), str(record[_HEAD.size : end], "utf-8"), time_ms, bytes(record[end:]))
     except (struct.error, UnicodeDecodeError) as error:
-        raise ProgressLogError(f"{len(record)} bytes are no progress record: {error}") from error
+        raise ProgressLogError(f"{len(record)} bytes are not a progress record: {error}") from error
 
 
 class ProgressLog:
@@ -299,7 +299,7 @@ class ProgressLog:
 
     def _roll(self) -> None:
         if self._rolls.is_idle:
-            self._scheduler.spawn(self._roll_over(self._rolls.begin()), "roll a progress ledger over")
+            self._scheduler.spawn(self._roll_over(self._rolls.begin()), "roll over a progress ledger")
 
     async def _roll_over(self, number: int) -> None:
         """Go on in another ledger, write a snapshot of everything into it, then forget the ledgers before it."""
@@ -336,7 +336,9 @@ class ProgressLog:
             if isinstance(error, MetadataUnavailable) and not self._held:
                 self._refusal = error
                 raise
-            failure = error if isinstance(error, LedgerError) else LedgerError(f"no new progress ledger: {error}")
+            failure = (
+                error if isinstance(error, LedgerError) else LedgerError(f"cannot begin a new progress ledger: {error}")
+            )
             self._fail(failure)
             self._settle()
             self._refuse_held(failure)

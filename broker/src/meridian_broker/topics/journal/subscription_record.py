@@ -141,22 +141,22 @@ def _name(value: object) -> str:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{type(value).__name__} stands where a text should be")
+        raise TypeError(f"{type(value).__name__} found where a string is expected")
     value.encode()  # half a surrogate pair is no text
     return value
 
 
 def _texts(value: object) -> dict[str, str]:
     if not isinstance(value, dict):
-        raise TypeError(f"{type(value).__name__} stands where a map of texts should be")
+        raise TypeError(f"{type(value).__name__} found where a map of strings is expected")
     return {_text(key): _text(text) for key, text in value.items()}
 
 
 def _stamp(value: object) -> Stamp:
     if not isinstance(value, list) or len(value) != 3:
-        raise TypeError("a stamp is a list of two numbers and a region")
+        raise TypeError("a stamp must be a list of two numbers and a region")
     time_ms, counter, region = value
     for number in (time_ms, counter):
         if type(number) is not int or not 0 <= number < 1 << 64:
-            raise ValueError("a stamp's numbers are whole ones of 64 bits")
+            raise ValueError("a stamp's numbers must be 64-bit integers")
     return Stamp(time_ms, counter, _text(region))

@@ -26,9 +26,9 @@ class Whole(NamedTuple):
     def decode(cls, payload: bytes) -> Whole:
         """:raises ProgressLogError: these bytes are no such payload."""
         if len(payload) < _LENGTHS.size:
-            raise ProgressLogError(f"{len(payload)} bytes are no whole subscription")
+            raise ProgressLogError(f"{len(payload)} bytes are not a complete subscription")
         record, progress = _LENGTHS.unpack_from(payload)
         middle = _LENGTHS.size + record
         if middle + progress > len(payload):
-            raise ProgressLogError(f"a whole subscription is cut off after {len(payload)} bytes")
+            raise ProgressLogError(f"a subscription snapshot is truncated after {len(payload)} bytes")
         return cls(payload[_LENGTHS.size : middle], payload[middle : middle + progress], payload[middle + progress :])

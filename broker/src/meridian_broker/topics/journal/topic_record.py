@@ -78,7 +78,7 @@ class TopicMetadata:
                 return True
             except VersionConflict:
                 continue  # the one before wrote something meanwhile
-        raise TopicFenced(f"{self._name} is written by others all the time: look it up again")
+        raise TopicFenced(f"{self._name} is being written by other owners continually: look it up again")
 
     async def create(
         self,

@@ -80,9 +80,9 @@ async def claimed(parts: BrokerParts, name: TopicName, with_base: str | None) ->
     began = Stamp.parse(deleting) if deleting else None
     stamp = began or (newest if is_made_again else parts.clock.next())
     await _forget(parts, name, stamp, {**record.last_origins, parts.region: record.last_own})
-    log.info("topic %s: its deletion, which had begun earlier, is finished", name)
+    log.info("topic %s: completed a deletion that was begun earlier", name)
     metadata = TopicMetadata(parts.catalog, name, parts.new_lock(), parts.scheduler)
     if is_made_again:
-        log.warning("%s was made again on the volume, and the metadata, an older copy, do not know it", name)
+        log.warning("%s was created again on the volume, but the metadata are an older copy that lacks it", name)
         await metadata.create(parts.fence, joining=parts.is_shared(name), is_found=True)
     return metadata, is_made_again

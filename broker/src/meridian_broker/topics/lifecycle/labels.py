@@ -51,7 +51,7 @@ class Labels:
                     try:
                         label = Label.decode(info.label)
                     except ValueError as error:
-                        log.warning("ledger %d does not say whose it is: %s", info.ledger_id, error)
+                        log.warning("cannot tell which topic ledger %d belongs to: %s", info.ledger_id, error)
                         continue
                     found.setdefault(label.belonging.topic, []).append(Labelled(info.ledger_id, label, info.entries))
             self._by_topic = found

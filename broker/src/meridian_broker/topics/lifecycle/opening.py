@@ -41,8 +41,8 @@ async def open_topic(
             await _may_create(parts, name, create, foreign=incarnation is not None)
         if incarnation is not None and incarnation != (deleted := await parts.catalog.topics.incarnation(name)):
             raise TopicFenced(
-                f"{name} was deleted in {parts.region} ({deleted or 'never'}), and the other region knows of "
-                f"another deletion ({incarnation or 'none'}): it is not made again from there (R8)"
+                f"{name} was deleted in {parts.region} ({deleted or 'never'}), but the other region knows of "
+                f"another deletion ({incarnation or 'none'}): it is not recreated from there (R8)"
             )
         await metadata.create(parts.fence, joining=parts.is_shared(name), created=created, growing_to=growing_to)
     if base.partitions is None:
@@ -158,7 +158,7 @@ async def _may_create(parts: BrokerParts, name: TopicName, create: bool, *, fore
             raise OtherKind(f"{parts.region} has {name.base} as a topic without partitions")
         if create:
             raise NotAllowed(
-                f"{name.base} is not a partitioned topic, so it has no {name.local_name}: make {name.base} first"
+                f"{name.base} is not a partitioned topic, so it has no {name.local_name}: create {name.base} first"
             )
     elif (record := await parts.catalog.partitioned.find(name)) is not None:
         if foreign:

@@ -87,9 +87,9 @@ async def make_topics(parts: BrokerParts) -> None:
             record = TopicRecord(joining=parts.is_shared(name))
             await parts.catalog.topics.create(name, record, is_found=True)
         except (AlreadyExists, NotFound) as error:
-            log.warning("ledgers of %s are on the volume, and it cannot be put on record: %s", topic, error)
+            log.warning("ledgers of %s are on the volume, but the topic cannot be recorded: %s", topic, error)
             continue
-        log.warning("%s is on the volume and not in the metadata, an older copy: it is on record again", topic)
+        log.warning("%s is on the volume but not in the metadata, an older copy: recorded it again", topic)
         if name.partition >= 0:
             partitions[name.base] = max(name.partition + 1, partitions.get(name.base, 0))
     for base, count in partitions.items():
@@ -115,7 +115,7 @@ async def make_partitioned(parts: BrokerParts, base: TopicName, count: int) -> N
         elif record.partitions < count:
             await parts.catalog.partitioned.grow(base, count)
     except AlreadyExists as error:
-        log.warning("partitions of %s are on the volume, and it cannot be put on record: %s", base, error)
+        log.warning("partitions of %s are on the volume, but the topic cannot be recorded: %s", base, error)
 
 
 async def adopt(parts: BrokerParts, name: TopicName, metadata: TopicMetadata) -> Adopted:
@@ -134,7 +134,7 @@ async def adopt(parts: BrokerParts, name: TopicName, metadata: TopicMetadata) ->
     unnamed = await _unnamed(parts, name, metadata)
     messages = _messages(unnamed, metadata)
     if entries := sum(one.entries for one in unnamed if one.ledger_id > metadata.newest_ledger):
-        log.warning("%s: %d entries are in ledgers that the metadata, an older copy, do not name", name, entries)
+        log.warning("%s: %d entries are in ledgers that the metadata, an older copy, lack", name, entries)
     progress = [one.ledger_id for one in unnamed if one.label.kind is Kind.PROGRESS]
     views = [(one.ledger_id, one.label.horizon) for one in unnamed if one.label.kind is Kind.COMPACTED]
     trimmed = [

@@ -25,7 +25,7 @@ async def move(parts: BrokerParts, name: TopicName, why: str, stamp: Stamp | Non
     to = await _free_name(parts, name, time_ms)
     await parts.catalog.topic_policies.set_policy(to, REPLICATION, {parts.region: True})
     await parts.catalog.topics.move(name, to, {SET_ASIDE: why}, stamp)
-    log.warning("%s: it is kept as %s in %s alone; look at it, then delete it", why, to, parts.region)
+    log.warning("%s: it is kept as %s in %s only; inspect it, then delete it", why, to, parts.region)
     return to
 
 

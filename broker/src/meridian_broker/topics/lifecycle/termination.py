@@ -41,7 +41,7 @@ async def terminate(topic: Topic) -> Position:
     if topic.terminated is not None:
         return topic.terminated
     if topic.is_ended:
-        raise TopicFenced(f"{topic.name} is being terminated: ask again")
+        raise TopicFenced(f"{topic.name} is being terminated: try again")
     topic.is_ended = True
     try:
         await topic.scheduler.answer(topic.log.when_durable)
@@ -50,7 +50,7 @@ async def terminate(topic: Topic) -> Position:
         if topic.metadata is not None:
             await topic.metadata.save_terminated(last)
     except LedgerError as error:
-        raise TopicFenced(f"{topic.name} was closed meanwhile: terminate it again ({error})") from error
+        raise TopicFenced(f"{topic.name} was closed in the meantime: terminate it again ({error})") from error
     finally:
         topic.is_ended = False
     ended(topic, last)
@@ -75,8 +75,8 @@ async def recall(topic: Topic, metadata: TopicMetadata, end: Position) -> None:
         if await goes_on_behind(topic.log, end):
             await metadata.save_terminated(None)
             log.warning(
-                "%s: the metadata say that it was terminated at %s, but it took messages later, up to %s: it goes on. "
-                "Terminate it again if it is to end",
+                "%s: the metadata say that it was terminated at %s, but it has later messages up to %s: it stays open. "
+                "Terminate it again if it should end",
                 *(topic.name, end, last),
             )
             return

@@ -109,7 +109,7 @@ class NonPersistentTopic:
 
     def publish_foreign(self, _producer: Producer, _send: Send) -> None:
         """:raises NotAllowed: always; there is no origin without a place."""
-        raise NotAllowed(f"{self.name} stores nothing, so nothing of it is replicated")
+        raise NotAllowed(f"{self.name} stores nothing, so it cannot be replicated")
 
     # -- subscriptions -------------------------------------------------------------------------------------------
 
@@ -127,13 +127,13 @@ class NonPersistentTopic:
         """:raises ConsumerBusy, ConsumerAssignError: as on other topics."""
         self.check_open()
         if kind.name not in self.rules.subscription_types:
-            raise NotAllowed(f"{self.name} takes no {kind.name} subscriptions: its policies do not enable them")
+            raise NotAllowed(f"{self.name} does not accept {kind.name} subscriptions: its policies do not enable them")
         if not name or name.startswith(REPLICATION_PREFIX):
-            raise NotAllowed(f"a subscription cannot be called {name!r}")
+            raise NotAllowed(f"{name!r} is not a valid subscription name")
         subscription = self.subscriptions.get(name)
         if subscription is None:
             if len(self.subscriptions) >= self.limits.subscriptions:
-                raise ConsumerBusy(f"{self.name} has {len(self.subscriptions)} subscriptions, the most: close some")
+                raise ConsumerBusy(f"{self.name} has {len(self.subscriptions)} subscriptions, its limit: close some")
             subscription = NonPersistentSubscription(self, name, kind, key_shared)
         now_ms = self.scheduler.now_ms()
         made = Consumer(subscription, port, consumer_id, consumer_name, priority, now_ms, metadata, key_shared)
@@ -212,7 +212,7 @@ class NonPersistentSubscription:
         if kind != self.type:
             raise ConsumerBusy(f"subscription {self.name!r} has {self.type.name} consumers: use the same type")
         if self.consumers and kind.admits_one:
-            raise ConsumerBusy(f"subscription {self.name!r} is {kind.name} and has its consumer already")
+            raise ConsumerBusy(f"subscription {self.name!r} is {kind.name} and already has its consumer")
         self._selection.add(consumer)
 
     def remove_consumer(self, consumer: Consumer) -> None:

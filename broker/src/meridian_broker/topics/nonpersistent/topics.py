@@ -38,13 +38,15 @@ class NonPersistentTopics:
             return found
         record = await self._catalog.partitioned.find(name.base)
         if record is not None and not 0 <= name.partition < record.partitions:
-            raise NotAllowed(f"{name.base} has {record.partitions} partitions, numbered from 0: {name} is none of them")
+            raise NotAllowed(
+                f"{name.base} has {record.partitions} partitions, numbered from 0; {name} is not one of them"
+            )
         if record is None and (not create or not self._defaults.auto_topic_creation.allowed):
             raise TopicNotFound(f"topic {name} does not exist")
         if record is None:
             validation.new_topic(name)
         if self._closed is not None:
-            raise TopicFenced(f"{name} is not served any more ({self._closed}): look it up again")
+            raise TopicFenced(f"{name} is no longer served ({self._closed}): look it up again")
         found = self.topics.get(str(name))  # somebody else may have been as fast
         if found is None:
             found = self.topics[str(name)] = NonPersistentTopic(
@@ -56,7 +58,7 @@ class NonPersistentTopics:
     async def create(self, name: TopicName) -> None:
         """Make one without partitions. :raises AlreadyExists: there is one of that name."""
         if str(name) in self.topics or await self._catalog.partitioned.find(name) is not None:
-            raise AlreadyExists(f"topic {name} exists already")
+            raise AlreadyExists(f"topic {name} already exists")
         await self.topic(name, create=True)
 
     def names(self, namespace: str) -> list[str]:

@@ -32,13 +32,13 @@ class AccessMode(IntEnum):
 class Verdict(Enum):
     """What comes of it."""
 
-    SHARE = "let in beside the others"
-    SEIZE = "let in alone"
-    WAIT = "let in alone once the others are gone"
-    FENCE_OTHERS = "let in alone, the others are sent away"
-    REFUSE_SHARED = "refused: another producer has exclusive access, or waits for it"
-    REFUSE_TAKEN = "refused: others are there"
-    REFUSE_OLD = "refused: another producer had exclusive access meanwhile"
+    SHARE = "admitted alongside others"
+    SEIZE = "admitted exclusively"
+    WAIT = "admitted exclusively once the others are gone"
+    FENCE_OTHERS = "admitted exclusively, the others are disconnected"
+    REFUSE_SHARED = "refused: another producer has exclusive access or is waiting for it"
+    REFUSE_TAKEN = "refused: other producers are connected"
+    REFUSE_OLD = "refused: another producer has had exclusive access in the meantime"
 
 
 class Asked(NamedTuple):

@@ -107,17 +107,17 @@ class Admission:
         asked = Asked(producer.access_mode, producer.asked_epoch)
         verdict, epoch = decide(asked, Present(self.epoch, len(clients), exclusive, waiting))
         if verdict is Verdict.REFUSE_SHARED:
-            raise ProducerBusy(f"{topic.name} is kept for one exclusive producer: close that one first")
+            raise ProducerBusy(f"{topic.name} has an exclusive producer: close that one first")
         if verdict is Verdict.REFUSE_TAKEN:
             raise ProducerFenced(f"{topic.name} has {len(clients)} other producers: close them, wait, or fence them")
         if verdict is Verdict.REFUSE_OLD:
             raise ProducerFenced(
-                f"another exclusive producer came to {topic.name} in epoch {self.epoch}, after epoch "
-                f"{producer.asked_epoch} of this one: make a new producer"
+                f"another exclusive producer took over {topic.name} in epoch {self.epoch}, after epoch "
+                f"{producer.asked_epoch} of this one: create a new producer"
             )
         if verdict is not Verdict.FENCE_OTHERS:
             if before is None and producer.name in topic.producers:
-                raise ProducerBusy(f"producer {producer.name!r} is connected already: choose another name or none")
+                raise ProducerBusy(f"producer {producer.name!r} is already connected: choose another name or none")
             if len(clients) + len(self._waiting) >= self.limit:
                 raise ProducerBusy(f"the topic has {len(clients)} producers, its limit is {self.limit}: close some")
         if before is not None:

@@ -275,8 +275,8 @@ class Gate:
                 outcome = known.judge(last)
                 if outcome is Outcome.UNKNOWN:
                     raise CannotTellRepeat(
-                        f"message {send.sequence_id} came before and is not stored yet: whether this is a repeat "
-                        "cannot be said now, send it again"
+                        f"message {send.sequence_id} arrived before and is not stored yet: whether this is a repeat "
+                        "is not known yet, send it again"
                     )
             except (TopicError, message_metadata.BodyError) as error:
                 self._producer.port.refused(self._producer, send, error)
@@ -301,7 +301,7 @@ class Gate:
             return True
         view = message_metadata.scan(send.body)
         if view.producer_name != self._producer.name:
-            raise NotAllowed(f"the message is of producer {view.producer_name!r}, not of {self._producer.name!r}")
+            raise NotAllowed(f"the message belongs to producer {view.producer_name!r}, not {self._producer.name!r}")
         return view.chunk_id is None or view.chunk_id + 1 >= view.num_chunks
 
     def _repeat(self, send: Send) -> None:

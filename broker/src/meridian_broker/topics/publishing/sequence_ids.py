@@ -53,9 +53,9 @@ class SequencesError(ValueError):
 class Outcome(Enum):
     """What a sequence id says of a message."""
 
-    NEW = "it did not come before"
-    REPEAT = "it is stored already"
-    UNKNOWN = "it came before, and is not durable yet"
+    NEW = "it is new"
+    REPEAT = "it is already stored"
+    UNKNOWN = "it arrived before but is not durable yet"
 
 
 class Known:
@@ -116,7 +116,7 @@ def decode(data: bytes) -> Record:
             names.append((str(data[at : at + length], "utf-8"), last, used_ms))
             at += length
     except (struct.error, UnicodeDecodeError) as error:
-        raise SequencesError(f"{len(data)} bytes are no record of sequence ids: {error}") from error
+        raise SequencesError(f"{len(data)} bytes are not a record of sequence ids: {error}") from error
     return Record(flags, Position(ledger, entry), names)
 
 

@@ -111,10 +111,12 @@ class Storing:
         if stamp is None or producer.remote_region is None or stamp.region != producer.remote_region:
             raise NotAllowed("only the replicator of a region may send that region's entries")
         if stamp.region == topic.region:
-            raise NotAllowed(f"{topic.region} cannot be told its own entries by a replicator")
+            raise NotAllowed(f"{topic.region} does not accept its own entries from a replicator")
         origin, prev = Position(stamp.ledger, stamp.entry), Position(stamp.prev_ledger, stamp.prev_entry)
         if not EARLIEST <= prev < origin or not 0 <= origin.entry < ENTRY_LIMIT or prev.entry >= ENTRY_LIMIT:
-            raise NotAllowed(f"{stamp.region} says that its entry {origin} comes after {prev}: no such chain (R3)")
+            raise NotAllowed(
+                f"{stamp.region} says that its entry {origin} comes after {prev}, which is not a valid chain (R3)"
+            )
         last = topic.log.last_origin.get(stamp.region, EARLIEST)
         if origin <= last:
             topic.log.when_durable(lambda error: producer.done([send], last if error is None else error))
@@ -126,7 +128,7 @@ class Storing:
                 f"but the last entry stored from there is {last}: resume from it"
             )
         if message_metadata.origin_checksum(send.body, stamp.appended_metadata_bytes) != stamp.checksum:
-            raise OriginConflict(f"entry {stamp.region}/{origin} arrived with other bytes than its origin stored")
+            raise OriginConflict(f"entry {stamp.region}/{origin} arrived with different bytes than its origin stored")
         header = foreign_header(send, stamp, prev, origin, topic.scheduler.now_ms())
         producer.messages_in += header.messages
         producer.bytes_in += len(send.body)

@@ -74,7 +74,7 @@ async def _problem(topic: Topic, kind: str, quota: BacklogQuota) -> str | None:
 
 def _send_away(topic: Topic, producers: list[Producer], problem: str) -> None:
     if producers:
-        log.warning("%s: %s; %d producers are sent away", topic.name, problem, len(producers))
+        log.warning("%s: %s; disconnected %d producers", topic.name, problem, len(producers))
     for producer in producers:
         if producer.remote_region is not None:
             topic.intake.turned_away(producer.remote_region, problem)
@@ -91,4 +91,4 @@ async def _evict(topic: Topic, kind: str, quota: BacklogQuota) -> None:
         before_ms = topic.scheduler.now_ms() - int(quota.limit_seconds * EVICT_TO * 1000)
         counts = await drops.drop_old(topic, cursors, before_ms, Cause.QUOTA)
     if any(counts.values()):
-        log.warning("%s is over its backlog quota: entries went, by subscription: %s", topic.name, counts)
+        log.warning("%s exceeded its backlog quota: dropped entries by subscription: %s", topic.name, counts)

@@ -36,7 +36,7 @@ async def expire_soon(topic: Topic) -> None:
     try:
         await expire(topic)
     except (LedgerError, TopicError) as error:
-        log.warning("messages of %s did not expire, next try in a while: %s", topic.name, error)
+        log.warning("could not expire messages of %s, will retry: %s", topic.name, error)
 
 
 async def trim(topic: Topic) -> None:

@@ -80,9 +80,9 @@ async def create_partitioned(service: OpenTopics, name: TopicName, partitions: i
     await service.check_exists(name)
     validation.new_topic(name)
     if partitions < 1:
-        raise InvalidName(f"{partitions} partitions: a partitioned topic has at least one")
+        raise InvalidName(f"{partitions} partitions: a partitioned topic needs at least one")
     if await service.catalog.topics.find(name) is not None:
-        raise AlreadyExists(f"{name} exists as a topic without partitions")
+        raise AlreadyExists(f"{name} already exists as a topic without partitions")
     if not name.is_persistent:
         async with service.lock(str(name)):
             await opening.check_room(service, name, partitions)
@@ -100,7 +100,7 @@ async def create_partitioned(service: OpenTopics, name: TopicName, partitions: i
             await run_all(service.scheduler, [*telling, *opening_all], "make a partition")
         except OtherKind as error:
             await kinds.take_back(service, name, record.created)
-            raise AlreadyExists(f"{name} is not made: {error}") from error
+            raise AlreadyExists(f"{name} was not created: {error}") from error
 
 
 async def complete(service: OpenTopics, name: TopicName) -> None:
@@ -115,7 +115,7 @@ async def complete(service: OpenTopics, name: TopicName) -> None:
         await service.catalog.topics.create_partitions(name, TopicRecord(joining=service.is_shared(name)))
     opening_all = [partial(service.topic, name.with_partition(n), create=True) for n in range(record.partitions)]
     await run_all(service.scheduler, opening_all, "open a partition")
-    log.info("partitioned topic %s: its making, which had begun earlier, is finished", name)
+    log.info("partitioned topic %s: completed a creation that was begun earlier", name)
 
 
 async def _tell(service: OpenTopics, region: str, name: TopicName, record: PartitionedTopicRecord) -> None:

@@ -66,7 +66,7 @@ class ExchangeHost:
         """``done`` once all that is known now of an open topic's subscriptions is on disk, or why it never will be."""
         found = self._service.topics.get(topic)
         if found is None:
-            done(LedgerError(f"{topic} is not open any more"))
+            done(LedgerError(f"{topic} is no longer open"))
         else:
             found.progress_log.when_durable(done)
 

@@ -83,7 +83,7 @@ async def follow_base(service: OpenTopics, name: TopicName, asked: str) -> Delet
 async def check_base(service: OpenTopics, name: TopicName, asked: str) -> None:
     """The same, looked at again by whoever holds the topic's lock. :raises TopicFenced: it was deleted meanwhile."""
     if await compare_base(service, name, asked) > 0:
-        raise TopicFenced(f"{name} was deleted meanwhile: ask again")
+        raise TopicFenced(f"{name} was deleted in the meantime: try again")
 
 
 async def follow(service: OpenTopics, topic: Topic, told: DeletionNotice) -> None:
@@ -96,7 +96,7 @@ async def follow(service: OpenTopics, topic: Topic, told: DeletionNotice) -> Non
         try:
             await removal.forget_partitioned(service, name.base, stamp)
         except MetadataError as error:
-            log.warning("%s was deleted in another region, which says so again: %s", name.base, error)
+            log.warning("%s was deleted in another region, which will report it again: %s", name.base, error)
             return
     async with service.lock(topic.name):
         if service.topics.get(topic.name) is not topic or topic.failure is not None:
@@ -116,15 +116,15 @@ async def follow(service: OpenTopics, topic: Topic, told: DeletionNotice) -> Non
             if beyond:
                 regions = ", ".join(sorted(beyond))
                 why = (
-                    f"{name} was deleted in other regions ({stamp}), and this copy has messages of {regions} that "
+                    f"{name} was deleted in other regions ({stamp}), but this copy has messages of {regions} that "
                     "they never got"
                 )
                 await removal.set_aside(service, topic, name, why, stamp)
             else:
                 await deletion.destroy(service, topic, stamp)
-                log.warning("topic %s was deleted in another region (%s) and is now deleted here", name, stamp)
+                log.warning("topic %s was deleted in another region (%s) and now also here", name, stamp)
         except (TopicError, LedgerError, MetadataError) as error:
-            log.warning("%s was deleted in another region, and not yet here, next try in a while: %s", name, error)
+            log.warning("%s was deleted in another region but not yet here, will retry: %s", name, error)
             service.scheduler.later(RETRY_SECONDS, lambda: service.scheduler.spawn(_open_again(service, name), "retry"))
 
 

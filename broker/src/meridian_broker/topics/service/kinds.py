@@ -89,8 +89,10 @@ async def make_way(service: OpenTopics, name: TopicName, theirs: Creation) -> li
         return []
     if not gives_way(ours, theirs):
         made = "without partitions" if ours.kind is Kind.PLAIN else "with partitions"
-        raise OtherKind(f"{service.region} has {name} as a topic {made}, made earlier ({ours.stamp}): that one counts")
-    why = f"{name} was made earlier ({theirs.stamp}) in another region, " + (
+        raise OtherKind(
+            f"{service.region} has {name} as a topic {made}, created earlier ({ours.stamp}): that one counts"
+        )
+    why = f"{name} was created earlier ({theirs.stamp}) in another region, " + (
         "with partitions, and this is the topic without" if ours.kind is Kind.PLAIN else "without partitions"
     )
     names = [name] if ours.kind is Kind.PLAIN else [name, *await removal.partition_names(service, name)]
@@ -98,7 +100,7 @@ async def make_way(service: OpenTopics, name: TopicName, theirs: Creation) -> li
     async with AsyncExitStack() as locks:
         held = await removal.hold(service, names, locks)
         if await creation(service, name) != ours:
-            raise TopicFenced(f"{name} was deleted or created again meanwhile: ask again")
+            raise TopicFenced(f"{name} was deleted or recreated in the meantime: try again")
         for topic in held:
             carried |= _subscriptions(topic)
             await _give_way(service, topic, why)

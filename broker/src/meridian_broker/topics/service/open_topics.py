@@ -125,7 +125,7 @@ class OpenTopics(ABC):
     async def check_exists(self, name: TopicName) -> None:
         """:raises TopicNotFound: its namespace does not exist."""
         if self.catalog.namespace(name.namespace_name) is None:
-            raise TopicNotFound(f"namespace {name.namespace_name} does not exist: make it first")
+            raise TopicNotFound(f"namespace {name.namespace_name} does not exist: create it first")
 
     async def topic(
         self,
@@ -148,7 +148,7 @@ class OpenTopics(ABC):
         if found is not None and found.failure is None and not self.closing:
             return found
         if not name.is_persistent:
-            raise NotAllowed(f"{name} stores no messages: this can be asked of persistent topics only")
+            raise NotAllowed(f"{name} stores no messages: this is supported for persistent topics only")
         await self.check_exists(name)
         async with self.lock(key):
             if self.closing:
@@ -172,7 +172,7 @@ class OpenTopics(ABC):
         except LedgerUnreadable as error:  # also of its acknowledgements alone: without them all would come again
             pause_ms = self.failing.failed(str(name), str(error), self.scheduler.monotonic_ms())
             self.unfinished.later(name)
-            log.warning("%s stays closed for %.1f s at least, then it is tried again: %s", name, pause_ms / 1000, error)
+            log.warning("%s stays closed for at least %.1f s, then will be retried: %s", name, pause_ms / 1000, error)
             raise
         self.topics[str(name)] = topic
         self._unopened.discard(str(name))
@@ -187,7 +187,7 @@ class OpenTopics(ABC):
         try:
             await self.topic(name, create=False)
         except (TopicError, LedgerError, MetadataError) as error:
-            log.warning("topic %s is not open, next try in a while, or when somebody asks: %s", name, error)
+            log.warning("topic %s is not open, will retry, at the latest on the next lookup: %s", name, error)
             self.unfinished.later(name)
 
     def open_later(self, name: TopicName) -> None:

@@ -67,7 +67,7 @@ async def _give_up(service: OpenTopics, name: TopicName, before: int) -> None:
         record = await service.catalog.partitioned.find(name)  # the number may have been written all the same
         await _take_back_from(service, name, before if record is None else record.partitions)
     except (MetadataError, LedgerError, TopicError) as error:
-        log.warning("%s did not grow, and partitions made for that are left until it does: %s", name, error)
+        log.warning("%s did not grow; partitions created for that stay until it does: %s", name, error)
 
 
 async def _take_back_from(service: OpenTopics, name: TopicName, number: int) -> None:

@@ -93,7 +93,7 @@ async def delete_as_elsewhere(service: OpenTopics, name: TopicName, stamp: Stamp
         topics = [one for one in await hold(service, names, locks) if stamp_of(one.incarnation) < stamp]
         # Links tell of the deletion, too, so partitions may be gone since; but none may have been made.
         if not set(await _names_of_both_kinds(service, name)) <= set(names):
-            raise TopicFenced(f"{name} has more partitions than a moment ago: delete it again")
+            raise TopicFenced(f"{name} gained partitions in the meantime: delete it again")
         known = await service.catalog.topics.deletion(name)
         is_told = known is not None and known.stamp >= stamp
         meant = [one for one in topics if (one.name != str(name)) == partitioned or name.partition >= 0]
@@ -117,7 +117,7 @@ async def _leave(service: OpenTopics, topic: Topic, why: str, stamp: Stamp) -> N
     if topic.log.after(EARLIEST) is None:
         await deletion.destroy(service, topic, stamp)
         return
-    reason = f"{why}, and nobody else has the messages of this topic, which is of the other kind"
+    reason = f"{why}, and no other region has the messages of this topic, which is of the other kind"
     await set_aside(service, topic, topic_name.parse(topic.name), reason, stamp)
 
 
@@ -163,7 +163,7 @@ async def finish(service: OpenTopics, name: TopicName) -> None:
         stamp = Stamp.parse(record.deleting)
         left = await hold(service, await partition_names(service, name), locks)  # opening deletes what is of that life
         await service.catalog.partitioned.delete(name, stamp)
-        log.info("partitioned topic %s: its deletion, which had begun earlier, is finished", name)
+        log.info("partitioned topic %s: completed a deletion that was begun earlier", name)
     if left:  # made again, and the metadata are an older copy
         await orphans.make_partitioned(service, name, 1 + max(topic.partition for topic in left))
 
@@ -227,7 +227,7 @@ async def hold(service: OpenTopics, names: list[TopicName], locks: AsyncExitStac
         if service.topics.get(str(name)) is found.get(name):
             continue
         if await service.catalog.topics.find(name) is not None:
-            raise TopicFenced(f"{name} was reopened meanwhile: delete it again")
+            raise TopicFenced(f"{name} was reopened in the meantime: delete it again")
         found.pop(name, None)  # it was deleted by somebody else: another region may have told of that, too
     return [found[name] for name in names if name in found]
 
@@ -314,7 +314,7 @@ async def remove_unused(service: OpenTopics) -> None:
 
     def check(topic: Topic) -> None:
         if not is_unused(topic, alone=service.regions_of(topic.name) == {service.region}):
-            raise TopicInUse(f"{topic.name} is used again")
+            raise TopicInUse(f"{topic.name} is in use again")
 
     async def remove(base: TopicName) -> None:
         topics = found[base]
@@ -329,7 +329,7 @@ async def remove_unused(service: OpenTopics) -> None:
                         await locks.enter_async_context(service.lock(str(base)))
                     held = await hold(service, names, locks)
                     await _remove(service, held, check, await _new_stamp(service, base))
-                log.info("%s was removed: it was unused", base)
+                log.info("%s was unused and has been removed", base)
 
     await each(found, str, remove)
 
@@ -384,7 +384,7 @@ async def expire_subscriptions(service: OpenTopics) -> None:
             if asked > ASKED_MAX or await _is_used_elsewhere(service, subscription):
                 return
         await remove_subscriptions([subscription])
-        log.info("subscription %s of %s expired: it was unused", subscription.name, topic.name)
+        log.info("subscription %s of %s was unused and has expired", subscription.name, topic.name)
 
     every = [one for topic in service.topics.values() for one in topic.subscriptions.values()]
     await each(every, lambda one: f"{one.name} of {one.topic.name}", expire)
@@ -396,7 +396,7 @@ async def _is_used_elsewhere(service: OpenTopics, subscription: Subscription) ->
     minutes = topic.rules.subscription_expiration_minutes
     objection = await service.used_elsewhere(topic.name, subscription.name, minutes * 60_000)
     if objection is not None:
-        log.debug("subscription %s of %s does not expire: %s", subscription.name, topic.name, objection)
+        log.debug("subscription %s of %s did not expire: %s", subscription.name, topic.name, objection)
     is_there = topic.failure is None and subscription.is_there
     return objection is not None or not is_there or not is_abandoned(subscription)
 

@@ -61,7 +61,7 @@ class TopicService(OpenTopics):
         regions = self.catalog.regions(name)
         if regions and self.region not in regions:
             raise NotInThisRegion(
-                f"{name} lives in {', '.join(sorted(regions))} and not in {self.region}: connect there, or add "
+                f"{name} exists in {', '.join(sorted(regions))} but not in {self.region}: connect there, or add "
                 f"{self.region} to the clusters of namespace {name.namespace_name}"
             )
 
@@ -160,9 +160,9 @@ class TopicService(OpenTopics):
         try:
             await self._close(topic, "this broker is shutting down: look the topic up again")
         except (LedgerError, MetadataError) as error:  # the others are closed all the same
-            log.warning("%s is not closed in good order: the next start recovers it: %s", topic.name, error)
+            log.warning("%s was not closed cleanly; the next start recovers it: %s", topic.name, error)
         except Exception:
-            log.exception("%s is not closed in good order: the next start recovers it", topic.name)
+            log.exception("%s was not closed cleanly; the next start recovers it", topic.name)
 
     # -- subscriptions and schemas -------------------------------------------------------------------------------
 
@@ -210,7 +210,7 @@ class TopicService(OpenTopics):
         :raises NotAllowed: there is none, and consumers may not make any by themselves either.
         """
         if name not in topic.subscriptions and not topic.rules.auto_subscription_creation.allowed:
-            raise NotAllowed(f"there is no subscription {name!r}, and automatic creation is switched off")
+            raise NotAllowed(f"there is no subscription {name!r}, and automatic creation is disabled")
         await self.subscription(topic, name, durable=True, replicated=None, initial=EARLIEST, properties={})
 
     # -- other regions -------------------------------------------------------------------------------------------
@@ -238,7 +238,9 @@ class TopicService(OpenTopics):
         if is_outside and want.origin != asker:
             raise NotAllowed(f"{asker} is not a region of {topic.name} here")
         if topic.incarnation != want.incarnation:
-            raise TopicFenced(f"{asker} speaks of another incarnation of {topic.name}: wait until both know it (R8)")
+            raise TopicFenced(
+                f"{asker} refers to another incarnation of {topic.name}: wait until both regions know it (R8)"
+            )
         found = await find(topic, topic.recall, asker, want)
         feed = None if self.replication is None else self.replication.feed(topic.name, asker)
         if feed is not None:

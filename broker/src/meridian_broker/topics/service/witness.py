@@ -189,7 +189,9 @@ class WitnessStore:
         if lost and service.leasing is not None:
             pause = service.leasing.promise_ms / 1000
             log.error(
-                "%d votes of the witness are damaged: it votes again in %.0f s, once they are over", len(lost), pause
+                "%d votes of the witness are damaged: it will vote again in %.0f s, once they have expired",
+                len(lost),
+                pause,
             )
             await service.scheduler.answer(lambda over: service.scheduler.later(pause, lambda: over(None)))
         self._records = records  # of what could not be written before, nothing is known
@@ -220,4 +222,4 @@ def _recall(records: dict[Subject, _Record], topic: str, payload: bytes) -> None
         record.asked_ms = max(record.asked_ms, int(fields["asked"]))
         record.ballots.update(votes.from_json(fields["ballots"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ProgressLogError(f"{payload[:80]!r} is not a record of a witness's record: {error}") from error
+        raise ProgressLogError(f"{payload[:80]!r} is not a witness's record: {error}") from error

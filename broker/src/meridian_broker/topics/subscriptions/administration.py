@@ -142,7 +142,7 @@ async def remove_subscriptions(found: Sequence[Subscription], *, forced: bool = 
     for subscription in found:
         if not subscription.is_there:
             name = subscription.topic.name
-            raise SubscriptionNotFound(f"subscription {subscription.name!r} of {name} was deleted meanwhile")
+            raise SubscriptionNotFound(f"subscription {subscription.name!r} of {name} was deleted in the meantime")
         if not forced:
             subscription.lives.check_unused(subscription.name)
     for subscription in found:
@@ -160,7 +160,7 @@ async def make_subscription(
     :raises LimitReached: the topic has as many as it may have.
     """
     if not names.is_free(name):
-        raise InvalidName(f"a subscription cannot be called {name!r}")
+        raise InvalidName(f"{name!r} is not a valid subscription name")
     topic, lives = subscribing.topic, subscribing.lives
     lives.check_room(name)
     places = await seeking.for_new(topic, place)
@@ -218,4 +218,4 @@ async def confirmed(topic: TopicContext, change: Callable[[Done], None]) -> None
     try:
         await topic.scheduler.answer(change)
     except LedgerError as error:
-        raise TopicFenced(f"{topic.name} was closed meanwhile, the change may be lost: {error}") from error
+        raise TopicFenced(f"{topic.name} was closed in the meantime, and the change may be lost: {error}") from error

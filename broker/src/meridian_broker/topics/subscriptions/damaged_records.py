@@ -230,9 +230,9 @@ class LostRecords:
         topic.progress_log.append(Kind.LOST, str(ledger), loss.encode())
         log.error(
             "%s: the disk damaged %d records of progress ledger %d. What they acknowledged comes from other regions, "
-            "or is delivered again. Concerned: %s%s. A seek made lately may be forgotten: make it again",
+            "or is delivered again. Affected: %s%s. A recent seek may be lost: repeat it",
             *(topic.name, found.records, ledger, ", ".join(map(repr, loss.subscriptions)) or "no known subscription"),
-            "; a subscription may be missing, so nothing is given back for a day" if found.in_doubt else "",
+            "; a subscription may be missing, so no storage is freed for a day" if found.in_doubt else "",
         )
 
     # -- what is on record

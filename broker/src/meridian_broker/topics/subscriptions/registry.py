@@ -133,7 +133,7 @@ class Lives:
             del self._closed_until_ms[name]
             return
         raise NotAllowed(
-            f"subscription {name!r} was deleted a moment ago: make it by the admin API, or subscribe again in "
+            f"subscription {name!r} was deleted a moment ago: create it through the admin API, or subscribe again in "
             f"{left // 1000 + 1} s"
         )
 
@@ -142,7 +142,7 @@ class Lives:
         most = self._topic.rules.max_subscriptions
         durable = sum(subscription.durable for subscription in self.subscriptions.values()) if most else 0
         if most and durable >= most:
-            raise LimitReached(f"{self._topic.name} has {durable} subscriptions, its limit: {name!r} is not made")
+            raise LimitReached(f"{self._topic.name} has {durable} subscriptions, its limit: {name!r} was not created")
 
     def check_new_consumer(self, subscription: Subscription, kind: SubscriptionType) -> None:
         """:raises NotAllowed: subscriptions of this type are switched off.
@@ -150,7 +150,7 @@ class Lives:
         """
         topic, rules = self._topic, self._topic.rules
         if kind.name not in rules.subscription_types:
-            raise NotAllowed(f"{topic.name} takes no {kind.name} subscriptions: its policies do not enable them")
+            raise NotAllowed(f"{topic.name} does not accept {kind.name} subscriptions: its policies do not enable them")
         if (most := rules.max_consumers) and sum(len(one.consumers) for one in self.subscriptions.values()) >= most:
             raise ConsumerBusy(f"{topic.name} has {most} consumers, its limit: close some")
         if (most := rules.max_consumers_per_subscription) and len(subscription.consumers) >= most:
@@ -186,8 +186,8 @@ class Lives:
         record, grave = subscription.record, self.tombstones.get(subscription.name)
         if grave is not None and grave.deleted != record.deleted:
             raise NotAllowed(
-                f"another subscription {record.name!r} was deleted in all regions meanwhile: this one cannot be "
-                "replicated, delete it and make it again"
+                f"another subscription {record.name!r} was deleted in all regions in the meantime: this one cannot be "
+                "replicated, delete and recreate it"
             )
         if replicated:
             if grave is None and not record.is_shared:
@@ -330,7 +330,7 @@ class Lives:
             days = TOMBSTONE_MS // 86_400_000
             raise LimitReached(
                 f"{len(self.tombstones)} replicated subscriptions of {self._topic.name} were deleted within {days} "
-                "days, and no more can be remembered: do not replicate short-lived subscriptions"
+                "days, the limit: do not replicate short-lived subscriptions"
             )
 
     def _bury(self, record: SubscriptionRecord, done: Done | None = None) -> None:

@@ -61,10 +61,10 @@ class Subscribing:
             self.topic.progress_log.when_durable(lambda error: ready(existing if error is None else error))
             return
         if durable and not may_create:
-            ready(SubscriptionNotFound(f"there is no subscription {name!r}, and automatic creation is switched off"))
+            ready(SubscriptionNotFound(f"there is no subscription {name!r}, and automatic creation is disabled"))
             return
         if not names.is_free(name):
-            ready(NotAllowed(f"a subscription cannot be called {name!r}"))
+            ready(NotAllowed(f"{name!r} is not a valid subscription name"))
             return
         try:
             self.lives.check_open(name)
@@ -108,7 +108,7 @@ class Subscribing:
         :raises NotAllowed: no region could take its name or its properties.
         """
         if name in self.lives.subscriptions:
-            raise SubscriptionExists(f"subscription {name!r} exists already")
+            raise SubscriptionExists(f"subscription {name!r} already exists")
         validation.subscription(name, (properties or {}).items())
         record = self.lives.begun(name, replicated=replicated, properties=properties or {})
         subscription = Subscription(self.topic, self.lives, record, Progress(), durable)

@@ -124,7 +124,7 @@ class Subscription:
                     f"subscription {self.name!r} has {_label(self.type)} consumers; a {kind.name} one cannot join"
                 )
             if kind.admits_one:
-                raise ConsumerBusy(f"subscription {self.name!r} is {kind.name} and has its consumer already")
+                raise ConsumerBusy(f"subscription {self.name!r} is {kind.name} and already has its consumer")
         else:
             self.type = kind
             if kind.tracks_holders:  # none of those reads compacted; of the others the one that gets messages decides
@@ -440,7 +440,7 @@ class Subscription:
         if self.topic.failure is not None:
             raise TopicFenced(self.topic.failure)
         if not self.is_there:
-            raise TopicFenced(f"subscription {self.name!r} was deleted at this very moment: subscribe again")
+            raise TopicFenced(f"subscription {self.name!r} was deleted at the same moment: subscribe again")
 
 
 def _label(kind: SubscriptionType | None) -> str:
