@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compaction of one topic: when it runs, what it leaves, and what survives when it is interrupted.
+"""Compaction of one topic: when it runs, what it produces, and how it survives interruption.
 
-The topic's record in the metadata names the view in force and the *obsolete ledgers*: those that compaction may have
-begun or left behind, and that are to be deleted. A new ledger is listed there before it is made; one write puts the new
-view in force and lists the old one; only then is the old one deleted. So whenever the broker ends, the next one finds
-one whole view and knows what to delete.
+The topic's metadata record names the current view and the *obsolete ledgers*: those that compaction may have begun or
+left behind, and that are to be deleted. A ledger is listed there before it is created; one write makes the new view
+current and lists the old one; only then is the old one deleted. So whenever the broker stops, the next one finds a
+complete view and knows what to delete.
 
-A view that the disk damaged is made anew. If the log still holds all that the view covers, the view is dropped, and
-readers get the log until the next one is in force. Otherwise the view may be all there is of old entries: a damaged one
-that still stands in the log is read there, and compaction puts it into the new view. One that stands nowhere else is
-not passed over: who reads it waits, and the health page says so.
+A view damaged by the disk is rebuilt. If the log still holds everything that the view covers, the view is dropped, and
+readers get the log until the next view is current. Otherwise the view may hold the only copy of old entries. A damaged
+entry that the log still has is read from there, and compaction copies it to the new view. One that exists nowhere else
+is not skipped: its readers wait, and the health page reports it.
 """
 
 from __future__ import annotations

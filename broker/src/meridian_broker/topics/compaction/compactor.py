@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One compaction: read what there is, find the newest message of each key, copy those into a ledger of their own.
+"""One compaction: finds the newest message of each key and copies these messages to a new ledger.
 
-It reads the view made before and the log behind it, once for each pass that ``Winners`` asks for and once more to copy.
-It works in short slices and sleeps between them, so that it costs the loop little and never more than its rate allows.
-How much work an entry is does not follow from its size, so work is counted in steps (``compression.STEP_BYTES``).
+It reads the previous view and the log behind it, once for each pass that ``Winners`` asks for and once more to copy. It
+works in short slices and sleeps between them, so that it takes little of the loop's time and stays within its rate.
+An entry's size does not determine its cost, so work is counted in steps (``compression.STEP_BYTES``).
 """
 
 from __future__ import annotations

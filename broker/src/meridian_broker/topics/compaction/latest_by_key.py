@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which message of each key stays when a topic is compacted, in bounded memory.
 
-The winner of a key is the message of the highest *rank*: of a topic in one region its place in the log, of a topic in
-several regions ``(publish time, origin)``, so that every region comes to the same winners in whatever order messages
-arrived (R50). Taking the maximum is associative, commutative and idempotent: a view can be compacted again with what
-came later, any number of times, and tells nothing else than if all had been compacted at once. For that a *tombstone*
-(an empty message, which deletes its key) must not be forgotten while an older message may still arrive: on replicated
-topics it stays in the view, out of readers' sight.
+The winner of a key is its message of the highest *rank*: the position in the log for a topic in one region, ``(publish
+time, origin)`` for a topic in several, so that every region finds the same winners in whatever order messages arrived
+(R50). Taking the maximum is associative, commutative and idempotent: compacting a view again with later messages, any
+number of times, gives the same result as compacting everything at once. This requires that a *tombstone* (an empty
+message, which deletes its key) is kept while an older message may still arrive: on replicated topics it stays in the
+view, hidden from readers.
 
-Keys are dealt with in as many passes as it takes to never hold more than ``limit`` of them: a pass that meets too many
-gives half of them to a later one.
+Keys are processed in as many passes as needed to never hold more than ``limit`` of them: a pass that finds too many
+leaves half of them to a later one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compacted view of a topic: of each key the newest message, up to the *horizon*, in a ledger of its own.
+"""The compacted view of a topic: the newest message of each key up to the *horizon*, in a separate ledger.
 
-Its entries have the positions and the order they have in the log, and stay readable when the log was trimmed. A reader
-that asks for it reads the view as far as it goes and the log behind the horizon. Which entries the view has is in
-memory, two bytes an entry at most; the entries themselves are read from the ledger.
+Its entries keep their positions and order from the log, and stay readable after the log was trimmed. A compacted reader
+reads the view up to the horizon and the log behind it. The index of the view's entries is in memory, at most two bytes
+per entry; the entries themselves are read from the ledger.
 """
 
 from __future__ import annotations

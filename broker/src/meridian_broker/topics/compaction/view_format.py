@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in the ledger of a compacted view.
+"""Format of the ledger of a compacted view.
 
 First the deleted keys (``TOMBSTONES``, on replicated topics only), then what readers see, in the order of the log
-(``ENTRY``), then for each ledger of the log which of its entries the view has (``INDEX``): with these bits in memory
-the place of any entry is known without reading. The topic's record says where the entries begin and how many there are.
+(``ENTRY``), then for each ledger of the log which of its entries the view has (``INDEX``): with these bits in
+memory any entry is found without reading. The topic's record has the position of the first entry and their number.
 
 Layout, big-endian: ``u8 version | u8 kind``, then::
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the acknowledgements of one consumer mean depends on what it was sent, and when."""
+"""Per-consumer state that decides what an acknowledgement means: what the consumer was sent, and when."""
 
 from __future__ import annotations
 

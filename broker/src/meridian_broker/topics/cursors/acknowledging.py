@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What acknowledgements claim: single ones, cumulative ones, and those that nobody writes down."""
+"""What acknowledgements claim: individual, cumulative, and those of non-durable subscriptions."""
 
 from __future__ import annotations
 

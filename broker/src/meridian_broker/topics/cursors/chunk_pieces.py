@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks of one message are entries of their own: a cumulative acknowledgement covers all of them or none (R18)."""
+"""Chunks of a message are separate entries: a cumulative acknowledgement covers all of them or none (R18)."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A durable cursor, or a reader's, that reads the topic's compacted view.
+"""A cursor, durable or a reader's, that reads the topic's compacted view.
 
-The cursor passes what compaction took out, and that is all that happens to it: it is not claimed as acknowledged. What
-was taken out here may still be unread by the same subscription in another region, or by a later consumer that wants
-the whole log (*never over-claim*). So mark-delete is the image of the progress *and* of the view, worked out anew and
-written nowhere; and an acknowledgement, single or cumulative, claims of what the view covers only what the view holds:
-of a batch that lost messages, those that are left. Therefore such acknowledgements look their entries up in the view.
-What the consumer was sent before compaction took it out is claimed as well (``view_deliveries.py``).
+The cursor passes messages that compaction removed but does not claim them as acknowledged: the same subscription in
+another region, or a later consumer that wants the whole log, may still need them (*never over-claim*). So mark-delete
+is derived from progress *and* the view, and is never stored. An acknowledgement, individual or cumulative, claims in
+the range that the view covers only what the view holds; of a batch that lost messages, the remaining ones. Such
+acknowledgements therefore look up their entries in the view. Messages that the consumer was sent before compaction
+removed them are claimed as well (``view_deliveries.py``).
 """
 
 from __future__ import annotations

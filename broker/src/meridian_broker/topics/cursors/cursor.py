@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A cursor: what of a topic is owed to one subscription in this region.
+"""A cursor: what one subscription is still owed of a topic in this region.
 
-*Progress*, in origin coordinates, is the record of truth (R10). Mark-delete, and what is acked beyond it, is its image
-under this region's local <-> origin index: ``advance`` walks forward while entries are acked, wherever they were acked.
+*Progress*, in origin coordinates, is the source of truth (R10). Mark-delete, and what is acked beyond it, is its image
+under this region's local <-> origin index: ``advance`` walks forward while entries are acked, in whatever region.
 
-The acknowledgements of one turn of the loop become one delta (R18): one record in the progress log, durable in the
-group commit, and one message to each peer. Single and cumulative acknowledgements are worked out in
-``acknowledging.py``, rewinds in ``rewinding.py``, drops in ``drops.py``. All of them change a cursor by its methods.
+The acknowledgements of one turn of the loop become one delta (R18): one record in the progress log, durable with the
+group commit, and one message to each peer. ``acknowledging.py`` resolves individual and cumulative acknowledgements,
+``rewinding.py`` rewinds and ``drops.py`` drops. All of them change a cursor through its methods.
 """
 
 from __future__ import annotations

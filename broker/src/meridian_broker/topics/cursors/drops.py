@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entries that go without an acknowledgement: expired, evicted, truncated (R14).
+"""Entries removed without an acknowledgement: expired, evicted or truncated (R14).
 
-A drop is this region's own: recorded durably beside Progress with its cause, passed over by the cursor here, and told
-to nobody as an acknowledgement. Entries are dropped a page at a time, all subscriptions together: the ranges are worked
-out once for all of them, and others run between pages, so that a long backlog holds up nobody.
+A drop is local to this region: recorded durably next to Progress with its cause, passed over by the cursor here, and
+never reported to other regions as an acknowledgement. Entries are dropped a page at a time for all subscriptions
+together: the ranges are computed once, and other tasks run between pages, so that a long backlog blocks nothing.
 
-A page's ranges also run over what is acked already: so they join to one range per origin, and an entry that is both
-acked and dropped is acked. They are claimed along the chain (R3), so they never cover what is not stored here.
+A page's ranges include entries that are already acked, so that they join to one range per origin; an entry that is both
+acked and dropped counts as acked. They are claimed along the chain (R3), so they never cover what is not stored here.
 """
 
 from __future__ import annotations

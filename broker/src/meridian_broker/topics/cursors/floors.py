@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a subscription is through with each origin in all regions, acked or not: there detail is forgotten (R11).
+"""Floors: the position per origin below which no region owes a subscription anything, so that detail can go (R11).
 
-Acks alone leave a hole in progress at each entry that was dropped (R14), for ever. So each region reports how far it
-owes nothing: of each origin, up to which position every entry stored here is acked or dropped, and none will come that
-is missing. A report is told once it is durable, and the drops before it are durable then, too. What every region of the
-topic reported is a floor: it is joined as a floor of progress, which all regions merge by maximum.
+Acks alone would leave a permanent hole in progress at each dropped entry (R14). So each region reports up to which
+position of each origin it owes nothing: every entry stored here is acked or dropped, and no missing one will arrive.
+A report is sent once it and the drops before it are durable. The minimum of the reports of all regions of the topic is
+a floor; it joins progress, which all regions merge by maximum.
 
-A drop never becomes an ack by that: one region that still owes an entry keeps the floor below it. A report holds only
-as long as the subscription begins where it did and no rewind came; regions that know of others wait for each other.
+This never turns a drop into an ack: a region that still owes an entry keeps the floor below it. A report is valid only
+while the subscription's beginning is unchanged and no rewind arrives; regions that know of different ones wait for each
+other.
 
-Regions that were removed from the topic are waited for no more. A region that is alone in a topic keeps its detail:
-were it joined to others again, floors of its own would take from them what only it dropped. For the same reason it
-merges old rewinds (``rewind_merging.py``) only as far as what it stores is acked.
+Regions removed from the topic are no longer waited for. A region that is alone in a topic keeps its detail: if it were
+joined with others again, its own floors would take from them what only it dropped. For the same reason it merges old
+rewinds (``rewind_merging.py``) only as far as its stored entries are acked.
 """
 
 from __future__ import annotations

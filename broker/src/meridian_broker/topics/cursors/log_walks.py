@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What lies ahead of a cursor: progress, read in the order of this region's log."""
+"""Walks over what lies ahead of a cursor: progress in the order of this region's log."""
 
 from __future__ import annotations
 

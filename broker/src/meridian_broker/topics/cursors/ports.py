@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a cursor asks of those around it: its subscription, the shares dispatched here, the compacted view."""
+"""What a cursor needs from its surroundings: its subscription, the shares dispatched here, the compacted view."""
 
 from __future__ import annotations
 

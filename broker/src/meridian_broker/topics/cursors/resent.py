@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was sent since a rewind: only of that an acknowledgement counts in the newest epoch (R13)."""
+"""Entries sent since a rewind: only their acknowledgements count in the newest epoch (R13)."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rewinds that nothing depends on any more are forgotten (R12): a job that seeks back every hour makes one each time.
+"""Merges old rewinds that nothing depends on any more (R12): a job that seeks back every hour adds one each time.
 
-An old rewind cannot simply be left out. Another region may not know yet what was acknowledged since, or have made
-a rewind of its own that nobody has heard of. So it waits until every region has reported, as it does for floors (R11),
-that it knows exactly the same rewinds, and up to where it owes nothing. Then the newest one takes over what is done
-with, and the older ones are overruled like any others (``Progress.merge_rewinds``). What regions tell each other of it
-is a piece of progress; it takes nobody's messages away and closes no consumers.
+An old rewind cannot simply be dropped. Another region may not know yet what has been acknowledged since, or may have a
+rewind of its own that has not arrived. So the merge waits until every region has reported, as for floors (R11), that it
+knows exactly the same rewinds, and up to which position it owes nothing. Then the newest rewind takes over the range
+that is complete, and the older ones are overruled like any others (``Progress.merge_rewinds``). Regions exchange the
+result as progress; it drops no messages and closes no consumers.
 
-A subscription that other regions never knew of needs nobody's word; what is stored and was only dropped is not done
-with there, for a region that comes later gets it. One whose replicated flag was switched off keeps its rewinds: what
-other regions did meanwhile is united with them when it is on again.
+A subscription that other regions have never known needs no reports; entries that are stored and were only dropped do
+not count as complete there, because a region added later will get them. A subscription whose replicated flag was
+switched off keeps its rewinds: they are merged with the other regions' changes when the flag is on again.
 """
 
 from __future__ import annotations

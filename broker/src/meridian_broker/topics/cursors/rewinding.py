@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a rewind does to a subscription (R12, R13): made here by a seek, or told by another region.
+"""What a rewind does to a subscription (R12, R13), whether a seek made it here or another region reported it.
 
-An acknowledgement counts in the epoch in which its entry was sent (R13). ACK does not say which that was: a client may
-still hold what it got before the rewind. So a subscription that was rewound remembers which of the entries that were
-there before were sent again (``Resent``). An acknowledgement of any other one is of an older epoch.
+An acknowledgement counts in the epoch in which its entry was sent (R13). ACK does not contain the epoch, and a client
+may still hold entries from before the rewind. So a rewound subscription remembers which of the entries that existed
+before the rewind were sent again (``Resent``). An acknowledgement of any other belongs to an older epoch.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a subscription begins, and where a seek leads it."""
+"""Seeks: where a subscription begins and where a seek moves it."""
 
 from __future__ import annotations
 

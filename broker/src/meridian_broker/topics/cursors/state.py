@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of a subscription: what was acknowledged, where, and what was dropped; and how news joins it.
+"""A cursor's state: what has been acknowledged, in which regions, and what was dropped; and how changes join it.
 
-Nothing here knows a topic or a disk: it is the state of a cursor, and its algebra.
+Pure state and algebra, independent of topics and disks.
 """
 
 from __future__ import annotations

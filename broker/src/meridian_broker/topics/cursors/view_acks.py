@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What acknowledgements of a compacted view's reader claim, and the queue in which their entries are looked up."""
+"""What acknowledgements by a reader of a compacted view claim, and the queue that looks up their entries."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the consumer of a compacted view holds that compaction has taken out of the view since.
+"""Entries that a consumer of a compacted view holds although compaction has removed them from the view since.
 
-The view covers what it does not hold with nothing: the cursor passes it unacknowledged, because nobody was sent it. An
-entry that a consumer was sent before compaction took it out is another matter: that consumer has it, so its cumulative
+The cursor passes entries that the view lacks without acknowledging them, because no consumer was sent them. An entry
+that a consumer was sent before compaction removed it is different: that consumer has it, so its cumulative
 acknowledgement covers it, and no other region needs to send it again.
 
-``Held`` belongs to one consumer, from the moment on from which it is sent everything not acknowledged. When reading
-begins anew, for another consumer or because this one asked for redelivery, a new ``Held`` takes its place: what was
-taken out of the view is not sent again, so nobody holds it any more.
+A ``Held`` belongs to one consumer, from the moment when delivery of everything unacknowledged begins. When reading
+restarts, for another consumer or for a redelivery, a new ``Held`` replaces it: entries removed from the view are not
+sent again, so no consumer holds them any more.
 """
 
 from __future__ import annotations

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of topics, who watches them, and their schemas. No topic is opened here."""
+"""Topic names, their watchers, and schemas. Nothing here opens a topic."""

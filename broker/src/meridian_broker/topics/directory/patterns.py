@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Patterns over topic names, as clients and users of the admin API send them.
+"""Patterns over topic names, from clients and users of the admin API.
 
-A pattern comes from anybody who can connect, and is tried on every topic of a namespace. Python's own expressions go
-back over what they tried: a pattern of twenty characters can keep the loop busy for years. RE2 takes time in proportion
-to the name, has no patterns that take longer, and is what Pulsar uses; so its syntax is what clients expect, too. Every
-pattern that comes from outside is compiled here.
+Anyone who can connect may send a pattern, which is matched against every topic of a namespace. Python's regular
+expressions backtrack: a pattern of twenty characters can block the loop for years. RE2 matches in time linear in the
+name, whatever the pattern, and is what Pulsar uses, so clients expect its syntax. Every external pattern is compiled
+here.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many new schemas one client may add in a minute: each is a write to the metadata store that stays there."""
+"""Limits how many new schemas a client may add per minute: each is a permanent record in the metadata store."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Schemas of topics as the wire has them: a type by number, a version in eight bytes."""
+"""Topic schemas in wire format: numeric types and eight-byte versions."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watchers of topic lists: clients that want to hear which topics of a namespace come and go (PIP-145).
+"""Topic list watchers: clients that are notified when topics of a namespace are created or deleted (PIP-145).
 
-Nothing here keeps lists of topics. Watchers of one namespace with one pattern form a *group*; a topic that is made or
-deleted is noted in the groups it matches, and a moment later each group's watchers are told, all that happened in
-between at once. The hash that goes with it is worked out anew from the metadata, in slices, so that a namespace of a
-hundred thousand topics does not hold up the loop.
+Nothing here keeps lists of topics. Watchers with the same namespace and pattern form a *group*. A created or deleted
+topic is recorded in the groups that it matches, and a moment later each group's watchers get all changes since then in
+one update. Its hash is recomputed from the metadata, in slices, so that a namespace of a hundred thousand topics does
+not block the loop.
 
-What a client is told may name a topic that it knows already; clients expect that, for the list it was given at the
-beginning and what happens meanwhile cannot be told apart.
+An update may contain a topic that the client already knows. Clients expect that, because the initial list may include
+changes that are also reported.
 """
 
 from __future__ import annotations

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which consumer gets which entry, and when."""
+"""Dispatch: which consumer gets which entry, and when."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Chunks of one message are entries of their own, and go to one consumer of a Shared subscription, which alone can put
-them together (R18)."""
+"""Chunks of a message are separate entries. All go to one consumer of a Shared subscription, which reassembles them
+(R18)."""
 
 from __future__ import annotations
 

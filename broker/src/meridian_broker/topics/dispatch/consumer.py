@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A consumer of a subscription, and the port through which it is reached."""
+"""A consumer of a subscription, and the port to its connection."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entries whose time has not come: what a Shared or Key_Shared subscription remembers of them.
+"""Delayed entries of a Shared or Key_Shared subscription that are not due yet.
 
-The deliver time stands in an entry's header, so it survives restarts and travels to other regions with the entry.
-A dispatcher that reads such an entry too early notes its position here and reads on. Nothing else is kept, and nothing
-is written: after a restart, or when all consumers were gone, it meets the same entries again behind mark-delete.
+The deliver time is in the entry's header, so it survives restarts and is replicated with the entry. A dispatcher that
+reads such an entry too early records its position here and reads on. Nothing else is kept and nothing is stored: after
+a restart, or after all consumers have left, the dispatcher reads the same entries again from mark-delete.
 
 Positions are kept in one bucket per ``TICK_MS`` of deliver time, 24 bytes each. An entry is never delivered early, and
-at most a tick late. With ``DELAYED_MAX`` entries noted, the dispatcher stops reading until some are due.
+at most one tick late. At ``DELAYED_MAX`` entries the dispatcher stops reading until some are due.
 """
 
 from __future__ import annotations

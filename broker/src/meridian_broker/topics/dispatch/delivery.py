@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a dispatcher asks of the subscription that it serves."""
+"""What a dispatcher needs from its subscription."""
 
 from __future__ import annotations
 

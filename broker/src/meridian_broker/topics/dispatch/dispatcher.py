@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dispatchers: which consumer gets which entry, and when.
 
-A dispatcher reads the topic's log behind its read position, skips what is acked already (here or in any other region,
-R10) and hands the rest to consumers that have permits and a connection that takes bytes. It runs in short turns, so one
-subscription never starves the loop, and it reads the store only when the tail is not in memory.
+A dispatcher reads the topic's log behind its read position, skips what is already acked (here or in any other region,
+R10) and sends the rest to consumers that have permits and a writable connection. It runs in short turns, so that one
+subscription never starves the loop, and reads from the store only what the tail in memory does not hold.
 
-``Dispatcher`` holds what all have in common: the read position and the way to the log. ``types.py`` lists the
+``Dispatcher`` is the common base: the read position and access to the log. ``types.py`` lists the
 subscription types and the dispatcher of each.
 """
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Shared and Key_Shared have in common: several consumers receive at once, and each holds its own entries.
+"""Common base of Shared and Key_Shared: several consumers receive at once, and each has its own entries in flight.
 
-The broker knows who holds what until it is acked. What a consumer gives back, or leaves behind, goes to another one
-with a redelivery count; an entry that is to be delivered later waits until it is due; an entry that another region
-acked is released here.
+The broker tracks which consumer holds which entry until it is acked. Entries that a consumer returns or leaves behind
+go to another one with a redelivery count; delayed entries wait until they are due; entries acked in another region are
+released here.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The order of keys in a Key_Shared subscription, as arithmetic over slots and positions.
 
-Each slot that has anything going on has a *lane*: what of it is in flight (sent, not acknowledged), to whom, and what
-waits. Two rules make the promise "a key's messages go to one consumer at a time, in order":
+Each active slot has a *lane*: its entries in flight (sent, not acknowledged), their consumer, and the entries waiting.
+Two rules guarantee that "a key's messages go to one consumer at a time, in order":
 
-- An entry whose slot has something waiting waits behind it: nothing overtakes within a slot.
+- If a slot has waiting entries, new ones wait behind them: nothing overtakes within a slot.
 - A slot with entries in flight at one consumer sends nothing to another. So a slot that moved, because a consumer
-  joined or left, waits until the old owner's entries are acknowledged or given back, and no longer (PIP-379).
+  joined or left, waits exactly until the old owner's entries are acknowledged or returned (PIP-379).
 
-Entries of other slots flow. When a subscription allows delivery out of order, neither rule holds.
+Other slots are not affected. If a subscription allows out-of-order delivery, neither rule applies.
 """
 
 from __future__ import annotations

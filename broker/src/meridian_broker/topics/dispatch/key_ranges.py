@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which consumer of a Key_Shared subscription owns which keys.
+"""Key ownership among the consumers of a Key_Shared subscription.
 
 A key's hash, modulo 65,536, is its *slot*. Consumers own slots in one of two ways:
 
-- ``AutoSplit``: consistent hashing. Every consumer stands at ``POINTS`` places of a ring of slots and owns the stretch
-  before each of them, so one that joins or leaves moves its own share of the slots and no others.
-- ``StickyRanges``: each consumer names its slots; two may not name the same one, and a slot nobody named has no owner.
+- ``AutoSplit``: consistent hashing. Every consumer has ``POINTS`` points on a ring of slots and owns the arc before
+  each, so a consumer that joins or leaves moves only its own share of the slots.
+- ``StickyRanges``: each consumer names its slots. No two may name the same slot; a slot that none names has no owner.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Key_Shared: messages of one key go to one consumer at a time, in order; different keys to different consumers.
 
-``Lanes`` says what may go to whom. This dispatcher feeds it: it reads the log, sends what may go, and notes the
-position of what has to wait (its consumer takes no more, its slot drains, or earlier entries of its slot wait), so that
-the entries behind it flow. At most ``LOOK_AHEAD`` entries wait like that; then reading stops until some went.
-What is given back (negative acknowledgement, a consumer that left) waits in the same place, before newer entries.
+``Lanes`` decides what may be sent to which consumer. This dispatcher reads the log, sends what it may, and records the
+positions of entries that must wait (their consumer is full, their slot is draining or earlier entries of it wait), so
+that entries behind them flow. At most ``LOOK_AHEAD`` entries wait; then reading stops until some are sent.
+Returned entries (negative acknowledgement, a consumer that left) wait in the same place, before newer ones.
 
-A delayed message takes no part in its key's order until it is due: it would hold up all others of the key.
+A delayed message does not take part in its key's order until it is due: it would block all others of the key.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast a topic's messages are dispatched.
+"""Dispatch rate limits.
 
-A subscription sends nothing while it, or its topic, is ahead of its rate. Messages stay in the log meanwhile, not in
-memory.
+A subscription sends nothing while it or its topic exceeds its rate. Until then messages stay in the log, not in memory.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What consumers of a Shared subscription hold that was acknowledged in another region.
+"""Releases in-flight entries of a Shared subscription that were acknowledged in another region.
 
-Nobody acknowledges it here any more, so without this it would count as unacknowledged until the consumer goes, and
-might block it at its limit. After other regions' acknowledgements came, all that is held is looked through, in slices
-and never more often than costs a few per cent of the loop.
+They may never be acknowledged here, so they would count as unacknowledged until the consumer leaves, and might block it
+at its limit. After acknowledgements from other regions, all in-flight entries are scanned, in slices, and at most so
+often that it takes a few per cent of the loop's time.
 """
 
 from __future__ import annotations

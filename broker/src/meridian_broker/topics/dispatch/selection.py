@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which consumer gets a message that is stored nowhere: what remains of a dispatcher without a log."""
+"""Consumer selection for messages that are not stored: a dispatcher without a log."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared: every consumer that is ready takes its turn; what one did not ack goes back to be sent to another."""
+"""Shared: ready consumers take turns; entries that one did not ack are redelivered to another."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exclusive and Failover: one consumer is active; what it did not ack is read again when it goes."""
+"""Exclusive and Failover: one consumer is active; entries that it did not ack are read again when it leaves."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The subscription types, as one table: what a type is called, who may join, and how messages reach its consumers.
+"""Table of subscription types: their names, which consumers may join, and their dispatchers.
 
-A new type is a file with its dispatcher (and its selection, for non-persistent topics) and a row here. Numbers and
+A new type needs a module with its dispatcher (and its selection, for non-persistent topics) and a row here. Numbers and
 names are those of ``CommandSubscribe.SubType`` on the wire; policies and statistics use the same names.
 """
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a topic's metadata record and progress log keep: formats and writers (R10)."""
+"""A topic's metadata record and progress log: formats and writers (R10)."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A topic's durable record of its subscriptions: who they are and what is acked (R10).
+"""A topic's durable record of its subscriptions and what they have acked (R10).
 
-It is a chain of ledgers of its own, beside the topic's messages, so it shares their group commit and their fencing. A
-record is a small change; when a ledger is full the next one begins with a snapshot of every subscription and the old
-ones go. Reading it is joining it: records may be read twice and snapshots may overlap changes, the result is the same.
+It is a separate chain of ledgers next to the topic's messages, with the same group commit and fencing. A record is a
+small change. When a ledger is full, the next one begins with a snapshot of every subscription, and the old ones are
+deleted. Replay joins records: reading one twice, or a snapshot that overlaps changes, does not change the result.
 
 Record layout, big-endian: ``u8 version | u8 kind | u16 length of the name | u64 time ms | name | payload``.
 """

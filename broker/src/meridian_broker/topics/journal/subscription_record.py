@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is known of a subscription besides its progress, and how two regions' knowledge of it becomes one (R15, R17)."""
+"""A subscription's record, apart from its progress, and how the records of two regions merge (R15, R17)."""
 
 from __future__ import annotations
 

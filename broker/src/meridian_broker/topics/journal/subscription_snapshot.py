@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A subscription as it stands, in one record of the progress log."""
+"""Snapshot of a subscription as one record of the progress log."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the metadata store keeps of one topic, and the one writer of it.
+"""A topic's record in the metadata store, and its only writer.
 
-A topic's record lists its ledgers and its progress ledgers. Only the topic's owner writes it, always against the
-version it read or wrote last, so an owner that was replaced meanwhile fails here instead of overwriting (R10). Whoever
-opens a topic writes the record first, before it looks at any ledger: from then on the one before can begin no ledger,
-and those it has are taken from it by recovery.
+The record lists the topic's ledgers and progress ledgers. Only the topic's owner writes it, always against the version
+it last read or wrote, so a replaced owner fails here instead of overwriting (R10). A new owner writes the record before
+it looks at any ledger: from then on the previous owner cannot begin a ledger, and recovery fences those it has.
 """
 
 from __future__ import annotations

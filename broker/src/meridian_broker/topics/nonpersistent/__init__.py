@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Topics that store nothing."""
+"""Non-persistent topics, which store nothing."""

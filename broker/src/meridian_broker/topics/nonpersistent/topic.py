@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Non-persistent topics: a message goes at once to whoever can take it, and is gone.
+"""A non-persistent topic: each message is sent at once to the consumers that can take it, and not kept.
 
-Nothing is stored, so nothing is replicated, acknowledged, redelivered or sought. A subscription is there while it has
-consumers. A consumer without permits, or whose connection does not take bytes, misses what comes meanwhile; a producer
-is answered in any case. So a slow client costs messages, never memory.
+Nothing is stored, so nothing is replicated, acknowledged, redelivered or sought. A subscription exists while it has
+consumers. A consumer without permits or with a blocked connection misses messages; producers get receipts in any case.
+So a slow client costs messages, never memory.
 
-A topic lives here and nowhere else, and is forgotten some time after its last client left.
+A topic exists only in memory, and is removed some time after its last client has left.
 """
 
 from __future__ import annotations

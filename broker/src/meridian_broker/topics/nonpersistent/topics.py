@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All non-persistent topics of a broker: made when somebody asks for one, forgotten when nobody uses it any more."""
+"""All non-persistent topics of a broker: created on demand and removed when no longer used."""
 
 from __future__ import annotations
 

@@ -375,7 +375,7 @@ class Lives:
             return
         if verdict is Verdict.REFUSE:
             raise ValueError(
-                f"{self._topic.region} has a subscription {name!r} of its own, older than the deletion of the "
+                f"{self._topic.region} has its own subscription {name!r}, older than the deletion of the "
                 "one in other regions: delete it there"
             )
         ended = subscription if verdict in _ENDING else None
