@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# What one does with a checkout. Every target sets up what it needs by itself: start with `make demo` or `make test`.
+# Targets for a checkout. Each sets up what it needs by itself: start with `make demo` or `make test`.
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
