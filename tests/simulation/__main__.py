@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``python -m simulation``: run seeds, or stories in files, and print the shortest story that fails."""
+"""``python -m simulation``: run seeds or story files, and print the shortest failing story."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _run(seeds: range, options: argparse.Namespace) -> int:
     began = time.monotonic()
     done = messages = failed = 0
     hours = cpu = 0.0
-    gc.freeze()  # after each story only what it left has to be looked at
+    gc.freeze()  # so that after each story only its own garbage is collected
     with ProcessPoolExecutor(options.jobs, initializer=gc.freeze) as pool:
         results = map(run_seed, seeds) if options.jobs == 1 else pool.map(run_seed, seeds, chunksize=4)
         for seed, outcome, spent in results:
@@ -82,7 +82,7 @@ def _tell(seed: int, outcome: Outcome, options: argparse.Namespace) -> None:
 
 
 def _ordered(arguments: list[str]) -> None:
-    """Sets of names are walked in the order of their hashes: the same in every run, or no seed replays."""
+    """Iteration over sets of names depends on their hashes, which must be equal in every run for seeds to replay."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--order", type=int, default=0)
     order = str(parser.parse_known_args(arguments)[0].order)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A person who accepts gaps: what no region has any more, a region that lacks it goes on without (R4)."""
+"""An operator who accepts gaps: a region continues without entries that no region has any more (R4)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def accept(world: World, broker: SimBroker, topic: Topic, gap: Gap, say: Callable[[str], None]) -> None:
-    """As the admin API does it, not forced."""
+    """Accept a gap like the admin API, without force."""
 
     async def work() -> None:
         world.model.accepting(broker.home, topic, gap)
@@ -31,7 +31,7 @@ def accept(world: World, broker: SimBroker, topic: Topic, gap: Gap, say: Callabl
 
 
 def accept_all(world: World) -> None:
-    """Each gap of which every other region was asked."""
+    """Accept each gap about which every other region has been asked."""
     for home in world.regions.values():
         broker = home.broker_of("")
         for topic in broker.service.topics.values() if broker is not None else ():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether regions agree: same entries, same progress bytes, same records; and what excuses that one lacks something."""
+"""Checks that regions agree: same entries, progress bytes and records, except for excused differences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Agreement:
         self._world = world
 
     def disagreement(self) -> str:
-        """What still differs between regions; empty when nothing does."""
+        """The remaining differences between regions; empty: none."""
         world = self._world
         for one in world.producers.values():
             if one.pending and one.region not in world.gone:
@@ -33,7 +33,7 @@ class Agreement:
         for topic in world.topics():
             record = keys.topic(topic_name.parse(full_name(topic)))
             if not any(record in home.metadata.records for home in world.homes_of(topic).values()):
-                continue  # some region has a copy of its own
+                continue  # some region has set aside a copy of its own
             if difference := self._topic_differs(topic):
                 return difference
         return ""
@@ -78,22 +78,22 @@ class Agreement:
                 given_to = model.given_to[source, topic]
                 lacks = {one for one in lacks if one not in given_to or target in given_to[one]}
                 if topic in self._world.told:
-                    lacks -= model.lost_once  # it came back late, from a region that was none of the topic's
+                    lacks -= model.lost_once  # it came back late, from a region outside the topic
                 if self._world.regions[target].restores:
-                    lacks -= model.trimmed[source, topic]  # it had them once, and so they were given back
+                    lacks -= model.trimmed[source, topic]  # it had them once, and so they were trimmed
                 accepted = passing.accepted(self._opened(target, topic))
                 lacks -= {one for one in model.trimmed[source, topic] if passing.lies_in(accepted, one)}
                 if not lacks:
                     continue
                 hold = self.hold(source, target, topic)
                 if self._is_stopped(source, target, topic):
-                    continue  # what it lost, or never got, was given back everywhere; that is said, not skipped (R4)
+                    continue  # what it lost or never got was trimmed everywhere; that is reported, not skipped (R4)
                 first = self._world.shown(min(lacks))
                 return f"{target} lacks {len(lacks)} entries of {source}, the first {first}; hold {hold or 'none'}"
         return self._copies_differ(topic, have)
 
     def _copies_differ(self, topic: str, have: dict[str, set[Origin]]) -> str:
-        """What one region stores of another one's entries, that one and every third one has, too (R5, R6)."""
+        """Entries of another region that a region stores exist in that one and in every third one, too (R5, R6)."""
         for holder, home in self._world.homes_of(topic).items():
             stored = {origin for _, origin, _ in self._world.model.logs.of(home, topic)}
             for target in have:
@@ -102,7 +102,7 @@ class Agreement:
                 lacks = stored - have[target]
                 begins = self._world.model.judging.begins
                 lacks = {one for one in lacks if one.position > begins(target, topic, one.region)}
-                # Nobody waited for it where it began, or, when that region is gone, in one of the others.
+                # No subscription waited for it at its origin or, if that region is gone, in one of the others.
                 for region in have:
                     given = self._world.model.trimmed[region, topic]
                     lacks -= {one for one in given if one.region == region or one.region not in have}
@@ -115,15 +115,15 @@ class Agreement:
         return ""
 
     def _is_ended(self, region: str, topic: str) -> bool:
-        """It was terminated there, and takes nothing more from anybody."""
+        """The topic was terminated there and accepts no more entries."""
         opened = self._opened(region, topic)
         return opened is not None and opened.terminated is not None
 
     def _is_stopped(self, source: str, target: str, topic: str) -> bool:
-        """Replication waits for a person, says so, and has a reason to.
+        """Replication waits for an operator, reports it, and has a reason to.
 
-        Who was restored, or was no region of the topic for a while, can lack what all others gave back, and they what
-        one that was none gave back on its own.
+        A region that was restored, or was outside the topic for a while, can lack what all others trimmed; and they may
+        lack what it trimmed while outside.
         """
         if self.hold(source, target, topic) != "GAP":
             return False
@@ -138,13 +138,13 @@ class Agreement:
         return broker.topic(topic) if broker is not None else None
 
     def _joined(self, source: str, target: str, topic: str) -> Position:
-        """Where a region that had nothing of the source began: what was trimmed before, it does not get."""
+        """Where a region that had nothing of the source began: entries trimmed before are not sent to it."""
         broker = self._world.regions[source].broker_of(topic)
         run = broker.replication.runs.get((full_name(topic), target)) if broker is not None else None
         return EARLIEST if run is None else run.core.joined_at or EARLIEST
 
     def hold(self, source: str, target: str, topic: str) -> str:
-        """Why the replicator does not go on; empty when it does."""
+        """Why the replicator is blocked; empty: it is not."""
         broker = self._world.regions[source].broker_of(topic) if source in self._world.regions else None
         run = broker.replication.runs.get((full_name(topic), target)) if broker is not None else None
         return "" if run is None or run.core.hold is None else run.core.hold.name

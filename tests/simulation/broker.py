@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A broker in the simulator: the real topic service, progress exchange and replicators, on simulated shells.
 
-One ``SimBroker`` is one life of a process. What outlives it (volume, metadata) belongs to its ``SimRegion``. The shells
-here stand where ``gateway/`` stands in a real broker. A region has one broker that is found when somebody asks for one
-(``broker_of``: with ownership by leases it will depend on the topic). Earlier ones may live on beside it, with their
-clients and links, and believe that they own the topics: nothing but fencing keeps them from writing.
+A ``SimBroker`` is one run of a process. What outlives it (volume, metadata) belongs to its ``SimRegion``. The shells
+here take the place of ``gateway/`` in a real broker. Lookups in a region find one broker (``broker_of``: with ownership
+by leases it will depend on the topic). Earlier brokers may still run, with their clients and links, and believe that
+they own the topics: only fencing keeps them from writing.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ if TYPE_CHECKING:
     from simulation.stage import Stage
 
 WORLD_BEGAN_MS: Final = 1_780_000_000_000
-"""The wall clock when a world begins."""
+"""Wall-clock time at which a world begins."""
 RESTART_US: Final = 1_000_000
-"""A process that ended as it started is started again after so long."""
+"""Delay before a process that failed at its start is restarted."""
 REFUSALS: Final = (TopicError, WireError, LedgerError, MetadataError)
 
 
 def raise_bugs(some: SomeFailed) -> None:
-    """A turn that failed for some topics is tried again, unless the reason was a bug.
+    """A turn that failed for some topics is retried, unless a bug was the reason.
 
-    :raises Exception: the first one that is no refusal.
+    :raises Exception: the first one that is not a refusal.
     """
     for error in some.failures.values():
         if not isinstance(error, REFUSALS):
@@ -67,11 +67,11 @@ def raise_bugs(some: SomeFailed) -> None:
 
 
 class NoPartition(TopicNotFound):
-    """A client finds that the topic was deleted, or does not have so many partitions yet."""
+    """The topic was deleted, or does not have this partition yet."""
 
 
 class SimBroker:
-    """One life of a broker."""
+    """One run of a broker process."""
 
     def __init__(self, world: Stage, home: SimRegion) -> None:
         self.world = world
@@ -79,10 +79,10 @@ class SimBroker:
         self.alive = True
         self.ready = False
         self.sent: dict[tuple[Subscription, Position], frozenset[Stamp]] = {}
-        """After which rewinds entries were sent to consumers."""
+        """The rewinds after which entries were sent to consumers."""
         self.version = home.version
         self.restores = home.restores
-        """Restores of the region before this life: what an earlier life said may be gone."""
+        """Restores of the region before this run: what an earlier run reported may be lost."""
         self.quotas = QuotaWatch(self)
         self.scheduler = SimScheduler(world.loop, self, home.wall_ms)
         self.store = home.volume.start(
@@ -106,15 +106,15 @@ class SimBroker:
 
     @property
     def is_owner(self) -> bool:
-        """No later broker of the region has begun."""
+        """No later broker of the region has started."""
         return self.home.broker is self
 
     def mono_ms(self) -> int:
-        """A monotone clock, as the exchange wants."""
+        """A monotonic clock, as the exchange requires."""
         return self.world.loop.now_us // 1000
 
     async def start(self) -> None:
-        """As ``server.broker`` does it."""
+        """Like ``server.broker``."""
         world, home = self.world, self.home
         clock = HybridClock(self.scheduler.now_ms, home.name)
         catalog = Catalog(
@@ -166,7 +166,7 @@ class SimBroker:
         is_sure = True
         while True:
             try:
-                if not is_sure:  # what was written is there, perhaps; brokers that watch the store see it
+                if not is_sure:  # the write may have happened; brokers that watch the store see it
                     await catalog.refresh()
                 await catalog.ensure_bootstrap({name: ClusterRecord("http", "", name) for name in world.names})
                 await self.service.make_topics()
@@ -184,7 +184,7 @@ class SimBroker:
         try:
             await self.service.load_all()
         except MetadataError:
-            return  # the next look tries again
+            return  # the next look retries
         except SomeFailed as some:
             raise_bugs(some)
 
@@ -201,7 +201,7 @@ class SimBroker:
         await self.world.loop.sleep(round(seconds * 1_000_000))
 
     def topic(self, name: str) -> Topic | None:
-        """The open topic, to look at."""
+        """The open topic, for inspection."""
         if not self.ready:
             return None
         found = self.service.topics.get(full_name(name))
@@ -210,7 +210,7 @@ class SimBroker:
     async def open_topic(self, name: str) -> Topic:
         """For a client.
 
-        :raises NoPartition: the topic does not have this one.
+        :raises NoPartition: the topic does not have this partition.
         """
         named = topic_name.parse(full_name(name))
         try:
@@ -221,7 +221,7 @@ class SimBroker:
             raise NoPartition(str(error)) from error
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """A task that ends with this life."""
+        """Start a task that ends with this run."""
         self.world.loop.spawn(self, work, name)
 
 
@@ -235,20 +235,20 @@ class SimRegion:
         self.faults = DiskFaults(world.trouble)
         self.skew_ms = 0
         self.version = PROTOCOL_VERSION
-        """Of the peer protocol that its brokers speak, from their next start on."""
+        """Version of the peer protocol that its brokers speak from their next start on."""
         self.disk_us = 0
-        """A sync takes so much longer."""
+        """Additional time of a sync."""
         self.metadata_slow_us = 0
-        """So does each question to the metadata store."""
+        """Additional time of each operation of the metadata store."""
         self.broker: SimBroker | None = None
         self.earlier: list[SimBroker] = []
-        """Brokers that live on although a later one has begun."""
+        """Brokers that still run although a later one has started."""
         self.saved: tuple[Volume | EngineVolume, MetadataVolume, int] | None = None
         self.lives = 0
         self.is_trimming = False
         self.trimming_for: set[Subscription] = set()
         self.trimming_among: dict[str, frozenset[str]] = {}
-        """Topic -> its regions when it began to give back what none of them needs."""
+        """Topic -> its regions when it began to trim what none of them needs."""
         self._ledgers: dict[str, set[int]] = {}
         self.restores: int = 0
         self.restored_us = self._alone_since_us = -HEARD_US
@@ -265,7 +265,7 @@ class SimRegion:
         return self.metadata_slow_us + (0 if random is None else int(2_000 * random.random() ** 2))
 
     def written(self, path: str, value: bytes) -> None:
-        """The metadata says which ledgers hold a topic's entries, before the first entry is stored in them."""
+        """The metadata must list a topic's ledgers before the first entry is stored in them."""
         is_base = path.startswith(keys.partitioned_topics_of("public/default", "persistent"))
         if is_base and "deleting" in decode(path, value)[0]:
             self.world.base_goes(self, path.rpartition("/")[2])
@@ -276,7 +276,7 @@ class SimRegion:
                 self.world.model.topic_goes(self.name, topic, TopicRecord.from_json(record))
             now = [ledger["id"] for ledger in record["ledgers"]]
             before, self._ledgers[topic] = self._ledgers.get(topic, set()), set(now)
-            if self.is_trimming:  # the store may fail to delete what the topic has let go of
+            if self.is_trimming:  # the store may fail to delete ledgers that the topic has released
                 for ledger_id in before.difference(now):
                     self.world.model.ledger_deleted(self, ledger_id)
             for ledger_id in now:
@@ -284,7 +284,7 @@ class SimRegion:
                 self.world.number(self.name, ledger_id)
 
     def known_ledgers(self, topic: str) -> set[int]:
-        """Those that hold a topic's entries: as the metadata say, and any that were on record after these metadata."""
+        """Ledgers that hold a topic's entries: according to the metadata, plus any recorded after these metadata."""
         name = topic_name.parse(full_name(topic))
         found = self.metadata.records.get(keys.topic(name))
         record = None if found is None else TopicRecord.from_json(decode("", found.value)[0])
@@ -297,7 +297,7 @@ class SimRegion:
         return named | since
 
     def moved(self, before: str, value: bytes, path: str) -> None:
-        """A topic's copy gets another name: it is set aside (R8)."""
+        """A topic's copy is renamed: it is set aside (R8)."""
         topics = keys.topics_of("public/default", "persistent")
         if before.startswith(topics) and path.startswith(topics):
             old, new = before.rpartition("/")[2], path.rpartition("/")[2]
@@ -305,12 +305,12 @@ class SimRegion:
             self.world.model.is_set_aside(self.name, full_name(new), old, incarnation)
 
     def taken_back(self, path: str) -> None:
-        """A topic that holds no message should not have been made."""
+        """A topic without messages should not have been created."""
         if path.startswith(keys.topics_of("public/default", "persistent")):
             self.world.model.taken_back(self, path.rpartition("/")[2])
 
     def named_ledgers(self, topic: str, *, every_kind: bool = False) -> set[int]:
-        """Those that hold a topic's entries, as the metadata say. ``every_kind``: its progress and views, too."""
+        """Ledgers that hold a topic's entries, by the metadata. ``every_kind``: also its progress and views."""
         found = self.metadata.records.get(keys.topic(topic_name.parse(full_name(topic))))
         if found is None:
             return set()
@@ -322,7 +322,7 @@ class SimRegion:
         return named
 
     def records(self, topic: str, kind: Kind) -> list[Position]:
-        """Where the volume has what ledgers of one kind hold of a topic."""
+        """Positions on the volume of a topic's entries in ledgers of one kind."""
         return [
             Position(ledger_id, number)
             for ledger_id, stored in sorted(self.volume.disk.ledgers.items())
@@ -336,7 +336,7 @@ class SimRegion:
         self.world.model.ledger_deleted(self, ledger)
 
     def broker_of(self, topic: str) -> SimBroker | None:
-        """The broker that serves a topic; None while nobody does."""
+        """The broker that serves a topic; None while none does."""
         broker = self.broker
         return broker if broker is not None and broker.alive and broker.ready else None
 
@@ -346,13 +346,13 @@ class SimRegion:
         self.lives += 1
         try:
             self.broker = broker = SimBroker(self.world, self)
-        except (OSError, LedgerError):  # the process ends, and whoever supervises it starts it again
+        except (OSError, LedgerError):  # the process ends, and its supervisor restarts it
             self.world.loop.after(RESTART_US, None, self.start)
             return
         self.world.loop.spawn(broker, broker.start(), f"start {self.name}")
 
     def second(self) -> bool:
-        """Another broker begins on the same volume, and is found from now on; the one before lives on."""
+        """Start another broker on the same volume, found by lookups from now on; the previous one keeps running."""
         broker = self.broker_of("")
         if broker is None or isinstance(self.volume, EngineVolume):
             return False
@@ -362,7 +362,7 @@ class SimRegion:
         return True
 
     def retire(self) -> None:
-        """The brokers of earlier end."""
+        """End the earlier brokers."""
         for broker in self.earlier:
             self._alone_since_us = self.world.loop.now_us
             broker.alive = False
@@ -372,13 +372,13 @@ class SimRegion:
 
     @property
     def is_one(self) -> bool:
-        """Whoever hears of the region, or heard of it lately, hears of its one broker."""
+        """Whoever has information from the region, or had it lately, gets it from its one broker."""
         return not self.earlier and self.world.loop.now_us - self._alone_since_us >= HEARD_US
 
     def crash(self, *, silently: bool = False) -> None:
-        """Power cut. What was not synced is gone, save what had reached the disk all the same.
+        """Power cut. Unsynced writes are lost, except those that had reached the disk anyway.
 
-        :param silently: nobody says so on the broker's connections.
+        :param silently: the broker's connections are not closed.
         """
         self.retire()
         broker = self.broker
@@ -396,11 +396,11 @@ class SimRegion:
         self.saved = (self.volume.copy(), self.metadata.copy(), self.world.loop.now_us)
 
     def empty(self) -> tuple[Volume | EngineVolume, MetadataVolume, int]:
-        """A copy of what a region begins with."""
+        """A copy of a region's initial state."""
         return EngineVolume() if self.world.engine is not None else Volume(), MetadataVolume(), -1
 
     def restore(self, what: str = "") -> None:
-        """Back to the copy that was saved, or to a part of it; the broker must be down."""
+        """Return to the saved copy, or a part of it; the broker must be down."""
         assert self.saved is not None
         self.restores += 1
         self._ledgers.clear()

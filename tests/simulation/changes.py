@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rare things that people do to regions, topics and subscriptions, drawn into some of the seeds.
+"""Rare operations on regions, topics and subscriptions, added to some of the seeds.
 
-Each kind has its seeds, and the others stay as they were. What is drawn here lies between the lines of an ordinary
-story, so it meets whatever troubles that seed has anyway.
+Each kind has its own seeds; other seeds stay unchanged. The lines are inserted between those of an ordinary story, so
+that they meet the faults which that seed has anyway.
 
 =========  =============================================================================================
 parts      a region goes back to a copy of its volume, of its metadata, of both, or is rebuilt from nothing
-homes      regions are removed from a topic, told or not, alive or dead; they come back, or others join
-deletions  topics are deleted while a region is away, and made again by whoever publishes
-flags      a subscription's replicated flag goes off and on, also in two regions that do not hear of it
+homes      regions are removed from a topic, notified or not, alive or dead; they return, or others join
+deletions  topics are deleted while a region is away, and recreated by publishing
+flags      a subscription's replicated flag is switched off and on, also in two regions that are cut off from each other
 lost       a region dies for good
-absences   a region is away for minutes or hours, while the others let go of what they have; or it does, alone
-rewinds    seeks, most by time, where a region does not hear of them, or in two regions that do not
-again      a subscription is deleted and made again while a region is away
-gaps       a region goes back, or is out of a topic, while the others give back what they have; people accept gaps
+absences   a region is away for minutes or hours, while the others trim what they have; or it trims alone
+rewinds    seeks, mostly by time, that a region does not hear of, or in two regions that are cut off from each other
+again      a subscription is deleted and recreated while a region is away
+gaps       a region is restored, or outside a topic, while the others trim what they have; operators accept gaps
 late       batches are acked in part, and late, after the consumer was elsewhere or everything was sent again
 =========  =============================================================================================
 """
@@ -26,17 +26,17 @@ from typing import Final
 from simulation.drawing import Drawing
 
 PERIOD: Final = 32
-"""Kinds are given out by a seed's remainder."""
+"""A seed's remainder selects its kinds."""
 SOME: Final = ("parts", "homes", "deletions", "flags", "lost")
 KINDS: Final[dict[int, int]] = {8: 1, 10: 1, 12: 1, 14: 1, 24: 1, 26: 1, 28: 1, 30: 1, 0: 2, 16: 3, 21: 1}
-"""Remainder -> how many of those are in the seed. 21 has dispatch scopes as well."""
+"""Remainder -> number of these kinds in the seed. 21 has dispatch scopes as well."""
 OTHERS: Final = ("absences", "rewinds", "again", "gaps", "late")
 OTHER_KINDS: Final[dict[int, int]] = {2: 1, 4: 1, 6: 1, 11: 1, 18: 1, 19: 1, 20: 2, 22: 1, 27: 2, 29: 1, 16: 1}
-"""The same of the others. 29 has dispatch scopes, 16 has some of both."""
+"""The same for the other kinds. 29 has dispatch scopes, 16 some of both."""
 
 
 def with_changes(seed: int, lines: list[str]) -> list[str]:
-    """The story with what is drawn for its seed; most stories stay as they are."""
+    """The story with the additions for its seed; most stories stay unchanged."""
     place = seed % PERIOD
     for kinds, count in ((SOME, KINDS.get(place, 0)), (OTHERS, OTHER_KINDS.get(place, 0))):
         if count:
@@ -49,7 +49,7 @@ class _Changes(Drawing):
 
     def _parts(self) -> None:
         random = self._random
-        # A clock set back over a restore, with nobody to ask, gives ledger ids twice: R1 rests on the clock.
+        # A clock set back over a restore, with no region to ask, repeats ledger ids: R1 depends on the clock.
         self._rest = [line for line in self._rest if not line.startswith("clock")]
         drawn: list[tuple[int, list[str]]] = []
         for _ in range(random.choice((1, 1, 2, 3))):
@@ -78,7 +78,7 @@ class _Changes(Drawing):
             how = random.random()
             if how < 0.6:
                 command = f"live {topic} {' '.join(kept)}"
-            elif how < 0.8:  # one alone hears of it, perhaps the one that is out
+            elif how < 0.8:  # only one is told, perhaps the removed one
                 command = f"tell {random.choice(self._regions)} {topic} {' '.join(kept)}"
             else:
                 command = f"live {topic} {' '.join(random.sample(self._regions, random.randint(1, len(kept))))}"
@@ -138,7 +138,7 @@ class _Changes(Drawing):
         self._insert([(at, lines)])
 
     def _letting_go(self, region: str, topic: str) -> list[str]:
-        """The region drops what is old, and gives back what nobody needs."""
+        """The region drops old entries and trims what nothing needs."""
         lines = []
         if self._random.random() < 0.6:
             lines.append(f"expire {region} {topic} {self._random.choice((0, 500, 5000))}")
@@ -197,7 +197,7 @@ class _Changes(Drawing):
         self._insert(drawn)
 
     def _gaps(self) -> None:
-        """Acked or dropped everywhere and given back: who goes back, or was out, finds a gap."""
+        """Acked or dropped everywhere and trimmed: a region that is restored, or was outside, finds a gap."""
         random = self._random
         self._rest = [line for line in self._rest if not line.startswith("clock")]
         region, (topic, name) = self._region(), random.choice(self._subscriptions)

@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lines of a story about clients:
 
-produce us t x3 [batch 4] [key k]  publish; what has no receipt is sent again
+produce us t x3 [batch 4] [key k]  publish; messages without a receipt are sent again
 marker us t                 store a marker, as replication of snapshots will
-forge us t marker|origin    a client sends what only brokers of other regions may
-subscribe us t sub [latest] make a replicated subscription
+forge us t marker|origin    a client sends what only other regions' brokers may send
+subscribe us t sub [latest] create a replicated subscription
 consumer c1 us t sub [shared|exclusive|failover|key_shared] [latest] [auto] [compacted]
-narrow c1                   on its next connection it has room for one message
+narrow c1                   on its next connection it takes only one message
 ack c1 x3 [newest|every2]   one ACK of some of what it holds; or ``ack c1 us/1:2 ...``
-ack us t sub us/1:2 ...     one ACK of a consumer that is just there
-cumulative c1 x3            everything up to the third it holds; or ``cumulative c1 us/1:2``
+ack us t sub us/1:2 ...     one ACK of a consumer that only acks
+cumulative c1 x3            everything up to its third message; or ``cumulative c1 us/1:2``
 stray c1 eu 5               one cumulative ACK with the id that the fifth entry stored in eu has there
-late c1 x3 [0 2]            one ACK of what it still holds from before it was sent away; or of some messages of batches
+late c1 x3 [0 2]            one ACK of messages from before it was disconnected; or of some messages of batches
 part c1 us/1:2 0 2          some messages of a batch; or ``part c1 x1 0 2`` of the first it holds
 nack c1 x2
-seek us t sub us/1:0        so that this message is the next; or ``seek us t sub 50%`` of what is stored
+seek us t sub us/1:0        makes this message the next; or ``seek us t sub 50%`` of what is stored
 seek us t sub time 500      to what was published, by us's clock, 500 ms ago or later
 skip us t sub x3            an operator acknowledges the next three; without a number, all that is stored
 unsubscribe us t sub [force]
 switch us t sub on|off      the replicated flag
-close c1 / kill c1          in good order / its connection breaks, and it comes back
-move c1 eu                  close, and once that is answered subscribe in eu
+close c1 / kill c1          closes cleanly / its connection breaks, and it reconnects
+move c1 eu                  close, and once that is confirmed subscribe in eu
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ class ClientSteps(Teller):
 
 
 class _Forger:
-    """The port of a producer that is refused."""
+    """Port of a producer whose messages are refused."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
@@ -322,7 +322,7 @@ class _Forger:
 
 
 class _Nobody:
-    """The port of a consumer that only acks."""
+    """Port of a consumer that only acks."""
 
     def deliver(self, *_: object) -> None:
         raise AssertionError("nothing is dispatched to a consumer that was not added")
@@ -338,7 +338,7 @@ class _Nobody:
 
 
 def _epochs(before: Stamp, progress: Progress, region: str) -> tuple[Stamp, Stamp]:
-    """The epoch in which a seek acked what lies before its place, and the one it made, if any."""
+    """The epoch in which a seek acked what is before its position, and the epoch that it began, if any."""
     epochs = [ZERO, *(epoch for epoch, _, _ in progress.rewinds())]
     if epochs[-1] != before and epochs[-1].region == region:
         return epochs[-2], epochs[-1]

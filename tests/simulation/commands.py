@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What operators set on topics, drawn into some of the seeds.
+"""Operators' commands on topics, added to some of the seeds.
 
 ============  ============================================================================================
-quotas        backlog quotas in some regions, by size or age: producers are held, or old entries are evicted
-terminations  topics end in one region, while the others go on
+quotas        backlog quotas in some regions, by size or age: producers are blocked, or old entries are evicted
+terminations  topics are terminated in one region, while the others continue
 compactions   topics are compacted, and read compacted with cumulative acks, also by ids of another region
 ============  ============================================================================================
 """
@@ -16,14 +16,14 @@ from typing import Final
 from simulation.drawing import Drawing
 
 PERIOD: Final = 7
-"""Shares no divisor with the periods of ``changes.py`` and ``faults.py``: these meet each kind of those."""
+"""Coprime to the periods of ``changes.py`` and ``faults.py``, so that these kinds meet all of those."""
 COUNTS: Final[dict[int, int]] = {2: 1, 5: 2}
-"""Remainder -> how many kinds are in the seed."""
+"""Remainder -> number of kinds in the seed."""
 COMMANDS: Final = ("quotas", "terminations", "compactions")
 
 
 def with_commands(seed: int, lines: list[str]) -> list[str]:
-    """The story with what is drawn for its seed; most stories stay as they are."""
+    """The story with the additions for its seed; most stories stay unchanged."""
     count = COUNTS.get(seed % PERIOD, 0)
     return _Commands(Random(f"commands {seed}"), lines).drawn(COMMANDS, count) if count else lines
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What regions confirm to each other: a flush and a barrier say who knows what from then on. A part of ``model.Model``.
+"""Flushes and barriers between regions, and what they guarantee. Part of ``model.Model``.
 
-A flush that a region confirmed: what was durable here when it began is durable there. A barrier: what was durable there
-is known here, and durable here as soon as can be. Where nothing is wrong both must be complete.
+A flush confirmed by a region: what was durable here when it began is durable there. A barrier: what was durable there
+is known here, and soon durable here. Without faults both must be complete.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Confirming:
         self._violate = violate
 
     def flush_begun(self, home: Region, topic_name: str, name: str) -> Callable[[WaitResult], None]:
-        """What is durable here now is durable in every region that confirms."""
+        """What is durable here now becomes durable in every region that confirms."""
         incarnation = self._incarnation(home, topic_name)
         known = self._known(home.name, incarnation, name)
         now = self._world.loop.now_us
@@ -45,7 +45,7 @@ class Confirming:
         return done
 
     def barrier_begun(self, home: Region, topic_name: str, name: str) -> Callable[[WaitResult], None]:
-        """What is durable now in a region that answers is known here then, and durable here as soon as can be."""
+        """What is durable now in a region that answers becomes known here, and durable soon after."""
         incarnation = self._incarnation(home, topic_name)
         known = {
             region: self._known(region, incarnation, name)
@@ -62,7 +62,7 @@ class Confirming:
         return done
 
     def _is_told(self, region: str, topic_name: str, name: str) -> bool:
-        """Regions tell each other of the subscription, as this one has it (R17)."""
+        """By this region's record, do regions exchange the subscription (R17)?"""
         broker = self._world.regions[region].broker_of(topic_name)
         topic = None if broker is None else broker.service.topics.get(topic_name)
         found = None if topic is None else topic.subscriptions.get(name)
@@ -90,13 +90,13 @@ class Confirming:
             self._violate(f"a {what} was not complete", f"in {home.name} without {missing}, though nothing was wrong")
 
     def _counts_in(self, region: str, other: str, topic_name: str) -> bool:
-        """It counts the other one among the topic's regions, as it was told."""
+        """Does it count the other among the topic's regions, as far as it was told?"""
         broker = self._world.regions[region].broker_of(topic_name)
         return broker is None or other in broker.service.regions_of(topic_name)
 
     @staticmethod
     def _incarnation(home: Region, topic_name: str) -> str:
-        """The one that the region has now."""
+        """The incarnation that the region has now."""
         broker = home.broker_of(topic_name)
         topic = None if broker is None else broker.service.topics.get(topic_name)
         return incarnation_of(topic_name, "" if topic is None else topic.incarnation)
@@ -110,7 +110,7 @@ class Confirming:
         return [one for facts in lives for one in facts.all() if region in one.known]
 
     def all_know(self, facts: SubscriptionFacts, regions: frozenset[str]) -> None:
-        """Progress is equal in these regions, and durable: whatever one of them knew, all know."""
+        """Progress is equal and durable in these regions: each knows what any of them knew."""
         self._spread([one for one in facts.all() if not regions.isdisjoint(one.known)], regions)
 
     def _spread(self, known: list[Acked | Rewound], regions: frozenset[str]) -> None:

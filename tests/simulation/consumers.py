@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulated consumers: they hold what they got, and ack as they are told.
+"""Simulated consumers: they hold what they received, and ack on command.
 
-They behave as client libraries do: on any end of the connection they look for the broker of their region again. What a
-consumer holds when its broker *sends it away* or it was rewound meanwhile it does not work on any more (the library
-empties its queue), but the application may have taken it before, and ack it late; what it holds when the connection
-breaks it keeps and may still ack. ``consuming.py`` is the broker's side.
+They behave like client libraries: whenever a connection ends they look up their region's broker again. When the broker
+*disconnects* a consumer, or after a rewind, the library empties its queue, but the application may have taken messages
+before and ack them late. When the connection breaks, the consumer keeps its messages and may still ack them.
+``consuming.py`` is the broker's side.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SHARING: Final = (SHARED, KEY_SHARED)
 
 
 class SimConsumer:
-    """One consumer. It holds what it got until it is told to ack."""
+    """A consumer. It holds its messages until told to ack."""
 
     def __init__(
         self, world: Stage, name: str, region: str, topic: str, subscription: str, kind: SubscriptionType
@@ -42,14 +42,14 @@ class SimConsumer:
         self.initial: Position = EARLIEST
         self.auto = False
         self.compacted = False
-        """It asks for the compacted view."""
+        """It reads the compacted view."""
         self.probe: dict[Position, int] | None = None
-        """Given: only looks; what it got, with the bits."""
+        """If given: it only looks; what it received, with the bits."""
         self.held: dict[Position, Held] = {}
         self.late: dict[Position, Held] = {}
-        """What the application still has from before it was sent away."""
+        """Messages that the application still has from before a disconnection."""
         self.is_narrow = False
-        """On its next connection it has room for one message only."""
+        """On its next connection it takes only one message."""
         self._refills = True
         self.server: ConsumerServer | None = None
         self._asked: ConsumerServer | None = None
@@ -58,7 +58,7 @@ class SimConsumer:
         self.closing: Callable[[], None] | None = None
         self.is_closed = False
         self.got: list[tuple[Position, int]] = []
-        """Since somebody looked last: for stories."""
+        """Received since the last look, for stories."""
 
     # -- connection
 
@@ -97,7 +97,7 @@ class SimConsumer:
         self.is_narrow, self._refills = False, not self.is_narrow
 
     def lost(self, server: ConsumerServer) -> None:
-        """The connection broke, or could not be made."""
+        """The connection broke or could not be made."""
         if self._asked is server:
             self._asked = self.server = None
             if self.closing is not None:
@@ -119,12 +119,12 @@ class SimConsumer:
             del self.late[next(iter(self.late))]
 
     def kill(self) -> None:
-        """The connection breaks under it; it comes back by itself."""
+        """Its connection breaks; it reconnects by itself."""
         if self.server is not None:
             self.server.connection.snap()
 
     def close(self, then: Callable[[], None]) -> None:
-        """In good order: ``then`` once the broker answered."""
+        """Close cleanly; ``then`` is called once the broker has answered."""
         self.held.clear()
         self.closing = then
         if self.server is None:
@@ -169,7 +169,7 @@ class SimConsumer:
             self.world.loop.soon(self, lambda: self.ack([held.position]))
 
     def ack(self, positions: list[Position], parts: dict[Position, int] | None = None) -> None:
-        """One ACK. ``parts``: of entries acked in part, the bits that *are* acked by it."""
+        """Send one ACK. ``parts``: for partly acked entries, the bits that it acks."""
         server = self.server
         chosen = [self.held[position] for position in positions if position in self.held]
         if server is None or not chosen:
@@ -179,7 +179,7 @@ class SimConsumer:
         for held in chosen:
             bits = held.missing if parts is None else parts.get(held.position, held.missing) & held.missing
             held.missing &= ~bits
-            # A client that has all of a batch, over several ACK, acks the entry; else it says what is missing still.
+            # A client that has acked all of a batch, over several ACKs, acks the entry; else it sends what is missing.
             if held.missing:
                 batches[held.position] = held.missing
             else:
@@ -188,9 +188,9 @@ class SimConsumer:
         server.ack([held.position for held in chosen], batches, {h.position: h.messages for h in chosen})
 
     def ack_late(self, count: int, bits: int = -1) -> None:
-        """One ACK of the oldest it has from before it was sent away, whatever came again meanwhile.
+        """Send one ACK of its oldest messages from before a disconnection, even if they were delivered again since.
 
-        :param bits: which messages of each batch; all that it has not acked yet.
+        :param bits: which messages of each batch; default: all that it has not acked yet.
         """
         server = self.server
         chosen = [self.late[position] for position in list(self.late)[:count]] if server is not None else []
@@ -227,7 +227,7 @@ class SimConsumer:
             server.nack(chosen)
 
     def choose(self, count: int, which: str) -> list[Position]:
-        """Some of what is held: the oldest, the newest, or every other one."""
+        """Some of the held messages: the oldest, the newest, or every other one."""
         held = list(self.held)
         if which == "newest":
             return held[-count:]

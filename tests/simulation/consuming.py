@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The broker's side of a simulated consumer: what ``gateway/pulsar/consumers.py`` is in a real broker.
+"""The broker's side of a simulated consumer, in place of a real broker's ``gateway/pulsar/consumers.py``.
 
-Here the model hears of each acknowledgement that arrives and of each message that leaves.
+It reports each arriving acknowledgement and each delivered message to the model.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Held:
-    """A message at a client."""
+    """A message held by a client."""
 
     position: Position
     messages: int
     missing: int
-    """Bits of the messages in it that are still to be acked here."""
+    """Bits of its messages that are not acked here yet."""
     epoch: Stamp
 
 
@@ -75,7 +75,7 @@ class ConsumerServer:
         self._is_gone = False
         self._acked_to: Position = EARLIEST
         self._order: dict[Position, int] = {}
-        """When each entry was sent first, in this connection's count."""
+        """When each entry was first sent, in this connection's count."""
 
     async def open(self) -> None:
         """SUBSCRIBE."""
@@ -130,7 +130,7 @@ class ConsumerServer:
         self.connection.send(0, arrive)
 
     def acknowledges_to(self, position: Position) -> Position:
-        """Behind which place a cumulative ack is: what comes again before the last one it says nothing of."""
+        """The position after which a cumulative ack counts: it does not cover redeliveries before the last one."""
         before, self._acked_to = self._acked_to, max(self._acked_to, position)
         return before if position > before else EARLIEST
 
@@ -150,7 +150,7 @@ class ConsumerServer:
         self.connection.send(0, arrive)
 
     def ack_stray(self, position: Position) -> None:
-        """A cumulative ack with an id of another region: it names nothing here, so nothing is acknowledged by it."""
+        """A cumulative ack with an id of another region: it names nothing here, so it acknowledges nothing."""
 
         def arrive() -> None:
             if self._consumer is not None:
@@ -159,7 +159,7 @@ class ConsumerServer:
         self.connection.send(0, arrive)
 
     def _was_sent(self, consumer: Consumer, position: Position) -> bool:
-        """Did this life of the broker send it since the last rewind? Only then an ack counts after that (R13)."""
+        """Has this run of the broker sent it since the last rewind? Only then does an ack count afterwards (R13)."""
         subscription = subscription_of(consumer)
         return self._broker.sent.get((subscription, position)) == rewinds_of(subscription.cursor.progress)
 
@@ -171,7 +171,7 @@ class ConsumerServer:
         self.connection.send(0, arrive)
 
     def close(self) -> None:
-        """CLOSE_CONSUMER, as ``gateway/pulsar/consumers.py`` answers it."""
+        """CLOSE_CONSUMER, answered like ``gateway/pulsar/consumers.py``."""
 
         def arrive() -> None:
             consumer, self._consumer = self._consumer, None
@@ -202,7 +202,7 @@ class ConsumerServer:
         if entry[1] & MARKER:
             model.violate("a client saw a marker", f"{self._broker.region} sent {position}")
         delivering(self._broker, self._client.topic, consumer, position)
-        if self._broker.is_owner:  # nothing but a lease of its own keeps an earlier owner from what it has in memory
+        if self._broker.is_owner:  # only its lease keeps an earlier owner from delivering what it has in memory
             home, topic = self._broker.home, self._client.topic
             model.delivering(home, topic, subscription_of(consumer), position, entry, missing)
         subscription = subscription_of(consumer)
@@ -220,10 +220,10 @@ class ConsumerServer:
             self.connection.send(1, lambda: self._client.sent_away(self))
 
     def active_consumer_changed(self, consumer: Consumer, active: bool) -> None:
-        """Nothing the client has to do."""
+        """The client need not do anything."""
 
     def reached_end(self, consumer: Consumer) -> None:
-        """Nothing is delivered behind it: ``Model.delivering`` looks."""
+        """Nothing may be delivered after it: ``Model.delivering`` checks."""
 
 
 def _all(told: list[Callable[[LedgerError | None], None]]) -> Callable[[LedgerError | None], None]:

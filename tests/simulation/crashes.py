@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must still be there after a crash, and what a restore takes back. A part of ``model.Model``.
+"""What must survive a crash, and what a restore undoes. Part of ``model.Model``.
 
-A region that goes back to a copy has lost what came after it. It is owed again: whatever another region has comes back
-(``Agreement.disagreement`` looks). What no other region had is gone, and that is all that may be: R6 states it.
+A region that is restored from a copy has lost everything later. It is owed that again: whatever another region has must
+come back (``Agreement.disagreement`` checks). Only what no other region had may be lost (R6).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Crashes(Record):
     """See the module's text."""
 
     def region_lost(self, region: str) -> None:
-        """It never comes back: nobody can say any more what it made that others had not heard of."""
+        """It never returns: what it did that others had not received is unknown for good."""
         for facts in self.facts.values():
             if facts.made.pop(region, None) is not None:
                 facts.is_a_creation_forgotten = True
 
     def crashed(self, home: Region) -> None:
-        """The power is gone: look at what is left."""
+        """After a power cut, check what is left."""
         self.creations.crashed(home.name)
         self.check_replicas(home)
         self.told.crashed(home)
@@ -41,7 +41,7 @@ class Crashes(Record):
             self.check_known(home, *durable_progress(home, topic))
 
     def check_open(self) -> None:
-        """What regions were told and confirmed, they have in memory too."""
+        """Regions must also have in memory what they confirmed."""
         for home in self._world.regions.values():
             for topic in self._topics():
                 broker = home.broker_of(topic)
@@ -56,9 +56,9 @@ class Crashes(Record):
     def check_known(
         self, home: Region, incarnation: str, progress: dict[str, Progress], broker: Broker | None = None
     ) -> None:
-        """Every acknowledgement that the region confirmed, to a client or to another region, is there.
+        """Every acknowledgement that the region confirmed, to a client or to another region, must be there.
 
-        :param broker: whose memory it is; None: it is the disk.
+        :param broker: whose memory to check; None: the disk.
         """
         topic = incarnation.partition(" since ")[0]
         for (known, life), facts in self.facts.items():
@@ -85,7 +85,7 @@ class Crashes(Record):
                     return
 
     def check_replicas(self, home: Region) -> None:
-        """Whatever a replicator was told to be stored must be there."""
+        """Whatever was confirmed to a replicator as stored must be there."""
         for (region, incarnation), places in self._replicated.items():
             if region == home.name and places and not self.deletions.is_ended(incarnation):
                 durable = self._durable_origins(home, incarnation.partition(" since ")[0])
@@ -107,7 +107,7 @@ class Crashes(Record):
         return last
 
     def damage_read(self, home: Region, ledger: int, entry: int) -> None:
-        """The region opens a topic without a damaged record of its progress log: what only that said is forgotten."""
+        """The region opens a topic without a damaged record of its progress log: what only that record held is lost."""
         stored = home.volume.disk.ledgers[ledger]
         label = Label.decode(stored.label) if stored.label else None
         if label is None or label.kind is not LedgerKind.PROGRESS:
@@ -119,7 +119,7 @@ class Crashes(Record):
             name, _, since = life.partition(" since ")
             if known != incarnation or name != record.subscription:
                 continue
-            is_ended = stamp_of(since) < deleted  # the region forgot that, so this life may be there again, empty
+            is_ended = stamp_of(since) < deleted  # the region lost the deletion, so this incarnation may be back, empty
             if record.kind in CREATIONS and facts.made.pop(home.name, None) is not None:
                 facts.is_a_creation_forgotten = True
             for one in facts.all():
@@ -130,7 +130,7 @@ class Crashes(Record):
         self.told.forgotten(home.name, incarnation, record.subscription)
 
     def restored(self, home: Region, saved_us: int, lost: dict[str, set[Origin]]) -> None:
-        """A region went back to an older copy: what it knew since then, it does not know."""
+        """A region was restored from an older copy: everything later is lost there."""
         for facts in self.facts.values():
             if facts.made.pop(home.name, None) is not None:
                 facts.is_a_creation_forgotten = True

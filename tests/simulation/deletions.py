@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it means for a message that its topic was deleted (R8).
+"""What the deletion of a topic means for its messages (R8).
 
-Where somebody deleted the topic, or the region was told of it in the same breath, everything that was stored there
-goes: he asked for it. A region that hears of it later deletes only what had come to one of those; anything else has a
-receipt, nobody meant it, and it must be found in a copy under another name.
+Where a client deleted the topic, and in regions told as part of that command, everything stored is deleted, as
+requested. A region that hears of it later deletes only messages that had reached one of those regions. All others have
+a receipt and were not meant, and must be found in a copy under another name.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ class Deletions:
 
     def __init__(self) -> None:
         self._ended: set[str] = set()
-        """Incarnations of topics that somebody deleted somewhere, or tried to. A partition goes with its topic, too."""
+        """Incarnations of topics whose deletion was requested somewhere. A partition is deleted with its topic."""
         self._newest: dict[str, Stamp] = {}
         """Topic -> its last deletion."""
         self.gone: dict[tuple[str, str], set[Origin]] = defaultdict(set)
-        """(region, topic) -> what went with the topic."""
+        """(region, topic) -> what was deleted with the topic."""
         self._ends: dict[str, dict[str, Position]] = defaultdict(dict)
-        """Topic -> origin -> the last one that had come to a region where it was deleted by command."""
+        """Topic -> origin -> last entry that had reached a region where it was deleted by command."""
         self._commanded: set[tuple[str, str]] = set()
 
     def begin(self, region: str, topic: str, incarnation: str | None, log: TopicLog | None) -> None:
-        """The region does it now.
+        """The region deletes it now.
 
-        :param incarnation: as the model calls it; None: it has no such topic now.
+        :param incarnation: the model's name for it; None: the region has no such topic now.
         """
         self._commanded.add((region, topic))
         if incarnation is not None:
@@ -48,14 +48,14 @@ class Deletions:
             self._seen(topic, [Origin(region, *log.last_own), *(Origin(o, *at) for o, at in log.last_origin.items())])
 
     def begun(self, region: str, topic: str, record: TopicRecord) -> None:
-        """The region has written down that it deletes the topic: so it does, even if it crashes."""
+        """The region has recorded that it deletes the topic, and will do so even if it crashes."""
         self._ended.add(incarnation_of(topic, record.incarnation))
         if self._is_commanded(region, topic):
             own = Origin(region, *record.last_own)
             self._seen(topic, [own, *(Origin(origin, *last) for origin, last in record.last_origins.items())])
 
     def begun_with_base(self, region: str, topic: str, record: TopicRecord, stored: Iterable[Origin | None]) -> None:
-        """The same of a partition whose topic goes, with everything that it stores."""
+        """The same for a partition whose topic is deleted, with everything that it stores."""
         self.begun(region, topic, record)
         if self._is_commanded(region, topic):
             self._seen(topic, [origin for origin in stored if origin is not None])
@@ -65,7 +65,7 @@ class Deletions:
         self._newest[topic] = max(stamp, self._newest.get(topic, ZERO))
 
     def is_ended(self, incarnation: str) -> bool:
-        """Of its subscriptions nothing is promised any more; of its messages, what nobody meant to delete."""
+        """Promises about its subscriptions end; those about messages that were not meant to be deleted remain."""
         topic, _, stamp = incarnation.partition(" since ")
         newest = max(self._newest.get(topic, ZERO), self._newest.get(base_of(topic), ZERO))
         is_older = newest > ZERO and (not stamp or Stamp.parse(stamp) < newest)
@@ -75,7 +75,7 @@ class Deletions:
         self._commanded.discard((region, topic))
 
     def ledger_goes(self, home: Region, topic: str, origins: Iterable[Origin | None]) -> Origin | None:
-        """One of these nobody meant to delete; None: all is well."""
+        """A message among these that was not meant to be deleted; None: there is none."""
         some = [origin for origin in origins if origin is not None]
         if self._is_commanded(home.name, topic):
             self._seen(topic, some)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations of a region's disk and metadata store that fail at a drawn moment, some in a row.
+"""Faults in a region's disk and metadata store: one or several consecutive operations fail at a random moment.
 
 ============  =============================================================================================
-``read``      the disk answers a read with an error; the bytes are as they were
+``read``      the disk fails a read; the bytes are intact
 ``write``     it refuses a write of anything: an entry, a new ledger, a seal, a deletion, an engine's own file
 ``metadata``  the metadata store refuses an operation before it is done
-``answer``    it does the operation, and whoever asked gets an error: the write is there, and nobody knows
+``answer``    it performs the operation but returns an error: the write has happened, unknown to the caller
 ============  =============================================================================================
 """
 
@@ -15,15 +15,15 @@ from collections.abc import Callable
 
 
 class DiskFaults:
-    """Of one region. They outlive a broker, as a bad disk does."""
+    """Faults of one region. They outlive a broker, like a bad disk."""
 
     def __init__(self, on_failure: Callable[[], None]) -> None:
         self._on_failure = on_failure
         self._armed: dict[str, tuple[int, int]] = {}
-        """Kind -> operations that still work, and how many fail then."""
+        """Kind -> operations that still succeed, and how many fail after that."""
 
     def arm(self, kind: str, after: int, count: int) -> None:
-        """After so many operations of the kind, so many fail."""
+        """After a number of operations of this kind, fail the next ones."""
         self._armed[kind] = (after, count)
 
     def clear(self) -> None:
@@ -32,11 +32,11 @@ class DiskFaults:
 
     @property
     def is_armed(self) -> bool:
-        """Something is still to fail."""
+        """Are there faults left?"""
         return bool(self._armed)
 
     def fails(self, kind: str) -> bool:
-        """An operation begins: does it fail?"""
+        """An operation begins. Returns whether it fails."""
         if kind not in self._armed:
             return False
         after, count = self._armed.pop(kind)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A region's volume: what is durable on it, what a power cut takes, and what rots.
+"""A region's volume: what is durable on it, what a power cut loses, and what rots.
 
-A sync covers what was written before it began; what comes meanwhile is the next sync's. A crash keeps some prefix of
-what was not synced, in order, as a torn tail does: the engine cuts the rest at its next start.
+A sync covers what was written before it began; later writes are left to the next sync. A crash keeps some prefix of the
+unsynced writes, in order, like a torn tail: the engine truncates the rest at its next start.
 
-Two brokers may have a volume at once, as with a storage that is not on one machine: each has a store, and what one of
-them fences the other cannot write any more, not even what it has handed over already.
+Two brokers may use a volume at once, as with shared storage: each has a store, and when one fences a ledger the other
+cannot write to it any more, not even writes that are already queued.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Volume:
 
     disk: MemoryDisk = field(default_factory=MemoryDisk)
     rotten: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Entries of which a byte changed by itself, and which one."""
+    """Rotten entries, and which byte of each is wrong."""
     stores: list[SimStore] = field(default_factory=list)
-    """Of the brokers that have it now."""
+    """Stores of the brokers that use the volume now."""
 
     def copy(self) -> Volume:
         ledgers = {
@@ -69,7 +69,7 @@ class Volume:
         return store
 
     def rot(self, ledger: int, entry: int, byte: int = -1, *, lasting: bool = False) -> None:
-        """Here it always lasts until it is mended."""
+        """Here rot always lasts until it is repaired."""
         del lasting
         self.rotten[ledger, entry] = byte
 
@@ -97,7 +97,7 @@ class Volume:
 
 
 class RottingReader(MemoryReader):
-    """Refuses what is rotten, as the engine's checksums do."""
+    """Refuses rotten entries, like the engine's checksums."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class SimStore(MemoryLedgerStore):
         self._around = around
         self._target: _Handle | None = None
         self._targets: list[_Handle | None] = []
-        """Of each queued write the ledger it appends to."""
+        """The ledger that each queued write appends to."""
 
     def _begin(self, _: Callable[[], None]) -> None:
         self._around.loop.soon(self._around.owner, self._begun)
@@ -154,7 +154,7 @@ class SimStore(MemoryLedgerStore):
                 self._begun()
 
     def power_cut(self, random: Random | None) -> None:
-        """Some of what was on its way reached the disk; nobody is told anything more."""
+        """Some writes in flight reached the disk; no more callbacks are called."""
         kept = random.randint(0, len(self._queue)) if random is not None and self._queue else 0
         for write in self._queue[:kept]:
             if write.refusal is None and self._failure is None:
@@ -183,7 +183,7 @@ class SimStore(MemoryLedgerStore):
         return count
 
     def _refuse_write(self, number: int) -> None:
-        """One queued write fails; with an append fails all that its ledger's writer appends later."""
+        """One queued write fails. After a failed append, all later ones of its ledger's writer fail too."""
         failed, target = LedgerWriteFailed("the disk refuses a write"), self._targets[number]
         self._queue[number].refusal = failed
         if target is not None:
@@ -191,7 +191,7 @@ class SimStore(MemoryLedgerStore):
             self._refuse(target)
 
     def _refuse(self, handle: _Handle) -> None:
-        """The ledger was taken over: what is queued for it is not written."""
+        """The ledger was taken over: writes queued for it are dropped."""
         for target, write in zip(self._targets, self._queue, strict=True):
             if target is handle and write.refusal is None:
                 write.refusal = handle.refusal

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines drawn between those of an ordinary story: where they go, and what is common to all kinds of them."""
+"""Random lines inserted into an ordinary story: their places, and what all kinds of them share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from random import Random
 
 
 class Drawing:
-    """What happens to one story. Each kind is a method ``_NAME`` of the class that draws it."""
+    """Additions to one story. Each kind is a method ``_NAME`` of a subclass."""
 
     def __init__(self, random: Random, lines: list[str]) -> None:
         self._random = random
@@ -28,7 +28,7 @@ class Drawing:
     # -- where
 
     def _places(self, count: int) -> list[int]:
-        """So many places in the story, in order."""
+        """A number of places in the story, in order."""
         return sorted(self._random.randint(0, max(len(self._rest) - 1, 0)) for _ in range(count))
 
     def _insert(self, drawn: list[tuple[int, list[str]]]) -> None:
@@ -42,7 +42,7 @@ class Drawing:
         return self._random.choice(self._subscriptions)[0]
 
     def _life(self) -> list[str]:
-        """Clients go on."""
+        """Lines in which clients continue."""
         lines = []
         for _ in range(self._random.randint(0, 3)):
             if self._random.random() < 0.5 or not self._consumers:
@@ -53,7 +53,7 @@ class Drawing:
         return lines
 
     def _away(self, region: str) -> tuple[list[str], list[str]]:
-        """How a region does not hear what happens, and how it comes back, perhaps only at the story's end."""
+        """Lines that cut a region off and bring it back, perhaps only at the story's end."""
         random = self._random
         others = [other for other in self._regions if other != region]
         how = random.choice(("cut", "crash", "here", "half"))

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Terminated topics: what ended stays ended, and nothing comes behind its end.
+"""Terminated topics: they stay terminated, and nothing is stored after their end.
 
-A part of ``model.Model``. The end is the one that the region has on record. Its own messages from before it, lost in a
-restore and given back by other regions, stand in later ledgers: they are no violation.
+Part of ``model.Model``. The end is the one that the region has recorded. A region's own earlier messages, lost in a
+restore and fetched back from other regions, are in later ledgers: that is no violation.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ class Ends:
         self._shown = shown
         self._violate = violate
         self._told: dict[tuple[str, str], int] = {}
-        """(region, incarnation of a topic) -> when somebody was told that it was terminated, which must hold."""
+        """(region, incarnation of a topic) -> when its termination was confirmed, which must hold."""
 
     def told(self, topic: Topic, now_us: int) -> None:
-        """Somebody was told that the topic takes no more messages in its region."""
+        """A client was told that the topic accepts no more messages in its region."""
         self._told[topic.region, incarnation_of(topic.name, topic.incarnation)] = now_us
 
     def forgotten(self, region: str, since_us: int) -> None:
-        """The region's metadata are a copy of then."""
+        """The region's metadata are a copy from that time."""
         for key in [key for key, told_us in self._told.items() if key[0] == region and told_us > since_us]:
             del self._told[key]
 
     def taken_back(self, region: str, topic: str) -> None:
-        """The topic held no message and went as if it had never been made."""
+        """The topic had no messages and was removed as if it had never existed."""
         for key in [key for key in self._told if key[0] == region and key[1].partition(" since ")[0] == topic]:
             del self._told[key]
 

@@ -60,7 +60,7 @@ class EngineVolume:
         """How many newer ones there are of each checkpoint that rots before the next start."""
 
     def start(self, around: Around) -> EngineStore:
-        """The store of a broker that begins.
+        """The store of a starting broker.
 
         :raises OSError, LedgerError: the disk fails while the engine recovers.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The progress exchange on simulated links: what ``gateway/exchange.py`` is in a real broker."""
+"""The progress exchange on simulated links, in place of a real broker's ``gateway/exchange.py``."""
 
 from __future__ import annotations
 

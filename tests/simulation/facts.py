@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the model remembers of one life of a subscription, and what follows for each of its messages."""
+"""What the model knows of one incarnation of a subscription, and what follows for each of its messages."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 Key = tuple[str, str]
 DROP_US: Final = 2_000_000
-"""An expiry is done by then, or never."""
+"""By then an expiry has happened, or never will."""
 
 
 @dataclass(frozen=True)
 class Violation:
-    """A promise that was broken."""
+    """A broken promise."""
 
     kind: str
     text: str
@@ -48,12 +48,12 @@ class Acked:
     epoch: Stamp
     bits: dict[Origin, int]
     heard: frozenset[Stamp] = frozenset()
-    """Rewinds its region had heard of. One that it had not may take the ack back, whatever its stamp says."""
+    """Rewinds known in its region. Any other may undo the ack, whatever its stamp."""
     known: dict[str, int] = field(default_factory=dict)
     heard_by: dict[str, Broker] = field(default_factory=dict)
     """Region -> the broker that has it, durable or not."""
     taken_by: Broker | None = None
-    """The broker that a client told, and that did not refuse it."""
+    """The broker that received it from a client and did not refuse it."""
 
     def is_in(self, said: Progress, published: dict[Origin, int]) -> bool:
         """A record that said so much is about it, or about a part of it."""
@@ -66,7 +66,7 @@ class Acked:
 
 @dataclass(frozen=True, slots=True)
 class PublishedSince:
-    """Every entry published at a time or later, also those that are yet to come."""
+    """Every entry published at or after a time, including future ones."""
 
     published: dict[Origin, int]
     time_ms: int
@@ -77,7 +77,7 @@ class PublishedSince:
 
 @dataclass(slots=True)
 class Rewound:
-    """One rewind: what it surely rules, what it may rule, and where it is durable since when."""
+    """One rewind: what it surely covers, what it may cover, and where it is durable since when."""
 
     stamp: Stamp
     surely: set[Origin] | PublishedSince
@@ -91,7 +91,7 @@ class Rewound:
 
 @dataclass(frozen=True, slots=True)
 class Dropping:
-    """A region lets go of entries: of those published before a time on its wall clock, or of some."""
+    """A region drops entries: those published before a time on its wall clock, or a given set."""
 
     begun_us: int
     before_ms: int = 0
@@ -106,13 +106,13 @@ class SubscriptionFacts:
     made: dict[str, Stamp] = field(default_factory=dict)
     """Region -> stamp of the creation there, where it was made before another region told of it."""
     dropping: dict[str, list[Dropping]] = field(default_factory=dict)
-    """Region -> what may be gone there without an acknowledgement."""
+    """Region -> what may be missing there without an acknowledgement."""
     places: dict[Stamp, dict[str, Position]] = field(default_factory=dict)
-    """Of each creation: origin region -> up to here nothing need come, for the subscription began later."""
+    """For each creation: origin region -> position up to which nothing need be delivered, as it began later."""
     nowhere: frozenset[Origin] | None = None
-    """What no region stored any more when it was first made: nobody is owed that."""
+    """What no region stored any more at its first creation: it is not owed that."""
     is_a_creation_forgotten: bool = False
-    """By a restore: it may live on in other regions, or not."""
+    """Lost by a restore: it may still exist in other regions, or not."""
 
     def all(self) -> list[Acked | Rewound]:
         return [*self.acks, *self.rewinds]
@@ -153,7 +153,7 @@ class SubscriptionFacts:
         return False
 
     def surely_acked(self, origin: Origin, region: str, broker: Broker | None) -> int:
-        """Bits that count as acked in the region: durably, or in the mind of that broker."""
+        """Bits that count as acked in the region: durably, or in that broker's memory."""
         bits = 0
         for ack in self.by_origin.get(origin, ()):
             is_known = region in ack.known or (broker is not None and ack.heard_by.get(region) is broker)
@@ -165,7 +165,7 @@ class SubscriptionFacts:
 
 
 def subscription_of(consumer: Consumer) -> Subscription:
-    """Its subscription: topics are persistent here."""
+    """Its subscription; all topics here are persistent."""
     assert isinstance(consumer.subscription, Subscription)
     return consumer.subscription
 
@@ -184,7 +184,7 @@ def life_of(name: str, progress: Progress) -> str:
 
 
 def later(one: Stamp, other: Stamp) -> bool:
-    """The order of stamps as the rule says it (R40), whatever the code thinks."""
+    """The order of stamps by the rule (R40), independent of the code."""
     if (one.time_ms, one.counter) != (other.time_ms, other.counter):
         return (one.time_ms, one.counter) > (other.time_ms, other.counter)
     return one.region < other.region
@@ -195,7 +195,7 @@ def rewinds_of(progress: Progress) -> frozenset[Stamp]:
 
 
 CREATIONS: Final = frozenset((Kind.SUBSCRIPTION, Kind.WHOLE))
-"""Records that make a subscription."""
+"""Records that create a subscription."""
 
 
 def said_of(record: progress_log.Change) -> Progress:
@@ -215,7 +215,7 @@ def deletion_of(record: progress_log.Change) -> Stamp:
 
 
 def _progress_ledgers(home: Region, topic: str, record: TopicRecord) -> list[int]:
-    """As the next owner finds them: those on record, and those that older metadata do not name (R5)."""
+    """As the next owner finds them: the recorded ones, and those that older metadata lack (R5)."""
     stored, whose = home.volume.disk.ledgers, Belonging(full_name(topic), record.incarnation)
     named = {ledger for ledger in record.progress_ledgers if ledger in stored}
     after = max(record.progress_ledgers) if named else -1
@@ -226,7 +226,7 @@ def _progress_ledgers(home: Region, topic: str, record: TopicRecord) -> list[int
 
 
 def durable_progress(home: Region, topic: str) -> tuple[str, dict[str, Progress]]:
-    """The topic's incarnation, and subscription -> progress, read from a region's disk as it is."""
+    """The topic's incarnation, and subscription -> progress, as read from a region's disk."""
     record = home.metadata.records.get(keys.topic(topic_name.parse(full_name(topic))))
     found: dict[str, Progress] = {}
     if record is None:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults of machines, disks, networks and clocks that ordinary stories do not have, drawn into some of the seeds.
+"""Faults of machines, disks, networks and clocks beyond those of ordinary stories, added to some of the seeds.
 
 =========  =============================================================================================
-silences   connections end and nobody is told: their machine lost its power, or a firewall forgot them
+silences   connections end silently: their machine lost its power, or a firewall dropped them
 restarts   a region is killed again while it starts and recovers, several times in a row
 versions   some regions run a broker of an older peer protocol, for a while or for good
 failures   single reads and writes of a disk fail, or operations of the metadata store, some with and without effect
-clocks     a wall clock jumps by minutes or an hour, forwards and back
+clocks     a wall clock jumps by minutes or an hour, forwards and backwards
 =========  =============================================================================================
 """
 
@@ -18,17 +18,17 @@ from typing import Final
 from simulation.drawing import Drawing
 
 PERIOD: Final = 5
-"""Shares no divisor with the periods of ``changes.py``: these meet each kind of those."""
+"""Coprime to the periods of ``changes.py``, so that these kinds meet all of those."""
 KINDS: Final[dict[int, int]] = {1: 1, 3: 2}
-"""Remainder -> how many kinds are in the seed."""
+"""Remainder -> number of kinds in the seed."""
 FAULTS: Final = ("silences", "restarts", "versions", "failures", "clocks")
 RESTORING: Final = ("save", "restore", "wipe")
 AHEAD_MS: Final = 3_500_000
-"""How far jumps take one region's clock from the others: a deletion of more than an hour ahead is refused."""
+"""How far a region's clock may jump from the others: a deletion stamped more than an hour ahead is refused."""
 
 
 def with_faults(seed: int, lines: list[str]) -> list[str]:
-    """The story with what is drawn for its seed; most stories stay as they are."""
+    """The story with the additions for its seed; most stories stay unchanged."""
     count = KINDS.get(seed % PERIOD, 0)
     return _Faults(Random(f"faults {seed}"), lines).drawn(FAULTS, count) if count else lines
 
@@ -96,7 +96,7 @@ class _Faults(Drawing):
     def _clocks(self) -> None:
         random = self._random
         if any(line.startswith(RESTORING) for line in self._rest):
-            return  # a clock set back over a restore gives ledger ids twice: R1 rests on the clock
+            return  # a clock set back over a restore repeats ledger ids: R1 depends on the clock
         drawn: list[tuple[int, list[str]]] = []
         region, ahead_ms = self._region(), 0
         for at in self._places(random.choice((1, 2, 4))):

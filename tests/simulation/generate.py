@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A seed becomes a story: lines that anybody could have written, drawn by chance.
+"""Generates a random story from a seed, in the same language as hand-written ones.
 
-Lines name their objects loosely (``ack c2 x3 newest``), so that a story stays one when lines are left out of it. Each
-seed first draws a mood - how many regions, which troubles happen at all and how often - because rare combinations are
-found by worlds that have little else, not by worlds that have everything.
+Lines name their objects loosely (``ack c2 x3 newest``), so that a story stays valid when lines are removed. Each seed
+first draws a mood (the number of regions, the kinds of trouble and their frequency), because rare combinations are
+found in worlds that have little else, not in worlds that have everything.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Generator:
             "quiet": random.choice((0.0, 0.2)),
         }
         if weights["save"]:
-            weights["clock"] = 0.0  # a clock set back over a restore gives ledger ids twice: R1 rests on the clock
+            weights["clock"] = 0.0  # a clock set back over a restore repeats ledger ids: R1 depends on the clock
         return Mood(regions, topics, subscriptions, weights)
 
     def story(self) -> list[str]:
@@ -178,7 +178,7 @@ class Generator:
         self.say(f"nack {self._any()} x{self._few(5)}")
 
     def _late(self) -> None:
-        """Consumers hold some messages over a rewind, and ack them when the first ones came again."""
+        """Consumers hold some messages over a rewind, and ack them once redelivery has begun."""
         self._ack()
         self.say("tick 100")
         for name in self.mood.consumers:
@@ -239,7 +239,7 @@ class Generator:
         self._down.add(region)
 
     def _second(self) -> None:
-        """A region is taken over by another broker, and the one before lives on for a while."""
+        """Another broker takes over a region, and the previous one keeps running for a while."""
         region, topic = self._region(), self._topic()
         if self.random.random() < 0.5:  # nothing is open for writing
             self._crash_now(region)
@@ -323,7 +323,7 @@ class Generator:
             self.say(f"restore {region}")
 
     def _brink(self) -> None:
-        """A region with a slow disk loses its power just after something was acked there, or told to it."""
+        """A region with a slow disk loses power just after an ack there, or after receiving one from another region."""
         region = self._region()
         self._crash_now(region)
         if self.random.random() < 0.5:
@@ -358,7 +358,7 @@ class Generator:
     def _unsubscribe(self) -> None:
         region, other = self.random.sample(self.mood.regions, 2)
         topic, name = self._topic(), self._name()
-        if self.random.random() < 0.4:  # the other one does not hear of it
+        if self.random.random() < 0.4:  # the other one does not receive it
             self.say(f"cut {region}-{other}")
         self.say(f"unsubscribe {region} {topic} {name}" + " force" * (self.random.random() < 0.7))
         if self.random.random() < 0.5:
@@ -369,7 +369,7 @@ class Generator:
             self.say(f"subscribe {self._region()} {topic} {name}")
 
     def _rivals(self) -> None:
-        """A subscription is made in two regions that do not hear of each other, at different places."""
+        """A subscription is created at different positions in two regions that are cut off from each other."""
         one, two = self.random.sample(self.mood.regions, 2)
         topic, name = self._topic(), f"new{self.random.randrange(3)}"
         self.say(f"cut {one}-{two}")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold once all is quiet: logs, records, and what a consumer got that looked at everything.
+"""What must hold once all is quiet: logs, records, and the messages of a consumer that looked at everything.
 
-A part of ``model.Model``. ``owed`` is the heart of it: which messages must come, whatever a crash left open.
+Part of ``model.Model``. Its core is ``owed``: the messages that must come, whatever a crash left undecided.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Judging:
                 model.violate("another message under the receipt's id", f"{self._world.shown(origin)} in {home.name}")
 
     def check_record(self, topic: str, subscription: Subscription) -> None:
-        """Of several creations the earliest counts (R15), where regions tell each other."""
+        """Of several creations the earliest counts (R15), where regions exchange the subscription."""
         if not subscription.replicated:
             return
         name, created = subscription.name, subscription.record.created
@@ -79,7 +79,7 @@ class Judging:
                 self._model.violate("a later creation won", f"{topic}/{name} was made at {one}, and {created} counts")
 
     def is_dropped_somewhere(self, topic: str, subscription: Subscription, origin: Origin) -> bool:
-        """Whether some region may have let it go, perhaps the one that dispatches it (R14)."""
+        """Whether some region may have dropped it, perhaps the one that dispatches it (R14)."""
         facts = self._model.facts_of(subscription)
         return any(
             facts.perhaps_dropped(origin, region, self._model.logs.published[origin]) for region in self._world.names
@@ -92,7 +92,7 @@ class Judging:
         return bool(others) and all(facts.perhaps_dropped(origin, other, published_ms) for other in others)
 
     def check_delivered(self, home: Region, topic: str, subscription: Subscription, got: dict[Position, int]) -> None:
-        """What one consumer got who looked at everything, after all was quiet."""
+        """Check what a consumer received that looked at everything, after all was quiet."""
         for position, origin, messages in self._model.logs.of_topic(home, subscription.topic):
             missing = self.owed(home, topic, subscription, origin, messages) & ~got.get(position, 0)
             if missing:
@@ -118,7 +118,7 @@ class Judging:
                 model.violate("passed over unread", f"{text}, which nobody acked")
 
     def begins(self, region: str, topic: str, origin: str) -> Position:
-        """Behind which place a region that joined has entries of an origin."""
+        """The position after which a region that joined has entries of an origin."""
         broker = self._world.regions[region].broker_of(topic)
         opened = None if broker is None else broker.topic(topic)
         return EARLIEST if opened is None else opened.log.joined.get(origin, EARLIEST)
@@ -133,7 +133,7 @@ class Judging:
         *,
         alone: bool = False,
     ) -> int:
-        """Bits that a consumer there has still to get, whatever a crash left open.
+        """Bits still owed to a consumer there, whatever a crash left undecided.
 
         :param alone: as far as that region knows; else it knows all that the others do.
         """

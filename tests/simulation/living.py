@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a topic lives: what the admin API writes into a region's metadata."""
+"""The regions of a topic, as the admin API writes them to a region's metadata."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 async def live_in(broker: Broker, topic: str, regions: Iterable[str]) -> None:
-    """From now on the region believes so."""
+    """From now on the region uses this list."""
     value: dict[str, Any] = dict.fromkeys(regions, True)
     name = topic_name.parse(full_name(topic))
     await broker.service.catalog.topic_policies.set_policy(name, policy_table.REPLICATION, value)
-    await broker.service.catalog.refresh()  # here nobody watches the store, as brokers do
+    await broker.service.catalog.refresh()  # here nothing watches the store, as brokers do
     broker.service.follow_policies()

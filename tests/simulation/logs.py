@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stands in the regions' logs, entry by entry, and which message each of them is. A part of ``model.Model``.
+"""The entries in the regions' logs, and which message each of them is. Part of ``model.Model``.
 
-Everything is read from the durable ledgers themselves, once each entry, and remembered when it is given back.
+Each entry is read once from the durable ledgers themselves, and remembered after it is trimmed.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Logs:
         return origin, payload, header.messages
 
     def once_at(self, home: Region, position: Position) -> tuple[Origin | None, int]:
-        """Which entry stands there, or stood before it was given back, and how many messages it has."""
+        """The entry at a position, even if trimmed since, and its number of messages."""
         entries = self.ledger(home, position.ledger) or self._entries.get((home.name, position.ledger), [])
         if not 0 <= position.entry < len(entries):
             return None, 0
@@ -67,12 +67,12 @@ class Logs:
         return origin, messages
 
     def of(self, home: Region, topic: str) -> list[tuple[Position, Origin, int]]:
-        """Everything stored of a topic that is no marker and not given up: position, origin, messages."""
+        """Everything stored of a topic except markers and given-up entries: position, origin, messages."""
         broker = home.broker_of(topic)
         return self.of_topic(home, broker.topic(topic) if broker is not None else None)
 
     def of_topic(self, home: Region, opened: TopicContext | None) -> list[tuple[Position, Origin, int]]:
-        """The same, of the topic as a broker has it open."""
+        """The same for a topic as a broker has it open."""
         found = []
         for ledger, count, _ in opened.log.counts() if opened is not None else ():
             for number, (origin, _, messages) in enumerate(self.ledger(home, ledger)[:count]):
@@ -89,18 +89,18 @@ class Logs:
         return {origin for place in places if (origin := self.origin_at(home, place)) is not None}
 
     def nowhere(self, world: Stage, topic: str) -> frozenset[Origin]:
-        """What was published in a topic and stands on no region's disk any more."""
+        """What was published in a topic and is on no region's disk any more."""
         ledgers = [place for place, of in world.topic_of_ledger.items() if of == topic]
         stored = {one for region, ledger in ledgers for one, _, _ in self.ledger(world.regions[region], ledger)}
         made = set(ledgers)
         return frozenset(one for one in self.published.keys() - stored if (one.region, one.ledger) in made)
 
     def origin_at(self, home: Region, position: Position) -> Origin | None:
-        """Which entry stands there."""
+        """The entry at a position."""
         entries = self.ledger(home, position.ledger)
         return entries[position.entry][0] if 0 <= position.entry < len(entries) else None
 
     def forget(self, region: str) -> None:
-        """Its ledgers are others now."""
+        """Its ledgers have changed."""
         for key in [key for key in self._entries if key[0] == region]:
             del self._entries[key]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The simulator's turn of the world: one queue of callbacks, one clock, and coroutines that run on nothing else.
+"""The simulator's event loop: one queue of callbacks, one clock, and coroutines that run on nothing else.
 
-Time is a number. It jumps to the next callback that is due; nothing here sleeps, and nothing runs beside it, so a
-history is the same each time it is told. A process of the simulation (a broker) is an *owner*: once it is dead, its
-callbacks and its coroutines are passed over, as a killed process's are.
+Time is a number that jumps to the next due callback. Nothing sleeps and nothing runs concurrently, so a story is
+the same each time it is run. A simulated process (a broker) is an *owner*: once it is dead, its callbacks and
+coroutines are skipped, like those of a killed process.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 T = TypeVar("T")
 
 MOMENT_LIMIT: Final = 50_000
-"""Callbacks at one instant. More means that something keeps calling itself without waiting for anything."""
+"""Maximum callbacks at one instant. More means that something reschedules itself without waiting for anything."""
 
 
 class Owner(Protocol):
-    """Whatever can die."""
+    """Anything that can die."""
 
     alive: bool
 
 
 class Spinning(Exception):
-    """Something calls itself for ever while no time passes."""
+    """Something reschedules itself for ever while no time passes."""
 
 
 class Timer:
@@ -48,7 +48,7 @@ class Loop:
     def __init__(self) -> None:
         self.now_us = 0
         self.on_error: Callable[[BaseException, str], None] | None = None
-        """Hears of every exception that nobody caught."""
+        """Called with every uncaught exception."""
         self._ready: deque[tuple[Owner | None, Callable[[], None]]] = deque()
         self._heap: list[tuple[int, int, Timer]] = []
         self._number = 0
@@ -58,14 +58,14 @@ class Loop:
         self._ready.append((owner, callback))
 
     def after(self, delay_us: int, owner: Owner | None, callback: Callable[[], None]) -> Timer:
-        """Once so much time has passed."""
+        """After a delay."""
         self._number = number = self._number + 1
         timer = Timer(owner, callback)
         heapq.heappush(self._heap, (self.now_us + delay_us if delay_us > 0 else self.now_us, number, timer))
         return timer
 
     def run(self, until_us: int) -> None:
-        """Let everything happen that happens until then."""
+        """Run everything that is due until then."""
         self._turns()
         heap, ready = self._heap, self._ready
         while heap and heap[0][0] <= until_us:
@@ -117,7 +117,7 @@ class Loop:
 
 
 class Future(Generic[T]):
-    """A value to come. Whoever awaits it goes on in the next turn after it came."""
+    """A future value. Awaiters continue in the turn after it is set."""
 
     __slots__ = ("_error", "_value", "_waiters", "done")
 
@@ -160,7 +160,7 @@ class Future(Generic[T]):
 
 
 class Task:
-    """A coroutine on its way."""
+    """A running coroutine."""
 
     __slots__ = ("_loop", "_owner", "_work", "name")
 
@@ -195,7 +195,7 @@ class Task:
 
 
 class Lock:
-    """As `asyncio.Lock`, in order."""
+    """Like `asyncio.Lock`, in order."""
 
     def __init__(self) -> None:
         self._held = False
@@ -219,7 +219,7 @@ class Lock:
 
 
 class Event:
-    """As `asyncio.Event`."""
+    """Like `asyncio.Event`."""
 
     def __init__(self) -> None:
         self._is_set = False

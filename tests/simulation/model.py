@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was promised, kept beside the world and compared with what happens.
+"""The model: records what was promised, and compares it with what happens.
 
-The model believes only what a client, or a durable disk, was told: receipts, confirmed acknowledgements, confirmed
-flushes and barriers. From that follow two sets for each subscription: messages that *must* come (nobody can have acked
-them in the epoch that counts) and messages that *must not* come in a region any more (acked, and durable there). In
-between lies what a crash left open; there both are allowed.
+It believes only what was confirmed to a client or is durable on a disk: receipts, confirmed acknowledgements, flushes
+and barriers. From these follow two sets for each subscription: messages that *must* come (no consumer can have acked
+them in the current epoch) and messages that *must not* come in a region any more (acked, and durable there). Whatever a
+crash left undecided is in neither set; there both outcomes are allowed.
 
-What it is made of: ``record.py`` (all that is kept), ``facts.py`` (one life of a subscription, and what follows for
-each message), ``logs.py`` (what is stored where), ``creations.py`` and ``deletions.py``, ``confirming.py`` (flushes
-and barriers), ``crashes.py`` (what must be left after one), ``judging.py`` (what must hold in the end).
+Its parts: ``record.py`` (everything that is kept), ``facts.py`` (one incarnation of a subscription, and what follows
+for each message), ``logs.py`` (what is stored where), ``creations.py`` and ``deletions.py``, ``confirming.py`` (flushes
+and barriers), ``crashes.py`` (what must survive one), ``judging.py`` (what must hold in the end).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Model(Crashes):
         self._owe_nothing(home.name, topic)
 
     def taken_back(self, home: Region, topic: str) -> None:
-        """A topic that holds no message should not have been made."""
+        """A topic without messages should not have been created."""
         self.told.taken_back(home, topic)
         self.ends.taken_back(home.name, topic)
 
@@ -174,12 +174,12 @@ class Model(Crashes):
             )
 
     def receipted(self, home: Region, topic: str, position: Position, payload: bytes) -> None:
-        """A client has its receipt."""
+        """A client has received its receipt."""
         self.receipts[home.name, topic][position] = payload
         self.confirmed += 1
 
     def replicated(self, home: Region, topic: str, region: str, origin: Position) -> None:
-        """A receipt for a replicator leaves."""
+        """A receipt is sent to a replicator."""
         places = self._replicated[home.name, topic]
         places[region] = max(places.get(region, EARLIEST), origin)
 
@@ -268,7 +268,7 @@ class Model(Crashes):
         return [self._acked(home, topic, subscription, epoch, bits) for epoch, bits in parts if bits]
 
     def skipping(self, home: Region, topic: str, consumer: Consumer, bits: dict[Position, int]) -> Heard:
-        """An operator acknowledges the next ones. What may have been dropped is not among them."""
+        """An operator skips the next messages. Those that may have been dropped are not among them."""
         facts = self.facts_of(subscription_of(consumer))
         origins = {place: origin for place in bits if (origin := self.logs.origin_at(home, place)) is not None}
         is_compacted = subscription_of(consumer).cursor.compacted is not None  # then it skips what the view holds
@@ -290,7 +290,7 @@ class Model(Crashes):
         self._dropping(home, some, Dropping(self._world.loop.now_us, 0, origins))
 
     def accepting(self, home: Region, topic: Topic, gap: Gap) -> None:
-        """A region begins to give up what is in no region any more."""
+        """A region begins to give up entries that no region has any more."""
         origin, after, upto = gap.origin, gap.after, gap.lost_upto
         some = [one for one in topic.subscriptions.values() if one.durable]
         lost = frozenset(one for one in self.logs.published if one.region == origin and after < one.position <= upto)

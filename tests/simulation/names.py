@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several modules of the simulator call the same: topics, short and in full, and some times."""
+"""Names and times that several modules of the simulator share."""
 
 from __future__ import annotations
 

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections between processes: ordered, slow, and mortal.
+"""Connections between processes: ordered, slow, and breakable.
 
-A connection never loses a message in its middle: like TCP it delivers a prefix and then breaks, each end learning of
-it in its own time, so that what was sent before a break may arrive after what was sent on the next connection. What can
-be cut is who may dial whom, what can be stalled is one direction of every connection between two regions: nothing
-arrives there until it is released, or until somebody's patience ends. A connection can also fall silent for good, as
-when a machine loses its power or a firewall forgets the flow: neither end is told, only patience ends it, and new
-connections may be made meanwhile.
+A connection never loses a message in the middle: like TCP it delivers a prefix and then breaks. Each end learns of the
+break at a different time, so messages sent before it may arrive after those of the next connection. A *cut* prevents
+one process from dialling another; a *stall* stops one direction of every connection between two regions until it is
+released or a keep-alive timeout ends the connection. A connection can also fall silent for good, as when a machine
+loses its power or a firewall drops the flow: neither end is told, only a timeout ends it, and new connections may be
+made.
 
-TCP does not repeat. The weather can do so all the same (``doubles``): what regions say to each other then arrives a
-second time, some time later and behind what was said since. That stands for all the ways in which things are said
-again, and is more than any of them.
+TCP does not duplicate messages, but the simulator can (``doubles``): messages between regions then arrive a second
+time, later and after messages sent since. This covers every way in which a message can be repeated, and more.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from typing import Final, Protocol
 from simulation.loop import Loop
 
 PATIENCE_US: Final = 30_000_000
-"""A connection on which nothing arrives for so long is given up by both ends, as keep-alive does."""
+"""Both ends give up a connection on which nothing has arrived for this long, as keep-alive does."""
 REDIAL_US: Final = 3_000_000
-"""So long after the end of a silent connection both ends have another one."""
+"""By this long after the end of a silent connection both ends have a new one."""
 
 
 class Process(Protocol):
-    """One end of a connection: a broker's life, or a client."""
+    """One end of a connection: a run of a broker, or a client."""
 
     alive: bool
 
@@ -38,7 +37,7 @@ class Process(Protocol):
 
 
 SLOW_US: Final = 50_000
-"""A message that takes longer is a slow one."""
+"""A message that takes longer counts as slow."""
 
 
 @dataclass
@@ -48,7 +47,7 @@ class Weather:
     random: Random | None = None
     base_us: int = 1_000
     doubles: float = 0.0
-    """Of what regions say to each other, so much arrives twice."""
+    """Fraction of messages between regions that arrive twice."""
     strict: bool = True
     distances: dict[frozenset[str], int] = field(default_factory=dict)
 
@@ -214,7 +213,7 @@ class Connection:
         self.ways[side].send(arrive, may_double)
 
     def snap(self) -> None:
-        """It breaks. Some of what is on its way still arrives; then each end hears of it."""
+        """It breaks. Some messages in flight still arrive; then each end learns of the break."""
         if not self.is_open:
             return
         self.is_open = False
@@ -234,7 +233,7 @@ class Connection:
             self.network.loop.after(PATIENCE_US, None, self.snap)
 
     def close(self, side: int) -> None:
-        """One end closes it in good order: what it sent before arrives, then the other end hears of it."""
+        """One end closes it cleanly: what it has sent arrives, then the other end learns of the close."""
         if not self.is_open:
             return
         if self.is_hushed:  # the other end is not told, either

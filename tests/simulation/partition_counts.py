@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Partitioned topics: how many partitions each has in each region, and what must hold of them. A part of the world.
+"""Partitioned topics: how many partitions each has in each region, and what must hold for them. Part of the world.
 
-A partition is a topic like any other, and the rest of the model looks at its messages. Here is what makes partitions
-one topic: in the end every region has the same number of them, no larger than anybody asked for since the topic was
-last deleted, and none of an earlier life.
+A partition is an ordinary topic, whose messages the rest of the model checks. This module checks what makes partitions
+one topic: in the end every region has the same number of them, no more than were requested since the topic was last
+deleted, and none from an earlier incarnation.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class PartitionCounts:
         return base == topic or any(number_of(topic) < self.of(home, base).number for home in self._homes())
 
     def go(self, home: Region, base: str) -> None:
-        """The region has written down that it deletes the topic: so it does, even if it crashes."""
+        """The region has recorded that it deletes the topic, and will do so even if it crashes."""
         for partition in self.of(home, base).partitions:
             record = home.metadata.records[keys.topic(topic_name.parse(full_name(partition)))]
             stored = TopicRecord.from_json(decode("", record.value)[0])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Partitioned topics, drawn into some of the seeds: made, grown and deleted in one region or two at once, while clients
-use their partitions, regions do not hear of each other, and brokers are killed."""
+"""Partitioned topics in some of the seeds: created, expanded and deleted in one region or two at once, while clients
+use their partitions, regions are cut off from each other, and brokers are killed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Final
 from simulation.drawing import Drawing
 
 PERIOD: Final = 11
-"""Shares no divisor with the periods of the other kinds: these seeds meet each of them."""
+"""Coprime to the periods of the other kinds, so that these seeds meet all of them."""
 PLACE: Final = 4
 TOPIC: Final = "p"
 SUBSCRIPTIONS: Final = ("sub", "other")
 
 
 def with_partitions(seed: int, lines: list[str]) -> list[str]:
-    """The story with a partitioned topic, in one seed of eleven; the others stay as they are."""
+    """The story with a partitioned topic, in one seed of eleven; the others stay unchanged."""
     if seed % PERIOD != PLACE:
         return lines
     return _Partitions(Random(f"partitions {seed}"), lines).drawn(("partitions",), 1)

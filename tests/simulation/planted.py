@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Planted bugs: does the simulator find what it is there for?
+"""Planted bugs: tests that the simulator finds bugs.
 
-A bug is a file in ``bugs/``: what it is, in comments, and text replacements. They are made in a temporary copy of the
-package, never in the package itself; a text that is not found exactly once says that the code has moved on, and the bug
-has to be written anew. Bugs of cores that are still to be built join here as files.
+A bug is a file in ``bugs/``: a description in comments, and text replacements. They are applied to a temporary copy of
+the package, never to the package itself. If a text is not found exactly once, the code has changed, and the bug must be
+rewritten.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def all_bugs() -> list[Bug]:
 def plant(bug: Bug, folder: Path) -> None:
     """Copy the package into ``folder``, with the bug.
 
-    :raises BugDoesNotApply: a text is not there, or more than once.
+    :raises BugDoesNotApply: a text is not found exactly once.
     """
     package = Path(meridian_broker.__file__).parent
     shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -76,7 +76,7 @@ def hunt(folder: Path, seeds: int, *options: str) -> subprocess.CompletedProcess
 
 
 def tell_stories(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run every story against the copy in ``folder``; exit code 1: one of them goes another way."""
+    """Run every story against the copy in ``folder``; exit code 1: one of them has a different outcome."""
     return _against(folder, str(_TESTS / "support/worlds/script_runner.py"))
 
 

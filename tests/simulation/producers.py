@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Simulated producers: they send again what has no receipt.
+"""Simulated producers: they resend messages without a receipt.
 
-On any end of the connection they look for the broker of their region again, as client libraries do.
+Whenever a connection ends they look up their region's broker again, like client libraries.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class SimProducer:
             self._again()
 
     def ended(self, server: ProducerServer) -> None:
-        """The topic takes no more messages, or is gone: the application hears that nothing else will be stored."""
+        """The topic accepts no more messages or is deleted: the application learns that nothing more will be stored."""
         if self._asked is server:
             self._asked = self._server = None
             self._connecting = False

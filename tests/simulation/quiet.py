@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a story, or a rest in it: everything is repaired, regions agree, and every promise is looked at.
+"""The end of a story, or a pause in it: everything is repaired, regions agree, and every promise is checked.
 
-In every region a consumer that looks at everything comes then, after all others left.
+Then, after all other consumers have left, one consumer per region looks at everything.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 CONVERGES_US: Final = 90_000_000
-"""So long after everything works again regions may take to agree."""
+"""Time that regions may take to agree once everything works again."""
 
 
 class Quiet:
@@ -32,7 +32,7 @@ class Quiet:
         self._agreement = Agreement(world)
 
     def come(self) -> None:
-        """Repair everything, wait until the regions agree, and look whether every promise was kept."""
+        """Repair everything, wait until the regions agree, and check every promise."""
         self._model.check_open()
         self._world.repair()
         deadline = self._world.loop.now_us + CONVERGES_US
@@ -84,7 +84,7 @@ class Quiet:
         return {} if opened is None else {n: one for n, one in opened.subscriptions.items() if one.durable}
 
     def _probe(self, topic: str, name: str) -> None:
-        """In every region a consumer that looks at everything, after all others left."""
+        """In every region a consumer that looks at everything, after all others have left."""
         for consumer in list(self._world.consumers.values()):
             if consumer.topic == topic and consumer.subscription == name and not consumer.is_closed:
                 consumer.close(lambda: None)

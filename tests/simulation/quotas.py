@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Backlog quotas: setting them, looking after them as a broker does, and what they must hold.
+"""Backlog quotas: setting and enforcing them like a broker, and what must hold for them.
 
-What a quota evicts may be missing in its region alone (R14). What it holds must hold: from the look that sends
-producers away until less waits, nothing is appended, whichever way it comes.
+What a quota evicts may be missing in its region only (R14). While a quota blocks, from the check that disconnects
+producers until the backlog is smaller, nothing is appended, whatever its source.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class QuotaWatch:
             value = {AGE if is_age else SIZE: BacklogQuota(size, seconds, POLICIES[policy]).to_json()}
         self._changed(str(name))
         await broker.service.catalog.topic_policies.set_policy(name, policy_table.BACKLOG_QUOTAS, value)
-        await broker.service.catalog.refresh()  # here nobody watches the store, as brokers do
+        await broker.service.catalog.refresh()  # here nothing watches the store, as brokers do
         broker.service.follow_policies()
         self._changed(str(name))
         if (found := broker.topic(topic)) is not None:

@@ -40,7 +40,7 @@ class Record:
         self._replicated: dict[tuple[str, str], dict[str, Position]] = defaultdict(dict)
         """(region, incarnation of a topic) -> origin region -> last one confirmed to its replicator."""
         self.trimmed: dict[tuple[str, str], set[Origin]] = defaultdict(set)
-        """(region, topic) -> given back, with reason."""
+        """(region, topic) -> trimmed entries, with reason."""
         self.given_to: dict[tuple[str, str], dict[Origin, frozenset[str]]] = defaultdict(dict)
         """(region, topic) -> of what was given back: the topic's regions then, for which it had been kept."""
         self.given_up: dict[tuple[str, str], dict[str, Position]] = defaultdict(dict)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another region's admin REST, as replicators ask it for partitions: the real asking end, and an answering one that
-does what ``admin/pulsar/topics.py`` does with these requests."""
+"""Another region's admin REST API, as replicators use it for partitions: the real client, and a server that handles
+these requests like ``admin/pulsar/topics.py``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicators on simulated links: what ``gateway/replicator_run.py`` and the PRODUCER handler are in a real broker."""
+"""Replicators on simulated links, in place of a real broker's ``gateway/replicator_run.py`` and PRODUCER handler."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bit rot in what a region knows of its subscriptions, and its engine of its ledgers, drawn into some of the seeds.
+"""Bit rot in records of subscriptions and in checkpoints of the engine, added to some of the seeds.
 
-Ordinary stories draw that of messages.
+Ordinary stories include bit rot of messages.
 
 ===========  ============================================================================================
 progress     records of a topic's progress log rot before the region opens it again: acknowledgements, rewinds,
@@ -18,13 +18,13 @@ from typing import Final
 from simulation.drawing import Drawing
 
 PERIOD: Final = 13
-"""Shares no divisor with the periods of the other kinds: these seeds meet each of them."""
+"""Coprime to the periods of the other kinds, so that these seeds meet all of them."""
 KINDS: Final[dict[int, tuple[str, ...]]] = {4: ("progress",), 9: ("checkpoints", "progress")}
 """Remainder -> what rots in the seed."""
 
 
 def with_rot(seed: int, lines: list[str]) -> list[str]:
-    """The story with what is drawn for its seed; most stories stay as they are."""
+    """The story with the additions for its seed; most stories stay unchanged."""
     kinds = KINDS.get(seed % PERIOD, ())
     return _Rotting(Random(f"rot {seed}"), lines).drawn(kinds, len(kinds)) if kinds else lines
 

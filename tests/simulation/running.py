@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running stories, and making a failing one short."""
+"""Runs stories, and shortens failing ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from simulation.story import Story
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a story went."""
+    """Result of a story."""
 
     violation: Violation | None
     seconds: float
@@ -38,10 +38,10 @@ def quiet_brokers() -> Iterator[None]:
 
 
 def run_story(lines: list[str]) -> Outcome:
-    """Tell it until its end or the first broken promise.
+    """Run it until its end or the first broken promise.
 
-    What stories leave behind is collected between them: in one, Python would end forgotten coroutines at a moment that
-    depends on the stories before it.
+    Garbage is collected between stories: within one, Python would end abandoned coroutines at a moment that depends on
+    the stories before it.
     """
     story = Story()
     is_collecting = gc.isenabled()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who would send what, with dispatch scope ``origin``: one region at a time dispatches a message (R26)."""
+"""With dispatch scope ``origin``, checks that only one region at a time would dispatch a message (R26)."""
 
 from __future__ import annotations
 

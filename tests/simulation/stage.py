@@ -50,7 +50,7 @@ class Replicators(Protocol):
 
 
 class Broker(Process, Protocol):
-    """One life of a broker."""
+    """One run of a broker process."""
 
     @property
     def world(self) -> Stage: ...
@@ -60,7 +60,7 @@ class Broker(Process, Protocol):
 
     @property
     def is_owner(self) -> bool:
-        """No later broker of the region has begun."""
+        """No later broker of the region has started."""
 
     @property
     def version(self) -> int:
@@ -72,7 +72,7 @@ class Broker(Process, Protocol):
 
     @property
     def sent(self) -> dict[tuple[Subscription, Position], frozenset[Stamp]]:
-        """After which rewinds entries were sent to consumers."""
+        """The rewinds after which entries were sent to consumers."""
 
     @property
     def service(self) -> TopicService: ...
@@ -90,13 +90,13 @@ class Broker(Process, Protocol):
         """Of the world's time."""
 
     def topic(self, name: str, /) -> Topic | None:
-        """The open topic, to look at."""
+        """The open topic, for inspection."""
 
     async def open_topic(self, name: str, /) -> Topic:
         """For a client."""
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str, /) -> None:
-        """A task that ends with this life."""
+        """Start a task that ends with this run."""
 
 
 class Region(Protocol):
@@ -130,11 +130,11 @@ class Region(Protocol):
 
     @property
     def earlier(self) -> Sequence[Broker]:
-        """Brokers that live on although a later one has begun."""
+        """Brokers that still run although a later one has started."""
 
     @property
     def is_one(self) -> bool:
-        """Whoever hears of the region, or heard of it lately, hears of its one broker."""
+        """Whoever has information from the region, or had it lately, gets it from its one broker."""
 
     def wall_ms(self) -> int:
         """Its clock."""
@@ -279,7 +279,7 @@ class Watcher(Protocol):
         """The result hears how it ended."""
 
     def replicated(self, home: Region, topic: str, region: str, origin: Position, /) -> None:
-        """A receipt for a replicator leaves."""
+        """A receipt is sent to a replicator."""
 
     def going_on(self, home: Region, topic: Topic, /) -> None:
         """The region says to a replicator how far it has everything."""
@@ -293,7 +293,7 @@ class Watcher(Protocol):
         """A receipt leaves."""
 
     def receipted(self, home: Region, topic: str, position: Position, payload: bytes, /) -> None:
-        """A client has its receipt."""
+        """A client has received its receipt."""
 
     def creation_asked(self, home: Region, topic: str, name: str, initial: Position, opened: Topic, /) -> None:
         """Somebody asks for a subscription that is not there."""

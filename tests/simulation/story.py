@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The language of stories: one line, one thing that happens or is asked. Seeds write in it, people read and write it.
+"""The language of stories: each line is one event or question. Seeds generate it, people read and write it.
 
-Messages are named by their origin, a region's ledgers counted from 1: ``us/1:2``, or several ``us/1:0-2``.
-Times are milliseconds. What names something that is not there (a consumer that a shorter story left out) does nothing
-and says so.
+Messages are named by their origin, with each region's ledgers counted from 1: ``us/1:2``, or several ``us/1:0-2``.
+Times are in milliseconds. A line that names something that does not exist (a consumer that a shortened story lacks)
+does nothing and says so.
 
 The world::
 
@@ -15,7 +15,7 @@ The world::
     tick 10                     let time pass
     quiet                       repair everything, wait for agreement, check every promise
 
-Everything else stands at the top of the file that does it::
+Everything else is described at the top of the file that implements it::
 
     client_steps.py             producers, subscriptions, consumers
     trouble_steps.py            what breaks, and what a region does by itself: trim, expire, evict
@@ -45,7 +45,7 @@ __all__ = ["Story", "StoryError"]
 
 
 class Story(ClientSteps, TroubleSteps, RegionSteps, TopicSteps, PartitionSteps, ScopeSteps, Questions):
-    """One story while it is told."""
+    """A running story."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class Story(ClientSteps, TroubleSteps, RegionSteps, TopicSteps, PartitionSteps, 
         return self._world is not None
 
     def run(self, line: str) -> list[str]:
-        """Do one line; what it says, and what happened meanwhile that says something."""
+        """Run one line. Returns its output, and that of events in the meantime."""
         words = line.split()
         method: Callable[..., None] | None = getattr(self, "do_" + words[0], None)
         if method is None:

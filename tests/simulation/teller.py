@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every line of a story has at hand: the world, what is in it by name, and a way to say something."""
+"""What every line of a story can use: the world, its objects by name, and output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class StoryError(Exception):
-    """A line that is no command."""
+    """A line that is not a command."""
 
 
 class Teller:

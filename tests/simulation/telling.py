@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of the progress exchange as people read them."""
+"""Messages of the progress exchange in readable form."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every planted bug is found, and what is found is the bug: the same seed is clean without it."""
+"""Every planted bug is found, and the finding is due to the bug: the same seed passes without it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ BY_STORIES = (
     "voters-change-at-once",
     "votes-before-its-topic-is-open",
 )
-"""Not every thousand seeds find these; stories that were written for them do."""
+"""A thousand seeds may miss these; stories written for them find them."""
 BY_TESTS = {
     "a-damaged-creation-is-forgotten": "unit/topics/test_lost_records.py",
     "a-failed-join-is-not-answered": "integration/test_merges_from_regions.py",
@@ -68,7 +68,7 @@ BY_TESTS = {
     "view-forgotten-in-memory-first": "integration/test_record_before_memory.py",
     "what-is-made-again-follows-nobody": "unit/topics/test_lost_records.py",
 }
-"""Nor does any of them find these; tests of the parts do."""
+"""Neither seeds nor stories find these; unit tests do."""
 
 
 @pytest.mark.parametrize("bug", ALL, ids=lambda bug: bug.name)

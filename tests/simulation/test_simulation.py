@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Seeds of simulated regions keep every promise; a failing one replays and is made short."""
+"""Seeds of simulated regions keep every promise; a failing one replays and can be shortened."""
 
 from __future__ import annotations
 

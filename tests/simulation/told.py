@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What regions told each other about progress must be on their disks (R10, R60).
+"""Progress that a region has reported to others must be on its disk (R10, R60).
 
-Who tells what is in memory alone, and is killed then, has told what is on record nowhere: the others count as
-acknowledged what no region has ever received. So after each crash the disk is asked for everything that was told.
+A region that reports what it holds only in memory and is then killed has reported something recorded nowhere: the
+others count as acknowledged what no region has received. So after each crash everything reported must be on the disk.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of a story about what rules a topic in one region:
+"""Lines of a story about a topic's settings in one region:
 
 quota us t 2000 [evict]     a backlog quota of so many bytes: what comes waits; or the oldest entries go;
                             or ``quota us t 3s``: by the age of the oldest. ``quota us t off``

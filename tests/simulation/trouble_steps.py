@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of a story that make trouble:
+"""Lines of a story that cause faults:
 
 cut us-eu / heal us-eu      nobody can dial; ``heal`` alone: all
 cut us>eu / heal us>eu      us cannot dial eu

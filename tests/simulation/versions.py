@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker of an older version of the peer protocol beside newer ones.
+"""A broker with an older version of the peer protocol among newer ones.
 
-There is one core here, the newest. It speaks as an older one did when each end believes that the other is of the older
-version: so the version in each HELLO is that of the older end. Nothing may reach the older one that its version did not
-know.
+There is only one core here, the newest. It speaks like an older one if each end believes that the other has the older
+version; so each HELLO carries the version of the older end. Nothing that its version lacks may reach the older one.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stories about who votes on dispatch scope ``origin`` (R26): whole worlds that have little else.
+"""Stories about the voters of dispatch scope ``origin`` (R26), with little else in them.
 
 Regions of a topic, its witness, the preferred holders of its shares and the scope itself are said in one region or in
 all, while regions are cut off, crash and start again within the time of a lease, or live on beside their successor.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Regions, their network, their clients and the model that watches them, on one clock."""
+"""The world: regions, their network, their clients and the model that watches them, on one clock."""
 
 from __future__ import annotations
 
