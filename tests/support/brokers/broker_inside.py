@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A whole broker inside the test's own loop, reached over real sockets: for what one has to see while it happens."""
+"""A complete broker on the test's own event loop, reached over real sockets: tests can observe it from inside."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.brokers.free_ports import free_port
 
 @asynccontextmanager
 async def broker_inside(directory: Path, **settings: object) -> AsyncIterator[BrokerProcess]:
-    """Started, and drained at the end."""
+    """A started broker, drained at the end."""
     async with broker_on(directory, None, settings) as process:
         yield process
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real brokers in processes of their own: started, watched until healthy, killed, started again on the same disk.
+"""Real brokers in separate processes: started, watched until healthy, killed, restarted on the same disk.
 
 ``BrokerProcess`` is one ``meridian broker``; ``RegionsProcess`` is one ``meridian up`` with several regions. Both keep
-their ports over restarts, so that clients find them again. Signals go to process ids these objects started, to nothing
-else. Use them as context managers: whatever happens in the test, no process stays behind.
+their ports over restarts, so that clients find them again. Signals go only to process ids that these objects started.
+Use them as context managers: whatever happens in the test, no process is left behind.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class HttpAnswer:
 
     @property
     def reason(self) -> str:
-        """The sentence of a refusal."""
+        """The reason of a refusal."""
         return str(self.json["reason"])
 
 
@@ -75,7 +75,7 @@ def http(
 
 
 def wait_until(condition: Any, what: str, seconds: float = 60.0) -> Any:
-    """The first true value of ``condition()``; for what no event announces to another process."""
+    """Poll for the first true value of ``condition()``, where no event is visible to another process."""
     until = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > until:
@@ -158,14 +158,14 @@ class BrokerProcess:
         wait_until(healthy, f"{self.region} to be healthy", START_SECONDS)
 
     def kill(self) -> None:
-        """SIGKILL: as when the machine's out-of-memory killer comes."""
+        """SIGKILL, as from the kernel's out-of-memory killer."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def stop(self) -> int:
-        """SIGTERM, and wait for the drain. Says the exit code."""
+        """SIGTERM, and wait for the drain. Returns the exit code."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         code = self._process.wait(STOP_SECONDS)
@@ -173,7 +173,7 @@ class BrokerProcess:
         return code
 
     def log(self) -> str:
-        """What it logged so far, all starts."""
+        """Its log so far, over all starts."""
         return self.log_file.read_text(encoding="utf-8", errors="replace") if self.log_file.exists() else ""
 
     def http(self, method: str, path: str, body: Any = ..., *, raw: bytes | None = None) -> HttpAnswer:
@@ -221,7 +221,7 @@ class RegionsProcess:
 
     @property
     def regions_file(self) -> Path:
-        """Who is where, as the verifier takes it."""
+        """Regions and their addresses, in the verifier's format."""
         return self.data_dir / "regions.json"
 
     def record(self, region: str) -> dict[str, Any]:
@@ -263,11 +263,11 @@ class RegionsProcess:
         return int(self.record(region)["pid"]) if again is None else again.pid
 
     def is_running(self, region: str) -> bool:
-        """Has it a broker that is ready?"""
+        """Does it have a ready broker?"""
         return is_healthy(self.admin_url(region))
 
     def pause_region(self, region: str) -> None:
-        """SIGSTOP: its connections stay, and nobody answers on them."""
+        """SIGSTOP: its connections stay open but nothing answers."""
         os.kill(self.pid(region), signal.SIGSTOP)
 
     def resume_region(self, region: str) -> None:

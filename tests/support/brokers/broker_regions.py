@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Regions in the test's own process: real brokers on real ports, stores and files, each stopped and started at will."""
+"""Regions in the test's own process: real brokers with real ports, stores and files, stopped and started at will."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Region:
             raise
 
     async def stop(self) -> None:
-        """In good order, as after SIGTERM."""
+        """Stop cleanly, as after SIGTERM."""
         await self.process.drain()
         await self._stack.aclose()
 
@@ -80,7 +80,7 @@ class Region:
 
 @asynccontextmanager
 async def regions(directory: Path, *names: str) -> AsyncIterator[list[Region]]:
-    """Start so many regions that replicate to each other; stop those that still run at the end."""
+    """Start regions that replicate to each other; stop those still running at the end."""
     every = [Region(name, directory, free_port(), free_port()) for name in names]
     listed = [{"name": one.name, "service_url": one.url, "admin_url": one.admin_url} for one in every]
     (directory / "regions.json").write_text(json.dumps({"regions": listed}))
@@ -97,7 +97,7 @@ async def _stop_quietly(region: Region) -> None:
 
 
 async def until(condition: Callable[[], bool] | Callable[[], Awaitable[bool]], seconds: float = 60.0) -> None:
-    """Wait for something that no event announces."""
+    """Poll for a condition that no event announces."""
     async with asyncio.timeout(seconds):
         while True:
             outcome = condition()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Certificates for tests: an authority of our own, and what it says of hosts and clients, as PEM files."""
+"""Certificates for tests: an authority, and its certificates for hosts and clients, as PEM files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Authority:
         self._directory = directory
         self._authority = trustme.CA()
         self.trusted = directory / f"{name}.pem"
-        """What those who believe it are given."""
+        """The authority's certificate, for those who trust it."""
         self._authority.cert_pem.write_to_path(str(self.trusted))
 
     def issue(self, name: str, *hosts: str) -> Pair:

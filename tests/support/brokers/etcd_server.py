@@ -56,7 +56,7 @@ class EtcdServer:
         self._run(self._process.kill())
 
     def pause(self) -> None:
-        """SIGSTOP, until it is killed: its connections stand, and nobody answers on them."""
+        """SIGSTOP, until it is killed: its connections stay open but nothing answers."""
         assert self._process is not None
         pid = self._process.pid
         os.kill(pid, signal.SIGSTOP)
@@ -69,7 +69,7 @@ class EtcdServer:
         wait_until(stopped, "etcd to stand still")
 
     def close(self) -> None:
-        """Stop it for good."""
+        """Stop it permanently."""
         assert self._process is not None
         self._run(self._process.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ports for tests, also for those that start several regions, which want them ten apart.
+"""Free ports for tests, including series of ports ten apart for several regions.
 
-They lie below the range from which the kernel takes ports for outgoing connections, so that no client connects from the
-port of a broker that is down for a moment. And no other process of tests gives them: each takes whole blocks, listens
-on the first port of a block as long as it lives, and gives each of the others once.
+They are below the kernel's range for outgoing connections, so that no client connects from the port of a broker that is
+briefly down. No other test process hands them out: each process reserves whole blocks, listens on the first port of a
+block while it lives, and hands out each of the others once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _held: Final[list[socket.socket]] = []
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on and no other process of tests gives."""
+    """A free loopback port that no other test process hands out."""
     return next(_singles)
 
 

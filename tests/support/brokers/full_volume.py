@@ -17,7 +17,7 @@ ACKNOWLEDGEMENTS = 1
 
 
 async def fill(store: LocalLedgerStore, last: int = ACKNOWLEDGEMENTS) -> int:
-    """Store messages until no more are taken. Says which ledger is the last."""
+    """Store messages until no more are accepted. Returns the last ledger."""
     while True:
         try:
             writer = await store.create(last + 1, 1, MESSAGES)
@@ -28,7 +28,7 @@ async def fill(store: LocalLedgerStore, last: int = ACKNOWLEDGEMENTS) -> int:
 
 
 async def fill_and_empty(store: LocalLedgerStore) -> None:
-    """What is full takes acknowledgements, gives space back by itself, and takes messages again."""
+    """A full volume accepts acknowledgements, frees space by itself, and accepts messages again."""
     writer = await store.create(ACKNOWLEDGEMENTS, 1, PROGRESS)
     last = await fill(store)
     assert "for acknowledgements and for freeing space" in (store.full or "")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two real regions, ``east`` and ``west``, that ask everybody for a token and know each other by a secret."""
+"""Two real regions, ``east`` and ``west``, that require tokens and authenticate each other with a secret."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.protocol.raw_connection import RawConnection, T
 
 
 class Guarded:
-    """Two regions that ask everybody for a token."""
+    """Two regions that require tokens."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -81,7 +81,7 @@ class Guarded:
 
 
 async def shown_by(port: int, token: str, *, can_refresh: bool = False) -> tuple[RawConnection, Any]:
-    """A connection that showed this token, and what it was told."""
+    """A connection that presented this token, and the answer."""
     connection = RawConnection(*await asyncio.open_connection("127.0.0.1", port))
     flags = pb.FeatureFlags(supports_auth_refresh=can_refresh)
     shown = pb.CommandConnect(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Regions whose links run through forwarders of the test, so that each can be cut by itself, one way or both.
+"""Regions whose links run through the test's forwarders, so that each can be cut separately, in one or both directions.
 
-Each region has a listener for every other one and tells it, as its own address, that of the forwarder in front of it:
-so a link that is cut cannot be gone around. What one region says to another one's admin port goes directly.
+Each region has a listener for every other region and advertises the address of the forwarder in front of it, so that a
+cut link cannot be bypassed. Requests to another region's admin port go directly.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from support.brokers.free_ports import free_port
 
 
 class Forwarder:
-    """A listening port from which everything goes on to another one, while it is not cut."""
+    """A listening port that forwards everything to another one, until it is cut."""
 
     def __init__(self, target: int) -> None:
         self._target = target
@@ -42,7 +42,7 @@ class Forwarder:
                 one.shutdown(socket.SHUT_RDWR)
 
     def fall_silent(self) -> None:
-        """Nothing comes through any more, and nobody is told: connections stay as they are."""
+        """Nothing passes any more, silently: connections stay open."""
         self._flows.clear()
 
     def heal(self) -> None:

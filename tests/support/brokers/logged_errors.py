@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exceptions that were caught and logged while a test ran: somebody's mistake that did not reach the test.
+"""Exceptions that were caught and logged while a test ran: programming errors that did not reach the test.
 
-Situations have errors of their own (``LedgerError`` ...), and may be logged: a full disk, a region gone. Anything else
-that is logged with a traceback is a mistake, an ``OSError`` as well as a ``TypeError``: whoever speaks with a disk or a
-socket has to say what its errors mean.
+Expected situations have their own errors (``LedgerError`` ...) and may be logged: a full disk, a lost region. Anything
+else logged with a traceback is a programming error, ``OSError`` as well as ``TypeError``: code that talks to a disk or
+a socket must translate its errors.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 
 class LoggedErrors(logging.Handler):
-    """Collects the mistakes that a process logs."""
+    """Collects the programming errors that a process logs."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests do with the real client from PyPI, most in several regions: publish, take, see what is stored where."""
+"""Helpers around the real client from PyPI, mostly for several regions: publish, consume, inspect what is stored."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ EXCLUSIVE = pulsar.ConsumerType.Exclusive
 EARLIEST = pulsar.InitialPosition.Earliest
 LATEST = pulsar.InitialPosition.Latest
 QUIET_MS = 500
-"""How long nothing must come before a test believes that nothing comes."""
+"""How long a test waits to conclude that nothing arrives."""
 PATIENCE_MS = 60_000
-"""How long something that has to come may take."""
+"""Timeout for expected messages."""
 _numbers = itertools.count()
 
 
 class Regions(Protocol):
-    """Regions that run, however they were started."""
+    """Running regions, however they were started."""
 
     def service_url(self, region: str) -> str:
         """Where the region's broker speaks with clients."""
@@ -39,7 +39,7 @@ class Regions(Protocol):
 
 
 def new_topic(name: str) -> str:
-    """A topic no other test has."""
+    """A topic name that no other test uses."""
     return f"persistent://public/default/{name}-{next(_numbers)}"
 
 

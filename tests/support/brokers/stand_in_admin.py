@@ -19,7 +19,7 @@ from meridian_broker.cli.programs import Sources, UpOptions
 
 @dataclass
 class Started:
-    """Stands where the composition root stands and notes what it was told to start."""
+    """Replaces the composition root and records what it was told to start."""
 
     sources: list[tuple[Sources, int | None]] = field(default_factory=list)
     options: list[UpOptions] = field(default_factory=list)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server that speaks just enough Pulsar for the tests of our client, and misbehaves on demand.
 
-``answers`` maps a command's type to a function ``(connection, command) -> None``; what has none is collected in
-``received``. Replaced or removed entries are how a test says what goes wrong.
+``answers`` maps a command's type to a function ``(connection, command) -> None``; commands without one are collected in
+``received``. Tests replace or remove entries to inject faults.
 """
 
 from __future__ import annotations

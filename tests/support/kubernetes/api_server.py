@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Kubernetes API server as far as the verifier knows it: objects by path, over TLS, with the real one's limits."""
+"""A stand-in for the Kubernetes API server as the verifier uses it: objects by path, over TLS, with the real limits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOKEN = "a-token"
 
 
 class ApiServer:
-    """The objects, by path, and what is refused."""
+    """The objects by path, and injected refusals."""
 
     def __init__(self) -> None:
         self.objects: dict[str, Any] = {}

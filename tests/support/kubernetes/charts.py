@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Helm charts, rendered by Helm itself, with or without a cluster that it can ask."""
+"""The Helm charts, rendered by Helm itself, with or without a cluster for lookups."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def region_values(**more: Any) -> dict[str, Any]:
 
 
 def merged(values: Values, more: Values) -> dict[str, Any]:
-    """As Helm merges: objects deeply, everything else is replaced."""
+    """Merge like Helm: objects deeply, everything else is replaced."""
     both = dict(values)
     for key, value in more.items():
         known = both.get(key)
@@ -58,7 +58,7 @@ def merged(values: Values, more: Values) -> dict[str, Any]:
 
 
 def rendered(chart: str | Path, values: Values, *options: str, cluster: str | None = None) -> Rendered:
-    """What the chart makes of the values, in release ``meridian`` of namespace ``us-east``."""
+    """Objects rendered from the values, in release ``meridian`` of namespace ``us-east``."""
     done = _run(chart, values, *options, cluster=cluster)
     assert done.returncode == 0, done.stderr
     documents = [one for one in yaml.safe_load_all(done.stdout) if one]
@@ -68,7 +68,7 @@ def rendered(chart: str | Path, values: Values, *options: str, cluster: str | No
 
 
 def refusal(chart: str | Path, values: Values, *options: str, cluster: str | None = None) -> str:
-    """The words with which the chart refuses the values."""
+    """The chart's error message for invalid values."""
     done = _run(chart, values, *options, cluster=cluster)
     assert done.returncode != 0, f"it was rendered:\n{done.stdout[:2000]}"
     return done.stderr
@@ -93,7 +93,7 @@ def refusals_by_schema(chart: str, cases: Mapping[str, Values]) -> dict[str, str
 
 
 def notes(chart: str, values: Values) -> str:
-    """What Helm prints after it installed the chart."""
+    """Helm's notes after installing the chart."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name) / chart
         shutil.copytree(CHARTS / chart, directory)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Kubernetes API server as far as the operator knows it: lists, watches, patches, finalizers, Events, Leases.
+"""A stand-in for Kubernetes' API server as the operator uses it: lists, watches, patches, finalizers, Events, Leases.
 
-It runs on an event loop of its own thread. What a test calls here, users do with ``kubectl``.
+It runs on an event loop in its own thread. Tests call here what users do with ``kubectl``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Key = tuple[str, str, str]
 
 
 class KubeApi:
-    """The objects, what happened to them, and what was asked."""
+    """The objects, their history, and the requests."""
 
     def __init__(self) -> None:
         self.objects: dict[Key, Object] = {}
@@ -80,7 +80,7 @@ class KubeApi:
         self.call(self._delete((plural, namespace, name)))
 
     def lose(self, plural: str, name: str, namespace: str = "default") -> None:
-        """The object goes, and no watch hears of it."""
+        """Remove the object without an event for watches."""
         self.objects.pop((plural, namespace, name))
 
     def get(self, plural: str, name: str, namespace: str = "default") -> Object | None:

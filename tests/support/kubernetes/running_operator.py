@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator as it runs: kopf watches an API server, the desk looks after objects. On a thread of its own."""
+"""The running operator, on its own thread: kopf watches an API server, and the desk handles objects."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class RunningOperator:
     """A context: the operator watches ``api`` inside of it.
 
     :param urls: region -> its admin API. May change while the operator runs.
-    :param tenants: namespace -> tenants of which its objects may speak.
-    :param numbers_per_second: statuses in which only numbers moved that it writes.
-    :param spread: from 0 to 1; when objects that are there already are looked at.
+    :param tenants: namespace -> tenants whose topics its objects may manage.
+    :param numbers_per_second: rate of status writes in which only numbers changed.
+    :param spread: from 0 to 1; when existing objects get their first look.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class RunningOperator:
         return self._world.calls()
 
     def sweep(self) -> None:
-        """Look now for objects that ended unheard."""
+        """Look now for objects whose deletion was missed."""
         asyncio.run_coroutine_threadsafe(self._desk.sweep(), self._loop).result(30)
 
     def stop(self) -> None:

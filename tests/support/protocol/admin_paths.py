@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the admin APIs have what a test means by its full name."""
+"""Paths in the admin APIs, from full names."""
 
 from __future__ import annotations
 

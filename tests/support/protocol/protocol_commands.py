@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands as the exchanges of ``protocol_table`` say them, with what nearly all of them have in common filled in."""
+"""Commands for the exchanges of ``protocol_table``, with common fields filled in."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of ``protocol_table`` that is about consumers."""
+"""The part of ``protocol_table`` about consumers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exchanges with a broker at the level of commands: what is said, what comes back, and whether the connection stays.
+"""Exchanges of commands with a broker: what is sent, what is answered, and whether the connection stays open.
 
-An ``Exchange`` is a list of steps, each of which says one command. Answers are written in a short form that keeps what
-a client acts on (type, error, ids) and leaves out what differs from run to run (addresses, ledgers, texts). The same
+An ``Exchange`` is a list of steps, each of which sends one command. Answers are recorded in a short form that keeps
+what a client acts on (type, error, ids) and omits what differs between runs (addresses, ledgers, texts). The same
 exchange runs against any broker that speaks the protocol. ``{t}`` in a name stands for a name of this run.
 """
 
@@ -24,7 +24,7 @@ from meridian_broker.wire.pulsar.metadata import build_body
 
 T = pb.BaseCommand
 CLOSED: Final = "closed"
-"""The broker ended the connection."""
+"""The broker closed the connection."""
 ANSWER_SECONDS: Final = 60.0
 NONE: Final = (1 << 64) - 1
 _numbers = itertools.count()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of ``protocol_table`` that is about producers and schemas."""
+"""The part of ``protocol_table`` about producers and schemas."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is said in the exchanges of ``protocol_answers.txt``: every command as it should be, and in every wrong way.
+"""The exchanges of ``protocol_answers.txt``: every command, used correctly and incorrectly.
 
-One line each: a name that says the situation, and the steps. Requests are numbered in the order in which they are made.
+One line each: a name that describes the situation, and the steps. Requests are numbered in the order they are made.
 """
 
 from __future__ import annotations

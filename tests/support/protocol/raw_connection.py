@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection to a broker with nothing between the test and the wire: commands out, commands in, in order."""
+"""A raw connection to a broker, with nothing between test and wire: commands out, commands in, in order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def batch_of(payload: bytes, count: int) -> bytes:
 
 
 class RawConnection:
-    """Says what it is told to, and keeps what it hears until somebody asks for it."""
+    """Sends commands, and keeps received ones until asked for."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -73,7 +73,7 @@ class RawConnection:
         return command
 
     async def ended(self) -> bool:
-        """Did the broker close it, without another word?"""
+        """Did the broker close it without another command?"""
         async with asyncio.timeout(60):
             return not self._heard and not await self._read(1)
 

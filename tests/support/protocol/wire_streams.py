@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hostile byte streams for the frame decoder, and what must hold of them; shared by the unit tests and the fuzzer."""
+"""Hostile byte streams for the frame decoder, and their invariants; shared by the unit tests and the fuzzer."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def frames_of_clients(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def mutated_streams(draw: st.DrawFn) -> bytes:
-    """Frames one after the other, with a few bytes changed, cut out or put in; sometimes nothing but noise."""
+    """A sequence of frames with a few bytes changed, removed or inserted; sometimes only noise."""
     if draw(st.integers(0, 19)) == 0:
         return draw(st.binary(max_size=200))
     stream = bytearray(b"".join(draw(st.lists(frames_of_clients(), min_size=1, max_size=4))))

@@ -21,7 +21,7 @@ SETTINGS = {
 EARLIEST = pulsar.InitialPosition.Earliest
 FAILOVER = pulsar.ConsumerType.Failover
 Row = tuple[str, bytes]
-"""Key and value of a message; an empty key is none."""
+"""Key and value of a message; an empty key means no key."""
 
 
 class Door:
@@ -73,7 +73,7 @@ def entries(broker: BrokerProcess | Door, topic: str) -> int:
 
 
 def read(client: pulsar.Client, topic: str, *, compacted: bool = True) -> list[Row]:
-    """All that a new reader gets, until it says that there is no more."""
+    """Everything that a new reader gets, until there is no more."""
     reader = client.create_reader(topic, pulsar.MessageId.earliest, is_read_compacted=compacted)
     found = []
     while reader.has_message_available():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logs of one topic in several regions, in memory, that are compacted by the real compactor."""
+"""In-memory logs of one topic in several regions, compacted by the real compactor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def finished(work: Generator[int, None, T]) -> T:
-    """What the work comes to, done in one go."""
+    """Result of the work, run to completion."""
     while True:
         try:
             next(work)
@@ -68,7 +68,7 @@ def batch_body(
 
 
 def single_body(message: Message, publish_ms: int) -> bytes:
-    """A message that is no batch."""
+    """A message that is not a batch."""
     metadata = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=publish_ms)
     if message.key is not None:
         metadata.partition_key = message.key
@@ -132,7 +132,7 @@ class Region:
         await self.view.load()
 
     async def entries(self) -> list[tuple[Position, EntryHeader, bytes]]:
-        """What the view holds: position, header, body."""
+        """Entries of the view: position, header, body."""
         assert self.view is not None
         found = []
         for position, entry in await self.view.read_after(EARLIEST, 1 << 30, 1 << 30):

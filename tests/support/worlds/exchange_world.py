@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Regions in memory, joined by links in memory: a world in which the real progress exchange runs.
+"""Regions and links in memory, on which the real progress exchange runs.
 
-A region holds topics (entries with their origins), subscriptions (``Progress``, record) and one exchange. A link
-carries the frames the wire would carry, so every message is encoded and decoded. Time stands still until somebody
-advances it, and everything that happens, happens in an order that the seed alone decides.
+A region has topics (entries with their origins), subscriptions (``Progress``, record) and one exchange. A link carries
+the frames of the wire protocol, so every message is encoded and decoded. Time advances only on command, and the seed
+alone determines the order of events.
 
-``WorldRegion`` is the seam: a region made of the real ledger, topic and replicator cores can take its place.
+``WorldRegion`` is the seam: a region made of the real ledger, topic and replicator cores can replace it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Topic:
 
 @dataclass
 class Disk:
-    """What a crash leaves: progress and records as of the last write that ended."""
+    """State after a crash: progress and records as of the last completed write."""
 
     progress: dict[Key, Progress] = field(default_factory=dict)
     records: dict[Key, bytes] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Disk:
         self.records[key] = record
 
     def check(self, key: Key, progress: bytes, record: bytes | None) -> None:
-        """What is told is what would be left if the power went now (R10, R60)."""
+        """What is reported is what would survive a power cut now (R10, R60)."""
         if progress:
             have = self.progress.get(key, Progress()).copy()
             assert not have.join(Progress.decode(progress)), f"{key}: progress is told that is not on disk"
@@ -93,14 +93,14 @@ class WorldRegion:
         self.disk = Disk()
         self.clock = HybridClock(lambda: world.now_ms, name)
         self.refuses = ""
-        """Not empty: every merge is refused with this reason."""
+        """If not empty, every merge is refused with this reason."""
         self.disk_ms = 0
         self._log: deque[tuple[bool, Callable[[], None]]] = deque()
         """What is being written (True), and who waits for the writes before it."""
         self._written = 0
-        """Writes whose time has come."""
+        """Writes that are due."""
         self.joins_when_durable = False
-        """A merge shows only once it is on disk."""
+        """A merge becomes visible only once it is on disk."""
         self.life = 0
         self.merges = 0
         self.exchange = self._new_exchange()
@@ -216,7 +216,7 @@ class WorldRegion:
     # -- what clients do
 
     def _change(self, key: Key, delta: Progress, entries: int = 0, on_disk: Callable[[], None] = lambda: None) -> None:
-        """As a topic does it: joined in memory, written, and told by whoever knows when it is on disk."""
+        """Like a topic: join in memory, write, and report once on disk."""
         subscription = self.topics[key[0]].subscriptions[key[1]]
         subscription.progress.join(delta)
         self.world.facts.setdefault((self.region, *key), Progress()).join(delta)
@@ -245,7 +245,7 @@ class WorldRegion:
         self._change((topic, name), changed.minus(subscription.progress), len(entries), on_disk)
 
     def know(self, topic: str, name: str, entry: Entry) -> None:
-        """It is acknowledged, on disk, and nobody heard of it: as a region finds it that was restored."""
+        """Acknowledged and on disk, but unknown to others: as in a region that was restored."""
         delta = Progress()
         delta.ack(ZERO, entry.origin.region, entry.prev, entry.origin.position)
         subscription = self.topics[topic].subscriptions[name]
@@ -288,7 +288,7 @@ class WorldRegion:
         self.topics[topic].incarnation = incarnation
 
     def crash(self) -> None:
-        """Only what is on disk is left, and a new exchange starts."""
+        """Only what is on disk survives, and a new exchange starts."""
         self.life += 1
         self._log.clear()
         self._written = 0
@@ -310,7 +310,7 @@ class Link:
     remote: str
     up: bool = False
     life: int = 0
-    """Frames of an earlier life are lost."""
+    """Frames of an earlier run are lost."""
 
 
 @dataclass
@@ -319,7 +319,7 @@ class Network:
 
     latency_ms: int = 1
     jitter_ms: int = 0
-    """Up to so many more, each on its own: messages overtake each other."""
+    """Maximum random extra, drawn per message, so that messages overtake each other."""
     loss: float = 0.0
     duplication: float = 0.0
     deaf: set[tuple[str, str]] = field(default_factory=set)
@@ -366,7 +366,7 @@ class ExchangeWorld:
         heapq.heappush(self._queue, (self.now_ms + after_ms, self._number, action))
 
     def run(self, for_ms: int) -> None:
-        """Let time pass, and everything happen that happens in it."""
+        """Advance time and run everything that is due."""
         end = self.now_ms + for_ms
         self.settle()
         while True:
@@ -476,7 +476,7 @@ class ExchangeWorld:
             self.later(delay, deliver)
 
     def _check(self, source: str, target: str, message: PeerMessage) -> None:
-        """No message says more than its sender has on disk."""
+        """No message reports more than its sender has on disk."""
         region = self.regions[source]
         match message:
             case Delta(items=items) | State(items=items):
@@ -491,7 +491,7 @@ class ExchangeWorld:
     # -- entries
 
     def produce(self, region: str, topic: str, count: int, *, ledger: int = 1) -> list[Entry]:
-        """Publish in a region; entries reach the others when ``replicate`` says so."""
+        """Publish in a region; ``replicate`` sends the entries to the others."""
         found = self.regions[region].topics.setdefault(topic, Topic(""))
         own = [entry for entry in found.entries if entry.origin.region == region]
         made = []

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small world that has one of everything Meridian 0.1 writes to disk or to a peer, always the same.
+"""A small deterministic world with one of everything that Meridian 0.1 writes to disk or to a peer.
 
 ``tests/golden/make`` writes it to files once per released format; ``tests/unit/house/test_golden_files.py`` reads those
-files with the code of today. Nothing here has a clock or chance in it, so the files are the same on every machine.
+files with the current code. Nothing here depends on a clock or on chance, so the files are the same on every machine.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def noted_once() -> Progress:
 
 
 def reported() -> Progress:
-    """The same with what two regions owe nobody (format 4)."""
+    """The same with two regions' reports of what they no longer owe (format 4)."""
     made = progress()
     for number, region in enumerate(REGIONS[:2]):
         upto = {"us-east": Position(3, 44), "eu-central": Position(8, 12 + number)}
@@ -360,7 +360,7 @@ def small_files() -> dict[str, bytes]:
 
 
 async def write(directory: Path) -> None:
-    """All of it, into a directory that is empty or not there."""
+    """Write everything into a directory that is empty or missing."""
     directory.mkdir(parents=True, exist_ok=True)
     for name, data in small_files().items():
         (directory / name).write_bytes(data)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Some voters and holders of leases in one process: clocks that run at different rates, messages that are late, lost or
-said twice, crashes that keep what is durable, and pauses in which a process does nothing and its clock goes on."""
+"""Voters and holders of leases in one process, with clocks that run at different rates, messages that are late, lost or
+duplicated, crashes that keep what is durable, and pauses during which a process stands still while its clock runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from meridian_broker.replication.leases.voter import Vote, Voter
 
 TIMES = LeaseTimes(duration=3000, step=200, linger=500)
 EAGER = LeaseTimes(duration=2000, step=25, linger=100)
-"""Nobody waits for anybody longer than the protocol must, so that what it must is seen."""
+"""No wait is longer than the protocol requires, so that tests see what it requires."""
 SUBJECT = ("t", "s")
 
 
@@ -46,7 +46,7 @@ class VoteBasis:
 
 
 class LeaseNode:
-    """One region: what is durable, and the life of a broker."""
+    """One region: its durable state, and a run of its broker."""
 
     def __init__(self, world: LeaseWorld, name: str, rate: float, began_ms: int) -> None:
         self.world = world
@@ -113,12 +113,12 @@ class LeaseNode:
         return self.preferred.get(stream, stream[2])
 
     def holds(self, stream: Stream) -> bool:
-        """Would it read the stream at this instant, if it got the processor?"""
+        """Would it read the stream at this instant if it were scheduled?"""
         claim = self.leases.claims.get(stream) if self.alive else None
         return claim is not None and claim.is_held and self.now_ms() < claim.until_ms
 
     def do(self, work: Callable[[], object]) -> None:
-        """Let the process do something, as soon as it is not paused."""
+        """Run something in the process as soon as it is not paused."""
         if self.paused:
             self.inbox.append(work)
             return
@@ -154,7 +154,7 @@ class LeaseNode:
     # -- who votes
 
     def tell(self, voters: Voters) -> None:
-        """A person says who is to vote; empty: the topic does not live here any more."""
+        """An operator sets the voters; empty: the topic is no longer in this region."""
         self.told = voters
         if self.alive:
             self.do(self._follow)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress as plainly as can be: what is acked of every single entry, in every layer; and plans to try it on."""
+"""The simplest model of progress: the acks of every entry in every layer; and random plans to test it with."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def publish_time(region: str, place: Position) -> int:
     return 1 + (place.ledger * 31 + place.entry * 17 + len(region) + (region == "us-west") * 5) % 7
 
 
-# Drawing one of many ready-made things is ten times as fast as putting each together from draws.
+# Drawing one of many prepared values is ten times as fast as building each from draws.
 def pick(ready: list[Any]) -> st.SearchStrategy[Any]:
     return st.integers(0, len(ready) - 1).map(ready.__getitem__)
 
@@ -146,7 +146,7 @@ class NaiveModel:
         self.acked[key] = self.acked.get(key, 0) | bits
 
     def begin(self, other: Beginning) -> None:
-        """A later life is another subscription; of its creations the earlier one counts."""
+        """A later incarnation is another subscription; of its creations the earlier one counts."""
         if self.beginning.life < other.life:
             self.rewinds, self.acked, self.beginning = {}, {}, other
         elif self.beginning.life == other.life and other.created != ZERO:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A log, a network and a remote topic in memory, for the tests of the replicator's core.
 
-The remote applies rules R3, R4 and R7 to the bytes it gets and to nothing else, and forgets on a crash what was not yet
-durable. The network loses what is under way when it breaks, or delivers it late, to the producer that comes after.
+The remote applies rules R3, R4 and R7 only to the bytes it receives, and loses on a crash what was not yet durable. The
+network loses messages in flight when it breaks, or delivers them late, to the next producer.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class LocalLog:
         return [position for position in self.owns if position <= upto]
 
     def trim(self, upto: Position) -> None:
-        """Give back the space of entries at or before ``upto``."""
+        """Trim entries at or before ``upto``."""
         self.stored = [one for one in self.stored if one[0] > upto]
 
 

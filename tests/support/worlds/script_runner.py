@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text scenarios: stories of several regions that people can read in a review, run by the real cores.
+"""Text scenarios: readable stories of several regions, run by the real cores.
 
-A script that begins with ``regions`` is told by whole regions in the simulator; ``tests/simulation/story.py`` has its
-language. One that begins with ``exchange`` looks at the progress exchange alone, message by message.
+A script that begins with ``regions`` runs whole regions in the simulator; ``tests/simulation/story.py`` describes its
+language. One that begins with ``exchange`` tests only the progress exchange, message by message.
 
-A script is a list of commands. What a command says comes below it, each line after ``> ``; the runner compares, and
-writes it anew with ``--rewrite-scripts``::
+A script is a list of commands. A command's output follows it, each line after ``> ``; the runner compares it, or
+updates it with ``--rewrite-scripts``::
 
     PYTHONPATH=tests python tests/support/worlds/script_runner.py [--rewrite-scripts] [FILE ...]
 
@@ -55,7 +55,7 @@ OUTPUT = "> "
 
 
 class Script:
-    """One scenario while it runs."""
+    """A running scenario."""
 
     def __init__(self, make_world: Callable[[list[str]], ExchangeWorld] = ExchangeWorld) -> None:
         self._make_world = make_world
@@ -70,7 +70,7 @@ class Script:
         return self._world
 
     def run(self, line: str) -> list[str]:
-        """Do one command; what it says, and what happened meanwhile that says something."""
+        """Run one command. Returns its output, and that of events in the meantime."""
         words = line.split()
         method = getattr(self, "do_" + words[0], None)
         if method is None:
@@ -260,13 +260,13 @@ def _names(entries: Iterable[Entry]) -> str:
 
 
 def teller(text: str) -> Script | Story:
-    """Who tells this story."""
+    """The runner for this story."""
     commands = [line for line in text.splitlines() if line.strip() and line[0] not in "#>"]
     return Script() if commands and commands[0].startswith("exchange") else Story()
 
 
 def replay(text: str) -> str:
-    """The script with what its commands say now."""
+    """The script with its commands' current output."""
     script, lines = teller(text), []
     for line in text.splitlines():
         if line.startswith(OUTPUT.rstrip()):

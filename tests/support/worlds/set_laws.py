@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds of everything that is merged like a set: acknowledged entries, whole progress."""
+"""Laws of everything that merges like a set: acknowledged entries, whole progress."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A topic of one region with all that stores it, on a disk in memory: opened, restarted, acknowledged."""
+"""A topic of one region with its storage on an in-memory disk: opened, restarted, acknowledged."""
 
 from __future__ import annotations
 
