@@ -48,7 +48,7 @@ async def beyond(topic: TopicContext, kind: str, quota: BacklogQuota, slowest: P
     if kind == SIZE:
         size = topic.log.bytes_after(slowest)
         if 0 <= quota.limit_bytes <= size:
-            return f"the slowest subscription or region has {size} bytes pending; the backlog quota is {quota.limit_bytes}"
+            return f"{size} bytes wait for the slowest subscription or region; the backlog quota is {quota.limit_bytes}"
     elif quota.limit_seconds > 0:
         oldest = await topic.log.read_after(slowest, 1, 1)
         seconds = (topic.scheduler.now_ms() - unpack(oldest[0][1]).publish_time_ms) // 1000 if oldest else 0
