@@ -41,7 +41,7 @@ LAST_PAUSE_US: Final = 5_000_000
 
 
 class ReplicationLinks:
-    """``topics.service.GeoReplication`` of one broker."""
+    """``GeoReplication`` (``topics/service/open_topics.py``) of one broker."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """No region is told what would be gone if the power went now (R10, R60).
 
-``exchange_world`` looks at every message of every test: it says nothing that its sender has not on disk. Here each way
+``ExchangeWorld`` looks at every message of every test: it says nothing that its sender has not on disk. Here each way
 on which something is told is taken while an acknowledgement is in memory and not yet on disk.
 """
 

@@ -159,7 +159,10 @@ class ReplicatorRunner:
         return Found(tuple(answer.entries), answer.chained, answer.settled, last, origins, feed, answer.outside)
 
     async def schema(self, region: str, topic: str, version: bytes) -> pb.Schema | None:
-        """``topics.recalled.Peers``. :raises PeerAway: the region cannot be reached, or does not know."""
+        """Implements ``Peers`` (``topics/backfill/questions.py``).
+
+        :raises PeerAway: the region cannot be reached, or does not know the schema.
+        """
         place = self._remotes.get(region)
         if place is None or not self.is_reachable(region):
             raise PeerAway(f"{region} cannot be asked for a schema of {topic}")
@@ -174,7 +177,10 @@ class ReplicatorRunner:
     async def make_partitioned(
         self, region: str, topic: str, partitions: int, incarnation: str, created: Stamp | None
     ) -> None:
-        """Implements ``topics.service.GeoReplication``. A region whose link does not come up at once counts as away."""
+        """Implements ``GeoReplication`` (``topics/service/open_topics.py``).
+
+        A region whose link does not come up at once counts as away.
+        """
         place = self._remotes.get(region)
         if place is None:
             raise PeerAway(f"there is no link to {region}")

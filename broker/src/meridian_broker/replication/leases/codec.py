@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages about leases <-> the wire's own (``peer.proto``); ``exchange_codec`` puts them into commands."""
+"""Lease messages to and from ``peer.proto``; ``replication/progress/codec.py`` puts them into commands."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class EndsSlice:
-    """How far the sender has the entries of one origin, in some buckets of topics (``exchange_ends``)."""
+    """How far the sender has the entries of one origin, in some buckets of topics (``high_watermarks.py``)."""
 
     origin: str
     bits: int

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one gate through which entries that other regions hold enter a topic's log.
 
-They come in two ways: *pushed* by the replicator of the region that published them (``publishing.store_foreign``), or
+They come in two ways: *pushed* by the replicator of the region that published them (``publishing/storing.py``), or
 *fetched*, from whatever region has them (``backfill.py``). Both pass here, so what keeps a replicator out keeps the
 same entries from being fetched instead. ``decide`` is the table; ``Intake`` knows how the topic stands.
 

@@ -342,7 +342,7 @@ class Compaction:
         return self.view is not None and position <= self.view.horizon
 
     def tail_after(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored] | None:
-        """As ``TopicLog.tail_after``, through the view."""
+        """As ``ReadableLog.tail_after``, through the view."""
         view = self.view
         if view is not None and position < view.horizon:
             if view.after(position) is not None:
@@ -351,7 +351,7 @@ class Compaction:
         return self._topic.log.tail_after(position, max_entries, max_bytes)
 
     async def read_after(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored]:
-        """As ``TopicLog.read_after``, through the view. :raises LedgerError: the store cannot give them."""
+        """As ``ReadableLog.read_after``, through the view. :raises LedgerError: the store cannot give them."""
         if self.view is not None and position < self.view.horizon:
             entries = await self.read_view(position, max_entries, max_bytes)
             if entries:

@@ -60,7 +60,7 @@ class Unconfirmed:
         self._owed: dict[int, dict[str, _Owed]] = {since_ms: {} for since_ms in self._since.values()}
 
     def acked(self, name: str, time_ms: int, delta: Progress) -> None:
-        """Clients here acknowledged something (``recovery.OnAcked``)."""
+        """The replay read an acknowledgement that was made in this region (``replay.OnAcked``)."""
         for since_ms, names in self._owed.items():
             if time_ms >= since_ms:
                 owed = names.get(name) or names.setdefault(name, _Owed(time_ms))

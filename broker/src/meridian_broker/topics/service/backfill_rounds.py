@@ -40,7 +40,7 @@ class Comparing(Protocol):
 
 
 class StoredEnds:
-    """What the exchange compares: ``replication.exchange_ends.EndsSource``."""
+    """What the exchange compares: ``EndsSource`` (``replication/progress/high_watermarks.py``)."""
 
     def __init__(self, service: OpenTopics, missing: Missing) -> None:
         self._service = service
