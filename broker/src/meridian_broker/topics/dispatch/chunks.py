@@ -12,23 +12,26 @@ if TYPE_CHECKING:
     from meridian_broker.topics.dispatch.consumer import Consumer
 
 OPEN_MESSAGES_MAX: Final = 1000
-"""Chunked messages of one subscription whose consumer is remembered. Producers send the chunks of a message in a row,
-so this is more than the producers of a topic have under way; of the oldest beyond it, the rest goes to anybody."""
+"""Chunked messages of one subscription whose consumer is remembered. A producer sends the chunks of a message in a
+row, so this exceeds the number of producers that are in the middle of one. Beyond it, the oldest is forgotten and its
+remaining chunks go to any consumer.
+"""
 
 
 class ChunkKeepers:
-    """Who got the chunks so far of each message that is not sent whole yet."""
+    """Which consumer received the chunks so far of each message that is not completely sent."""
 
     def __init__(self) -> None:
         self._keepers: dict[str, Consumer] = {}
         self.waits_for: Consumer | None = None
-        """A keeper whose connection takes no bytes now: what is behind its chunk waits with it."""
+        """A keeper whose connection is not writable now: entries behind its chunk wait with it."""
 
     def keeper(self, entry: bytes, anybody: Consumer | None) -> Consumer | None:
-        """Who gets this chunk: the one who has those before it, else ``anybody``, who keeps the message from here on.
+        """The consumer for this chunk: the one that has the chunks before it, else ``anybody``, who becomes the
+        keeper.
 
-        A keeper gets it without permits, too: its client is in the middle of a message, and waiting for permits that
-        another chunk would free would hold up everybody.
+        A keeper gets the chunk even without permits: its client is in the middle of a message, and waiting for
+        permits that only another chunk can free would block everyone.
         """
         view = entry_metadata.view(entry)
         uuid = view.uuid or ""
@@ -55,7 +58,7 @@ class ChunkKeepers:
         return self.waits_for is not None
 
     def gone(self, consumer: Consumer) -> None:
-        """Its messages start anew with somebody else."""
+        """The consumer left: its messages start again with another one."""
         self._keepers = {uuid: keeper for uuid, keeper in self._keepers.items() if keeper is not consumer}
         if self.waits_for is consumer:
             self.waits_for = None

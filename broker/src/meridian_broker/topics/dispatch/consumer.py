@@ -43,7 +43,7 @@ class ConsumerPort(Protocol):
 
 
 class ConsumerTopic(Protocol):
-    """The topic of a consumer, one that stores its messages or one that does not."""
+    """What a consumer needs from its topic, persistent or not."""
 
     name: str
     partition: int
@@ -51,7 +51,7 @@ class ConsumerTopic(Protocol):
 
 
 class ConsumerHost(Protocol):
-    """The subscription of a consumer, seen from it and from its connection."""
+    """What a consumer and its connection need from its subscription."""
 
     @property
     def topic(self) -> ConsumerTopic: ...
@@ -61,7 +61,7 @@ class ConsumerHost(Protocol):
 
     @property
     def type_name(self) -> str:
-        """Its type, as policies and statistics name it."""
+        """Name of the subscription type, as in policies and statistics."""
         ...
 
     @property
@@ -69,15 +69,15 @@ class ConsumerHost(Protocol):
 
     @property
     def pace(self) -> Pace | None:
-        """The rates it is held to."""
+        """The subscription's rate limits; None: it has none."""
         ...
 
     def dispatch_soon(self) -> None:
-        """A consumer may take more."""
+        """A consumer may be able to take more entries."""
         ...
 
     def leave(self, consumer: Consumer, /) -> None:
-        """The consumer is gone; a subscription that was there for it alone goes with it."""
+        """The consumer left. A subscription that existed for it alone is removed as well."""
         ...
 
     def acknowledge(
@@ -94,20 +94,20 @@ class ConsumerHost(Protocol):
     def acknowledge_cumulative(
         self, consumer: Consumer, position: Position, part: int | None = None, confirmed: Done | None = None, /
     ) -> None:
-        """Everything up to ``position``, see ``Subscription.acknowledge_cumulative``."""
+        """Acknowledge everything up to ``position``, see ``Subscription.acknowledge_cumulative``."""
         ...
 
     def send_again(self, consumer: Consumer, positions: list[Position] | None, consumer_epoch: int, /) -> None:
-        """The consumer gives entries back: those named, or all it holds."""
+        """The consumer returns entries: those named, or all that it holds."""
         ...
 
     def backlog(self) -> int:
-        """Entries owed, as far as can be told at once."""
+        """Entries owed, as far as they can be counted without I/O."""
         ...
 
 
 class Consumer(AckState):
-    """One SUBSCRIBE. Permits count messages and may go below zero, for a batch is sent whole."""
+    """A consumer: one SUBSCRIBE. Permits count messages and may become negative, because a batch is sent whole."""
 
     __slots__ = (
         "blocked",
@@ -151,31 +151,31 @@ class Consumer(AckState):
         self.connected_since_ms = connected_since_ms
         self.metadata = metadata
         self.key_shared = key_shared
-        """How it wants keys to be shared; None: in the usual way, or it is of another type."""
+        """How it wants keys to be distributed; None: by the default, or the type is not Key_Shared."""
         self.read_compacted = read_compacted
-        """It asks for the compacted view, as far as there is one."""
+        """It asks for the compacted view, if there is one."""
         self.consumer_epoch = 0
         self.permits = 0
         self.unacked: dict[Position, int] | None = None
-        """Shared: messages of each entry sent and not yet acked."""
+        """Shared: number of messages of each entry that was sent and not acked yet."""
         self.unacked_messages = 0
         self.blocked = False
         self.knows_end = False
-        """It was told that the topic is terminated and read to its end."""
+        """It was notified that the topic is terminated and that it has read all of it."""
         self.messages_out = 0
         self.bytes_out = 0
 
     def flow(self, permits: int) -> None:
-        """The client has room for ``permits`` more messages."""
+        """The client granted ``permits`` more messages."""
         self.permits += permits
         self.subscription.dispatch_soon()
 
     def resume(self) -> None:
-        """The connection can take more bytes again."""
+        """The connection accepts output again."""
         self.subscription.dispatch_soon()
 
     @property
     def ready(self) -> bool:
-        """May an entry be sent to it now?"""
+        """Whether an entry may be sent to it now."""
         pace = self.subscription.pace
         return self.permits > 0 and not self.blocked and (pace is None or not pace.held) and self.port.writable()

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 TICK_MS: Final = 100
 DELAYED_MAX: Final = 200_000
-"""Of one subscription: 5 MB when they share ticks, about 60 MB when each has its own."""
+"""Entries per subscription: 5 MB if they share ticks, about 60 MB if each has a tick of its own."""
 SLEEP_SECONDS_MAX: Final = 60.0
-"""The wall clock may be set while a timer runs, so it is looked at this often."""
+"""The wall clock may be set while a timer runs, so it is checked at least this often."""
 
 
 class DelayedEntries:
@@ -35,7 +35,7 @@ class DelayedEntries:
         self._limit = limit
         self._ticks: list[int] = []
         self._buckets: dict[int, array[int]] = {}
-        """Ledger, entry, slot of each entry, one after the other."""
+        """Ledger, entry and slot of each entry, flattened."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -43,11 +43,11 @@ class DelayedEntries:
 
     @property
     def full(self) -> bool:
-        """No more can be noted."""
+        """Whether no more entries can be recorded."""
         return self._count >= self._limit
 
     def add(self, deliver_at_ms: int, position: Position, slot: int = 0) -> None:
-        """Note an entry. ``slot``: of its key, for Key_Shared."""
+        """Record an entry. ``slot``: that of its key, for Key_Shared."""
         tick = -(-deliver_at_ms // TICK_MS)
         bucket = self._buckets.get(tick)
         if bucket is None:
@@ -57,11 +57,11 @@ class DelayedEntries:
         self._count += 1
 
     def next_due_ms(self) -> int | None:
-        """When the next one is due; None: there is none."""
+        """When the next entry is due, in milliseconds since 1970; None: there is none."""
         return self._ticks[0] * TICK_MS if self._ticks else None
 
     def take_due(self, now_ms: int, limit: int) -> list[tuple[Position, int]]:
-        """At most ``limit`` entries that are due, with their slots; those due first come first."""
+        """At most ``limit`` entries that are due, with their slots, earliest first. They are removed."""
         due: list[tuple[Position, int]] = []
         while self._ticks and self._ticks[0] * TICK_MS <= now_ms and len(due) < limit:
             bucket = self._buckets[self._ticks[0]]
@@ -74,7 +74,7 @@ class DelayedEntries:
         return due
 
     def keep(self, wanted: Callable[[Position], bool]) -> None:
-        """Let go of the others."""
+        """Forget all entries except these."""
         kept = 0
         for bucket in self._buckets.values():
             left = array("q")
@@ -107,12 +107,14 @@ class Delays(DelayedEntries):
 
     def take_due(self, now_ms: int, limit: int) -> list[tuple[Position, int]]:
         due = super().take_due(now_ms, limit)
-        if len(due) < limit:  # else more may be due, and the dispatcher asks again once these are sent
+        if len(due) < limit:  # if there were more, the dispatcher asks again once these are sent
             self._set_timer(now_ms)
         return due
 
     def _set_timer(self, now_ms: int) -> None:
-        """For the tick due next, whatever the clock shows by now: a tick passed over here would wake nobody."""
+        """Wake up at the next tick, whatever the clock shows by now: a tick that is skipped here would never wake
+        anyone.
+        """
         due_ms = self.next_due_ms()
         if due_ms is None or (self._timer is not None and self._timer_ms <= due_ms):
             return

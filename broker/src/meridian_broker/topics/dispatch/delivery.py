@@ -16,7 +16,7 @@ class Delivery(Protocol):
     """Hands entries to consumers and accounts for them."""
 
     unacked_messages: int
-    """Sent to all consumers and not yet acked; counted only where several receive at once."""
+    """Messages sent to all consumers and not acked yet; counted only if several consumers receive at once."""
     pace: Pace | None
 
     @property
@@ -24,7 +24,7 @@ class Delivery(Protocol):
 
     @property
     def blocked(self) -> bool:
-        """So much is sent and not acked that no more is sent."""
+        """Whether the limit of unacked messages is reached, so that nothing more is sent."""
         ...
 
     def send(self, consumer: Consumer, position: Position, entry: bytes, redeliveries: int) -> None:
@@ -36,13 +36,13 @@ class Delivery(Protocol):
         ...
 
     def release(self, acker: AckState, position: Position) -> None:
-        """An entry is not in flight any more."""
+        """The entry is no longer in flight."""
         ...
 
     def unblock(self, consumer: Consumer) -> None:
-        """What the consumer holds became less: it may get more."""
+        """The consumer holds less than before and may get more."""
         ...
 
     def read_compacted(self, wanted: bool) -> None:
-        """Read the compacted view from now on, or the whole log."""
+        """Read from the compacted view from now on, or from the whole log."""
         ...

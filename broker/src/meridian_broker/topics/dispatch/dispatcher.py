@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 TURN_ENTRIES: Final = 500
-"""Entries one subscription sends in one turn of the loop, so that others get theirs."""
+"""Entries that one subscription sends in one turn of the loop, so that others get their turn."""
 TURN_BYTES: Final = 4 << 20
 _ALL: Final = ""
-"""No region's name."""
+"""Key for "every other origin"; no region has this name."""
 
 
 class Dispatcher:
-    """One per subscription with consumers, mostly idle: what only some need is made when it is needed."""
+    """One per subscription with consumers. Most are idle, so what only some need is created on demand."""
 
     __slots__ = (
         "_covered",
@@ -50,26 +50,32 @@ class Dispatcher:
     )
 
     tracks_holders: ClassVar[bool] = False
-    """Whether several consumers receive at once, so that the broker has to know which of them holds which entry."""
+    """Whether several consumers receive at once, so that the broker has to track which of them holds which entry."""
     goes_round: ClassVar[bool] = False
-    """Whether entries behind a damaged one are sent before it is whole again: only where nobody counts on an order."""
+    """Whether entries behind a damaged one are sent before it is repaired: only if the type promises no order."""
 
     def __init__(self, cursor: Cursor, delivery: Delivery, _policy: KeySharedPolicy | None) -> None:
-        """:param _policy: what the first consumer says of keys."""
+        """:param _policy: the first consumer's key distribution, for Key_Shared."""
         self.cursor = cursor
         self.delivery = delivery
         self.consumers: list[Consumer] = []
         self.holders: dict[Position, Consumer] = {}
-        """Shared: who was sent an entry and neither acknowledged it nor gave it back. Each consumer knows its own
-        (``unacked``), but anybody may acknowledge an entry, and there may be thousands of consumers to ask."""
+        """Shared: the consumer that was sent an entry and has neither acknowledged nor returned it. Each consumer
+        knows its own (``unacked``), but any consumer may acknowledge an entry, and asking thousands of them would be
+        slow.
+        """
         self.is_tracking = self.tracks_holders
-        """As its class says: looked at for each entry, where the class would take longer to ask."""
+        """Same as ``tracks_holders``. An instance attribute, because it is read for each entry and the class takes
+        longer to ask.
+        """
         self.read = cursor.start()
         self._reading = False
         self._generation = 0
-        """Counts rewinds, so that a read begun before one is not dispatched after it."""
+        """Counts rewinds, so that entries read before a rewind are not dispatched after it."""
         self._covered: dict[str, Position] | None = None
-        """Dispatch scope ``origin``, while a share that was won is read from the start: how far others were read."""
+        """Dispatch scope ``origin``, while a share that was taken over is read from its start: how far other origins
+        were read.
+        """
 
     def add(self, consumer: Consumer) -> None:
         self.consumers.append(consumer)
@@ -78,7 +84,7 @@ class Dispatcher:
         self.consumers.remove(consumer)
 
     def rewind(self) -> None:
-        """Read again from the first entry not acked."""
+        """Read again from the first entry that is not acked."""
         self._generation += 1
         self._covered = None
         if self.cursor.compacted is not None:
@@ -86,7 +92,9 @@ class Dispatcher:
         self.read = self.cursor.start()
 
     def read_back(self, origin: str, others: list[str]) -> None:
-        """Read what was passed over of an origin until now; what was read of the others is not read again (R26)."""
+        """Go back to the entries of ``origin`` that were passed over. Entries of ``others`` are not read again
+        (R26).
+        """
         covered = self._covered or {}
         for other in (_ALL, *others):
             covered[other] = max(covered.get(other, EARLIEST), self.read)
@@ -97,10 +105,10 @@ class Dispatcher:
         self.read = self.cursor.start()
 
     def _forget(self, origin: str) -> None:
-        """Let go of what waits of an origin: it is read again."""
+        """Forget the queued entries of an origin, because they are read again."""
 
     def _sift(self, found: list[Stored]) -> list[Stored]:
-        """Of entries that were read, those that no consumer here was sent already."""
+        """Filter entries just read: keep those that no consumer here was sent yet."""
         covered, log, kept = self._covered or {}, self.cursor.context.log, []
         if self.read >= covered.get(_ALL, EARLIEST):
             self._covered = None
@@ -120,41 +128,43 @@ class Dispatcher:
         return kept
 
     def _queued(self) -> Container[Position]:
-        """Entries that were read and wait to be sent, as far as the dispatcher knows them one by one."""
+        """Entries that were read and are waiting to be sent, as far as the dispatcher tracks them individually."""
         return ()
 
     def _is_held(self, position: Position) -> bool:
-        """Was the entry sent to a consumer that has neither acknowledged it nor given it back?"""
+        """Whether the entry is with a consumer that has neither acknowledged nor returned it."""
         return position in self.holders
 
     def mended(self, position: Position, entry: bytes) -> None:
-        """A damaged entry is whole again. Whoever waits for it reads on by itself."""
+        """A damaged entry was repaired. Dispatchers that wait for it continue by themselves."""
 
     def is_active(self, consumer: Consumer) -> bool:
-        """Does this consumer get messages?"""
+        """Whether this consumer receives messages."""
         return consumer in self.consumers
 
     def send_again(self, consumer: Consumer, _positions: list[Position] | None) -> None:
-        """The consumer gives entries back (negative acknowledgement, ack timeout): those named, or all it holds.
+        """The consumer returns entries (negative acknowledgement, ack timeout): those named, or all it holds.
 
-        Where consumers are not told apart there is only one that can: everything unacked is read again.
+        Without tracking there is only one consumer that can, so everything unacked is read again.
         """
         if self.is_active(consumer):
             self.rewind()
             self.delivery.dispatch_soon()
 
     def settled(self, position: Position) -> None:
-        """An entry that was with a consumer is acked."""
+        """An entry in flight was acked."""
 
     def acked_elsewhere(self) -> None:
-        """Other regions' acknowledgements came: some may be of what consumers hold here."""
+        """Other regions acknowledged entries; some of them may be in flight here."""
 
     def pump(self) -> None:
-        """Send what can be sent now."""
+        """Send whatever can be sent now."""
         raise NotImplementedError
 
     def _next_entries(self, limit: int) -> list[Stored] | None:
-        """The next entries from memory; None while they are fetched (the pump runs again then), [] at the end."""
+        """The next entries from memory; [] at the end; None while they are read from the store: the pump then runs
+        again.
+        """
         if self._reading:
             return None
         if self.cursor.context.log.damage.damaged and self._waits_for_damaged():
@@ -171,7 +181,9 @@ class Dispatcher:
         return found
 
     def _waits_for_damaged(self) -> bool:
-        """Whether the next entry is damaged and has to be waited for. Those that need not be are passed over."""
+        """Whether the next entry is damaged and has to be waited for. Damaged entries that need no waiting are passed
+        over.
+        """
         cursor, log = self.cursor, self.cursor.context.log
         horizon = EARLIEST if cursor.compacted is None else cursor.compacted.horizon
         for _ in range(TURN_ENTRIES):
@@ -188,7 +200,7 @@ class Dispatcher:
         return True
 
     def _leave_out(self, position: Position) -> None:
-        """Go round a damaged entry: it is sent once it is whole again."""
+        """Skip a damaged entry; it is sent once it is repaired."""
 
     async def _fetch(self, after: Position, limit: int, generation: int) -> None:
         log = self.cursor.context.log
@@ -204,7 +216,7 @@ class Dispatcher:
             return
         self._reading = False
         if entries and entries[0][0] in log.damage.damaged:
-            entries = []  # alone, as all that is damaged is read
+            entries = []  # read alone, as every damaged entry is
         if generation == self._generation and entries:
             self._take(entries if self._covered is None else self._sift(entries))
         self.delivery.dispatch_soon()
@@ -214,7 +226,7 @@ class Dispatcher:
         self.delivery.dispatch_soon()
 
     def _try_later(self, error: LedgerError, again: Callable[[], None]) -> None:
-        """The storage fails a read of this subscription: only its consumers wait, and longer after each failure."""
+        """The storage failed a read. Only this subscription's consumers wait, for longer after each failure."""
         topic, name = self.cursor.context, self.cursor.name
         pause_ms = topic.unread.failed(name, str(error), topic.scheduler.monotonic_ms())
         if not pause_ms:

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from meridian_broker.topics.dispatch.key_ranges import KeySharedPolicy
 
 REPLAY_TURN: Final = 100
-"""Entries sent again in one turn."""
+"""Entries that are sent again in one turn."""
 
 
 class InFlightDispatcher(Dispatcher):
-    """Knows which consumer holds which entry. How entries given back wait for their turn is up to each kind."""
+    """Tracks which consumer holds which entry. Each subclass decides how returned entries wait for their turn."""
 
     __slots__ = ("_delays", "_left_out", "_redeliveries", "_settling", "_turn")
 
@@ -38,8 +38,9 @@ class InFlightDispatcher(Dispatcher):
         super().__init__(cursor, delivery, policy)
         self._turn = 0
         self._redeliveries: dict[Position, int] = {}
-        """How often an entry was given back. Only entries that a consumer holds, or that wait to be sent again, have a
-        count, so there are no more of these than entries in flight."""
+        """How often an entry was returned. Only entries in flight or waiting to be sent again have a count, which
+        bounds it.
+        """
         self._delays: Delays | None = None
         self._settling: Settling | None = None
         self._left_out: set[Position] | None = None
@@ -47,7 +48,7 @@ class InFlightDispatcher(Dispatcher):
 
     @property
     def delays(self) -> Delays:
-        """Delayed entries that were read too early."""
+        """Delayed entries that were read before they were due."""
         if self._delays is None:
             self._delays = Delays(self.cursor.context.scheduler, self.delivery.dispatch_soon)
         return self._delays
@@ -115,11 +116,11 @@ class InFlightDispatcher(Dispatcher):
         self.delivery.dispatch_soon()
 
     def _again(self, position: Position) -> None:
-        """Send an entry again that a consumer gave back or left behind."""
+        """Send an entry again that a consumer returned or left behind."""
         raise NotImplementedError
 
     def _send_late(self, position: Position, entry: bytes) -> None:
-        """Send a damaged entry that was skipped and is whole again."""
+        """Send a damaged entry that was skipped and has been repaired."""
         raise NotImplementedError
 
     def _leave_out(self, position: Position) -> None:
@@ -143,6 +144,6 @@ class InFlightDispatcher(Dispatcher):
             self._settling.soon()
 
     def _due_later(self, entry: bytes) -> int:
-        """When it may be delivered; 0: now."""
+        """When the entry may be delivered, in milliseconds since 1970; 0: now."""
         topic, deliver_ms = self.cursor.context, deliver_at_ms(entry)
         return deliver_ms if deliver_ms > topic.scheduler.now_ms() and topic.rules.delayed_delivery.active else 0

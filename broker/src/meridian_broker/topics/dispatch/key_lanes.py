@@ -22,13 +22,13 @@ from meridian_broker.topics.dispatch.key_ranges import C, Split
 
 
 class _Lane(Generic[C]):
-    """One slot that has entries waiting or in flight."""
+    """A slot that has entries waiting or in flight."""
 
     __slots__ = ("holder", "in_flight", "last_sent", "waiting")
 
     def __init__(self) -> None:
         self.holder: C | None = None
-        """Who has the entries in flight."""
+        """The consumer of the entries in flight."""
         self.in_flight = 0
         self.last_sent: Position = EARLIEST
         self.waiting: list[Position] = []
@@ -36,16 +36,18 @@ class _Lane(Generic[C]):
 
 
 class Lanes(Generic[C]):
-    """See the module's text. Every position is either waiting, or in flight, or unknown here."""
+    """All lanes of a subscription. A position is waiting, in flight or unknown here."""
 
     def __init__(self, split: Split[C], out_of_order: bool) -> None:
         self.split = split
         self.waiting = 0
-        """Positions that wait, in all slots."""
+        """Waiting positions, in all slots."""
         self._out_of_order = out_of_order
         self._lanes: dict[int, _Lane[C]] = {}
         self._heads: dict[C, list[tuple[Position, int]]] = {}
-        """Per consumer a heap of (first waiting position, slot) of its slots that may go on. May hold stale ones."""
+        """Per consumer a heap of (first waiting position, slot) of its slots that are not draining. May hold stale
+        pairs.
+        """
 
     # -- consumers -----------------------------------------------------------------------------------------------
 
@@ -56,7 +58,7 @@ class Lanes(Generic[C]):
         self._sort_anew()
 
     def leave(self, consumer: C, unacked: Iterable[tuple[Position, int]]) -> None:
-        """``unacked``: what was in flight to it, with slots. It waits now, for whoever owns the slot."""
+        """``unacked``: what was in flight to it, with slots. It now waits for whichever consumer owns the slot."""
         self.split.leave(consumer)
         del self._heads[consumer]
         for position, slot in unacked:
@@ -65,7 +67,7 @@ class Lanes(Generic[C]):
         self._sort_anew()
 
     def _sort_anew(self) -> None:
-        """Owners changed: who may go on with which slot is worked out again."""
+        """Owners changed: rebuild the heaps of sendable slots."""
         for consumer in self._heads:
             self._heads[consumer] = []
         for slot, lane in self._lanes.items():
@@ -81,7 +83,7 @@ class Lanes(Generic[C]):
     # -- entries -------------------------------------------------------------------------------------------------
 
     def consumer_for(self, slot: int) -> C | None:
-        """To whom an entry of this slot, newer than all known of it, may go now; None: it has to wait."""
+        """The consumer that may get a new entry of this slot now; None: the entry has to wait."""
         lane = self._lanes.get(slot)
         owner = self.split.owner(slot)
         if lane is None or owner is None:
@@ -91,12 +93,12 @@ class Lanes(Generic[C]):
         return owner
 
     def hold(self, slot: int, position: Position) -> None:
-        """The entry has to wait: its consumer takes nothing, the slot drains, or earlier ones of it wait."""
+        """The entry has to wait: its consumer is full, the slot is draining, or earlier entries of the slot wait."""
         self._wait(slot, position)
         self._show(slot)
 
     def sent(self, slot: int, position: Position, consumer: C) -> None:
-        """The entry, not waiting, is in flight."""
+        """An entry that was not waiting is now in flight."""
         lane = self._lanes.get(slot)
         if lane is None:
             lane = self._lanes[slot] = _Lane()
@@ -105,7 +107,7 @@ class Lanes(Generic[C]):
         lane.last_sent = max(lane.last_sent, position)
 
     def settled(self, slot: int) -> None:
-        """An entry in flight is acknowledged."""
+        """An entry in flight was acknowledged."""
         lane = self._lanes[slot]
         self._lower(lane)
         if lane.in_flight == 0:
@@ -115,7 +117,7 @@ class Lanes(Generic[C]):
                 del self._lanes[slot]
 
     def given_back(self, slot: int, position: Position) -> None:
-        """An entry in flight is to be sent again, before everything of its slot that waits behind it."""
+        """An entry in flight was returned: it is sent again before later entries of its slot."""
         self._lower(self._lanes[slot])
         self.hold(slot, position)
 
@@ -132,14 +134,14 @@ class Lanes(Generic[C]):
         self.waiting += 1
 
     def _show(self, slot: int) -> None:
-        """Put the slot's first waiting entry before its owner, when it may go on."""
+        """Offer the slot's first waiting entry to its owner, unless the slot is draining."""
         lane = self._lanes[slot]
         owner = self.split.owner(slot)
         if lane.waiting and owner is not None and self._is_free(lane, owner):
             heappush(self._heads[owner], (lane.waiting[0], slot))
 
     def first_waiting(self, consumer: C) -> tuple[Position, int] | None:
-        """The oldest entry that may be sent to ``consumer`` now, with its slot."""
+        """The oldest entry that may be sent to ``consumer`` now, with its slot; None: there is none."""
         heads = self._heads[consumer]
         while heads:
             position, slot = heads[0]
@@ -150,11 +152,13 @@ class Lanes(Generic[C]):
         return None
 
     def positions(self) -> set[Position]:
-        """Everything that waits."""
+        """All waiting positions."""
         return {position for lane in self._lanes.values() for position in lane.waiting}
 
     def take(self, slot: int, position: Position) -> bool:
-        """Let the slot's first waiting entry go, to be sent or because it is done; False: it is another by now."""
+        """Remove the slot's first waiting entry, to send it or because it is acked. False: another entry is first by
+        now.
+        """
         lane = self._lanes.get(slot)
         if lane is None or not lane.waiting or lane.waiting[0] != position:
             return False
@@ -167,10 +171,12 @@ class Lanes(Generic[C]):
             del self._lanes[slot]
         return True
 
-    # -- what others acknowledged --------------------------------------------------------------------------------
+    # -- acknowledgements of others ----------------------------------------------------------------------------------
 
     def passed(self, mark_delete: Position) -> None:
-        """Everything up to ``mark_delete`` is acknowledged, wherever that was: none of it waits or is waited for."""
+        """Everything up to ``mark_delete`` is acknowledged, here or elsewhere: none of it waits or is in flight any
+        more.
+        """
         for slot, lane in list(self._lanes.items()):
             if lane.waiting and lane.waiting[0] <= mark_delete:
                 kept = [position for position in lane.waiting if position > mark_delete]
@@ -184,7 +190,7 @@ class Lanes(Generic[C]):
         self._sort_anew()
 
     def keep(self, wanted: Callable[[Position], bool]) -> None:
-        """Of what waits, only this goes on waiting; the rest is read again."""
+        """Forget all waiting entries except these; the rest is read again."""
         for slot, lane in list(self._lanes.items()):
             kept = [position for position in lane.waiting if wanted(position)]
             self.waiting -= len(lane.waiting) - len(kept)
@@ -195,7 +201,7 @@ class Lanes(Generic[C]):
         self._sort_anew()
 
     def clear(self) -> None:
-        """Everything is read again."""
+        """Forget everything, because it is read again."""
         self._lanes.clear()
         self.waiting = 0
         self._sort_anew()

@@ -19,26 +19,26 @@ import mmh3
 from meridian_broker.topics.errors import ConsumerAssignError
 
 SLOTS: Final = 65536
-"""Pulsar's number: sticky ranges are given in it."""
+"""Pulsar's number, because sticky ranges refer to it."""
 POINTS: Final = 100
-"""Places of one consumer on the ring: shares of three consumers differ by about a tenth."""
+"""Points of one consumer on the ring: with three consumers, their shares differ by about a tenth."""
 RANGES_MAX: Final = 1000
-"""Ranges one sticky consumer may name: its SUBSCRIBE is a bounded frame, and so is what is kept of it."""
+"""Ranges that one sticky consumer may name. The frame of SUBSCRIBE is bounded, and so must be what is kept of it."""
 
 C = TypeVar("C", bound=Hashable)
 
 
 class KeySharedPolicy(NamedTuple):
-    """How a consumer wants keys to be shared (KeySharedMeta of SUBSCRIBE)."""
+    """How a consumer wants keys to be distributed (KeySharedMeta of SUBSCRIBE)."""
 
     sticky: bool = False
     out_of_order: bool = False
-    """A key may move at once, although its earlier messages are not acknowledged yet."""
+    """A key may move to another consumer although its earlier messages are not acknowledged."""
     ranges: tuple[tuple[int, int], ...] = ()
     """Sticky: slots owned, both ends included."""
 
     def fits(self, other: KeySharedPolicy) -> bool:
-        """Can consumers of both share one subscription?"""
+        """Whether consumers with the two policies can share one subscription."""
         return self[:2] == other[:2]
 
     def __str__(self) -> str:
@@ -47,10 +47,12 @@ class KeySharedPolicy(NamedTuple):
 
 
 class Split(Protocol[C]):
-    """Slots and their owners."""
+    """Assignment of slots to consumers."""
 
     def join(self, consumer: C, name: str, ranges: tuple[tuple[int, int], ...]) -> None:
-        """:raises ConsumerAssignError: its ranges are none, or somebody else's. Nothing has changed then."""
+        """:raises ConsumerAssignError: its ranges are not valid, or overlap another consumer's. Nothing has changed
+        then.
+        """
         ...
 
     def leave(self, consumer: C) -> None: ...
@@ -59,7 +61,7 @@ class Split(Protocol[C]):
 
 
 def slot_of(key_hash: int) -> int:
-    """The slot of a key's hash. Slot 0 is never used: Pulsar keeps it for "not known"."""
+    """The slot of a key's hash. Slot 0 is never used: Pulsar reserves it for "unknown"."""
     return key_hash % SLOTS or 1
 
 
@@ -68,7 +70,7 @@ class AutoSplit(Generic[C]):
 
     def __init__(self) -> None:
         self._points: list[tuple[int, int, int]] = []
-        """(slot, tie breaker, number of the consumer), in order."""
+        """(slot, tie breaker, number of the consumer), sorted."""
         self._numbers: dict[int, C] = {}
         self._places: dict[C, tuple[int, str, int]] = {}
         self._next = 0
@@ -89,7 +91,9 @@ class AutoSplit(Generic[C]):
         self._points = [point for point in self._points if point[2] != number]
 
     def _points_of(self, name: str, copy: int) -> list[tuple[int, int]]:
-        """Only the name decides, so a consumer that comes back gets its old slots; ``copy`` tells namesakes apart."""
+        """The points depend on the name only, so a consumer that reconnects gets its old slots; ``copy``
+        distinguishes consumers of the same name.
+        """
         hashes = (mmh3.hash(f"{name}\0{copy}\0{point}", 0, signed=False) for point in range(POINTS))
         return [(hashed % SLOTS, hashed) for hashed in hashes]
 
@@ -102,7 +106,7 @@ class AutoSplit(Generic[C]):
 
 
 class StickyRanges(Generic[C]):
-    """Slots as the consumers named them."""
+    """Slots as named by the consumers."""
 
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int, C]] = []
@@ -136,7 +140,9 @@ class StickyRanges(Generic[C]):
 
 
 def _check_ranges(name: str, ranges: tuple[tuple[int, int], ...]) -> None:
-    """:raises ConsumerAssignError: none, too many, turned round, outside of the slots, or over each other."""
+    """:raises ConsumerAssignError: there are none or too many, or one is reversed, out of bounds or overlaps
+    another.
+    """
     if not 0 < len(ranges) <= RANGES_MAX:
         raise ConsumerAssignError(f"consumer {name!r} names {len(ranges)} key ranges: name 1 to {RANGES_MAX}")
     before = -1

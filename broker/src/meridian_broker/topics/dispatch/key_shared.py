@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
 _KEY_HASH: Final = struct.Struct(">I")
 _KEY_HASH_AT: Final = 8
-"""Place in an entry's header."""
+"""Offset of the key hash in an entry's header."""
 LOOK_AHEAD: Final = 20_000
-"""Entries of one subscription that may wait while those behind them are sent; about 200 bytes each."""
+"""Entries of one subscription that may wait while later ones are sent; about 200 bytes each."""
 PASSED_EVERY_MS: Final = 1000
-"""How often what waits is compared with mark-delete, which also moves by acknowledgements in other regions."""
+"""How often waiting entries are compared with mark-delete, which also moves with acknowledgements of other regions."""
 
 
 class KeySharedDispatcher(InFlightDispatcher):
-    """See the module's text."""
+    """Dispatcher of Key_Shared subscriptions."""
 
     __slots__ = ("_lanes", "_passed", "_passed_ms", "_sending", "_slots", "policy")
 
@@ -54,7 +54,7 @@ class KeySharedDispatcher(InFlightDispatcher):
         split: Split[Consumer] = StickyRanges() if policy.sticky else AutoSplit()
         self._lanes = Lanes(split, policy.out_of_order)
         self._slots: dict[Position, int] = {}
-        """Slots of what is in flight."""
+        """Slots of the entries in flight."""
         self._sending = False
         self._passed = self.read
         self._passed_ms = 0
@@ -62,8 +62,8 @@ class KeySharedDispatcher(InFlightDispatcher):
     # -- consumers -----------------------------------------------------------------------------------------------
 
     def add(self, consumer: Consumer) -> None:
-        """:raises ConsumerBusy: it wants another policy than the consumers that are here.
-        :raises ConsumerAssignError: its sticky ranges are none, or another consumer's.
+        """:raises ConsumerBusy: its policy differs from that of the consumers that are connected.
+        :raises ConsumerAssignError: its sticky ranges are not valid, or overlap another consumer's.
         """
         policy = consumer.key_shared or KeySharedPolicy()
         if not policy.fits(self.policy):
@@ -107,7 +107,7 @@ class KeySharedDispatcher(InFlightDispatcher):
 
     def _again(self, position: Position) -> None:
         slot = self._slots.pop(position, None)
-        if slot is not None:  # else its consumer left, and it waits already
+        if slot is not None:  # otherwise its consumer left, and it is waiting already
             self._lanes.given_back(slot, position)
 
     # -- dispatch ------------------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class KeySharedDispatcher(InFlightDispatcher):
                 if generation != self._generation or consumer not in self.consumers:
                     break
                 if lanes.first_waiting(consumer) != (position, slot) or not consumer.ready:
-                    continue  # something happened while it was read
+                    continue  # acknowledged or moved while it was read
                 lanes.take(slot, position)
                 if self.cursor.is_done(position, entry):
                     self._redeliveries.pop(position, None)
@@ -204,7 +204,7 @@ class KeySharedDispatcher(InFlightDispatcher):
         self.delivery.dispatch_soon()
 
     def _next_waiting(self) -> tuple[Consumer, Position, int] | None:
-        """The next consumer in turn that is ready and has something waiting."""
+        """The next ready consumer that has an entry waiting, in turn."""
         consumers, blocked = self.consumers, self.delivery.blocked
         for step in range(0 if blocked else len(consumers)):
             consumer = consumers[(self._turn + step) % len(consumers)]
@@ -214,7 +214,7 @@ class KeySharedDispatcher(InFlightDispatcher):
         return None
 
     def _forget_passed(self) -> None:
-        """Let go of what waits, or is waited for, although it is acknowledged: in another region, or by an operator."""
+        """Forget waiting and in-flight entries that were acknowledged in another region or by an operator."""
         mark_delete, now_ms = self.cursor.mark_delete, self.cursor.context.scheduler.now_ms()
         if mark_delete > self._passed and now_ms - self._passed_ms >= PASSED_EVERY_MS:
             self._passed, self._passed_ms = mark_delete, now_ms
@@ -225,11 +225,11 @@ class KeySharedDispatcher(InFlightDispatcher):
 
 
 def _slot(entry: bytes) -> int:
-    """The slot of an entry. A message without a key counts by its producer's name and sequence id, so they spread."""
+    """The slot of an entry. A message without a key is spread by its producer's name and sequence id."""
     (key_hash,) = _KEY_HASH.unpack_from(entry, _KEY_HASH_AT)
     if key_hash == 0:
         try:
             key_hash = metadata.key_hash(entry_metadata.view(entry))
         except (BodyError, struct.error):
-            return 1  # it was let in once, so somebody may have it
+            return 1  # it was accepted once, so it has to go to some consumer
     return slot_of(key_hash)

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from meridian_broker.ledgers.scheduling import Scheduler
 
 WAIT_SECONDS_MAX: Final = 1.0
-"""A rate may be changed while its wait is on, so it is asked this often."""
+"""The rate may change during a wait, so the wait is checked at least this often."""
 
 
 class Paced(Protocol):
-    """A subscription, seen from its rates."""
+    """What rate limits need from a subscription."""
 
     pace: Pace | None
 
@@ -31,14 +31,14 @@ class DispatchRates:
     """The dispatch rates of one topic."""
 
     def __init__(self, scheduler: Scheduler, subscriptions: Mapping[str, Paced]) -> None:
-        """:param subscriptions: of the topic, now."""
+        """:param subscriptions: those of the topic, by name; a live view."""
         self._scheduler = scheduler
         self._subscriptions = subscriptions
         self._whole: Throttle | None = None
         self._each = Rate()
 
     def follow(self, whole: DispatchRate, each: DispatchRate) -> None:
-        """These rates hold from now on, for all subscriptions together and for each of them."""
+        """Apply these rates from now on: ``whole`` to all subscriptions together, ``each`` to every one of them."""
         now_whole, now_each, before = dispatch_rate(whole), dispatch_rate(each), self._whole
         self._whole = throttle_for(now_whole, before, self._scheduler.now_ms())
         if self._whole is not before or now_each != self._each:
@@ -48,7 +48,7 @@ class DispatchRates:
                 subscription.dispatch_soon()
 
     def pace(self, subscription: Paced) -> Pace | None:
-        """The pace of a subscription; None: as fast as it can."""
+        """The subscription's rate limits; None: it is not limited."""
         scheduler = self._scheduler
         own = Throttle(self._each, scheduler.now_ms()) if self._each.is_limited else None
         throttles = tuple(throttle for throttle in (self._whole, own) if throttle is not None)
@@ -56,7 +56,7 @@ class DispatchRates:
 
 
 class Pace:
-    """Holds one subscription to its rates."""
+    """Keeps one subscription within its rates."""
 
     __slots__ = ("_scheduler", "_throttles", "_wake", "held")
 
@@ -65,10 +65,10 @@ class Pace:
         self._throttles = throttles
         self._wake = wake
         self.held = False
-        """Nothing may be sent now; ``wake`` is called when that is over."""
+        """Nothing may be sent now; ``wake`` is called when that ends."""
 
     def sent(self, messages: int, size: int) -> None:
-        """Count an entry that was sent."""
+        """Count an entry that was sent. ``size`` in bytes."""
         now_ms = self._scheduler.now_ms()
         wait_ms = max([throttle.take(messages, size, now_ms) for throttle in self._throttles])
         if wait_ms > 0 and not self.held:
@@ -76,7 +76,7 @@ class Pace:
             self._look_again(wait_ms)
 
     def allowance(self, entries: int) -> int:
-        """How many entries to read, at most ``entries``: more could not be sent now."""
+        """How many entries to read now, at most ``entries``: more could not be sent."""
         now_ms = self._scheduler.now_ms()
         for throttle in self._throttles:
             entries = throttle.messages_available(now_ms, entries)
@@ -96,5 +96,5 @@ class Pace:
 
 
 def dispatch_rate(rate: DispatchRate) -> Rate:
-    """As a throttle keeps it; a policy says -1 for no limit."""
+    """Messages and bytes per second as a throttle takes them; the policy's -1 means no limit."""
     return Rate(max(rate.messages, 0), max(rate.bytes, 0), 1000 * rate.period_seconds)

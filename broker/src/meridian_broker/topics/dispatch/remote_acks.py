@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from meridian_broker.topics.dispatch.delivery import Delivery
 
 PAUSE_SECONDS: Final = 0.1
-"""Least time between two looks."""
+"""Minimum pause between two scans."""
 PAUSE_PER_ENTRY: Final = 50e-6
-"""Added to it per message held: a look at one costs about two microseconds."""
+"""Added to the pause per entry in flight; checking one takes about two microseconds."""
 SLICE: Final = 500
-"""Entries looked at before others run."""
+"""Entries scanned before others run."""
 
 
 class Settling:
-    """Looks for entries held here and acknowledged elsewhere. One per dispatcher that remembers who has what."""
+    """Scans for entries in flight here that were acknowledged elsewhere. One per dispatcher that tracks holders."""
 
     __slots__ = ("_cursor", "_delivery", "_is_asked", "_is_looking", "_timer")
 
@@ -37,7 +37,7 @@ class Settling:
         self._is_asked = False
 
     def soon(self) -> None:
-        """Other regions acknowledged something."""
+        """Other regions acknowledged something: scan soon."""
         if self._is_looking:
             self._is_asked = True
         elif self._timer is None:
@@ -45,7 +45,7 @@ class Settling:
             self._timer = self._cursor.context.scheduler.later(pause, self._begin)
 
     def cancel(self) -> None:
-        """Nothing is held any more."""
+        """Nothing is in flight any more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

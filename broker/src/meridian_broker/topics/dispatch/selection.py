@@ -15,13 +15,13 @@ class Selection:
     """Exclusive: the active consumer gets every message."""
 
     def __init__(self, partition: int, _policy: KeySharedPolicy | None) -> None:
-        """:param _policy: what the first consumer says of keys."""
+        """:param _policy: the first consumer's key distribution, for Key_Shared."""
         self._partition = partition
         self.consumers: list[Consumer] = []
         self.active: Consumer | None = None
 
     def add(self, consumer: Consumer) -> None:
-        """:raises ConsumerBusy, ConsumerAssignError: it does not fit those that are here."""
+        """:raises ConsumerBusy, ConsumerAssignError: it does not fit the connected consumers."""
         self.consumers.append(consumer)
         self._choose(consumer)
 
@@ -33,12 +33,12 @@ class Selection:
         self.active = preferred(self.consumers, self._partition)
 
     def pick(self, _view: MetadataView) -> Consumer | None:
-        """Who gets this message, if ready; None: nobody."""
+        """The consumer for this message, if it is ready; None: there is none."""
         return self.active
 
 
 class FailoverSelection(Selection):
-    """Failover: as Exclusive, with others that stand by. Each is told whether it is the active one."""
+    """Failover: as Exclusive, with standby consumers. Each is told whether it is the active one."""
 
     def _choose(self, newcomer: Consumer | None) -> None:
         before = self.active
@@ -49,7 +49,7 @@ class FailoverSelection(Selection):
 
 
 class RotatingSelection(Selection):
-    """Shared: consumers that are ready in turn, the best priority first."""
+    """Shared: ready consumers take turns, highest priority first."""
 
     def __init__(self, partition: int, policy: KeySharedPolicy | None) -> None:
         super().__init__(partition, policy)

@@ -22,13 +22,15 @@ if TYPE_CHECKING:
     from meridian_broker.topics.dispatch.key_ranges import KeySharedPolicy
 
 DUE_TURN: Final = 1000
-"""Delayed entries made ready at a time, once they are due."""
+"""Delayed entries that become sendable at a time, once they are due."""
 _BARE: Final = HEADER.size
-"""Low byte of the body's offset in an entry without optional fields, as nearly all are: not a delayed one."""
+"""Low byte of the body's offset in an entry without optional fields, as nearly all are: such an entry is not
+delayed.
+"""
 
 
 class SharedDispatcher(InFlightDispatcher):
-    """See the module's text."""
+    """Dispatcher of Shared subscriptions."""
 
     __slots__ = ("_chunks", "_reading_replay", "_replay", "_replayed")
 
@@ -37,7 +39,7 @@ class SharedDispatcher(InFlightDispatcher):
     def __init__(self, cursor: Cursor, delivery: Delivery, policy: KeySharedPolicy | None) -> None:
         super().__init__(cursor, delivery, policy)
         self._replay: list[Position] = []
-        """Entries to be sent again, as a heap."""
+        """Entries to send again, as a heap."""
         self._replayed: set[Position] | None = None
         self._reading_replay = False
         self._chunks: ChunkKeepers | None = None
@@ -77,7 +79,7 @@ class SharedDispatcher(InFlightDispatcher):
             self._again(position)
 
     def _next_ready(self) -> Consumer | None:
-        """The next consumer in turn, best priority first."""
+        """The next ready consumer in turn, highest priority first."""
         best: Consumer | None = None
         consumers = self.consumers
         count = len(consumers)
@@ -132,7 +134,7 @@ class SharedDispatcher(InFlightDispatcher):
             delivery.send(consumer, position, entry, self._redeliveries.get(position, 0))
 
     def _keeper(self, chunk: bytes, anybody: Consumer | None) -> Consumer | None:
-        """Who gets this chunk of a message."""
+        """The consumer for this chunk of a message."""
         if self._chunks is None:
             self._chunks = ChunkKeepers()
         return self._chunks.keeper(chunk, anybody)

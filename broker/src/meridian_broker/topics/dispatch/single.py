@@ -19,17 +19,19 @@ if TYPE_CHECKING:
 
 
 class SingleDispatcher(Dispatcher):
-    """Exclusive: one active consumer."""
+    """Exclusive: there is one consumer."""
 
     __slots__ = ("_waiting", "active")
 
     hands_over: ClassVar[bool] = False
-    """Whether others stand by for the active consumer: each is told which it is, and a change takes a moment."""
+    """Whether there are standby consumers: each is told which one is active, and a change takes a moment."""
 
     def __init__(self, cursor: Cursor, delivery: Delivery, policy: KeySharedPolicy | None) -> None:
         super().__init__(cursor, delivery, policy)
         self._waiting: Timer | None = None
-        """A change of the active consumer waits a moment, so that the last acknowledgements of the one before count."""
+        """Timer of a change of the active consumer. It is delayed, so that the previous one's last acknowledgements
+        count.
+        """
         self.active: Consumer | None = None
 
     def add(self, consumer: Consumer) -> None:
@@ -63,7 +65,7 @@ class SingleDispatcher(Dispatcher):
         self.delivery.dispatch_soon()
 
     def _tell(self) -> None:
-        """Say to each Failover consumer whether it is the active one."""
+        """Tell each Failover consumer whether it is the active one."""
         if self.hands_over:
             for consumer in self.consumers:
                 consumer.port.active_consumer_changed(consumer, consumer is self.active)
@@ -109,7 +111,7 @@ class SingleDispatcher(Dispatcher):
 
 
 class FailoverDispatcher(SingleDispatcher):
-    """Failover: one active consumer, and others that stand by."""
+    """Failover: one active consumer and others on standby."""
 
     __slots__ = ()
 
@@ -117,8 +119,9 @@ class FailoverDispatcher(SingleDispatcher):
 
 
 def preferred(consumers: list[Consumer], partition: int) -> Consumer | None:
-    """Of several that want to be the active one: the best priority wins; among equals, by name, the partition number
-    picks, so that partitions spread. None when there is nobody."""
+    """The consumer to be active: highest priority first. Among equals, sorted by name, the partition number picks, so
+    that partitions spread. None: there are no consumers.
+    """
     if not consumers:
         return None
     best = min(consumer.priority for consumer in consumers)

@@ -24,11 +24,11 @@ class SubscriptionType:
     number: int
     name: str
     dispatcher: type[Dispatcher]
-    """Serves it on persistent topics."""
+    """The dispatcher on persistent topics."""
     selection: type[Selection]
-    """Serves it on non-persistent topics."""
+    """The selection on non-persistent topics."""
     admits_one: bool = False
-    """Whether a second consumer is turned away."""
+    """Whether a second consumer is refused."""
 
     @property
     def tracks_holders(self) -> bool:
@@ -42,4 +42,4 @@ FAILOVER: Final = SubscriptionType(2, "Failover", FailoverDispatcher, FailoverSe
 KEY_SHARED: Final = SubscriptionType(3, "Key_Shared", KeySharedDispatcher, KeySelection)
 
 TYPES: Final = {row.number: row for row in (EXCLUSIVE, SHARED, FAILOVER, KEY_SHARED)}
-"""By the number on the wire."""
+"""By their number on the wire."""

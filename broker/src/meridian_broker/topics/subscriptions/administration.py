@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an administrator does to a subscription in a consumer's place; each is durable when it returns.
+"""Operations of an administrator on a subscription, as if by a consumer. Each is durable when it returns.
 
-Skipped entries are acknowledgements that no consumer sent (R12: they are acks, and merge as such). They are claimed
-entry by entry in short commands, so that a long backlog does not hold up the loop, and consumers go on meanwhile.
+Skipped entries are acknowledged without a consumer (R12: they are acks, and merge as such). They are acknowledged one
+by one in short commands, so that a long backlog does not block the loop and consumers can go on.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 COMMAND: Final = 2000
 """Entries acknowledged in one command."""
 LOOK: Final = 3000
-"""Entries looked at before others run."""
+"""Entries examined before others run."""
 
 
 class _Nobody:
-    """The port of a consumer that is none: nothing is ever sent to it."""
+    """Consumer port for acknowledgements without a consumer: nothing is ever sent to it."""
 
     def deliver(
         self, consumer: Consumer, position: Position, entry: bytes, redeliveries: int, remaining: int | None
@@ -52,10 +52,11 @@ class _Nobody:
 
 
 async def skip(subscription: Subscription, entries: int | None) -> None:
-    """Acknowledge the next ``entries`` that are not acked yet; None: all that are stored now. Durable when it returns.
+    """Acknowledge the next ``entries`` that are not acked yet; None: all that are stored now. Durable when it
+    returns.
 
     :raises NotAllowed: the subscription is not durable.
-    :raises TopicFenced: the topic was closed meanwhile; what was skipped until then is skipped.
+    :raises TopicFenced: the topic was closed; what was skipped before that stays skipped.
     """
     if not subscription.durable:
         raise NotAllowed(f"{subscription.name!r} is a reader's subscription: it keeps no acknowledgements")
@@ -73,8 +74,9 @@ async def skip(subscription: Subscription, entries: int | None) -> None:
 
 
 async def damage(subscription: Subscription, entries: int) -> list[Position]:
-    """Claim the next entries as acknowledged, though nobody acknowledged them: messages lost on purpose, as if another
-    region had told a lie. Only a broker under test offers it. Durable when it returns.
+    """Fault injection: record the next entries as acknowledged although no consumer acknowledged them, which loses
+    messages on purpose, as a wrong message from another region would. Only a broker under test offers it. Durable
+    when it returns.
 
     :raises NotAllowed: the subscription is not durable.
     """
@@ -94,7 +96,7 @@ async def damage(subscription: Subscription, entries: int) -> list[Position]:
 async def _next(
     subscription: Subscription, after: Position, end: Position, most: int
 ) -> tuple[list[Position], Position]:
-    """Entries in ``(after, end]`` that are owed, and how far was looked: ``LOOK`` entries at most."""
+    """Owed entries in ``(after, end]``, and the position up to which was examined: at most ``LOOK`` entries."""
     log = subscription.topic.log
     found: list[Position] = []
     looked = 0
@@ -121,7 +123,7 @@ async def _let_others_run(topic: TopicContext) -> None:
 async def _acknowledge(subscription: Subscription, positions: list[Position]) -> None:
     subscription.check_open()
     topic = subscription.topic
-    if subscription.cursor.resent is not None:  # an administrator has them all, whatever was sent to whom
+    if subscription.cursor.resent is not None:  # an administrator skips them whatever was sent to which consumer
         for position in positions:
             subscription.cursor.resent.note(position)
     nobody = Consumer(
@@ -131,13 +133,13 @@ async def _acknowledge(subscription: Subscription, positions: list[Position]) ->
 
 
 async def remove_subscriptions(found: Sequence[Subscription], *, forced: bool = False) -> None:
-    """Delete subscriptions, such as those of one name on all partitions; in all regions that share them (R16).
+    """Delete subscriptions, such as those of one name on all partitions, in all regions that share them (R16).
 
-    All of them or none: whether they have consumers is decided in the turn of the loop that deletes them.
+    All or none: whether they have consumers is checked in the same turn of the loop that deletes them.
 
-    :param forced: send their consumers away.
-    :raises SubscriptionNotFound: one was deleted since it was found.
-    :raises SubscriptionInUse: one has consumers, and nobody forces.
+    :param forced: disconnect their consumers.
+    :raises SubscriptionNotFound: one was deleted since it was looked up.
+    :raises SubscriptionInUse: one has consumers, and ``forced`` is not set.
     """
     for subscription in found:
         if not subscription.is_there:
@@ -154,10 +156,10 @@ async def remove_subscriptions(found: Sequence[Subscription], *, forced: bool = 
 async def make_subscription(
     subscribing: Subscribing, name: str, place: Position, *, replicated: bool, properties: dict[str, str]
 ) -> None:
-    """Make a durable subscription whose next entry is ``place``.
+    """Create a durable subscription whose next entry is ``place``.
 
-    :raises SubscriptionExists: there is one of that name.
-    :raises LimitReached: the topic has as many as it may have.
+    :raises SubscriptionExists: the name is in use.
+    :raises LimitReached: the topic has reached its limit of subscriptions.
     """
     if not names.is_free(name):
         raise InvalidName(f"{name!r} is not a valid subscription name")
@@ -174,22 +176,24 @@ async def make_subscription(
 
 
 async def move_subscription(subscription: Subscription, place: Position) -> None:
-    """Stand so that ``place`` is the next entry; consumers are sent to subscribe again (R12)."""
+    """Move the subscription so that ``place`` is its next entry; consumers are disconnected and subscribe again
+    (R12).
+    """
     await subscription.seek(place)
     await confirmed(subscription.topic, subscription.topic.progress_log.when_durable)
 
 
 async def move_subscription_to_time(subscription: Subscription, time_ms: int) -> None:
-    """Stand at the first message published at ``time_ms`` or later; as ``move_subscription``."""
+    """Move to the first message published at ``time_ms`` or later; as ``move_subscription``."""
     await subscription.seek_to_time(min(time_ms, LATEST_TIME_MS))
     await confirmed(subscription.topic, subscription.topic.progress_log.when_durable)
 
 
 async def replicate_subscription(subscription: Subscription, replicated: bool) -> None:
-    """Set the replicated flag, when it is otherwise (R17).
+    """Set the replicated flag, if it differs (R17).
 
     :raises NotAllowed: the subscription is not durable.
-    :raises TopicFenced: the topic was closed, or the subscription deleted, since it was found.
+    :raises TopicFenced: the topic was closed, or the subscription deleted, since it was looked up.
     """
     if not subscription.durable:
         raise NotAllowed(f"{subscription.name!r} is a reader's subscription: it cannot be replicated")
@@ -202,9 +206,9 @@ async def replicate_subscription(subscription: Subscription, replicated: bool) -
 async def scope_subscription(
     subscription: Subscription, scope: str, preferred: Mapping[str, str], witness: str | None = None
 ) -> None:
-    """Say which region dispatches which of its messages, in all regions (R25, R26). ``witness`` None: as before.
+    """Set which region dispatches which of its messages, for all regions (R25, R26). ``witness`` None: unchanged.
 
-    :raises TopicFenced: the topic was closed, or the subscription deleted, since it was found.
+    :raises TopicFenced: the topic was closed, or the subscription deleted, since it was looked up.
     """
     subscription.check_open()
     topic = subscription.topic
@@ -214,7 +218,7 @@ async def scope_subscription(
 
 
 async def confirmed(topic: TopicContext, change: Callable[[Done], None]) -> None:
-    """Change something and wait until it is durable. :raises TopicFenced: it will not be."""
+    """Make a change and wait until it is durable. :raises TopicFenced: it did not become durable."""
     try:
         await topic.scheduler.answer(change)
     except LedgerError as error:

@@ -23,13 +23,14 @@ HOLD, EXCEPTION, EVICTION = QUOTA_POLICIES
 
 
 def quotas(topic: TopicContext) -> list[tuple[str, BacklogQuota]]:
-    """Those that are enforced now, by kind."""
+    """The quotas in force now, by kind."""
     is_kept = topic.keeps_quotas and topic.failure is None
     return sorted(topic.rules.backlog_quotas.items()) if is_kept else []
 
 
 async def exceeded(topic: TopicContext, subscriptions: Iterable[Subscription]) -> str | None:
-    """How subscriptions exceed a quota that keeps entries of other regions out, in words; None: they do not.
+    """Which quota the subscriptions exceed, as a sentence; it keeps entries of other regions out. None: they exceed
+    none.
 
     :raises LedgerError: the oldest message cannot be read.
     """
@@ -41,7 +42,7 @@ async def exceeded(topic: TopicContext, subscriptions: Iterable[Subscription]) -
 
 
 async def beyond(topic: TopicContext, kind: str, quota: BacklogQuota, slowest: Position) -> str | None:
-    """How what stands behind a place exceeds a quota, in words; None: it does not.
+    """How the backlog behind position ``slowest`` exceeds a quota, as a sentence; None: it does not.
 
     :raises LedgerError: the oldest message cannot be read.
     """
@@ -58,5 +59,5 @@ async def beyond(topic: TopicContext, kind: str, quota: BacklogQuota, slowest: P
 
 
 def waiting(subscriptions: Iterable[Subscription]) -> list[Position]:
-    """Up to where each durable subscription has everything acknowledged."""
+    """The positions up to which each durable subscription has acknowledged everything."""
     return [one.cursor.mark_delete for one in subscriptions if one.durable]

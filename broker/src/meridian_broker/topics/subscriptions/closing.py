@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a consumer goes that closes in good order."""
+"""An orderly close of a consumer."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from meridian_broker.topics.subscriptions.subscription import Subscription
 
 
 def leave(consumer: Consumer, left: Done) -> None:
-    """Take it out. ``left`` hears it once what was acked here is durable and the other regions know it, so that
-    neither a crash nor a planned switch repeats any of it (R20). A non-persistent topic has nothing to wait for."""
+    """Remove the consumer. ``left`` is called once its acknowledgements are durable here and known to the other
+    regions, so that neither a crash nor a planned move repeats any message (R20). On a non-persistent topic that is
+    at once.
+    """
     subscription = consumer.subscription
     if not isinstance(subscription, Subscription):
         subscription.leave(consumer)

@@ -39,33 +39,33 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DOUBT_MS: Final = 86_400_000
-"""For so long a topic that may lack a subscription waits for its consumers, and shows what it lost."""
+"""For this long a topic that may lack a subscription waits for its consumers to return, and reports what it lost."""
 NAMED_MAX: Final = 100
-"""Subscriptions that a report names."""
+"""Subscriptions that a report names at most."""
 _OF_SUBSCRIPTIONS: Final = frozenset(Kind) - {Kind.SEQUENCES, Kind.GAP, Kind.LOST}
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What one progress ledger lost."""
+    """What the damaged records of one progress ledger held."""
 
     ledger: int
     records: int
     at_ms: int
-    """When that was found."""
+    """When the damage was found, in milliseconds since 1970."""
     subscriptions: tuple[str, ...] = ()
-    """Those that lost acknowledgements, or that were made again; the first ``NAMED_MAX`` by name."""
+    """Subscriptions that lost acknowledgements or were created again; the first ``NAMED_MAX`` by name."""
     in_doubt: bool = False
-    """A subscription may be missing of which not even the name is known."""
+    """A subscription may be missing whose very name is unknown."""
 
     def encode(self) -> bytes:
-        """As JSON: there are few."""
+        """As JSON; there are only a few."""
         fields = {"records": self.records, "at_ms": self.at_ms, "names": self.subscriptions, "doubt": self.in_doubt}
         return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, ledger: str, data: bytes) -> Loss:
-        """:raises ValueError: no such record."""
+        """:raises ValueError: it is not a valid record."""
         try:
             fields = json.loads(data)
             names = tuple(map(str, fields["names"]))
@@ -76,7 +76,7 @@ class Loss:
 
 @dataclass(slots=True)
 class _Found:
-    """Damaged records of one ledger, while it is read."""
+    """Damaged records of one ledger that is being read."""
 
     records: int = 0
     names: set[str] = field(default_factory=set)
@@ -84,7 +84,7 @@ class _Found:
 
 
 class LostRecords:
-    """See the module's text. Each topic has one."""
+    """The damage to a topic's progress log and what follows from it. Each topic has one."""
 
     def __init__(
         self,
@@ -93,10 +93,9 @@ class LostRecords:
         tombstones: Mapping[str, SubscriptionRecord],
         make: Callable[[SubscriptionRecord, Progress], Subscription],
     ) -> None:
-        """
-        :param subscriptions: of the topic; those that are made again join them.
-        :param tombstones: of deleted ones.
-        :param make: a durable subscription with this record and progress.
+        """:param subscriptions: those of the topic; subscriptions that are created again are added.
+        :param tombstones: those of deleted subscriptions.
+        :param make: creates a durable subscription with this record and progress.
         """
         self._topic = topic
         self._subscriptions = subscriptions
@@ -105,38 +104,42 @@ class LostRecords:
         self._losses: dict[int, Loss] = {}
         self._found: dict[int, _Found] = {}
         self._missing: dict[str, tuple[int, Stamp]] = {}
-        """Subscriptions that a damaged record named and that no whole record made so far: in which ledger, and the
-        deletion before that record."""
+        """Subscriptions that a damaged record named and no intact record has created so far: the ledger of that
+        record, and the deletion before it.
+        """
         self.may_have_voted = False
-        """A vote of this region may be among them."""
+        """One of the lost records may be a vote of this region."""
         self.votes_from_ms = 0
-        """Until then, by the clock of leases, this region votes on no share: a promise that it forgot may bind it."""
+        """Until then, by the clock of leases, this region does not vote: a promise that it forgot may still bind it."""
 
     @property
     def records(self) -> int:
-        """How many were lost within the last day."""
+        """The number of records lost within the last day."""
         return sum(loss.records for loss in self.recent())
 
     @property
     def in_doubt(self) -> bool:
-        """A subscription may be missing here."""
+        """Whether a subscription may be missing here."""
         return bool(self._losses) and any(loss.in_doubt for loss in self.recent())
 
     def concerns(self, name: str) -> bool:
-        """Other regions may know more of this subscription than is left of it here, even that it is replicated."""
+        """Whether other regions may know more of this subscription than is left of it here, perhaps that it is
+        replicated.
+        """
         return bool(self._losses) and any(loss.in_doubt or name in loss.subscriptions for loss in self.recent())
 
     def stands_in(self, subscription: Subscription) -> bool:
-        """It was made again here, and nobody has told yet of which life the damaged one was, nor whether it was shared.
+        """Whether it was created again here and other regions have not reported yet which life the damaged one had,
+        nor whether it was shared.
 
-        One made by a client begins with the creation that its record names, also after a restart.
+        One that a client created begins with the creation in its record, also after a restart.
         """
         record = subscription.record
         is_made_again = subscription.durable and subscription.cursor.progress.beginning.created != record.created
         return is_made_again and not record.is_shared and self.concerns(record.name)
 
     def recent(self) -> list[Loss]:
-        """What was found within the last day."""
+        """Losses found within the last day."""
         since_ms = self._topic.scheduler.now_ms() - DOUBT_MS
         return [loss for loss in self._losses.values() if loss.at_ms > since_ms]
 
@@ -158,19 +161,19 @@ class LostRecords:
             if name in self._subscriptions or kind == Kind.REMOVED:
                 return
             if kind == Kind.SUBSCRIPTION and self._deleted(name) != ZERO:
-                found.in_doubt = True  # another deletion, or a creation in another region, which will tell it again
+                found.in_doubt = True  # another deletion, or a creation in another region, which reports it again
             else:
                 self._missing[name] = damaged.ledger, self._deleted(name)
 
     @property
     def is_any(self) -> bool:
-        """A damaged record was met so far."""
+        """Whether a damaged record was met so far."""
         return bool(self._found)
 
     def unknown(self, name: str, life: Stamp = ZERO) -> Subscription | None:
-        """A record is of a subscription that no whole record made: make it again if damage explains that.
+        """A record refers to a subscription that no intact record created: create it again if damage explains that.
 
-        :param life: of the subscription, as the record says.
+        :param life: life of the subscription, as in the record.
         """
         if not self._found or life < self._deleted(name):
             return None
@@ -178,7 +181,7 @@ class LostRecords:
         return self._make(name, life)
 
     def removed(self, name: str) -> None:
-        """A record says that the subscription was deleted: what was damaged before it is not missing."""
+        """A record says that the subscription was deleted, so a damaged creation before it is not missing."""
         self._missing.pop(name, None)
 
     def _deleted(self, name: str) -> Stamp:
@@ -188,7 +191,7 @@ class LostRecords:
 
     def _make(self, name: str, life: Stamp = ZERO) -> Subscription:
         progress = Progress()
-        progress.begin(Beginning(life, ZERO, {}))  # nothing says where it began: that is for other regions to tell
+        progress.begin(Beginning(life, ZERO, {}))  # where it began is unknown here; other regions report it
         made = self._subscriptions[name] = self._make_one(self._record(name, life), progress)
         return made
 
@@ -196,28 +199,29 @@ class LostRecords:
         return SubscriptionRecord(name, created=self._topic.clock.next(after=life), deleted=life)
 
     def follow_progress(self, subscription: Subscription) -> None:
-        """Its progress may be of a later life than its record: the record of that life is damaged."""
+        """Its progress may be of a later life than its record: then the record of that life is damaged."""
         life = subscription.cursor.progress.beginning.life
         if self._found and life > subscription.record.deleted:
             subscription.record = self._record(subscription.name, life)
             next(reversed(self._found.values())).names.add(subscription.name)
 
     def finish(self) -> None:
-        """All of the log was read: make what is missing."""
+        """The whole log was read: create what is missing."""
         known = self._subscriptions
         for name, (ledger, life) in self._missing.items():
             if name in known:
                 continue
-            self._found[ledger].in_doubt = True  # the name may be damaged as well
-            if self._deleted(name) == life:  # else a deletion follows, perhaps of an earlier life: snapshots end so
+            self._found[ledger].in_doubt = True  # the name may be damaged, too
+            if self._deleted(name) == life:  # otherwise a deletion follows, maybe of an earlier life
                 self._make(name, life)
         self._missing.clear()
         for subscription in known.values():
             self.follow_progress(subscription)
 
     def report(self) -> None:
-        """Put on record what was lost. That replaces the damaged ledger by a snapshot, so all that a snapshot holds has
-        to be known by now."""
+        """Record what was lost. A snapshot then replaces the damaged ledger, so everything that it contains has to be
+        known.
+        """
         for ledger, found in self._found.items():
             if ledger not in self._losses:
                 self._report(ledger, found)
@@ -235,21 +239,21 @@ class LostRecords:
             "; a subscription may be missing, so no storage is freed for a day" if found.in_doubt else "",
         )
 
-    # -- what is on record
+    # -- records of losses
 
     def recall(self, ledger: str, payload: bytes) -> None:
-        """A record of the progress log."""
+        """Replay a record of the progress log."""
         loss = Loss.decode(ledger, payload)
         self._losses[loss.ledger] = loss
-        self.may_have_voted = True  # the broker that found that may have ended soon after
+        self.may_have_voted = True  # the broker that found the damage may have ended soon after
 
     def snapshot(self) -> Iterator[tuple[Kind, str, bytes]]:
-        """What a new ledger of the progress log begins with."""
+        """The records that a new ledger of the progress log begins with."""
         return ((Kind.LOST, str(loss.ledger), loss.encode()) for loss in self.recent())
 
 
 def _head(remains: bytes) -> tuple[Kind, str] | None:
-    """Kind and name of a damaged record, as far as what is left of it can be believed."""
+    """Kind and name of a damaged record, as far as its remains can be trusted."""
     try:
         kind, name, _, _ = decode(remains)
     except ProgressLogError:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A subscription's record came, from another region or from the progress log: what follows, decided without doing it.
+"""Decides what follows when a subscription's record arrives, from another region or from the progress log. Pure.
 
-Both sources say the same things: that a subscription of some life is there, or that a life has ended. The later life
-counts (R16). They differ in what they are compared with. Another region may know less than is known here, so its record
-is joined with ours, and a subscription that was always this region's own is left alone (R15). The progress log has been
-joined already; of its records the last one counts.
+A record says that a subscription of some life exists, or that a life has ended. The later life wins (R16). The two
+sources differ in what their records are compared with. Another region may know less than this one, so its record is
+joined with ours, and a subscription that was always this region's own is left alone (R15). Records in the progress
+log were joined before they were written, so the last one counts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TOMBSTONE_MS: Final = 30 * 86_400_000
 
 
 class Verdict(Enum):
-    """What comes of a record."""
+    """What a record leads to."""
 
     NOTHING = "everything it says is known"
     REFUSE = "refused: a subscription of this region's own has the name"
@@ -34,31 +34,31 @@ class Verdict(Enum):
 
 
 class Here(NamedTuple):
-    """What is known of the name."""
+    """What is known under the name."""
 
     held: SubscriptionRecord | None = None
     """Record of the subscription; None: there is none."""
     is_shared: bool = False
     """Other regions know of the subscription."""
     stands_in: bool = False
-    """It was made again in the place of one whose record is damaged (``damaged_records.py``)."""
+    """It was created again in place of one whose record is damaged (``damaged_records.py``)."""
     has_consumers: bool = False
     grave: SubscriptionRecord | None = None
-    """The tombstone."""
+    """The tombstone; None: there is none."""
 
 
 class Decision(NamedTuple):
-    """The verdict, and what it leaves behind."""
+    """The verdict and its result."""
 
     verdict: Verdict
     record: SubscriptionRecord
-    """Of the subscription, or its tombstone, after it."""
+    """The record of the subscription, or its tombstone, afterwards."""
     closes: bool = False
-    """Clients cannot make one of the name by themselves for a while."""
+    """Clients cannot create a subscription of the name by themselves for a while."""
 
 
 def told(came: SubscriptionRecord, here: Here, now_ms: int) -> Decision:
-    """Another region has this record."""
+    """Decide on a record of another region."""
     held = here.held
     known = here.grave if held is None else held
     joined = came if known is None else join_records(known, came)
@@ -76,10 +76,10 @@ def told(came: SubscriptionRecord, here: Here, now_ms: int) -> Decision:
 
 
 def logged(came: SubscriptionRecord, here: Here) -> Decision:
-    """The progress log holds this record, behind all that made ``here``.
+    """Decide on a record of the progress log; ``here`` results from the records before it.
 
-    A tombstone that stands behind a subscription of a later life, or of one that other regions never knew, says nothing
-    of that one: a new ledger begins with subscriptions, and then with tombstones.
+    A tombstone behind a subscription of a later life, or of one that other regions never knew, does not apply to it:
+    a new ledger begins with the subscriptions, and the tombstones follow.
     """
     held = here.held
     if came.is_gone:
@@ -93,12 +93,12 @@ def logged(came: SubscriptionRecord, here: Here) -> Decision:
 
 
 def is_too_old(record: SubscriptionRecord, now_ms: int) -> bool:
-    """Is it a tombstone that is not kept any more?"""
+    """Whether it is a tombstone that has expired."""
     return record.is_gone and record.deleted.time_ms < now_ms - TOMBSTONE_MS
 
 
 def _outcome(after: SubscriptionRecord, held: SubscriptionRecord | None) -> Verdict:
-    """What turns the one into the other."""
+    """The verdict that leads from ``held`` to ``after``."""
     if held is None:
         return Verdict.BURY if after.is_gone else Verdict.MAKE
     if after.is_gone:
@@ -109,7 +109,7 @@ def _outcome(after: SubscriptionRecord, held: SubscriptionRecord | None) -> Verd
 
 
 def _beside_own(came: SubscriptionRecord, grave: SubscriptionRecord | None) -> Decision:
-    """Other regions deleted a subscription of the name of one that was always this region's own."""
+    """Other regions deleted a subscription with the name of one that was always this region's own."""
     if not came.is_gone:
         return Decision(Verdict.REFUSE, came)
     joined = came if grave is None else join_records(grave, came)

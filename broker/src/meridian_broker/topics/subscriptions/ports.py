@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a subscription, and whoever has one in hand, asks of all the subscriptions of its topic."""
+"""What a subscription, and code that works on one, needs from the set of all subscriptions of its topic."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from meridian_broker.topics.dispatch.rates import DispatchRates
 
 S = TypeVar("S")
-"""A subscription: its class is written against this port, so the port cannot name it."""
+"""A subscription. Its class depends on this port, so the port cannot name it."""
 
 
 class Registry(Protocol[S]):
-    """The subscriptions of one topic (``registry.py``)."""
+    """All subscriptions of one topic (``registry.py``)."""
 
     @property
     def subscriptions(self) -> Mapping[str, S]:
@@ -27,24 +27,24 @@ class Registry(Protocol[S]):
 
     @property
     def compaction(self) -> Compaction:
-        """Of the topic: the view that subscriptions may read."""
+        """The topic's compaction: the view that subscriptions may read."""
         ...
 
     @property
     def dispatch_rates(self) -> DispatchRates:
-        """Of the topic: the rates that subscriptions keep."""
+        """The topic's dispatch rates, which subscriptions keep."""
         ...
 
     def is_in_doubt(self, name: str, /) -> bool:
-        """Other regions may know more of a subscription than is left of it here (``damaged_records.py``)."""
+        """Whether other regions may know more of a subscription than is left of it here (``damaged_records.py``)."""
         ...
 
     def may_be_shared(self, subscription: S, /) -> bool:
-        """Other regions know of it, or perhaps do."""
+        """Whether other regions know of it, or may know of it."""
         ...
 
     def check_unused(self, name: str, /) -> None:
-        """:raises SubscriptionNotFound: there is none.
+        """:raises SubscriptionNotFound: there is none of that name.
         :raises SubscriptionInUse: it has consumers in this region.
         """
         ...
@@ -52,13 +52,13 @@ class Registry(Protocol[S]):
     def delete(self, name: str, done: Done | None = None, *, forced: bool = False) -> None:
         """Delete it, in all regions that share it.
 
-        :raises SubscriptionNotFound: there is none.
-        :raises SubscriptionInUse: it has consumers, and nobody forces.
+        :raises SubscriptionNotFound: there is none of that name.
+        :raises SubscriptionInUse: it has consumers, and ``forced`` is not set.
         """
         ...
 
     def forget_reader(self, subscription: S, /) -> None:
-        """A subscription that is not durable goes; its reader is not here."""
+        """Remove a subscription that is not durable; its reader has left."""
         ...
 
     def set_replicated(self, subscription: S, replicated: bool, done: Done | None = None) -> None:
@@ -74,9 +74,9 @@ class Registry(Protocol[S]):
         *,
         witness: str | None = None,
     ) -> None:
-        """Say which region dispatches what (R25, R26)."""
+        """Set which region dispatches which messages (R25, R26)."""
         ...
 
     def set_voter_sets(self, subscription: S, known: VoterSets, /) -> None:
-        """Keep what is known of who votes (R26)."""
+        """Record who votes, as far as is known (R26)."""
         ...

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A topic's subscriptions as all its regions know them: made, adopted, switched and deleted (R15-R17).
+"""A topic's subscriptions as all its regions know them: created, adopted, switched and deleted (R15-R17).
 
-Deleting a replicated subscription leaves a *tombstone*: its record with the stamp of the deletion. It travels as every
-record does, so a region that was away removes its own copy instead of bringing the subscription back, and progress of
-the earlier life is not taken any more. What is made under the name later is another subscription, of a later life.
+Deleting a replicated subscription leaves a *tombstone*: its record with the stamp of the deletion. It is replicated
+like any other record, so a region that was away removes its copy instead of bringing the subscription back, and
+progress of the earlier life is refused from then on. A subscription created under the same name later has a later
+life.
 
-A subscription whose flag was switched off stays known to the exchange by its record, without progress: so the other
-regions hear that it was switched off. One that was never switched on is nobody else's business.
+A subscription whose replicated flag was switched off stays part of the exchange with its record, without progress, so
+that the other regions learn of the switch. One that was never replicated is not part of it.
 """
 
 from __future__ import annotations
@@ -46,14 +47,15 @@ if TYPE_CHECKING:
     from meridian_broker.topics.dispatch.types import SubscriptionType
 
 TOMBSTONES_MAX: Final = 100_000
-"""Tombstones per topic; about 25 MB. None is dropped early to make room, because a region that was away would bring its
-subscription back: a topic that has so many makes no more replicated subscriptions until the oldest expires."""
+"""Tombstones per topic; about 25 MB. None is dropped early, because a region that was away would then bring its
+subscription back: a topic at the limit creates no more replicated subscriptions until the oldest tombstone expires.
+"""
 _ENDING: Final = (Verdict.REMOVE, Verdict.REPLACE)
-"""The life of the subscription that is here has ended."""
+"""Verdicts that end the life of the current subscription."""
 
 
 class Lives:
-    """See the module's text. Each topic has one."""
+    """All subscriptions of a topic and their tombstones. Each topic has one."""
 
     def __init__(
         self,
@@ -61,9 +63,7 @@ class Lives:
         compaction: Compaction,
         record_changed: Callable[[Subscription], None],
     ) -> None:
-        """
-        :param record_changed: called when a subscription of other regions came, or its flag or scope changed.
-        """
+        """:param record_changed: called when a subscription of other regions arrived, or its flag or scope changed."""
         self._topic = topic
         self.compaction = compaction
         self._record_changed = record_changed
@@ -72,29 +72,29 @@ class Lives:
         self.dispatch_rates: DispatchRates = DispatchRates(topic.scheduler, self.subscriptions)
         self.lost_records = LostRecords(topic, self.subscriptions, self.tombstones, self._make)
         self.messages_out_before = 0
-        """Sent by subscriptions that are gone, so that the topic's totals only grow."""
+        """Messages sent by subscriptions that no longer exist, so that the topic's totals never shrink."""
         self.bytes_out_before = 0
         compaction.when_view_changes(self._view_changed)
         self._closed_until_ms: dict[str, int] = {}
-        """Ordered by time: every name stays closed equally long."""
+        """In order of time: every name is closed for the same period."""
 
     def _make(self, record: SubscriptionRecord, progress: Progress) -> Subscription:
         return Subscription(self._topic, self, record, progress)
 
-    # -- what other regions hear -------------------------------------------------------------------------------------
+    # -- what other regions are sent ---------------------------------------------------------------------------------
 
     def shared(self) -> list[str]:
-        """Names of which other regions hear, deleted ones among them."""
+        """Names that are part of the exchange, including deleted ones."""
         tombstones = self.tombstones
         names = [name for name, one in self.subscriptions.items() if one.durable and one.record.is_shared]
         return [*(name for name in names if name not in tombstones), *tombstones] if tombstones else names
 
     def has_shared(self) -> bool:
-        """Are there any?"""
+        """Whether there are any."""
         return bool(self.tombstones) or any(map(_is_shared, self.subscriptions.values()))
 
     def progress(self, name: str) -> Progress | None:
-        """What other regions hear of its progress, this turn's acknowledgements included; None: it is not shared."""
+        """The progress that other regions are sent, with this turn's acknowledgements; None: it is not shared."""
         subscription = self.subscriptions.get(name)
         if subscription is not None and subscription.durable and subscription.replicated:
             subscription.cursor.flush_pending()
@@ -103,7 +103,7 @@ class Lives:
         return None if record is None else _nothing(record)
 
     def record(self, name: str) -> bytes | None:
-        """Its encoded record, or its tombstone."""
+        """Its encoded record, or its tombstone; None: it is not shared."""
         record = self._shared_record(name)
         return None if record is None else encode_record(record)
 
@@ -118,12 +118,13 @@ class Lives:
         if progress is not None:
             self._topic.tell_others(name, progress.copy(), record_changed=True)
 
-    # -- what happens here -------------------------------------------------------------------------------------------
+    # -- changes made here -------------------------------------------------------------------------------------------
 
     def check_open(self, name: str) -> None:
-        """:raises NotAllowed: it was just deleted by force: clients do not make it again by themselves.
+        """:raises NotAllowed: it was deleted by force a moment ago, and clients must not create it again by
+            themselves.
 
-        Not that it is not found: after that some clients would try again until they may.
+        "Not found" would be wrong here: some clients would then retry until they succeed.
         """
         until = self._closed_until_ms.get(name)
         if until is None:
@@ -138,15 +139,15 @@ class Lives:
         )
 
     def check_room(self, name: str) -> None:
-        """:raises LimitReached: the topic has as many subscriptions as it may have."""
+        """:raises LimitReached: the topic has reached its limit of subscriptions."""
         most = self._topic.rules.max_subscriptions
         durable = sum(subscription.durable for subscription in self.subscriptions.values()) if most else 0
         if most and durable >= most:
             raise LimitReached(f"{self._topic.name} has {durable} subscriptions, its limit: {name!r} was not created")
 
     def check_new_consumer(self, subscription: Subscription, kind: SubscriptionType) -> None:
-        """:raises NotAllowed: subscriptions of this type are switched off.
-        :raises ConsumerBusy: there are as many consumers as there may be.
+        """:raises NotAllowed: subscriptions of this type are disabled.
+        :raises ConsumerBusy: the limit of consumers is reached.
         """
         topic, rules = self._topic, self._topic.rules
         if kind.name not in rules.subscription_types:
@@ -157,7 +158,8 @@ class Lives:
             raise ConsumerBusy(f"subscription {subscription.name!r} has {most} consumers, its limit: close some")
 
     def begun(self, name: str, *, replicated: bool, properties: Mapping[str, str]) -> SubscriptionRecord:
-        """The record of a subscription made now. A flag that nobody asked for is nobody's decision (R17).
+        """The record of a new subscription. A flag that nobody asked for carries no stamp, so any decision wins over
+        it (R17).
 
         :raises LimitReached: it would be replicated, and the topic has too many tombstones.
         """
@@ -172,15 +174,16 @@ class Lives:
         return SubscriptionRecord(name, replicated, stamp if replicated else ZERO, stamp, dict(properties), life)
 
     def write(self, subscription: Subscription, done: Done | None = None) -> None:
-        """Put a subscription on record as it is now, and tell the other regions."""
+        """Record the subscription as it is now, and send that to the other regions."""
         self._topic.progress_log.append(Kind.WHOLE, subscription.name, whole(subscription).encode(), done)
         if _is_shared(subscription):
             self._tell(subscription.name)
 
     def set_replicated(self, subscription: Subscription, replicated: bool, done: Done | None = None) -> None:
-        """Switch the replicated flag; the later stamp wins everywhere, and switching it on joins what all know (R17).
+        """Switch the replicated flag. The later stamp wins everywhere; switching on unites the progress of all
+        regions (R17).
 
-        :raises NotAllowed: a replicated subscription of that name was deleted after this one was made.
+        :raises NotAllowed: a replicated subscription of that name was deleted after this one was created.
         :raises LimitReached: the flag is switched on, and the topic has too many tombstones.
         """
         record, grave = subscription.record, self.tombstones.get(subscription.name)
@@ -209,9 +212,9 @@ class Lives:
         *,
         witness: str | None = None,
     ) -> None:
-        """Say which region dispatches what; the later stamp wins everywhere (R25, R26).
+        """Set which region dispatches which messages; the later stamp wins everywhere (R25, R26).
 
-        :param witness: who votes besides the topic's regions, empty for nobody; None: as before.
+        :param witness: a region outside the topic that votes as well, empty for none; None: unchanged.
         """
         record = subscription.record
         stamp = self._topic.clock.next(max(record.scope_stamp, record.created))
@@ -222,22 +225,24 @@ class Lives:
         self._record_changed(subscription)
 
     def set_voter_sets(self, subscription: Subscription, known: VoterSets) -> None:
-        """Keep what is known of who votes (R26). It is told on where another region told it: a third may not know."""
+        """Record who votes, as far as is known (R26). What one region reported is passed on: a third may not
+        know it.
+        """
         subscription.record = replace(subscription.record, voter_sets=known)
         self._topic.progress_log.append(Kind.SUBSCRIPTION, subscription.name, encode_record(subscription.record))
         if _is_shared(subscription):
             self._tell(subscription.name)
 
     def may_be_shared(self, subscription: Subscription) -> bool:
-        """Other regions know of it; or perhaps, because it was made again here from a damaged record."""
+        """Whether other regions know of it, or may know because it was created again here from a damaged record."""
         return _is_shared(subscription) or self.lost_records.stands_in(subscription)
 
     def is_in_doubt(self, name: str) -> bool:
-        """Other regions may know more of it than is left of it here, even that it is replicated."""
+        """Whether other regions may know more of it than is left of it here, perhaps that it is replicated."""
         return self.lost_records.concerns(name)
 
     def check_unused(self, name: str) -> None:
-        """:raises SubscriptionNotFound: there is none.
+        """:raises SubscriptionNotFound: there is none of that name.
         :raises SubscriptionInUse: it has consumers in this region (R16).
         """
         users = len(self._find(name).consumers)
@@ -253,12 +258,12 @@ class Lives:
         return subscription
 
     def delete(self, name: str, done: Done | None = None, *, forced: bool = False) -> None:
-        """Delete it, in all regions when they share it, or when that is not known (``damaged_records.py``).
+        """Delete it, in all regions if they share it or might share it (``damaged_records.py``).
 
-        :param forced: send its consumers away; clients cannot make it again by themselves for a while, because they
-            may not know yet (R16).
-        :raises SubscriptionNotFound: there is none.
-        :raises SubscriptionInUse: it has consumers, and nobody forces.
+        :param forced: disconnect its consumers; clients cannot create it again by themselves for a while, because
+            they may not know of the deletion yet (R16).
+        :raises SubscriptionNotFound: there is none of that name.
+        :raises SubscriptionInUse: it has consumers, and ``forced`` is not set.
         """
         subscription = self._find(name)
         if not forced:
@@ -286,16 +291,16 @@ class Lives:
         subscription.disconnect_consumers()
 
     def _end_unshared(self, name: str) -> None:
-        """A tombstone that follows does not end what nobody shared (``recall``): this record does."""
+        """In a replay, the tombstone that follows does not end a subscription that was not shared; this record does."""
         self._topic.progress_log.append(Kind.REMOVED, name, b"")
 
     def count_gone(self, subscription: Subscription) -> None:
-        """A subscription goes; what it sent stays in the topic's totals."""
+        """The subscription is removed; what it sent still counts in the topic's totals."""
         self.messages_out_before += subscription.messages_out
         self.bytes_out_before += subscription.bytes_out
 
     def forget_reader(self, subscription: Subscription) -> None:
-        """A subscription that is not durable goes; its reader is not here."""
+        """Remove a subscription that is not durable; its reader has left."""
         if self.subscriptions.pop(subscription.name, None) is not None:
             self.count_gone(subscription)
 
@@ -319,7 +324,7 @@ class Lives:
             del closed[oldest]
 
     def _check_room(self) -> None:
-        """:raises LimitReached: another replicated subscription might leave a tombstone too many."""
+        """:raises LimitReached: another replicated subscription could leave one tombstone too many."""
         if len(self.tombstones) < TOMBSTONES_MAX:
             return
         now_ms = self._topic.scheduler.now_ms()
@@ -337,10 +342,10 @@ class Lives:
         self.tombstones[record.name] = record
         self._topic.progress_log.append(Kind.SUBSCRIPTION, record.name, encode_record(record), done)
 
-    # -- what other regions tell -------------------------------------------------------------------------------------
+    # -- changes of other regions ------------------------------------------------------------------------------------
 
     def merge(self, name: str, delta: Progress, record: bytes | None, done: Callable[[str | None], None]) -> None:
-        """Take what another region told: a record, progress, a deletion. ``done`` as the exchange's host."""
+        """Merge what another region sent: a record, progress, a deletion. ``done`` as in ``ExchangeHost``."""
 
         def settled(error: LedgerError | None) -> None:
             done(None if error is None else str(error))
@@ -361,12 +366,12 @@ class Lives:
         elif delta.beginning.life > life:
             done(f"{name!r} was deleted there, and its record did not come with the delta")
         elif subscription is None or not subscription.replicated:
-            self._topic.progress_log.when_durable(settled)  # of an earlier life, or switched off: nothing is taken
+            self._topic.progress_log.when_durable(settled)  # of an earlier life, or switched off: ignored
         else:
             rewinding.merge(subscription.cursor, delta, done)
 
     def _adopt(self, told: SubscriptionRecord) -> None:
-        """:raises ValueError: a subscription of that name is here that has nothing to do with it."""
+        """:raises ValueError: an unrelated subscription of that name exists here."""
         name, subscription = told.name, self.subscriptions.get(told.name)
         stands_in = subscription is not None and self.lost_records.stands_in(subscription)
         here = self._here(name, stands_in=stands_in)
@@ -408,10 +413,10 @@ class Lives:
         record, has_consumers = subscription.record, bool(subscription.consumers)
         return Here(record, _is_shared(subscription), stands_in, has_consumers, grave)
 
-    # -- over restarts -----------------------------------------------------------------------------------------------
+    # -- restarts ----------------------------------------------------------------------------------------------------
 
     def recall(self, record: SubscriptionRecord, time_ms: int) -> None:
-        """A record that the progress log holds; later ones count."""
+        """Replay a record of the progress log; the last one counts."""
         subscriptions, name = self.subscriptions, record.name
         if record.is_shared and not record.is_gone:
             self.tombstones.pop(name, None)
@@ -431,10 +436,10 @@ class Lives:
             subscriptions[name].record = after
 
     def snapshot(self) -> Iterator[SubscriptionRecord]:
-        """Tombstones that are to be kept."""
+        """Tombstones that have not expired."""
         for record in list(self.tombstones.values()):
             if self.tombstones.get(record.name) is not record:
-                continue  # others run while a snapshot is written
+                continue  # it changed while the snapshot was written
             if is_too_old(record, self._topic.scheduler.now_ms()):
                 del self.tombstones[record.name]
             else:
@@ -442,7 +447,7 @@ class Lives:
 
 
 def whole(subscription: Subscription) -> Whole:
-    """What the progress log keeps of it, drops apart."""
+    """The snapshot of a subscription in the progress log, without its drops."""
     first_hand = b"" if subscription.cursor.first_hand is None else subscription.cursor.first_hand.encode()
     return Whole(encode_record(subscription.record), subscription.cursor.progress.encode(), first_hand)
 
@@ -459,4 +464,4 @@ def _nothing(record: SubscriptionRecord) -> Progress:
 
 
 _NOWHERE: Final[Mapping[str, Position]] = {}
-"""Places of a subscription of which no creation is known."""
+"""Beginning of a subscription whose creation is not known."""

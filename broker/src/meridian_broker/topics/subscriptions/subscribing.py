@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a subscription is found or made, and how a consumer enters it."""
+"""Finds or creates a subscription, and adds consumers to it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from meridian_broker.topics.subscriptions.registry import Lives
 
 _NOWHERE: Final[Mapping[str, Position]] = {}
-"""Before everything: one for all subscriptions that begin there."""
+"""Before everything: shared by all subscriptions that begin there."""
 
 
 class Subscribing:
-    """See the module's text. Each topic has one."""
+    """Subscribing to one topic. Each topic has one."""
 
     def __init__(self, topic: TopicContext, lives: Lives) -> None:
         self.topic = topic
@@ -45,10 +45,10 @@ class Subscribing:
         ready: Callable[[Subscription | Exception], None],
         places: Mapping[str, Position] | None = None,
     ) -> None:
-        """Find or make a subscription. ``ready`` hears it once its record is durable, or the error.
+        """Find or create a subscription. ``ready`` is called with it once its record is durable, or with the error.
 
-        :param replicated: of one that is made now.
-        :param places: of an initial entry, see ``create_subscription``.
+        :param replicated: whether a new one is replicated.
+        :param places: for an initial entry, see ``create_subscription``.
         :param read_compacted: its first consumer asks for the compacted view.
         """
         existing = self.lives.subscriptions.get(name)
@@ -73,7 +73,7 @@ class Subscribing:
             ready(error)
             return
         if durable and self.lives.lost_records.in_doubt:
-            initial, places = EARLIEST, None  # it may be the one that is missing
+            initial, places = EARLIEST, None  # it may be the missing one
         made = self.create_subscription(
             name,
             initial,
@@ -100,12 +100,12 @@ class Subscribing:
         read_compacted: bool = False,
         done: Done | None = None,
     ) -> Subscription:
-        """Make a subscription whose next entry is ``initial`` (``EARLIEST``, ``LATEST`` or an entry).
+        """Create a subscription whose next entry is ``initial`` (``EARLIEST``, ``LATEST`` or an entry).
 
         :param places: for a durable subscription that begins at an entry: ``seeking.before`` that entry.
-        :param read_compacted: a reader of the compacted view, which may have entries that the log has no more.
-        :raises SubscriptionExists: there is one of that name.
-        :raises NotAllowed: no region could take its name or its properties.
+        :param read_compacted: it reads the compacted view, which may contain entries that the log no longer has.
+        :raises SubscriptionExists: the name is in use.
+        :raises NotAllowed: its name or properties exceed what a region accepts.
         """
         if name in self.lives.subscriptions:
             raise SubscriptionExists(f"subscription {name!r} already exists")
@@ -141,7 +141,7 @@ class Subscribing:
     ) -> Consumer:
         """:raises ConsumerBusy, ConsumerAssignError: see ``Subscription.add_consumer``.
         :raises NotAllowed: see ``Lives.check_new_consumer``.
-        :raises TopicFenced: the subscription was deleted since it was found.
+        :raises TopicFenced: the subscription was deleted since it was looked up.
         """
         self.topic.check_open()
         subscription.check_open()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A subscription: its record, the consumers that are served, and how dispatch to them stands.
+"""A subscription: its record, its consumers and their dispatcher.
 
-What it is owed its ``cursor`` knows (``topics/cursors/cursor.py``). The subscription puts the two together: entries go
-out through a dispatcher, acknowledgements go to the cursor, and what the cursor decides comes back here by
+What it is owed is the business of its ``cursor`` (``topics/cursors/cursor.py``). The subscription connects the two:
+entries go out through a dispatcher, acknowledgements go to the cursor, and decisions of the cursor come back through
 ``CursorOwner``, whose methods are marked below.
 """
 
@@ -68,9 +68,9 @@ class Subscription:
         self.record = record
         self.cursor = Cursor(topic, self, progress, durable)
         self.share: DispatchShares | None = None
-        """There while dispatch scope ``origin`` is in force (R26)."""
+        """Set while dispatch scope ``origin`` is in force (R26)."""
         self.entries_dropped = 0
-        """How many entries went without an acknowledgement since the topic was opened (R14)."""
+        """Entries dropped without an acknowledgement since the topic was opened (R14)."""
         self.type: SubscriptionType | None = None
         self.dispatcher: Dispatcher | None = None
         self._barriers = 0
@@ -79,11 +79,11 @@ class Subscription:
         self.messages_out = 0
         self.bytes_out = 0
         self.pace: Pace | None = lives.dispatch_rates.pace(self)
-        """The rates that it keeps; None: there are none."""
+        """Its rate limits; None: it has none."""
         self.unacked_messages = 0
-        """Shared: sent to all consumers and not yet acked."""
+        """Shared: messages sent to all consumers and not acked yet."""
         self.last_left_ms = topic.scheduler.now_ms()
-        """When its last consumer left; before, when it was made or opened here."""
+        """When its last consumer left; before that, when it was created or opened here. In milliseconds since 1970."""
         self._pumping = False
 
     @property
@@ -104,7 +104,9 @@ class Subscription:
 
     @property
     def tracks_holders(self) -> bool:
-        """Whether several of its consumers receive at once, also of one whose last consumer left."""
+        """Whether several of its consumers receive at once; without consumers, whether that was so for the last
+        type.
+        """
         return self.type is not None and self.type.tracks_holders
 
     @property
@@ -114,8 +116,8 @@ class Subscription:
     # -- consumers -----------------------------------------------------------------------------------------------
 
     def add_consumer(self, consumer: Consumer, kind: SubscriptionType) -> None:
-        """:raises ConsumerBusy: the place is taken, or consumers of another type are here.
-        :raises ConsumerAssignError: Key_Shared: its ranges are none, or another consumer's.
+        """:raises ConsumerBusy: an exclusive consumer is connected, or consumers of another type are.
+        :raises ConsumerAssignError: Key_Shared: its ranges are not valid, or overlap another consumer's.
         """
         dispatcher = self.dispatcher
         if dispatcher is not None and dispatcher.consumers:
@@ -127,7 +129,7 @@ class Subscription:
                 raise ConsumerBusy(f"subscription {self.name!r} is {kind.name} and already has its consumer")
         else:
             self.type = kind
-            if kind.tracks_holders:  # none of those reads compacted; of the others the one that gets messages decides
+            if kind.tracks_holders:  # these types do not read compacted; with the others, the active consumer decides
                 self.read_compacted(False)
             dispatcher = self.dispatcher = kind.dispatcher(self.cursor, self, consumer.key_shared)
             is_known_elsewhere = self.replicated or self.lives.is_in_doubt(self.name)
@@ -135,12 +137,12 @@ class Subscription:
                 self._ask_others(self.topic.exchange)
         assert dispatcher is not None
         dispatcher.add(consumer)
-        if self.share is not None:  # where nobody could be asked, the barrier has passed before the consumer was there
+        if self.share is not None:  # if no region could be asked, the barrier was passed before the consumer was added
             self.share.refresh()
         self.dispatch_soon()
 
     def remove_consumer(self, consumer: Consumer) -> None:
-        """The consumer closed or its connection broke; what it did not ack goes to others."""
+        """The consumer closed or its connection broke; entries that it did not ack go to other consumers."""
         dispatcher = self.dispatcher
         if dispatcher is not None and consumer in dispatcher.consumers:
             dispatcher.remove(consumer)
@@ -152,20 +154,20 @@ class Subscription:
                     self.share.refresh()
 
     def leave(self, consumer: Consumer) -> None:
-        """The consumer is gone; a reader's subscription goes with it."""
+        """The consumer left; the subscription of a reader is removed with it."""
         self.remove_consumer(consumer)
         self.topic.last_used_ms = self.topic.scheduler.now_ms()
         if not (self.durable or self.consumers):
             self.lives.forget_reader(self)
 
     def disconnect_consumers(self) -> None:
-        """Send every consumer away to subscribe again (seek, remote rewind, unload)."""
+        """Disconnect all consumers, so that they subscribe again (seek, remote rewind, unload)."""
         for consumer in list(self.consumers):
             self.remove_consumer(consumer)
             consumer.port.disconnect_consumer(consumer)
 
     def _ask_others(self, exchange: Exchange) -> None:
-        """Wait for the newest progress before the first dispatch (R20). Only the last question's answer counts."""
+        """Wait for the newest progress before the first dispatch (R20). Only the answer to the last question counts."""
         self.barrier = True
         self._barriers += 1
         asked = self._barriers
@@ -187,13 +189,15 @@ class Subscription:
     # -- the compacted view --------------------------------------------------------------------------------------
 
     def read_compacted(self, wanted: bool) -> None:
-        """Read the compacted view from now on, or the whole log."""
+        """Read from the compacted view from now on, or from the whole log."""
         if wanted != (self.cursor.compacted is not None):
             self.cursor.read_through(CompactedReading(self.cursor, self.lives.compaction) if wanted else None)
             self.read_anew()
 
     def read_anew(self) -> None:
-        """Go on at the first entry that is owed: by another view than before, what it passed over may be owed again."""
+        """Continue at the first entry that is owed: with another view, entries that were passed over may be owed
+        again.
+        """
         if self.durable:
             self.cursor.start_cursor()
         if self.dispatcher is not None:
@@ -218,7 +222,7 @@ class Subscription:
             self.cursor.catch_up()
 
     def _tell_end(self) -> None:
-        """To the consumers of a terminated topic, once each: everything is acknowledged, and nothing will follow."""
+        """Tell each consumer once that the topic is terminated and everything in it acknowledged."""
         if self.cursor.mark_delete >= self.topic.log.last_confirmed:
             for consumer in self.consumers:
                 if not consumer.knows_end:
@@ -226,7 +230,7 @@ class Subscription:
                     consumer.port.reached_end(consumer)
 
     def mended(self, entries: Mapping[Position, bytes]) -> None:
-        """These damaged entries are whole again; others may be given up."""
+        """These damaged entries were repaired; others may have been given up."""
         if self.dispatcher is not None:
             for position, entry in entries.items():
                 self.dispatcher.mended(position, entry)
@@ -275,11 +279,11 @@ class Subscription:
 
     @property
     def blocked(self) -> bool:
-        """So much is sent and not acked that no more is sent."""
+        """Whether the limit of unacked messages is reached, so that nothing more is sent."""
         return self.unacked_messages >= self.topic.bounds.unacked_per_subscription
 
     def unblock(self, consumer: Consumer) -> None:
-        """What the consumer holds became less: it may get more."""
+        """The consumer holds less than before and may get more."""
         if self.unacked_messages >= self.topic.bounds.unacked_per_subscription // 2:
             self.dispatch_soon()  # it may have been blocked until now
         if consumer.blocked and consumer.unacked_messages < self.topic.bounds.unacked_per_consumer // 2:
@@ -295,9 +299,9 @@ class Subscription:
         batches: dict[Position, int] | None = None,
         confirmed: Done | None = None,
     ) -> None:
-        """Individual acknowledgement. ``batches``: of entries acked in part, the bits that are *not* acked yet.
+        """Individual acknowledgement. ``batches``: for partly acked entries, the bits that are *not* acked yet.
 
-        All ids of one command become one delta (R18). ``confirmed`` hears when it is durable.
+        All ids of one command become one delta (R18). ``confirmed`` is called once it is durable.
         """
         cursor = self.cursor
         if not cursor.durable:
@@ -323,7 +327,9 @@ class Subscription:
         batches: dict[Position, int],
         confirmed: Done | None,
     ) -> int | None:
-        """Single acknowledgements; or a ledger whose index they need first, and nothing was done."""
+        """Acknowledge the positions. Returns the ledger whose index has to be loaded first, if any; then nothing was
+        done.
+        """
         log = self.topic.log
         missing = next((p.ledger for p in positions if log.index(p.ledger) is None and log.holds(p)), None)
         if missing is None:
@@ -332,7 +338,7 @@ class Subscription:
         return missing
 
     def release(self, acker: AckState, position: Position) -> None:
-        """``CursorOwner``: an entry is acknowledged, and not in flight any more."""
+        """``CursorOwner``: an entry was acknowledged and is no longer in flight."""
         dispatcher = self.dispatcher
         holder = None if dispatcher is None else dispatcher.holders.pop(position, None)
         if dispatcher is None or holder is None or holder.unacked is None:
@@ -351,8 +357,9 @@ class Subscription:
         part: int | None = None,
         confirmed: Done | None = None,
     ) -> None:
-        """Everything up to ``position`` in this region's order; ``part``: the last entry only but for these bits. Entry
-        -1 of a ledger: everything before it."""
+        """Acknowledge everything up to ``position`` in this region's order. ``part``: bits of the last entry that are
+        not acked. Entry -1 of a ledger stands for everything before the ledger.
+        """
         if self.tracks_holders:
             if confirmed is not None:
                 confirmed(None)
@@ -370,7 +377,7 @@ class Subscription:
             acknowledging.in_memory(cursor, consumer, [position], confirmed, is_sharing=False)
             return
         last = position
-        if part is not None:  # the view may have it when the log does not any more
+        if part is not None:  # the view may contain it when the log no longer does
             last = min(log.before(position), Position(position.ledger, position.entry - 1))
         behind = consumer.acknowledges_to(last, in_part=part is not None)
         if compacted is None or not compacted.acknowledge_up_to(consumer, behind, position, part, confirmed):
@@ -379,7 +386,7 @@ class Subscription:
                 acknowledging.go_on_later(cursor, rest, confirmed)
 
     def follow(self) -> None:
-        """New entries came and nobody consumes here: acknowledgements may have come before them."""
+        """New entries arrived and no consumer is connected: their acknowledgements may have come first."""
         if self.record.replicated:
             self.cursor.advance()
 
@@ -395,7 +402,7 @@ class Subscription:
         dispatcher = self.dispatcher
         if dispatcher is not None and self.cursor.compacted is None and dispatcher.read < position:
             dispatcher.read = position
-            if self.topic.log.damage.damaged:  # perhaps it waited for one that is not owed now
+            if self.topic.log.damage.damaged:  # one that it waits for may not be owed any more
                 self.dispatch_soon()
 
     def acked_elsewhere(self) -> None:
@@ -404,7 +411,7 @@ class Subscription:
         self.dispatch_soon()
 
     def let_go(self, positions: Iterable[Position]) -> bool:
-        """Entries were dropped: consumers that hold them have room for others, and the cursor goes on."""
+        """Entries were dropped: consumers that held them have room for others, and the cursor moves on."""
         is_any_held, dispatcher = False, self.dispatcher
         for position in positions:
             self.entries_dropped += 1
@@ -419,24 +426,26 @@ class Subscription:
         return is_any_held
 
     async def seek(self, target: Position) -> None:
-        """Stand so that ``target`` is the next entry, see ``seeking.seek``."""
+        """Move so that ``target`` is the next entry, see ``seeking.seek``."""
         await seeking.seek(self.cursor, target)
 
     async def seek_to_time(self, time_ms: int) -> None:
-        """What was published at this time or later is owed again, see ``seeking.seek_to_time``."""
+        """Everything published at this time or later is owed again, see ``seeking.seek_to_time``."""
         await seeking.seek_to_time(self.cursor, time_ms)
 
     def backlog(self) -> int:
-        """Entries owed, as far as can be told at once."""
+        """Entries owed, as far as they can be counted without I/O."""
         return self.cursor.backlog()
 
     @property
     def is_there(self) -> bool:
-        """It was not deleted. What is written of one that was would be read as of a later one of its name."""
+        """Whether it was not deleted. Records written for a deleted one would be read as those of a later one of its
+        name.
+        """
         return self.lives.subscriptions.get(self.record.name) is self
 
     def check_open(self) -> None:
-        """:raises TopicFenced: the topic is closing, or the subscription was deleted since it was found."""
+        """:raises TopicFenced: the topic is closing, or the subscription was deleted since it was looked up."""
         if self.topic.failure is not None:
             raise TopicFenced(self.topic.failure)
         if not self.is_there:
