@@ -13,26 +13,26 @@ if TYPE_CHECKING:
 
 
 class AckState:
-    """The part of a consumer that its acknowledgements are read by."""
+    """The part of a consumer that decides what its acknowledgements mean."""
 
     __slots__ = ("acked_to", "epoch", "pieces")
 
     def __init__(self, epoch: Stamp) -> None:
         self.epoch = epoch
-        """Epoch under which its messages are dispatched: its acknowledgements count there (R13)."""
+        """Epoch in which its messages are dispatched, and in which its acknowledgements therefore count (R13)."""
         self.acked_to: Position = EARLIEST
-        """Up to where it acknowledged cumulatively, also before it was sent away and came again."""
+        """Position up to which it acknowledged cumulatively, before a reconnect included."""
         self.pieces: Pieces | None = None
-        """Exclusive, Failover: which entries it was sent are chunks, once there was one."""
+        """Exclusive, Failover: which of the entries it was sent are chunks; None before the first chunk."""
 
     def acknowledges_to(self, position: Position, *, in_part: bool) -> Position:
-        """It acknowledges everything up to ``position``; says behind which place that is about.
+        """It acknowledges everything up to ``position``. Returns the position behind which that applies.
 
-        Official clients drop what they are sent up to their last cumulative acknowledgement: what comes again after a
-        rewind made elsewhere (R13), or of another region's share (R26). So the next one says nothing of that. A client
-        that goes back has it, and drops nothing.
+        Official clients drop what they receive up to their last cumulative acknowledgement: entries sent again after
+        a rewind made elsewhere (R13), or of another region's share (R26). The next cumulative acknowledgement
+        therefore says nothing about those. After a client goes back it drops nothing, and the position is reset.
 
-        :param in_part: the entry itself, a batch, is acknowledged in part.
+        :param in_part: the entry is a batch and only partly acknowledged.
         """
         before = self.acked_to
         if position < before or (position == before and not in_part):

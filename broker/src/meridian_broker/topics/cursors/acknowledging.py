@@ -22,18 +22,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Rest = Coroutine[Any, Any, None]
-"""What is left of an acknowledgement whose entries have to be looked up first. Raises ``LedgerError`` if that fails."""
+"""The rest of an acknowledgement whose entries have to be looked up first. Raises ``LedgerError`` if that fails."""
 
 
 def go_on_later(cursor: Cursor, rest: Rest, confirmed: Done | None) -> None:
-    """Do the rest of an acknowledgement while others run."""
+    """Do the rest of an acknowledgement in the background."""
     work = _go_on(cursor, cursor.looking_up().begin(), rest, confirmed)
     cursor.context.serve(work, "look acknowledged entries up")
 
 
 async def _go_on(cursor: Cursor, number: int, rest: Rest, confirmed: Done | None) -> None:
-    """Whoever waits hears of a failure. Where nobody does it is raised and fences the topic: so the consumer comes back
-    and gets again what could not be acknowledged, instead of counting on it."""
+    """A waiting caller gets the failure as its answer. Without one the error is raised and fences the topic, so that
+    the consumer reconnects and receives the entries again, instead of relying on a lost acknowledgement.
+    """
     failure: LedgerError | None = None
     try:
         await rest
@@ -64,9 +65,9 @@ def each(
     batches: dict[Position, int],
     confirmed: Done | None,
 ) -> None:
-    """Single acknowledgements of a durable subscription. The entries' indexes are in memory.
+    """Individual acknowledgements of a durable subscription. The entries' indexes are in memory.
 
-    :param stale: those of entries that were sent before a rewind only (R13).
+    :param stale: positions of entries that this consumer holds only from before a rewind (R13).
     """
     log = cursor.context.log
     delta = cursor.open_delta()
@@ -92,15 +93,16 @@ def each(
     cursor.changed(confirmed, len(positions))
     if parts:
         cursor.flush()
-        for position in parts:  # the last part of a batch makes it whole
+        for position in parts:  # the last part may complete a batch
             place = log.place(position)
             if place is not None and cursor.progress.is_acked(place.region, place.origin):
                 release(acker, position)
 
 
 def _late(cursor: Cursor, delta: Progress, epoch: Stamp, position: Position, part: int | None = None) -> int:
-    """One entry that was given back, or dropped: acknowledged elsewhere, or dropped while a consumer held it (R14).
-    Says how many entries that claims."""
+    """Acknowledge an entry whose space was freed, or that was dropped while a consumer held it (R14). Returns the
+    number of entries claimed: 0 if its origin is unknown.
+    """
     index = cursor.context.late.index(position)
     place = None if index is None else index.place(position.entry)
     if index is None or place is None:
@@ -114,19 +116,19 @@ def _late(cursor: Cursor, delta: Progress, epoch: Stamp, position: Position, par
 
 
 def is_known(cursor: Cursor, position: Position) -> bool:
-    """Whether a cumulative acknowledgement of ``position`` may count: nothing before it is owed, or it is the id of an
-    entry that is here, or that this region sent.
+    """Whether a cumulative acknowledgement of ``position`` may count: nothing before it is owed, or it is the id of
+    an entry stored here or sent by this region.
 
-    Another id is another region's. It says nothing of the entries that happen to have smaller ids here.
+    Any other id is one of another region. It says nothing about entries that happen to have smaller ids here.
     """
     if position <= cursor.start():
         return True
-    if position.entry < 0:  # what is before a ledger: see before_ledger
+    if position.entry < 0:  # everything before a ledger, see before_ledger
         position = Position(position.ledger, 0)
     if cursor.context.log.holds(position):
         return True
     compacted = cursor.compacted
-    if compacted is None or not cursor.durable:  # a reader claims nothing
+    if compacted is None or not cursor.durable:  # a reader's acknowledgements claim nothing
         return compacted is not None and position <= compacted.horizon
     return compacted.knows(position)
 
@@ -140,16 +142,17 @@ def up_to(
     confirmed: Done | None,
     resent: Resent | None,
 ) -> Rest | None:
-    """A cumulative acknowledgement, as far as it is about what is not read from a compacted view.
+    """A cumulative acknowledgement, except for entries that are read from a compacted view.
 
-    :param behind: it is about what is stored behind this place.
-    :param part: of the last entry only, all messages but those with these bits.
-    :param resent: what was sent since the newest rewind when it came; only that counts in the newest epoch (R13).
+    :param behind: it applies to entries behind this position.
+    :param part: the messages of the last entry that it does not cover, as bits; None: it covers all.
+    :param resent: what had been sent since the newest rewind when it arrived; only those entries count in the newest
+        epoch (R13).
 
-    What it covers becomes one piece of progress, also where that takes several turns of the loop: of the chunks of a
-    message either all count or none (R18).
+    What it covers becomes one delta, even if computing it takes several turns of the loop: of the chunks of a message
+    either all count or none (R18).
 
-    :returns: what is left to do, where it takes several turns or an index that is not in memory.
+    :returns: the rest of the work, if it takes several turns or an index that is not in memory.
     """
     log = cursor.context.log
     after = max(cursor.mark_delete, behind)
@@ -169,7 +172,7 @@ def up_to(
     except StopIteration as done:
         cursor.claim(delta, done.value, confirmed)
         return None
-    if resent is not None:  # what is sent from here on was not meant by it
+    if resent is not None:  # it does not cover what is sent from here on
         exceptions.resent = resent.copy()
     return _take_steps(cursor, delta, steps, wanted, confirmed)
 
@@ -184,21 +187,23 @@ def _claim_up_to(
     chunks: list[Position],
     exceptions: log_walks.Exceptions,
 ) -> log_walks.Steps[int]:
-    """Claim in ``delta`` everything behind ``after`` that an acknowledgement of ``position`` covers."""
+    """Claim in ``delta`` everything behind ``after`` that an acknowledgement of ``position`` covers. Returns the
+    number of entries.
+    """
     log = cursor.context.log
     if cursor.owner.share is not None:
         yield from _index_of(log, position)
     only = exceptions.only = _covered(cursor, position)
     upto = position if part is None else log.before(position)
     claimed = yield from log_walks.claim_between(log, delta, epoch, after, upto, exceptions)
-    for chunk in chunks:  # of messages that are whole now, also what earlier acknowledgements did not cover
+    for chunk in chunks:  # of messages now complete, including chunks that earlier acknowledgements did not cover
         yield from _index_of(log, chunk)
         place = log.place(chunk) if log.holds(chunk) else None
         if place is not None and (only is None or place.region in only):
             delta.ack(exceptions.counted(chunk, epoch), place.region, place.prev, place.origin)
             claimed += 1
     counted = exceptions.counted(position, epoch)
-    if cursor.dropped is not None and only is None:  # of what was dropped it has seen the one that it names
+    if cursor.dropped is not None and only is None:  # its consumer saw the one that it names
         claimed += _late(cursor, delta, counted, position, part)
     if part is not None and position > after and log.holds(position):
         yield from _index_of(log, position)
@@ -210,7 +215,7 @@ def _claim_up_to(
 
 
 def _index_of(log: TopicLog, position: Position) -> Iterator[int]:
-    """Have the index of the entry's ledger in memory, as long as it is stored."""
+    """Load the index of the entry's ledger, as long as it is stored."""
     while log.holds(position) and log.index(position.ledger) is None:
         yield position.ledger
 
@@ -222,22 +227,23 @@ async def _take_steps(
     wanted: int | None,
     confirmed: Done | None,
 ) -> None:
-    """Take the rest of the steps, and let others run in between."""
+    """Execute the remaining steps and let others run in between."""
     while True:
         await log_walks.make_way(cursor.context.log, cursor.context.scheduler, wanted)
         try:
             wanted = next(steps)
         except StopIteration as done:
-            cursor.open_delta()  # others may have rewound it meanwhile
+            cursor.open_delta()  # the subscription may have been rewound
             cursor.claim(delta, done.value, confirmed)
             return
 
 
 def before_ledger(log: TopicLog, position: Position, floor: Position) -> Position:
-    """The last entry before a ledger, of which ``position`` names number -1: so do C++ clients that acknowledge
-    cumulatively some messages of the batch that begins it. A ledger that is not here stays as it is.
+    """The last entry before a ledger of which ``position`` names entry -1. C++ clients send that when they
+    acknowledge cumulatively some messages of a batch that is the ledger's first entry. A ledger that is not stored
+    here is returned unchanged.
 
-    :param floor: what is acknowledged anyway, or not in the log any more.
+    :param floor: everything up to here is acknowledged, or no longer in the log.
     """
     first = Position(position.ledger, 0)
     if not log.holds(first):
@@ -247,7 +253,7 @@ def before_ledger(log: TopicLog, position: Position, floor: Position) -> Positio
 
 
 def _covered(cursor: Cursor, position: Position) -> frozenset[str] | None:
-    """Origins that a cumulative acknowledgement of this entry is about; None: all of them."""
+    """Origins that a cumulative acknowledgement of this entry applies to; None: all."""
     share, log = cursor.owner.share, cursor.context.log
     if share is None:
         return None
@@ -263,7 +269,7 @@ def in_memory(
     *,
     is_sharing: bool,
 ) -> None:
-    """Readers keep no progress: only how far they are."""
+    """Acknowledgements of a reader, which has no progress but only a position in memory."""
     for position in positions:
         cursor.owner.release(acker, position)
         if not is_sharing and cursor.context.log.holds(position):

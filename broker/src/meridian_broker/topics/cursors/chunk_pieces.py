@@ -11,12 +11,13 @@ from meridian_broker.positions.position import Position
 from meridian_broker.topics import entry_metadata
 
 OPEN_MESSAGES_MAX: Final = 1000
-"""Chunked messages of one consumer that are remembered. Producers send the chunks of a message in a row, so this is
-more than the producers of a topic have under way."""
+"""Chunked messages of one consumer that are remembered. A producer sends the chunks of a message in a row, so this
+exceeds the number of producers that are in the middle of one.
+"""
 
 
 class _Message:
-    """One that a consumer is, or was, sent in pieces."""
+    """A message that a consumer is being, or was, sent in chunks."""
 
     __slots__ = ("is_whole", "pieces", "uuid")
 
@@ -24,25 +25,25 @@ class _Message:
         self.uuid = uuid
         self.pieces: list[Position] = []
         self.is_whole = False
-        """Its client has all of them."""
+        """Its client has all chunks."""
 
 
 class Pieces:
     """The chunks that one consumer of an Exclusive or Failover subscription was sent.
 
-    Messages of several producers are interleaved, so a cumulative acknowledgement of one may name a place behind
-    the first chunks of another that the consumer has not got whole. If those counted, nobody could put that together.
+    Messages of several producers interleave, so a cumulative acknowledgement of one may be behind the first chunks of
+    another that the consumer does not have completely. If those counted, no consumer could reassemble that message.
     """
 
     def __init__(self) -> None:
         self._under_way: dict[str, _Message] = {}
-        """By producer, which sends the chunks of a message in a row: one that it left off is not waited for."""
+        """By producer. It sends the chunks of a message in a row, so a message that it abandoned is not waited for."""
         self._sent: deque[_Message] = deque(maxlen=OPEN_MESSAGES_MAX)
-        """To their last chunk, and not acknowledged cumulatively."""
+        """Messages sent to their last chunk and not yet acknowledged cumulatively."""
 
     def sent(self, position: Position, entry: bytes, acked_to: Position, mark_delete: Position) -> None:
-        """:param acked_to: clients drop what comes up to here, so they do not have it.
-        :param mark_delete: up to here everything is acknowledged, one by one perhaps.
+        """:param acked_to: clients drop what they receive up to here, so they do not have it.
+        :param mark_delete: everything up to here is acknowledged, perhaps individually.
         """
         view = entry_metadata.view(entry)
         producer = view.producer_name
@@ -64,8 +65,9 @@ class Pieces:
             self._sent.append(self._under_way.pop(producer))
 
     def acknowledged(self, upto: Position) -> tuple[frozenset[Position], list[Position]]:
-        """What a cumulative acknowledgement does not cover though it stands before ``upto``, and what it does cover:
-        all chunks of each message that ends there or before."""
+        """The chunks up to ``upto`` that a cumulative acknowledgement does not cover, and those that it does: all
+        chunks of each message that ends there or before.
+        """
         withheld: set[Position] = set()
         covered: list[Position] = []
         for message in (*self._sent, *self._under_way.values()):
@@ -76,6 +78,6 @@ class Pieces:
         return frozenset(withheld), covered
 
     def forget(self, upto: Position) -> None:
-        """Those that are covered now."""
+        """Forget the messages that are covered now."""
         kept = [message for message in self._sent if not message.is_whole or message.pieces[-1] > upto]
         self._sent = deque(kept, maxlen=OPEN_MESSAGES_MAX)

@@ -35,14 +35,16 @@ if TYPE_CHECKING:
 
 SLICE_ENTRIES: Final = 500
 SLICE_BYTES: Final = 1 << 20
-"""What is looked up at a time."""
+"""Bytes looked up at a time."""
 SENT_MAX: Final = 10_000
-"""Batches of which it is remembered what was sent. Of older ones that compaction takes out an ack says nothing."""
+"""Batches of which it is remembered which messages were sent. An ack covers none of an older batch that compaction
+removed.
+"""
 Ranges = dict[str, tuple[Position, Position]]
 
 
 class CompactedReading:
-    """Lives as long as the subscription's consumers ask for the view."""
+    """Reads the compacted view for one cursor, as long as the consumers of its subscription ask for the view."""
 
     def __init__(self, cursor: Cursor, compaction: Compaction) -> None:
         self._cursor = cursor
@@ -50,29 +52,31 @@ class CompactedReading:
         self._settled = EARLIEST
         """Everything in the view up to here is acknowledged."""
         self._claimed = EARLIEST
-        """Everything in the view up to here was claimed by cumulative acknowledgements of this time."""
+        """Everything in the view up to here was claimed by cumulative acknowledgements since reading last restarted."""
         self._thinned_done: dict[int, BitMap] = {}
-        """Batches that lost messages to compaction and whose others are acknowledged: ledger -> entries."""
+        """Batches that lost messages to compaction and whose remaining messages are acknowledged: ledger -> entries."""
         self._sent: dict[Position, int] = {}
         """Which messages of a batch were delivered; compaction may remove some before the ack arrives."""
         self._ids_sent = AckSet()
-        """Which entries were sent and may be owed: compaction and trimming may take one out before it is acked."""
+        """Entries that were sent and may be owed: compaction and trimming may remove one before it is acked."""
         self._held = Held()
         self._look_ups = LookUps(cursor)
 
     def reset(self) -> None:
-        """The subscription was rewound: what was acknowledged may not be any more."""
+        """The subscription was rewound: what was acknowledged may be owed again."""
         self._settled = self._claimed = EARLIEST
         self._ids_sent = AckSet()
         self._held = Held()
         self._thinned_done.clear()
 
     def begin_anew(self) -> None:
-        """What is not acknowledged is about to be sent again, as far as the view has it."""
+        """Everything that is not acknowledged is about to be sent again, as far as the view contains it."""
         self._held = Held()
 
     def compare(self, view: CompactedView) -> None:
-        """A new view is in force. What it took out and a consumer holds may be given back before it is acknowledged."""
+        """A new view is in force. Entries that it removed while a consumer held them may be trimmed before they are
+        acknowledged.
+        """
         topic = self._cursor.context
         for ledger in self._held.compare(view):
             index = topic.log.index(ledger)
@@ -81,16 +85,18 @@ class CompactedReading:
 
     @property
     def horizon(self) -> Position:
-        """What is at or before this is read from the view."""
+        """Everything up to here is read from the view."""
         return EARLIEST if self.compaction.view is None else self.compaction.view.horizon
 
     @property
     def thinned_done(self) -> dict[int, BitMap]:
-        """Batches that lost messages to compaction and whose others are acknowledged: ledger -> entries. A copy."""
+        """Batches that lost messages to compaction and whose remaining messages are acknowledged: ledger -> entries.
+        A copy.
+        """
         return {ledger: entries.copy() for ledger, entries in self._thinned_done.items()}
 
     def start(self) -> Position:
-        """Behind which position reading begins: before mark-delete, when the view has more than the log holds."""
+        """The position behind which reading begins: before mark-delete if the view has more than the log."""
         cursor, view = self._cursor, self.compaction.view
         if view is not None and cursor.durable:
             first = view.after(self._settled)
@@ -99,7 +105,7 @@ class CompactedReading:
         return cursor.mark_delete
 
     def passes(self, position: Position) -> bool:
-        """May mark-delete go over this entry of the log although it is not acknowledged?"""
+        """Whether mark-delete may pass this entry of the log although it is not acknowledged."""
         view = self.compaction.view
         if view is None or position > view.horizon:
             return False
@@ -107,14 +113,14 @@ class CompactedReading:
         return not view.holds(position) or (done is not None and position.entry in done)
 
     def knows(self, position: Position) -> bool:
-        """Is this the id of an entry of the view, or of one that was sent and then compacted away?"""
+        """Whether this is the id of an entry of the view, or of one that was sent and then removed by compaction."""
         view = self.compaction.view
         return (view is not None and view.holds(position)) or self._ids_sent.contains(position)
 
     # -- dispatch ------------------------------------------------------------------------------------------------
 
     def note_sent(self, acker: AckState, position: Position) -> None:
-        """The entry, of the view or of the log behind it, was sent."""
+        """An entry was sent, from the view or from the log behind it."""
         self._ids_sent.claim_point(position)
         if self._held.acker is not acker:
             self._held = Held(acker)
@@ -125,13 +131,13 @@ class CompactedReading:
             self._held.forget_settled(start)
 
     def note_batch(self, position: Position, messages: int, remaining: int | None) -> None:
-        """These messages of a batch, as bits, are sent; None: all."""
+        """These messages of a batch are sent, as bits; None: all."""
         self._sent[position] = (1 << messages) - 1 if remaining is None else remaining
         if len(self._sent) > SENT_MAX:
             del self._sent[next(iter(self._sent))]
 
     def is_done(self, position: Position, entry: bytes) -> bool:
-        """Is this entry of the view acknowledged, as far as there is anything left of it?"""
+        """Whether everything that is left of this entry of the view is acknowledged."""
         cursor, header = self._cursor, unpack(entry)
         if header.flags & NO_ORIGIN:
             return cursor.context.log.holds(position) and position <= cursor.mark_delete
@@ -162,7 +168,7 @@ class CompactedReading:
             self._settled = position
 
     def remaining(self, position: Position, entry: bytes) -> int | None:
-        """The messages of a batch that are to be delivered, as bits; None: all."""
+        """The messages of a batch to deliver, as bits; None: all."""
         header = unpack(entry)
         remaining: int | None = None
         if self._cursor.durable and not header.flags & NO_ORIGIN:
@@ -186,9 +192,9 @@ class CompactedReading:
         batches: dict[Position, int] | None,
         confirmed: Done | None,
     ) -> list[Position]:
-        """Single acknowledgements. Returns those of entries behind the horizon, which are not looked up here.
+        """Individual acknowledgements. Returns the positions behind the horizon, which are not looked up here.
 
-        ``confirmed`` hears of the ones that are, when there are no others.
+        If there are none of those, ``confirmed`` is called here.
         """
         covered = [position for position in positions if position <= self.horizon]
         others = [position for position in positions if position > self.horizon]
@@ -202,8 +208,9 @@ class CompactedReading:
     def acknowledge_up_to(
         self, acker: AckState, behind: Position, position: Position, part: int | None, confirmed: Done | None
     ) -> bool:
-        """A cumulative acknowledgement, see ``acknowledging.up_to``. False: neither the view nor what was taken out of
-        it has anything of it that is not claimed already."""
+        """A cumulative acknowledgement, see ``acknowledging.up_to``. False: everything that it covers of the view,
+        and of what was removed from it, is claimed already.
+        """
         view = self.compaction.view
         following = None if view is None else view.after(self._claimed)
         held = self._held if self._held.acker is acker else Held()
@@ -242,7 +249,9 @@ class CompactedReading:
             await rest
 
     async def _acknowledge_view(self, ack: UpTo) -> None:
-        """Claim what the view has up to a place. Withheld chunks are claimed by ``acknowledging.up_to`` once whole."""
+        """Claim the entries of the view up to a position. Withheld chunks are claimed by ``acknowledging.up_to`` once
+        complete.
+        """
         upto = min(ack.position, self.horizon)
         is_all, after = ack.behind <= self._claimed, max(ack.behind, self._claimed)
         while entries := await self.compaction.read_view(after, SLICE_ENTRIES, SLICE_BYTES):
@@ -268,7 +277,7 @@ class CompactedReading:
                 return
 
     async def _acknowledge_taken_out(self, ack: UpTo) -> None:
-        """Claim what the consumer holds up to a place and the view does not have any more."""
+        """Claim what the consumer holds up to a position and is no longer in the view."""
         behind = ack.behind
         while positions := ack.held.taken_out(behind, ack.position, SLICE_ENTRIES):
             claims: list[Claim] = []
@@ -286,19 +295,19 @@ class CompactedReading:
             await next_turn(self._cursor.context.scheduler)
 
     async def _header(self, position: Position) -> EntryHeader | None:
-        """Of an entry of the view; None: the view does not have it."""
+        """Header of an entry of the view; None: it is not in the view."""
         while (view := self.compaction.view) is not None and view.holds(position):
             try:
                 entry = await view.read_one(position)
             except LedgerNotFound:
                 if view is self.compaction.view:
                     raise
-                continue  # a newer view took its place meanwhile
+                continue  # a newer view replaced it meanwhile
             return None if entry is None else unpack(entry)
         return None
 
     def _in_view(self, position: Position, header: EntryHeader, remaining: int = 0, sent: int = 0) -> Claim | None:
-        """The claim of an entry of the view, of which the consumer was perhaps ``sent`` more than is left."""
+        """The claim of an entry of the view; the consumer may have been ``sent`` more of it than is left."""
         if header.flags & NO_ORIGIN:
             return None
         region, origin = self._origin(position, header)
@@ -306,7 +315,9 @@ class CompactedReading:
         return Claim(position, Place(region, header.prev, origin), header.messages, having, remaining, header)
 
     async def _taken_out(self, position: Position, remaining: int) -> Claim | None:
-        """The claim of an entry that is not in the view: what of it was sent. None: it is nowhere, or was not sent."""
+        """The claim of an entry that is not in the view: the part that was sent. None: it is nowhere, or was not
+        sent.
+        """
         topic = self._cursor.context
         if topic.log.holds(position):
             await log_walks.load_index(topic.log, position.ledger)
@@ -333,8 +344,9 @@ class CompactedReading:
     # -- seeking -------------------------------------------------------------------------------------------------
 
     async def move(self, delta: Progress, target: Position) -> Ranges:
-        """What a seek means for the entries that only the view has: claim in ``delta`` those before ``target``; tell
-        what a rewind to there rules: per origin ``(prev of its first entry, its last]``, none when nothing is acked.
+        """The part of a seek that concerns entries that only the view has. Claims in ``delta`` those before
+        ``target``. Returns what a rewind to ``target`` rules: per origin ``(prev of its first entry, its last]``,
+        empty if nothing is acked.
 
         :raises LedgerError: the view cannot be read.
         """

@@ -35,17 +35,17 @@ if TYPE_CHECKING:
     from meridian_broker.topics.cursors.ports import CursorOwner, ViewReading
 
 WALK: Final = 3000
-"""Entries that a cursor passes in one turn of the loop: some milliseconds."""
+"""Entries that a cursor passes in one turn of the loop: a few milliseconds."""
 LEAP: Final = 64
-"""After so many entries it looks whether the rest of the ledger can be passed at once."""
+"""After this many entries it checks whether the rest of the ledger can be passed at once."""
 READ_AGAIN_SECONDS: Final = 5.0
-"""Between two attempts to read an index that a cursor waits for."""
+"""Pause between two attempts to read an index that a cursor waits for."""
 
 log = logging.getLogger(__name__)
 
 
 class Cursor(CursorState):
-    """See the module's text. One per subscription."""
+    """What one subscription is owed. Each subscription has one."""
 
     __slots__ = (
         "_confirmations",
@@ -70,23 +70,23 @@ class Cursor(CursorState):
         self.owner = owner
         super().__init__(progress)
         self.durable = durable
-        """False: a reader's, which keeps one place, in memory."""
+        """False: a reader's cursor, which is one position in memory."""
         self.mark_delete: Position = EARLIEST
         self.resent: Resent | None = None
-        """Once there was a rewind: what was sent since the newest one (R13)."""
+        """What was sent since the newest rewind; None: it was never rewound (R13)."""
         self.times: PublishTimes | None = None
-        """There while a seek by time is part of its progress (R12)."""
+        """Publish times of entries, while a seek by time is part of the progress (R12)."""
         self.compacted: ViewReading | None = None
-        """There while the consumer that gets messages asks for the compacted view, and until one does not."""
+        """Set as long as the active consumer reads the compacted view."""
         self.look_ups: UnderWay | None = None
-        """Acknowledgements that were taken and whose entries are being looked up; made by the first of them."""
+        """Acknowledgements that were received and whose entries are being looked up; created for the first one."""
         self.last_acked_ms = 0
         self._has_skipped = False
         """Entries were skipped since the last ``advance``, which may pass them."""
         self._is_loading = False
-        """Waits for an index to be loaded."""
+        """It is waiting for an index."""
         self._delta: Progress | None = None
-        """What this turn's acknowledgements claim; nobody was told of it yet."""
+        """What this turn's acknowledgements claim; not sent to other regions yet."""
         self._entries = 0
         self._confirmations: list[Done] | None = None
         self._is_flushing = False
@@ -101,17 +101,17 @@ class Cursor(CursorState):
 
     @property
     def source(self) -> TopicLog | Compaction:
-        """What entries are read from."""
+        """Where entries are read from: the log, or the compacted view."""
         return self.context.log if self.compacted is None else self.compacted.compaction
 
     def start(self) -> Position:
-        """Behind which position a dispatcher begins to read."""
+        """The position behind which a dispatcher begins to read."""
         return self.mark_delete if self.compacted is None else self.compacted.start()
 
     # -- what is owed --------------------------------------------------------------------------------------------
 
     def is_done(self, position: Position, entry: bytes) -> bool:
-        """Is this entry not to be sent: a marker, acked in whatever region, or dispatched by another one?"""
+        """Whether the entry must not be sent: a marker, acked in some region, or dispatched by another one."""
         if entry[1] & MARKER:
             return True
         if not self.durable:
@@ -134,10 +134,10 @@ class Cursor(CursorState):
         return share is not None and not share.holds(origin[0])
 
     def is_owed(self, region: str, origin: Position, position: Position | None = None) -> bool:
-        """Is an entry neither acked, in whatever region, nor dropped in this one (R14)?
+        """Whether an entry is neither acked, in any region, nor dropped in this one (R14).
 
-        :param position: where it is stored here: after a seek by time its publish time is looked up by it, as far as
-            it is in memory (``times``). Without it, only unconditional acks count.
+        :param position: where it is stored here. After a seek by time, its publish time is looked up by this
+            position, as far as it is in memory (``times``). Without it, only unconditional acks count.
         """
         if position is not None and position in self.context.log.damage.lost:
             return False
@@ -147,7 +147,9 @@ class Cursor(CursorState):
         return self.dropped is None or not self.dropped.contains(region, origin)
 
     def passes(self, place: Place, position: Position) -> bool:
-        """Whether a damaged entry is not waited for: nothing of it is owed here, or it is of another region's share."""
+        """Whether a damaged entry need not be waited for: nothing of it is owed here, or it belongs to another
+        region's share.
+        """
         if not self.durable:
             return position <= self.mark_delete
         if not self.is_owed(place.region, place.origin, position):
@@ -156,7 +158,7 @@ class Cursor(CursorState):
         return share is not None and not share.holds(place.region)
 
     def remaining(self, position: Position, entry: bytes, messages: int) -> int | None:
-        """The messages of a batch that are to be delivered, as bits; None: all."""
+        """The messages of a batch to deliver, as bits; None: all."""
         if self.compacted is not None and position <= self.compacted.horizon:
             return self.compacted.remaining(position, entry)
         place = self.context.log.place(position) if self.durable else None
@@ -166,7 +168,7 @@ class Cursor(CursorState):
         return self.progress.remaining(place.region, place.origin, messages, time_ms)
 
     def backlog(self) -> int:
-        """Entries owed, as far as can be told at once: see ``log_walks.backlog``."""
+        """Entries owed, as far as they can be counted without I/O: see ``log_walks.backlog``."""
         log = self.context.log
         if not self.durable:
             return log.distance(self.mark_delete, log.last_confirmed)
@@ -177,8 +179,8 @@ class Cursor(CursorState):
     def advance(self) -> None:
         """Move mark-delete over what is not owed, ``WALK`` entries in one turn of the loop.
 
-        It goes on by itself, also once an index is loaded when the way leads through one not in memory. Until then
-        entries before mark-delete's right place are passed over one by one, as those behind it are.
+        It continues by itself, also after loading an index that it needs. Until it arrives, acked entries behind
+        mark-delete are passed over one by one in dispatch.
         """
         log, progress, dropped, compacted = self.context.log, self.progress, self.dropped, self.compacted
         times, position, lost = self.times, self.mark_delete, log.damage.lost
@@ -207,20 +209,20 @@ class Cursor(CursorState):
                 self._load_soon(following)
             break
         self.mark_delete = position
-        if self.resent is not None and dropped is None:  # what was dropped may be acknowledged yet
+        if self.resent is not None and dropped is None:  # what was dropped may still be acknowledged
             self.resent.passed(position)
         self.owner.moved(position)
 
     def catch_up(self) -> None:
-        """Pass what was skipped in dispatch: it needs nobody's acknowledgement."""
+        """Pass entries that dispatch skipped: they need no acknowledgement."""
         if self._has_skipped:
             self._has_skipped = False
             self.advance()
 
     def start_cursor(self, upto: Position = EARLIEST) -> None:
-        """Stand before the first entry that may be owed, then go over what is acked (at opening, after a rewind).
+        """Start before the first entry that may be owed, then pass over what is acked (when opened, after a rewind).
 
-        :param upto: up to here nothing is owed but what a compacted view may show again.
+        :param upto: nothing is owed up to here, except what a compacted view may show again.
         """
         log = self.context.log
         self.mark_delete = log.below(log.region, self.progress.floors())
@@ -231,11 +233,11 @@ class Cursor(CursorState):
         self.advance()
 
     def start_at(self, position: Position) -> None:
-        """Begin behind a place, whatever is acked: the end of the log, or where a reader begins."""
+        """Start behind a position whatever is acked: the end of the log, or where a reader begins."""
         self.mark_delete = position
 
     def pass_over(self, position: Position) -> None:
-        """A reader is owed nothing up to here any more, but for what a compacted view still has."""
+        """A reader is owed nothing up to here, except what a compacted view still has."""
         assert not self.durable, "a durable cursor moves only by advance, over acked or dropped entries"
         if self.compacted is None:
             self.mark_delete = max(self.mark_delete, position)
@@ -243,14 +245,14 @@ class Cursor(CursorState):
             self.owner.dispatch_soon()
 
     def read_through(self, view: ViewReading | None) -> None:
-        """Read the compacted view from now on; None: the whole log."""
+        """Read from the compacted view from now on; None: from the whole log."""
         self.compacted = view
 
     def _load_soon(self, position: Position) -> None:
-        """Have what is at ``position`` in memory, then move on, unless that is under way.
+        """Load what ``position`` needs into memory, then move on, unless that is under way.
 
-        A disk that cannot be read is asked again after a while: until then entries before mark-delete's right place are
-        passed over one by one, which costs time and loses nothing.
+        A read that fails is tried again after a pause. Until then acked entries behind mark-delete are passed over
+        one by one, which costs time and loses nothing.
         """
         if not self._is_loading:
             self._is_loading = True
@@ -273,16 +275,16 @@ class Cursor(CursorState):
         if self.context.failure is None:
             self.advance()
 
-    # -- acknowledgements that nobody was told of yet ------------------------------------------------------------
+    # -- acknowledgements that are not sent to other regions yet -------------------------------------------------
 
     def open_delta(self) -> Progress:
-        """What this turn's acknowledgements claim: to be added to, then ``changed``."""
+        """This turn's acknowledgements: add to them, then call ``changed``."""
         if self._delta is None:
             self._delta = self.progress.empty_delta()
         return self._delta
 
     def claim(self, delta: Progress, entries: int, confirmed: Done | None) -> None:
-        """Also claim what a piece of progress does that is nobody's else. The rest as ``changed``."""
+        """Also claim the entries in a piece of progress that is not used elsewhere. Otherwise as ``changed``."""
         if self._delta is not None:
             self._delta.join(delta)
         elif entries:
@@ -290,8 +292,9 @@ class Cursor(CursorState):
         self.changed(confirmed, entries)
 
     def changed(self, confirmed: Done | None, entries: int) -> None:
-        """So many entries were claimed: it is written at the end of this turn, and ``confirmed`` hears when it is
-        durable."""
+        """``entries`` entries were claimed. They are written at the end of this turn; ``confirmed`` is called once
+        they are durable.
+        """
         self._entries += entries
         if confirmed is not None:
             if self._confirmations is None:
@@ -306,12 +309,12 @@ class Cursor(CursorState):
         self.flush()
 
     def flush_pending(self) -> None:
-        """As ``flush``, when there is something."""
+        """As ``flush``, if there is anything pending."""
         if self._delta is not None or self._confirmations is not None:
             self.flush()
 
     def flush(self) -> None:
-        """Make this turn's acknowledgements one record and one message to each peer."""
+        """Turn this turn's acknowledgements into one record and one message to each peer."""
         delta, self._delta = self._delta, None
         confirmations, self._confirmations = self._confirmations, None
         entries, self._entries = self._entries, 0
@@ -324,9 +327,9 @@ class Cursor(CursorState):
         self.advance()
 
     def make_known(self, delta: Progress, confirmations: list[Done] | None = None, entries: int = 0) -> None:
-        """Write what is joined already, and tell it to the other regions.
+        """Write what is already joined, and send it to the other regions.
 
-        :param entries: how many were acknowledged in it.
+        :param entries: how many entries it acknowledges.
         """
         context = self.context
         if not self.owner.is_there:
@@ -343,8 +346,9 @@ class Cursor(CursorState):
                 context.progress_log.when_durable(lambda error: self._confirm(confirmations, error))
 
     def _confirm(self, confirmations: Sequence[Done], error: LedgerError | None) -> None:
-        """Give clients their receipts. What they acknowledged leaves for the other regions before: a broker that is
-        killed right afterwards repeats none of it there, as long as its links hold (R19)."""
+        """Send clients their receipts. The acknowledgements are sent to other regions before: if the broker is killed
+        right afterwards, none of those messages is repeated there, as long as its links hold (R19).
+        """
         try:
             if self.replicated and self.context.exchange is not None:
                 self.context.exchange.send_pending()
@@ -358,8 +362,9 @@ class Cursor(CursorState):
         return self.look_ups
 
     def when_resolved(self, callback: Over) -> None:
-        """``callback`` hears once all acknowledgements so far are in the progress, at once when they are, or why one of
-        them will not be."""
+        """Call ``callback`` once all acknowledgements received so far are in the progress, at once if they are, or
+        with the error that prevents it.
+        """
         if self.look_ups is None:
             callback(None)
         else:
@@ -368,7 +373,7 @@ class Cursor(CursorState):
     # -- drops and rewinds ---------------------------------------------------------------------------------------
 
     def record_dropped(self, ranges: Dropped, done: Done | None = None) -> None:
-        """Note drops, durably. ``done`` hears when they are."""
+        """Record drops. ``done`` is called once they are durable."""
         journal = self.context.progress_log
         if self.join_dropped(ranges):
             journal.append(Kind.DROPPED, self.name, ranges.encode(), done)
@@ -376,15 +381,15 @@ class Cursor(CursorState):
             journal.when_durable(done)
 
     def rewound(self) -> None:
-        """It was rewound, or comes back from disk and was rewound once: nothing is sent again yet (R13)."""
+        """It was rewound, or was loaded with a rewind in its progress: nothing counts as sent again yet (R13)."""
         self.resent = Resent(self.context.log.last_confirmed)
         self.follow_moments()
 
     def follow_moments(self) -> None:
-        """Look publish times up as far as seeks by time in the progress need them."""
+        """Look up publish times as far as seeks by time in the progress need them."""
         moments = self.progress.moments()
         self.times = PublishTimes(self.context.log, moments) if moments else None
 
     def was_acked_at(self, time_ms: int) -> None:
-        """When it was acknowledged last, as the journal says."""
+        """Time of the last acknowledgement, from the progress log, in milliseconds since 1970."""
         self.last_acked_ms = time_ms

@@ -31,29 +31,30 @@ if TYPE_CHECKING:
 PAGE: Final = 2000
 """Entries dropped in one step."""
 PAGE_BYTES: Final = 1 << 20
-"""Bytes read at a time to learn how old entries are."""
+"""Bytes read at a time to determine the age of entries."""
 
 Page = tuple[LedgerIndex, list[int]]
-"""Entries of one ledger, ascending, all of which go."""
+"""Entries of one ledger, ascending, all of which are dropped."""
 
 
 async def drop_old(
     context: TopicContext, cursors: Collection[Cursor], before_ms: int, cause: Cause = Cause.TTL
 ) -> dict[str, int]:
-    """Drop what was published before ``before_ms``. Says how many entries each subscription let go.
+    """Drop what was published before ``before_ms``. Returns the number of entries dropped per subscription.
 
-    Entries are looked at from the first one that somebody is owed, until one is younger, both by the clock of who
-    published it and by ours. One that claims to be younger than it can be is kept and looked past.
+    Entries are examined from the first one that any subscription is owed, until one is younger both by its
+    publisher's clock and by ours. One with a publish time that is impossibly late is kept and does not end the
+    search.
 
     :raises LedgerError: entries cannot be read.
-    :raises TopicFenced: the topic was closed meanwhile; what was dropped until then stays so.
+    :raises TopicFenced: the topic was closed meanwhile; what was dropped until then stays dropped.
     """
     pages = _old_pages(context, _begin(cursors), before_ms)
     return await _drop(context, cursors, cause, pages)
 
 
 async def drop_upto(context: TopicContext, cursors: Collection[Cursor], cause: Cause, upto: Position) -> dict[str, int]:
-    """Drop everything up to a position, itself included. Answers and raises as ``drop_old``."""
+    """Drop everything up to and including a position. Returns and raises as ``drop_old``."""
     pages = _pages_upto(context.log, _begin(cursors), min(upto, context.log.last_confirmed))
     return await _drop(context, cursors, cause, pages)
 
@@ -64,7 +65,7 @@ def _begin(cursors: Collection[Cursor]) -> Position | None:
 
 async def _old_pages(context: TopicContext, after: Position | None, before_ms: int) -> AsyncIterator[Page]:
     log = context.log
-    doubtful: list[Page] = []  # damaged, of unknown age: those stored before something old are old, too
+    doubtful: list[Page] = []  # damaged, so of unknown age: those stored before an old entry are old, too
     while after is not None and (found := await log.read_after(after, PAGE, PAGE_BYTES)):
         index = await log.load_index(found[0][0].ledger)
         if is_damaged(found[0][1]):
@@ -120,7 +121,7 @@ async def _drop(
 
 
 async def _load_times(cursors: Collection[Cursor], ledger: int, entries: list[int]) -> None:
-    """After a seek by time it takes the time of an entry to know whether it is acknowledged."""
+    """After a seek by time, whether an entry is acknowledged depends on its publish time: load the times."""
     blocks = {entry // BLOCK: entry for entry in entries}
     for one in cursors:
         if one.times is not None:
@@ -138,7 +139,7 @@ def _ranges(cause: Cause, index: LedgerIndex, entries: Iterable[int]) -> Dropped
 
 
 def _drop_page(cursor: Cursor, ranges: Dropped, index: LedgerIndex, entries: list[int]) -> int:
-    """Drop what of a page is owed to one subscription; says how many entries that are."""
+    """Drop the part of a page that one subscription is owed. Returns the number of entries."""
     ledger, mark_delete = index.ledger_id, cursor.mark_delete
     if (ledger, entries[-1]) <= mark_delete:
         return 0
@@ -146,7 +147,7 @@ def _drop_page(cursor: Cursor, ranges: Dropped, index: LedgerIndex, entries: lis
         owed = [entry for entry in entries if (ledger, entry) > mark_delete]
         owed = owed[: _run_length(owed)]
         if cursor.context.log.after(mark_delete) != (ledger, owed[0]):
-            return 0  # a reader knows one place and no holes
+            return 0  # a reader has one position and no holes
         cursor.pass_over(Position(ledger, owed[-1]))
         return len(owed)
     owed = []
@@ -163,12 +164,12 @@ def _drop_page(cursor: Cursor, ranges: Dropped, index: LedgerIndex, entries: lis
 
 
 def _run_length(entries: list[int]) -> int:
-    """How many entries follow each other from the first one on."""
+    """The number of consecutive entries from the first one on."""
     return next((at for at, entry in enumerate(entries) if entry != entries[0] + at), len(entries))
 
 
 async def durable(context: TopicContext) -> None:
-    """Wait until all that was recorded of the topic so far is on disk. :raises TopicFenced: it never will be."""
+    """Wait until everything recorded of the topic so far is on disk. :raises TopicFenced: it never will be."""
     try:
         await context.scheduler.answer(context.progress_log.when_durable)
     except LedgerError as error:

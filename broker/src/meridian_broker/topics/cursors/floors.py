@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from meridian_broker.topics.cursors.cursor import Cursor
 
 WALK: Final = 20_000
-"""Entries behind a cursor that are looked at one by one; those behind them count as owed."""
+"""Entries behind a cursor that are examined individually; all later ones count as owed."""
 
 
 async def look_after(cursor: Cursor) -> None:
-    """Called once in a while: report what is new, and let floors rise.
+    """Called periodically: report what is new, and raise floors.
 
     :raises LedgerError: an index cannot be read.
     """
@@ -54,7 +54,7 @@ async def look_after(cursor: Cursor) -> None:
 
 
 def rise(cursor: Cursor) -> None:
-    """Raise the floors to what all regions reported, durably, and forget what lies below."""
+    """Raise the floors to what all regions reported durably, and forget the detail below."""
     if not cursor.progress.reports or not _is_of_many(cursor):
         return
     context, progress = cursor.context, cursor.progress
@@ -77,9 +77,9 @@ def _is_of_many(cursor: Cursor) -> bool:
 
 
 async def _report(cursor: Cursor) -> None:
-    """Tell how far nothing is owed here, where that is more than acks say and was not told yet.
+    """Report up to where nothing is owed here, if that is beyond what acks say and was not reported yet.
 
-    Where old rewinds are to be merged, also tell that this region knows them.
+    If old rewinds are to be merged, report also that this region knows them.
     """
     context = cursor.context
     found = await _settled(cursor, owed_nothing_upto(cursor))
@@ -105,10 +105,10 @@ async def _report(cursor: Cursor) -> None:
 
 
 def owed_nothing_upto(cursor: Cursor) -> log_walks.Steps[dict[str, Position]]:
-    """Per origin: every entry up to here is settled, or is not stored in this region and will not come.
+    """Per origin: every entry up to here is acked or dropped, or is not stored in this region and will not arrive.
 
-    Empty when a compacted view is read, which passes over what is not settled. Void when a rewind or an earlier
-    beginning came meanwhile.
+    Empty while a compacted view is read, because that passes entries which are neither. Void if a rewind or an
+    earlier beginning arrives meanwhile.
     """
     log, progress = cursor.context.log, cursor.progress
     if cursor.compacted is not None:
@@ -133,7 +133,7 @@ def owed_nothing_upto(cursor: Cursor) -> log_walks.Steps[dict[str, Position]]:
             looked += last - first
         for region, _, end in some:
             reached[region] = max(reached.get(region, EARLIEST), end)
-        for region, prev, _ in unsettled:  # what came late stands behind later entries of its origin
+        for region, prev, _ in unsettled:  # late arrivals are stored behind later entries of their origin
             owed[region] = min(owed.get(region, prev), prev)
         at, looked = Position(ledger, last), looked + log_walks.LEDGER_COSTS + len(some)
         if looked >= log_walks.SLICE:
@@ -148,7 +148,7 @@ def owed_nothing_upto(cursor: Cursor) -> log_walks.Steps[dict[str, Position]]:
 
 
 def _owed(cursor: Cursor, index: LedgerIndex, first: int, last: int) -> Iterator[Place]:
-    """Of entries ``first`` to ``last`` of a ledger those that are not settled."""
+    """The entries from ``first`` to ``last`` of a ledger that are neither acked nor dropped."""
     for entry in range(first, last + 1):
         place = index.place(entry)
         if place is not None and cursor.is_owed(place.region, place.origin, Position(index.ledger_id, entry)):
@@ -156,7 +156,7 @@ def _owed(cursor: Cursor, index: LedgerIndex, first: int, last: int) -> Iterator
 
 
 async def _settled(cursor: Cursor, steps: log_walks.Steps[dict[str, Position]]) -> dict[str, Position] | None:
-    """What the steps find; None: the subscription is gone by then, or what they found is void.
+    """The result of the steps; None: the subscription was deleted meanwhile, or the result is void.
 
     :raises LedgerError: an index cannot be read.
     """
@@ -168,8 +168,9 @@ async def _settled(cursor: Cursor, steps: log_walks.Steps[dict[str, Position]]) 
 
 
 def _acked_or_gone_upto(cursor: Cursor) -> log_walks.Steps[dict[str, Position]]:
-    """As ``owed_nothing_upto``, but before whatever is stored here and was dropped without an ack: old acks of it, from
-    before a rewind, are not to count again. Regions that come to the topic later get it, and owe it."""
+    """As ``owed_nothing_upto``, but before any entry that is stored here and was dropped without an ack: older acks
+    of it, from before a rewind, must not count again. Regions that join the topic later get it, and owe it.
+    """
     log, progress = cursor.context.log, cursor.progress
     upto = yield from owed_nothing_upto(cursor)
     first = next(iter(log.spans()), None)
@@ -184,7 +185,7 @@ def _acked_or_gone_upto(cursor: Cursor) -> log_walks.Steps[dict[str, Position]]:
 
 
 def _stored_upto(log: TopicLog, upto: Position) -> log_walks.Steps[dict[str, Position]]:
-    """The last entry of each origin that was ever stored at or before a place of the log."""
+    """The last entry of each origin that was ever stored at or before a position of the log."""
     found: dict[str, Position] = {}
     for span in log.spans():
         if span.ledger_id > upto.ledger:

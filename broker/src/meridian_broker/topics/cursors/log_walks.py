@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from meridian_broker.topics.cursors.resent import Resent
 
 SLICE: Final = 1000
-"""Entries claimed one by one in one turn of the loop: some milliseconds."""
+"""Entries claimed individually in one turn of the loop: a few milliseconds."""
 LEDGER_COSTS: Final = 10
-"""What claiming a ledger as a whole costs, in entries."""
+"""Cost of claiming a whole ledger, in entries."""
 LOOKS: Final = 3
 BACKLOG_COSTS: Final = 3000
-"""What may be looked at for an exact backlog, in entries; of those beyond, acknowledged ones still count."""
+"""Cost limit of an exact backlog, in entries; beyond it, acknowledged entries count as well."""
 BACKLOG_STRETCH: Final = 500
-"""Entries of which it is asked at once whether all, or none, are settled."""
+"""Entries that are checked together: whether all of them, or none, are acked or dropped."""
 
 T = TypeVar("T")
 Steps = Generator[int | None, None, T]
-"""Work in slices. Before it goes on it wants a ledger's index loaded, or, None, that others run."""
+"""Work in slices. A step yields the id of a ledger whose index it needs, or None to let others run."""
 Ranges = dict[str, tuple[Position, Position]]
 
 
@@ -42,10 +42,10 @@ def backlog(
     is_owed: Callable[[str, Position, Position], bool],
     mark_delete: Position,
 ) -> int:
-    """Entries neither acknowledged nor dropped.
+    """The number of entries neither acknowledged nor dropped.
 
-    Exact as far as ``BACKLOG_COSTS`` reach and the ledgers' indexes are in memory; every entry beyond counts. Stretches
-    that are settled as a whole, or not at all, cost no more than their runs.
+    Exact as far as ``BACKLOG_COSTS`` reaches and the ledgers' indexes are in memory; beyond, every entry counts. A
+    stretch that is acked or dropped completely, or not at all, costs as much as its runs.
     """
     position, open_entries, left = mark_delete, 0, BACKLOG_COSTS
     while left > 0 and (following := log.after(position)) is not None:
@@ -70,15 +70,15 @@ def backlog(
 
 
 def is_rest_acked(index: LedgerIndex, progress: Progress, position: Position) -> bool:
-    """Whether a ledger of own entries is acknowledged from ``position`` to its end, as one look can tell."""
+    """Whether a ledger of own entries is acknowledged from ``position`` to its end, as far as one lookup can tell."""
     place = index.place(position.entry) if index.is_own else None
     return place is not None and progress.all_acked(place.region, place.prev, Position(position.ledger, len(index) - 1))
 
 
 async def carry_out(log: TopicLog, scheduler: Scheduler, steps: Steps[T]) -> T:
-    """Take all steps, and let others run in between. The last one is taken in the turn in which this returns.
+    """Execute all steps and let others run in between. Returns in the same turn of the loop as the last step.
 
-    :raises LedgerError: an index that they want cannot be read.
+    :raises LedgerError: an index that they need cannot be read.
     """
     while True:
         try:
@@ -90,7 +90,7 @@ async def carry_out(log: TopicLog, scheduler: Scheduler, steps: Steps[T]) -> T:
 
 
 async def make_way(log: TopicLog, scheduler: Scheduler, wanted: int | None) -> None:
-    """Do what has to be done before the next step. :raises LedgerError: the index cannot be read."""
+    """Do what the next step waits for. :raises LedgerError: the index cannot be read."""
     if wanted is None:
         await next_turn(scheduler)
     else:
@@ -98,20 +98,20 @@ async def make_way(log: TopicLog, scheduler: Scheduler, wanted: int | None) -> N
 
 
 async def load_index(log: TopicLog, ledger: int) -> None:
-    """Have the index of a ledger in memory, as long as the ledger is stored. :raises LedgerError: it cannot be read."""
+    """Load the index of a ledger, as long as the ledger is stored. :raises LedgerError: it cannot be read."""
     try:
         await log.load_index(ledger)
     except LedgerNotFound:
         if log.holds(Position(ledger, 0)):
-            raise  # else it was trimmed meanwhile
+            raise  # otherwise it was trimmed meanwhile
 
 
 def rewound(log: TopicLog, progress: Progress, dropped: Dropped | None, upto: Position) -> Steps[Ranges]:
     """What a rewind to right behind ``upto`` rules (R12): per origin ``(prev of its first entry there, its last]``.
 
-    Empty when nothing there is acknowledged or dropped, for then there is nothing to take back. What is acknowledged
-    while this goes on may stand in front of where it is by then: so it looks again, ``LOOKS`` times at most, until it
-    found nothing in one turn of the loop.
+    Empty if nothing there is acknowledged or dropped, because there is nothing to take back. Acknowledgements that
+    arrive during the search may concern entries already examined. So it searches again, ``LOOKS`` times at most,
+    until a search finds something or takes a single turn of the loop.
     """
     ranges: Ranges = {}
     for _ in range(LOOKS):
@@ -124,7 +124,9 @@ def rewound(log: TopicLog, progress: Progress, dropped: Dropped | None, upto: Po
 def _look_back(
     log: TopicLog, progress: Progress, dropped: Dropped | None, upto: Position, ranges: Ranges
 ) -> Steps[tuple[int, bool]]:
-    """Note in ``ranges`` what is behind ``upto``; says how many turns it took, and whether anything is settled."""
+    """Record in ``ranges`` what is behind ``upto``. Returns how many turns it took, and whether anything is acked or
+    dropped.
+    """
     is_any, looked, turns = False, 0, 1
     while (following := log.after(upto)) is not None:
         ledger, first = following
@@ -141,7 +143,7 @@ def _look_back(
             is_any = any(_is_any_settled(progress, dropped, index, entry) for entry in range(first, last + 1))
             looked += last - first
         for region, low, high in some:
-            # What came back to its region late stands behind newer entries of it (R5).
+            # Entries that returned to their region late are stored behind newer ones of it (R5).
             known = ranges.get(region, (low, high))
             ranges[region] = (min(low, known[0]), max(high, known[1]))
         upto, looked = Position(ledger, last), looked + LEDGER_COSTS + len(some)
@@ -153,12 +155,12 @@ def _look_back(
 
 
 def _may_be_settled(progress: Progress, dropped: Dropped | None, run: Place) -> bool:
-    """False: nothing of the run is acknowledged, in whatever epoch, nor dropped."""
+    """False: nothing of the run is acknowledged, in any epoch, or dropped."""
     return progress.touches(*run) or (dropped is not None and dropped.meets(*run))
 
 
 def _is_any_settled(progress: Progress, dropped: Dropped | None, index: LedgerIndex, entry: int) -> bool:
-    """Whether an entry, or some of a batch, is acknowledged or dropped."""
+    """Whether an entry, or part of a batch, is acknowledged or dropped."""
     origin = index.origin(entry)
     if origin is None:
         return False
@@ -176,34 +178,36 @@ def claim_part(log: TopicLog, delta: Progress, epoch: Stamp, position: Position,
 
 @dataclass(slots=True)
 class Exceptions:
-    """What of a stretch of the log a cumulative acknowledgement does not mean, or means in an older epoch."""
+    """The entries that a cumulative acknowledgement does not cover, or covers in an older epoch."""
 
     dropped: Dropped | None = None
-    """Not what was dropped: the consumer was never sent it, and other regions may owe it still (R14)."""
+    """Dropped entries are not covered: the consumer was never sent them, and other regions may still owe them (R14)."""
     resent: Resent | None = None
-    """What was not sent since the newest rewind counts before all of them (R13)."""
+    """Entries that were not sent since the newest rewind count in epoch zero (R13)."""
     only: frozenset[str] | None = None
-    """Only what began in these regions; None: in any."""
+    """Only entries of these origins are covered; None: of all."""
     withheld: frozenset[Position] = frozenset()
-    """Not these entries."""
+    """These entries are not covered."""
     damage: Damage | None = None
-    """Not damaged entries that are given up, ..."""
+    """Damaged entries that were given up are not covered ..."""
     read: Position = EARLIEST
-    """... nor others that stand behind this place: the consumer waits for them."""
+    """... nor other damaged ones behind this position, because the consumer waits for them."""
 
     def counted(self, position: Position, epoch: Stamp) -> Stamp:
         """The epoch in which the acknowledgement of an entry counts."""
         return epoch if self.resent is None or self.resent.holds(position) else ZERO
 
     def is_unsent(self, position: Position) -> bool:
-        """Whether an entry is damaged, and was so before the consumer could be sent it."""
+        """Whether an entry is damaged and was so before the consumer could be sent it."""
         damage = self.damage
         if damage is None:
             return False
         return position in damage.lost or (position > self.read and position in damage.damaged)
 
     def are_none_in(self, index: LedgerIndex, first: int, last: int) -> bool:
-        """Whether all entries of the stretch that began in the regions meant are claimed in the newest epoch."""
+        """Whether the stretch has no exceptions: all its entries of the covered origins are claimed in the newest
+        epoch.
+        """
         ledger = index.ledger_id
         if self.resent is not None and (ledger, first) <= self.resent.border:
             return False
@@ -218,10 +222,10 @@ class Exceptions:
 def claim_between(
     log: ReadableLog, delta: Progress, epoch: Stamp, after: Position, upto: Position, exceptions: Exceptions
 ) -> Steps[int]:
-    """Claim the entries of ``(after, upto]`` in this region's order, those meant; says how many.
+    """Claim the covered entries of ``(after, upto]`` in this region's order. Returns their number.
 
-    Runs of entries that are all meant cost the same however long they are; others are looked at entry by entry.
-    ``SLICE`` of either are claimed in one turn of the loop.
+    Runs without exceptions cost the same whatever their length; others are examined entry by entry. ``SLICE`` of
+    either are claimed in one turn of the loop.
     """
     claimed = looked = 0
     while (following := log.after(after)) is not None and following <= upto:
@@ -248,7 +252,7 @@ def claim_between(
 def _claim_stretch(
     delta: Progress, epoch: Stamp, index: LedgerIndex, first: int, last: int, exceptions: Exceptions
 ) -> int:
-    """Claim what is meant of entries ``first`` to ``last`` of a ledger; says how many."""
+    """Claim the covered entries from ``first`` to ``last`` of a ledger. Returns their number."""
     only = exceptions.only
     if exceptions.are_none_in(index, first, last):
         for region, prev, origin in index.runs(first, last):
@@ -269,14 +273,16 @@ def _claim_stretch(
 
 
 def ruled_from(log: TopicLog, rules: Mapping[str, tuple[Position, Position]]) -> Position:
-    """Up to this place nothing is ruled: no ledger up to here has an entry that is high enough."""
+    """A position up to which nothing is ruled: no ledger up to here has an entry within ``rules``."""
     return log.below(log.region, {region: low for region, (low, _) in rules.items()}, LATEST)
 
 
 def claim_ruled(
     log: TopicLog, delta: Progress, epoch: Stamp, upto: Position, rules: Mapping[str, tuple[Position, Position]]
 ) -> Steps[None]:
-    """Claim what stands before a rewind's place and is ruled by it: where entries of an origin are not in order."""
+    """Claim what is stored before a rewind's position and is ruled by it, where entries of an origin are out of
+    order.
+    """
     after, looked = ruled_from(log, rules), 0
     while (following := log.after(after)) is not None and following <= upto:
         ledger, first = following

@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 
 
 class CursorOwner(Protocol):
-    """The subscription of a cursor: its record, and the consumers that a change of the cursor concerns."""
+    """The subscription of a cursor: its record, and its consumers as far as changes of the cursor concern them."""
 
     record: SubscriptionRecord
 
     @property
     def share(self) -> DispatchShares | None:
-        """None: every message is dispatched here."""
+        """The shares dispatched here; None: every message is dispatched here."""
         ...
 
     @property
     def is_there(self) -> bool:
-        """False once the subscription is deleted: nothing is written of it any more."""
+        """False once the subscription is deleted: nothing more is written about it."""
         ...
 
     @property
     def read_position(self) -> Position:
-        """How far entries were read for consumers; ``EARLIEST``: there are none."""
+        """The position up to which entries were read for consumers; ``EARLIEST``: there are no consumers."""
         ...
 
     def check_open(self) -> None:
@@ -45,26 +45,26 @@ class CursorOwner(Protocol):
         ...
 
     def release(self, acker: AckState, position: Position) -> None:
-        """An entry is acknowledged: no consumer holds it any more."""
+        """An entry was acknowledged, so no consumer holds it any more."""
         ...
 
     def let_go(self, positions: Iterable[Position]) -> bool:
-        """Entries were dropped: consumers that hold them have room for others.
+        """Entries were dropped, so consumers that hold them have room for others.
 
         :returns: whether a consumer may hold one of them.
         """
         ...
 
     def moved(self, position: Position) -> None:
-        """Mark-delete stands here now."""
+        """Mark-delete moved to this position."""
         ...
 
     def acked_elsewhere(self) -> None:
-        """Other regions' acknowledgements came: some may be of what consumers hold here."""
+        """Other regions acknowledged entries; some of them may be in flight here."""
         ...
 
     def disconnect_consumers(self) -> None:
-        """Send every consumer away to subscribe again: the cursor is rewound."""
+        """Disconnect all consumers, so that they subscribe again: the cursor was rewound."""
         ...
 
     def dispatch_soon(self) -> None:

@@ -8,12 +8,13 @@ from meridian_broker.positions.position import Position
 
 
 class Resent:
-    """Which entries were sent since the newest rewind, of those stored here before it: local positions.
+    """Which entries were sent since the newest rewind, of those stored here before it, as local positions.
 
-    What is stored behind ``border`` came later than the rewind, so it was never sent under an older epoch. Bounded by
-    what stood before the border, as runs; let go of when nothing up to there is owed any more. It is not written down:
-    after a restart, and after a further rewind, an entry has to be sent once more before its acknowledgement counts,
-    as the broker does anyway with all that is not acknowledged by then. A message may come again, none is skipped.
+    What is stored behind ``border`` arrived after the rewind, so it was never sent in an older epoch. The memory used
+    is bounded by the entries before the border, kept as runs, and released once nothing up to the border is owed. It
+    is not stored: after a restart or another rewind, an entry has to be sent once more before its acknowledgement
+    counts, and the broker sends everything unacknowledged again then anyway. A message may be repeated; none is
+    skipped.
     """
 
     __slots__ = ("_sent", "border")
@@ -28,16 +29,16 @@ class Resent:
             self._sent.claim(Position(position.ledger, position.entry - 1), position)
 
     def holds(self, position: Position) -> bool:
-        """Was it sent since the rewind, if it was sent at all?"""
+        """Whether the entry, if it was sent at all, was sent since the rewind."""
         return position > self.border or self._sent.contains(position)
 
     def passed(self, mark_delete: Position) -> None:
-        """Nothing up to there is owed any more."""
+        """Nothing up to ``mark_delete`` is owed any more."""
         if mark_delete >= self.border and not self._sent.is_empty:
             self._sent = AckSet()
 
     def copy(self) -> Resent:
-        """As it is now, for an acknowledgement that is worked out later: what is sent meanwhile is not meant by it."""
+        """A snapshot, for an acknowledgement that is processed later and does not cover what is sent meanwhile."""
         other = Resent(self.border)
         other._sent = self._sent.copy()
         return other

@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from meridian_broker.topics.cursors.cursor import Cursor
 
 WORTH: Final = 4
-"""From so many rewinds on they are merged: regions have to report for it."""
+"""Rewinds are merged from this number on, because regions have to report for it."""
 
 
 def are_many(cursor: Cursor) -> bool:
-    """Are there so many that some should go?"""
+    """Whether there are so many rewinds that some should be merged."""
     return cursor.progress.count_rewinds() >= WORTH
 
 
 def are_kept(cursor: Cursor) -> bool:
-    """Did other regions know of it until its replicated flag was switched off?"""
+    """Whether other regions knew of the subscription until its replicated flag was switched off."""
     return cursor.owner.record.is_shared and not cursor.replicated
 
 
 def merge(cursor: Cursor, regions: Collection[str]) -> None:
-    """Merge what all these regions, the topic's, agree on."""
+    """Merge as far as all of these regions, the topic's, agree."""
     progress = cursor.progress
     told = agreed(progress.reports, regions, progress.state())
     if told is not None:
@@ -50,9 +50,9 @@ def merge(cursor: Cursor, regions: Collection[str]) -> None:
 
 
 def merge_done(cursor: Cursor, done: Mapping[str, Position]) -> None:
-    """Merge, durably. What was acked once, and is owed no more, counts as acked afterwards, also where it was dropped.
+    """Merge durably. What was acked and is no longer owed counts as acked afterwards, even where it was dropped.
 
-    :param done: per origin up to where nothing is owed in any region that knows the subscription.
+    :param done: per origin the position up to which nothing is owed in any region that knows the subscription.
     """
     cursor.flush_pending()
     delta = cursor.progress.merge_rewinds(done)
@@ -68,7 +68,7 @@ def merge_done(cursor: Cursor, done: Mapping[str, Position]) -> None:
 
 
 def merged_elsewhere(cursor: Cursor) -> None:
-    """Another region told that it merged some: the evidence of first-hand acknowledgements forgets as much (R60)."""
+    """Another region merged rewinds: the record of first-hand acknowledgements forgets the same ones (R60)."""
     progress = cursor.progress
     _look_at_fewer_times(cursor)
     heads = progress.heads()
@@ -80,7 +80,7 @@ def merged_elsewhere(cursor: Cursor) -> None:
 
 
 def tell_first_hand(cursor: Cursor, heads: Progress) -> None:
-    """Let the evidence of first-hand acknowledgements know of rewinds that other regions made, durably."""
+    """Add rewinds made by other regions to the record of first-hand acknowledgements, durably."""
     if cursor.first_hand is not None:
         cursor.first_hand.join(heads)
         cursor.context.progress_log.append(Kind.FLOORS, cursor.name, heads.encode())

@@ -24,9 +24,10 @@ NONE_STALE: Final[frozenset[Position]] = frozenset()
 
 
 def stale(cursor: Cursor, positions: Iterable[Position]) -> frozenset[Position]:
-    """Of entries that a client acknowledges, those it holds from before a rewind: they count in an older epoch (R13).
+    """Which of the positions that a client acknowledges it holds from before a rewind: they count in an older epoch
+    (R13).
 
-    An entry that was sent again is acknowledged by whoever says so: nobody can tell its copies apart.
+    Once an entry was sent again, any consumer's acknowledgement counts, because its copies cannot be distinguished.
     """
     resent = cursor.resent
     if resent is None:
@@ -35,9 +36,9 @@ def stale(cursor: Cursor, positions: Iterable[Position]) -> frozenset[Position]:
 
 
 def merge(cursor: Cursor, delta: Progress, done: Callable[[str | None], None]) -> None:
-    """Join what another region told, make it durable, and act on it.
+    """Join progress of another region, make it durable, and act on it.
 
-    A rewind closes the consumers (R13), and so does an earlier creation, whose place may lie further back (R15).
+    A rewind disconnects the consumers (R13), and so does an earlier creation, which may begin further back (R15).
     """
     cursor.flush_pending()
     progress, log = cursor.progress, cursor.context.progress_log
@@ -48,7 +49,7 @@ def merge(cursor: Cursor, delta: Progress, done: Callable[[str | None], None]) -
     log.append(Kind.MERGED, cursor.name, delta.encode(), lambda error: done(None if error is None else str(error)))
     is_rewound = False
     if progress.layers is not before:
-        # An older rewind may come after a newer one, and rules other entries.
+        # An older rewind may arrive after a newer one, and rules other entries.
         known = {layer.epoch for layer in before or ()}
         is_rewound = any(layer.epoch not in known for layer in progress.layers or ())
     if is_rewound or progress.beginning != beginning:
@@ -67,10 +68,10 @@ def merge(cursor: Cursor, delta: Progress, done: Callable[[str | None], None]) -
 
 
 def take_back(cursor: Cursor, delta: Progress, settled: Position = EARLIEST) -> None:
-    """A seek: consumers come again, ``delta`` is joined, written and told, and the cursor begins anew.
+    """Carry out a seek: disconnect the consumers, join, write and send ``delta``, and restart the cursor.
 
-    :param settled: up to here nothing is owed then, but for what a compacted view may show again.
-    :raises TopicFenced: the topic was closed, or the subscription deleted, while the place was looked for.
+    :param settled: nothing is owed up to here afterwards, except what a compacted view may show again.
+    :raises TopicFenced: the topic was closed, or the subscription deleted, while the position was looked up.
     """
     cursor.owner.check_open()
     cursor.owner.disconnect_consumers()

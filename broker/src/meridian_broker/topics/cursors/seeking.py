@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 
 def latest(log: TopicLog, region: str) -> dict[str, Position]:
-    """Per origin region the last entry there is. ``region``: the one we are in."""
+    """The last entry of each origin. ``region``: the region of this log."""
     return _known({region: log.last_own, **log.last_origin})
 
 
 async def before(log: TopicLog, region: str, position: Position) -> dict[str, Position]:
-    """Per origin region the last entry stored before a position: where a subscription that begins there begins in
-    every region (R15).
+    """The last entry of each origin that is stored before a position: where a subscription that begins there begins
+    in every region (R15).
 
     :raises LedgerError: the entries' headers cannot be read.
     """
@@ -42,10 +42,10 @@ async def before(log: TopicLog, region: str, position: Position) -> dict[str, Po
 
 
 async def for_new(context: TopicContext, initial: Position) -> dict[str, Position] | None:
-    """What a new durable subscription needs before anything changes: a ledger for its record, and the places of its
+    """Prepare a new durable subscription, before anything changes: a ledger for its record, and the places of its
     first entry (``before``) if it begins at one.
 
-    :raises MetadataUnavailable: no ledger can be made now.
+    :raises MetadataUnavailable: no ledger can be created now.
     :raises LedgerError: the entries' headers cannot be read.
     """
     await context.progress_log.prepare()
@@ -53,9 +53,9 @@ async def for_new(context: TopicContext, initial: Position) -> dict[str, Positio
 
 
 async def position_at(log: TopicLog, compaction: Compaction | None, time_ms: int) -> Position:
-    """The first entry published at or after ``time_ms``; right after the last one when there is none.
+    """The first entry published at or after ``time_ms``; behind the last one if there is none.
 
-    :param compaction: of somebody who reads the compacted view.
+    :param compaction: that of a reader of the compacted view.
     """
     if compaction is not None and (early := await compaction.first_at(time_ms)) is not None:
         return early
@@ -68,7 +68,7 @@ def _known(places: Mapping[str, Position]) -> dict[str, Position]:
 
 
 def begin_reader(cursor: Cursor, initial: Position, *, read_compacted: bool) -> None:
-    """Let a reader begin at ``initial``, which the compacted view may have when the log does not any more."""
+    """Let a reader begin at ``initial``, which the compacted view may contain when the log no longer does."""
     log = cursor.context.log
     if initial == EARLIEST:
         cursor.start_cursor()
@@ -79,22 +79,23 @@ def begin_reader(cursor: Cursor, initial: Position, *, read_compacted: bool) -> 
 
 
 async def seek(cursor: Cursor, target: Position) -> None:
-    """Stand so that ``target`` is the next entry: what is before it counts as acked, what is after as not (R12).
+    """Move so that ``target`` is the next entry: everything before it counts as acked, everything from it on does not
+    (R12).
 
     :raises LedgerError: the entries' headers cannot be read.
-    :raises LimitReached: it was rewound too often lately.
+    :raises LimitReached: it was rewound too often recently.
     """
     await _seek(cursor, target, None)
 
 
 async def seek_to_time(cursor: Cursor, time_ms: int) -> None:
-    """Stand at the first entry published at ``time_ms`` or later: what is before it here counts as acked. Of the others
-    those published at that time or later do not, in any region, also those that are yet to come (R12).
+    """Move to the first entry published at ``time_ms`` or later: everything before it here counts as acked. Of the
+    others, those published at that time or later do not, in any region, including those still to arrive (R12).
 
-    An entry that stands behind that place although it was published earlier keeps what is known of it.
+    An entry behind that position that was published earlier keeps its state.
 
     :raises LedgerError: the entries' headers cannot be read.
-    :raises LimitReached: it was rewound too often lately.
+    :raises LimitReached: it was rewound too often recently.
     """
     time_ms, compacted = max(time_ms, 0), cursor.compacted
     target = await position_at(cursor.context.log, None if compacted is None else compacted.compaction, time_ms)
@@ -116,8 +117,9 @@ async def _seek(cursor: Cursor, target: Position, time_ms: int | None) -> None:
 
 
 async def _plan(cursor: Cursor, target: Position, upto: Position, time_ms: int | None) -> Progress:
-    """The piece of progress that a seek to behind ``upto`` is. It is as new as the turn in which this returns: it is
-    worked out anew when others rewound the subscription meanwhile, or told of an earlier beginning."""
+    """The delta for a seek to right behind ``upto``. It is valid in the turn in which this returns: it is computed
+    again if the subscription was rewound meanwhile, or another region reported an earlier beginning.
+    """
     context = cursor.context
     while True:
         delta, seen = cursor.progress.empty_delta(), Ranges()
@@ -133,9 +135,9 @@ async def _plan(cursor: Cursor, target: Position, upto: Position, time_ms: int |
 def _plan_log(
     cursor: Cursor, delta: Progress, seen: Ranges, upto: Position, time_ms: int | None
 ) -> log_walks.Steps[None]:
-    """What the seek means for the entries of the log.
+    """Add to ``delta`` what the seek means for the entries of the log.
 
-    :param seen: what it rules of those that only the compacted view has.
+    :param seen: what it rules of entries that only the compacted view has.
     """
     log, progress = cursor.context.log, cursor.progress
     everything = log_walks.Exceptions()
@@ -144,7 +146,7 @@ def _plan_log(
     rules = {} if is_back else (yield from log_walks.rewound(log, progress, cursor.dropped, upto))
     if time_ms is not None:
         if is_back or rules:
-            # What stands before the place was published earlier: the rewind does not rule it.
+            # Everything stored before the position was published earlier, so the rewind does not rule it.
             delta.rewind(_next_epoch(cursor), {}, publish_time_ms=time_ms)
     elif rules := _joined(seen, rules):
         epoch = _next_epoch(cursor)
@@ -166,19 +168,19 @@ def _next_epoch(cursor: Cursor) -> Stamp:
 
 
 async def _move_in_view(cursor: Cursor, compacted: ViewReading, target: Position) -> tuple[Progress, Ranges]:
-    """What the seek means for what only the compacted view has, see ``ViewReading.move``."""
+    """Add to ``delta`` what the seek means for entries that only the compacted view has, see ``ViewReading.move``."""
     while True:
         delta = cursor.progress.empty_delta()
         seen = await compacted.move(delta, target)
-        if cursor.progress.epoch == delta.epoch:  # else another region rewound it meanwhile
+        if cursor.progress.epoch == delta.epoch:  # otherwise another region rewound it meanwhile
             return delta, seen
 
 
 def _settled_upto(cursor: Cursor) -> Position:
-    """Up to here every entry is acknowledged: a seek needs not claim it.
+    """The position up to which every entry is acknowledged, so that a seek need not claim it.
 
-    Nobody is owed what a cursor is past. But what was dropped, and what a compacted view left out, is acknowledged by
-    a seek over it all the same.
+    A cursor is also past entries that were dropped or removed from a compacted view; a seek beyond those acknowledges
+    them.
     """
     is_all_acked = cursor.compacted is None and (cursor.dropped is None or cursor.dropped.is_empty)
     log = cursor.context.log
@@ -186,8 +188,9 @@ def _settled_upto(cursor: Cursor) -> Position:
 
 
 def _goes_back(cursor: Cursor, upto: Position) -> bool:
-    """Is the cursor past an entry behind ``upto``? Then a seek takes something back; nothing has to be read to know.
-    A place between two ledgers has two names: neither is before it."""
+    """Whether the cursor is past an entry behind ``upto``, so that a seek takes something back; no read is needed to
+    know. A position between two ledgers has two names: neither is before the other.
+    """
     following = cursor.context.log.after(upto)
     return following is not None and following <= cursor.mark_delete
 
@@ -202,5 +205,7 @@ def _joined(one: Ranges, other: Ranges) -> Ranges:
 
 
 def _before_in_view(target: Position, upto: Position) -> Position:
-    """Behind which place a reader of a compacted view goes on with ``target``; ``upto``: that place in the log."""
+    """The position behind which a reader of a compacted view continues with ``target``; ``upto``: that position in
+    the log.
+    """
     return min(upto, target if target.entry < 0 else Position(target.ledger, target.entry - 1))

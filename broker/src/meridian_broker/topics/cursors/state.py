@@ -11,7 +11,7 @@ from meridian_broker.positions.position import EARLIEST, LATEST
 
 
 class CursorState:
-    """The part of a cursor that acknowledgements, rewinds, floors and drops join."""
+    """The part of a cursor that acknowledgements, rewinds, floors and drops are joined into."""
 
     __slots__ = ("dropped", "first_hand", "progress")
 
@@ -20,10 +20,10 @@ class CursorState:
         self.first_hand: Progress | None = None
         """What this region's own clients acked: evidence for the verifier (R60)."""
         self.dropped: Dropped | None = None
-        """What is not owed here any more although nobody acked it (R14)."""
+        """What is not owed here any more although it was not acked (R14)."""
 
     def join(self, delta: Progress) -> bool:
-        """Join acknowledgements or a rewind to what is known. A rewind that is new here takes drops back (R12).
+        """Join acknowledgements or a rewind. A rewind that is new here takes drops back (R12).
 
         :returns: whether anything was new.
         """
@@ -36,7 +36,7 @@ class CursorState:
             known = {layer.epoch for layer in before or ()}
             for epoch, rules, publish_time_ms in progress.rewinds():
                 if epoch not in known:
-                    if publish_time_ms is not None:  # ranges do not say when their entries were published
+                    if publish_time_ms is not None:  # ranges do not contain the publish times of their entries
                         rules = {region: (EARLIEST, LATEST) for _, region, _, _ in dropped.runs()}
                     dropped.take_back(rules)
         return changed
@@ -49,24 +49,24 @@ class CursorState:
         self.forget_drops()
 
     def join_first_hand(self, delta: Progress) -> None:
-        """This region's own clients acknowledged it."""
+        """Record what this region's own clients acknowledged."""
         if self.first_hand is None:
             self.first_hand = Progress()
         self.first_hand.join(delta)
 
     def keep_first_hand(self) -> None:
-        """The subscription is replicated from now on: what is known of it was acknowledged here."""
+        """The subscription is replicated from now on: everything known of it so far was acknowledged here."""
         if self.first_hand is None:
             self.first_hand = self.progress.copy()
 
     def join_dropped(self, ranges: Dropped) -> bool:
-        """Entries were dropped (R14). :returns: whether anything was new."""
+        """Record dropped entries (R14). :returns: whether anything was new."""
         if self.dropped is None:
             self.dropped = Dropped()
         return self.dropped.join(ranges)
 
     def forget_drops(self) -> None:
-        """Below the floors no detail is kept, of drops neither."""
+        """Forget drops below the floors, as all other detail."""
         if self.dropped is not None and not self.dropped.is_empty:
             for region, position in self.progress.floors().items():
                 self.dropped.forget(region, position)

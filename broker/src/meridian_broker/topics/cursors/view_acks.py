@@ -23,39 +23,39 @@ if TYPE_CHECKING:
     from meridian_broker.topics.cursors.resent import Resent
 
 Epochs = Callable[[Position], Stamp]
-"""In which epoch the acknowledgement of an entry counts."""
+"""The epoch in which the acknowledgement of an entry counts."""
 
 
 class Claim(NamedTuple):
-    """One entry that is acknowledged."""
+    """One entry to acknowledge."""
 
     position: Position
     place: Place
     messages: int
     having: int | None = None
-    """Those of its messages, as bits, that the view has, or that the consumer was sent; None: all."""
+    """Those of its messages, as bits, that are in the view or were sent to the consumer; None: all."""
     remaining: int = 0
     """Messages that are not acknowledged, as bits."""
     header: EntryHeader | None = None
-    """None: the view does not have it."""
+    """None: the entry is not in the view."""
 
 
 @dataclass(slots=True)
 class UpTo:
-    """A cumulative acknowledgement, and what it was about when it came."""
+    """A cumulative acknowledgement, with the state when it arrived."""
 
     acker: AckState
     position: Position
     part: int | None
     behind: Position
-    """It says nothing of what is at or before this."""
+    """It does not apply to anything at or before this position."""
     resent: Resent | None
     held: Held
     withheld: frozenset[Position]
-    """Chunks of messages that the consumer does not have whole (R18)."""
+    """Chunks of messages that the consumer does not have completely (R18)."""
 
     def epoch(self, position: Position) -> Stamp:
-        """In which epoch it counts for an entry (R13)."""
+        """The epoch in which it counts for an entry (R13)."""
         return self.acker.epoch if self.resent is None or self.resent.holds(position) else ZERO
 
     def remaining(self, position: Position) -> int:
@@ -64,7 +64,7 @@ class UpTo:
 
 
 def note(delta: Progress, epoch: Stamp, claim: Claim) -> None:
-    """Claim it in a piece of progress."""
+    """Add the claim to ``delta``."""
     region, prev, origin = claim.place
     if claim.having is None and not claim.remaining:
         delta.ack(epoch, region, prev, origin)
@@ -90,7 +90,9 @@ class LookUps:
             self._cursor.context.serve(self._work(), "look acknowledged entries up in a compacted view")
 
     async def _work(self) -> None:
-        """Whoever waits hears of a failure; where nobody does the topic is fenced, so that the consumer comes back."""
+        """A waiting caller gets a failure as its answer. Without one the topic is fenced, so that the consumer
+        reconnects.
+        """
         look_ups, lost = self._cursor.looking_up(), LedgerError("an acknowledgement was not looked up")
         unheard: LedgerError | None = None
         try:

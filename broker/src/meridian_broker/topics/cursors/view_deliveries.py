@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 
 class Held:
-    """Entries one consumer was sent, as bitmaps of their ledgers; those taken out of the view since are kept apart."""
+    """Entries that one consumer was sent, as a bitmap per ledger; those removed from the view since are kept
+    separately.
+    """
 
     __slots__ = ("_sent", "_taken_out", "acker")
 
@@ -35,18 +37,18 @@ class Held:
         self._taken_out: dict[int, BitMap] = {}
 
     def note(self, position: Position, view: CompactedView | None) -> None:
-        """The entry was sent; perhaps it was read from an older view than the one in force."""
+        """The entry was sent, perhaps read from an older view than the one in force."""
         is_out = view is not None and position <= view.horizon and not view.holds(position)
         entries = (self._taken_out if is_out else self._sent).setdefault(position.ledger, BitMap())
         entries.add(position.entry)
 
     def contains(self, position: Position) -> bool:
-        """Was the entry sent to this consumer, and is it perhaps owed?"""
+        """Whether the entry was sent to this consumer and may still be owed."""
         entries = self._sent.get(position.ledger)
         return entries is not None and position.entry in entries
 
     def forget_settled(self, upto: Position) -> None:
-        """Nothing is owed up to here except what was taken out of the view."""
+        """Nothing is owed up to here except what was removed from the view."""
         for ledger in [ledger for ledger in self._sent if ledger <= upto.ledger]:
             if ledger < upto.ledger:
                 del self._sent[ledger]
@@ -54,7 +56,7 @@ class Held:
                 self._sent[ledger].remove_range(0, upto.entry + 1)
 
     def compare(self, view: CompactedView) -> list[int]:
-        """A new view is in force. Returns the ledgers of the log from which it took out something that is held."""
+        """A new view is in force. Returns the ledgers of the log from which it removed entries that are held."""
         affected: list[int] = []
         for ledger in sorted(self._sent):
             if ledger > view.horizon.ledger:
@@ -85,7 +87,7 @@ class Held:
         return found
 
     def settle(self, position: Position) -> None:
-        """The entry is acknowledged."""
+        """The entry was acknowledged."""
         for part in (self._sent, self._taken_out):
             entries = part.get(position.ledger)
             if entries is not None and 0 <= position.entry < ENTRY_LIMIT:

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dispatch scope ``origin``: of one subscription, the messages that this region dispatches, and nobody else (R26).
+"""Dispatch scope ``origin``: the messages of one subscription that this region dispatches, and no other region (R26).
 
-A *share* is what of a subscription's messages began in one region. A region asks for shares while it has consumers, its
-own first; it dispatches one while it holds the lease on it and stops by its own clock. A share that is won begins like
-a subscription that had no consumers: with the newest progress of the other regions (R20), then from mark-delete. What
-was read before of other shares is not read again. A share that is to be given back is not dispatched from then on; what
-is acknowledged in the next moment still reaches the other regions before they get it.
+A *share* is the part of a subscription's messages that were published in one region. A region requests shares while
+it has consumers, its own first. It dispatches a share while it holds the lease on it, and stops by its own clock. A
+share that was acquired starts like a subscription without consumers: with the newest progress of the other regions
+(R20), then from mark-delete. What was read of other shares is not read again. A share that is to be handed back is
+not dispatched any more; acknowledgements of the next moment still reach the other regions before it is released.
 
-A cumulative acknowledgement names one message. It covers what was sent before that one: always that message's own
-share, and another one only when the message was sent after that share was won; else messages that were passed over
-until then, and stand before it, would count as acknowledged although nobody got them.
+A cumulative acknowledgement names one message. It covers the messages sent before that one: always those of the
+message's own share, and those of another share only if the message was sent after that share was acquired. Otherwise
+messages that were passed over until then, and are stored before it, would count as acknowledged although no consumer
+got them.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
     from meridian_broker.topics.subscriptions.subscription import Subscription
 
 DRAIN_SECONDS: Final = 0.2
-"""So long a share that is given back waits for acknowledgements of what was sent already."""
+"""How long a share that is handed back waits for acknowledgements of what was sent."""
 
 COUNTED_MAX: Final = 20_000
-"""Entries behind a cursor that are looked at when somebody asks for status."""
+"""Entries behind a cursor that are counted for a status request."""
 
 
 def preferred_holder(subscription: Subscription, origin: str) -> str:
@@ -41,14 +42,16 @@ def preferred_holder(subscription: Subscription, origin: str) -> str:
 
 
 def wanted_voters(subscription: Subscription) -> Voters:
-    """Who is to vote on its shares: the regions of the topic, and the witness where it makes their number odd."""
+    """The regions that are to vote on its shares: those of the topic, and the witness if that makes their
+    number odd.
+    """
     regions = subscription.topic.regions()
     witness = subscription.record.witness
     return tuple(sorted(regions | {witness} if witness and len(regions) % 2 == 0 else regions))
 
 
 def commit(subscription: Subscription, heard: frozenset[str]) -> None:
-    """All of these know all lists of voters that count: one may be enough now."""
+    """All of ``heard`` know all lists of voters in force: one list may be enough now."""
     topic, known, wanted = subscription.topic, subscription.record.voter_sets, wanted_voters(subscription)
     origins = origins_of(subscription)
     preferred: dict[Voters, set[str]] = {
@@ -63,7 +66,7 @@ def commit(subscription: Subscription, heard: frozenset[str]) -> None:
 
 
 def _say_who_votes(subscription: Subscription, leasing: Leasing) -> None:
-    """Another list of voters joins those that count, when the topic's regions or the witness are others than before."""
+    """Add a list of voters to those in force if the topic's regions or the witness changed."""
     topic, known, wanted = subscription.topic, subscription.record.voter_sets, wanted_voters(subscription)
     if not known.has(wanted):
         stamp = topic.clock.next(max(subscription.record.scope_stamp, known.committed))
@@ -75,16 +78,17 @@ def _say_who_votes(subscription: Subscription, leasing: Leasing) -> None:
 
 
 def origins_of(subscription: Subscription) -> list[str]:
-    """All regions in which its messages began, those that are no longer regions of the topic included."""
+    """All regions in which its messages were published, including former regions of the topic."""
     topic = subscription.topic
     return sorted(topic.regions() | topic.log.last_origin.keys())
 
 
 def owed(subscription: Subscription) -> dict[str, int] | None:
-    """By origin: entries stored here that nobody acknowledged and this region did not drop; None: too many to count.
+    """Per origin, the number of entries stored here that are not acknowledged and not dropped here; None: too many to
+    count.
 
-    What began in a region and is owed elsewhere, but not by whoever dispatches it, was dropped there (R14): nobody
-    gets it while that one holds the share.
+    An entry that is owed elsewhere, but not in the region that dispatches it, was dropped there (R14): no consumer
+    gets it while that region holds the share.
     """
     log, cursor = subscription.topic.log, subscription.cursor.mark_delete
     if log.distance(cursor, log.last_confirmed) > COUNTED_MAX:
@@ -100,7 +104,7 @@ def owed(subscription: Subscription) -> dict[str, int] | None:
 
 
 def objection(subscription: Subscription) -> str:
-    """Why scope ``origin`` is not in force although it is set; empty when it is."""
+    """Why scope ``origin`` is not in force although it is set; empty if it is in force."""
     leasing = subscription.topic.leasing
     if not subscription.durable or not subscription.replicated:
         return "the subscription is not replicated"
@@ -112,7 +116,7 @@ def objection(subscription: Subscription) -> str:
 
 
 def follow(subscription: Subscription) -> None:
-    """Do as the record says, now. When the scope changes, consumers come again: what they have may come twice."""
+    """Apply the record. When the scope changes, consumers are disconnected: what they hold may be delivered twice."""
     leasing = subscription.topic.leasing
     is_in_force = subscription.record.scope == ORIGIN and not objection(subscription)
     if is_in_force and leasing is not None:
@@ -128,7 +132,7 @@ def follow(subscription: Subscription) -> None:
 
 
 class Shares:
-    """The shares of one subscription that this region has, or asks for."""
+    """The shares of one subscription that this region holds or requests."""
 
     __slots__ = ("_begun", "_high", "_leasing", "_preferred", "_subscription", "_wanted", "_wins", "held")
 
@@ -138,30 +142,34 @@ class Shares:
         self.held: dict[str, Claim] = {}
         """Origins whose messages are dispatched here while their lease lasts."""
         self._wanted: dict[str, tuple[VoterSets, str]] = {}
-        """Origin -> voters and preferred holder, as asked for."""
+        """Origin -> voters and preferred holder, as requested."""
         self._preferred: dict[str, str] = {}
-        """As this region knew them when it asked first, or when the other regions had heard of a change."""
+        """Preferred holders as known when the share was first requested, or when the other regions had confirmed a
+        change.
+        """
         own, end = subscription.topic.region, subscription.topic.log.last_confirmed
         self._begun: dict[str, Position] = {o: end for o in origins_of(subscription) if o != own}
-        """Origin -> how far was read when its share was won. What was read in an earlier life is not known."""
+        """Origin -> how far was read when its share was acquired. What was read before the topic was opened is not
+        known.
+        """
         self._high: Position = EARLIEST
         self._wins: dict[str, int] = {}
 
     # -- what dispatch asks --------------------------------------------------------------------------------------
 
     def holds(self, origin: str) -> bool:
-        """May messages of this origin be sent at this moment?"""
+        """Whether messages of this origin may be sent now."""
         lease = self.held.get(origin)
         return lease is not None and self._leasing.now_ms() < lease.until_ms
 
     def covered_by(self, origin: str, position: Position) -> frozenset[str]:
-        """Origins of which a cumulative acknowledgement of an entry covers what stands before it."""
+        """Origins whose earlier entries a cumulative acknowledgement of this entry covers."""
         return frozenset({origin} | {o for o in self.held if position > self._begun.get(o, EARLIEST)})
 
-    # -- what is asked for ---------------------------------------------------------------------------------------
+    # -- requests ------------------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Ask for what is to be dispatched here, and for nothing while nobody consumes."""
+        """Request what is to be dispatched here; nothing while there are no consumers."""
         subscription = self._subscription
         is_consumed = bool(subscription.consumers) and not subscription.barrier
         origins = origins_of(subscription) if is_consumed else []
@@ -178,7 +186,7 @@ class Shares:
         if known != preferred:
             if preferred != topic.region or topic.exchange is None:
                 self._preferred[origin] = preferred
-            else:  # whoever dispatched it hears first that it does not any more, when it can be reached
+            else:  # if it can be reached, the current holder is told first to stop
                 topic.progress_log.when_durable(lambda _: self._tell_others(origin, preferred))
                 return
         voter_sets = subscription.record.voter_sets
@@ -207,16 +215,16 @@ class Shares:
         return self._subscription.topic.name, self._subscription.name, origin
 
     def close(self) -> None:
-        """The scope is another one: nothing is asked for any more."""
+        """The scope changed: request nothing any more."""
         for origin in self._wanted:
             self._leasing.unwant(self._stream(origin))
         self._wanted.clear()
         self.held.clear()
 
-    # -- what becomes of it --------------------------------------------------------------------------------------
+    # -- outcomes ------------------------------------------------------------------------------------------------
 
     def won(self, origin: str, lease: Claim) -> None:
-        """The share is ours: it is dispatched once the newest progress of the others is here (R20)."""
+        """The lease was granted: the share is dispatched once the newest progress of the others has arrived (R20)."""
         topic = self._subscription.topic
         self._wins[origin] = win = self._wins.get(origin, 0) + 1
 
@@ -241,13 +249,14 @@ class Shares:
             self._subscription.dispatch_soon()
 
     def lost(self, origin: str) -> None:
-        """The lease ended. What was sent and is acknowledged later counts all the same."""
+        """The lease ended. Later acknowledgements of what was sent still count."""
         self._wins[origin] = self._wins.get(origin, 0) + 1
         self.held.pop(origin, None)
 
     def wanted_back(self, origin: str) -> None:
-        """Its preferred holder asks for it: stop, let the acknowledgements of what is on its way come, tell them, give
-        it back."""
+        """The preferred holder requests the share: stop, wait for acknowledgements of what is in flight, send them,
+        release it.
+        """
         self.lost(origin)
         topic = self._subscription.topic
 

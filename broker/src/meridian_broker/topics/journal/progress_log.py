@@ -28,53 +28,59 @@ from meridian_broker.metadata.store import MetadataUnavailable
 FORMAT_VERSION: Final = 1
 _HEAD: Final = struct.Struct(">BBHQ")
 ROLL_BYTES: Final = 32 << 20
-"""A progress ledger is rolled over once so many bytes stand behind its snapshot, ..."""
+"""A progress ledger is rolled over once this many bytes follow its snapshot, ..."""
 ROLL_RECORDS: Final = 50_000
-"""... or so many records: a restart decodes and joins each of them, which takes a second of CPU. Whichever comes first,
-and never before as many bytes as the snapshot has: it costs no more than the changes that it replaces."""
+"""... or this many records: a restart decodes and joins each of them, which takes a second of CPU. Whichever comes
+first, but never before there are as many bytes as in the snapshot: a snapshot then costs no more than the changes it
+replaces.
+"""
 SNAPSHOT_BYTES: Final = 32 << 10
 SNAPSHOT_RECORDS: Final = 4
-"""So much of a snapshot is encoded and written before others run: some milliseconds."""
+"""Records of a snapshot that are encoded and written before others run: a few milliseconds."""
 SNAPSHOT_PENDING: Final = 256 << 10
-"""Bytes of a snapshot that are on their way to the disk at a time."""
+"""Bytes of a snapshot that are in flight to the disk at a time."""
 READ_BYTES: Final = 64 << 10
 SLICE: Final = 128
-"""Records decoded before others run: with what joining them costs some milliseconds (``bench/recovery``)."""
+"""Records decoded before others run: with the cost of joining them, a few milliseconds (``bench/recovery``)."""
 
 
 class Kind(IntEnum):
-    """What a record says."""
+    """The kind of a record."""
 
     SUBSCRIPTION = 1
-    """The subscription's own record (JSON): made, or its flags or properties changed."""
+    """The subscription's own record (JSON): created, or its flags or properties changed."""
     ACKED = 2
     """A delta of progress from this region's own clients: first-hand."""
     MERGED = 3
-    """A delta of progress that another region told."""
+    """A delta of progress from another region."""
     PROGRESS = 4
     """Whole progress, at the start of a ledger."""
     FIRST_HAND = 5
     """Whole first-hand progress, at the start of a ledger."""
     DROPPED = 6
-    """Ranges gone without an acknowledgement (R14)."""
+    """Ranges dropped without an acknowledgement (R14)."""
     REMOVED = 7
     """The subscription was deleted."""
     SEQUENCES = 8
-    """Last sequence ids of producers, of no subscription (``topics/publishing/sequence_ids.py``)."""
+    """Last sequence ids of producers; belongs to no subscription (``topics/publishing/sequence_ids.py``)."""
     WHOLE = 9
-    """A subscription as it stands (``subscription_snapshot.py``): made, or its flag switched. One record, so that a
-    crash leaves no subscription behind of which it is not known where it begins."""
+    """A whole subscription (``subscription_snapshot.py``): created, or its flag switched. It is one record, so that a
+    crash never leaves a subscription behind whose beginning is unknown.
+    """
     GAP = 10
-    """Entries of an origin (its name stands in the subscription's place) that somebody gave up
-    (``topics/backfill/gaps.py``)."""
+    """Entries of an origin (its name is in the subscription's field) that were given up
+    (``topics/backfill/gaps.py``).
+    """
     FLOORS = 11
-    """Floors that all regions reported (R11): progress, and nobody's acknowledgements."""
+    """Floors reported by all regions (R11): progress, and no acknowledgement of any client."""
     LOST = 12
-    """Records of a ledger (its id stands in the subscription's place) that the disk damaged
-    (``topics/subscriptions/damaged_records.py``)."""
+    """Records of a ledger (its id is in the subscription's field) that the disk damaged
+    (``topics/subscriptions/damaged_records.py``).
+    """
     VOTES = 16
-    """To whom this region has promised shares of a subscription, and for how long
-    (``topics/dispatch_scope/votes.py``)."""
+    """To which regions this one has promised shares of a subscription, and for how long
+    (``topics/dispatch_scope/votes.py``).
+    """
 
 
 _KINDS: Final = frozenset(Kind)
@@ -95,7 +101,7 @@ class Damaged(NamedTuple):
     ledger: int
     entry: int
     remains: bytes
-    """What stands in its place; empty where nothing does."""
+    """What is left of the record; empty if nothing is."""
 
 
 class ProgressLogMetadata(Protocol):
@@ -120,7 +126,7 @@ def encode(kind: Kind, subscription: str, time_ms: int, payload: bytes) -> bytes
 
 
 def decode(record: bytes) -> Change:
-    """:raises ProgressLogError: a newer format, or bytes that are no record."""
+    """:raises ProgressLogError: a newer format, or not a valid record."""
     try:
         version, kind, length, time_ms = _HEAD.unpack_from(record)
         if version != FORMAT_VERSION:
@@ -140,7 +146,7 @@ def decode(record: bytes) -> Change:
 
 
 class ProgressLog:
-    """Appends changes; hands all of them back when the topic is opened again."""
+    """Appends changes, and returns all of them when the topic is opened again."""
 
     def __init__(
         self,
@@ -158,28 +164,28 @@ class ProgressLog:
         self._writer: Writer | None = None
         self._rolls = UnderWay()
         self._snapshot_bytes = 0
-        """Of the ledger that is written. What was appended behind its snapshot:"""
+        """Size of the snapshot in the current ledger. What was appended behind it:"""
         self._since_bytes = self._since_records = 0
         self._held: list[tuple[bytes, Done | None]] = []
         self.ledgers: list[int] = []
         self._spare: tuple[int, Writer] | None = None
-        """Made, and not on record yet: the metadata store took no write."""
+        """A ledger that was created but not recorded, because the metadata store refused the write."""
         self._refusal: MetadataUnavailable | None = None
-        """Why the last attempt to go on in another ledger came to nothing."""
+        """Why the last roll-over failed."""
         self.failure: LedgerError | None = None
         self.on_failure: Callable[[str], None] | None = None
-        """Told once when nothing more can be written: the topic must not go on without its record of truth."""
+        """Called once when nothing more can be written: the topic must not continue without its source of truth."""
         self._asked = 0
         self._settled = 0
         self._settling: deque[tuple[int, Done]] = deque()
 
     async def open(self, ledgers: list[int], unnamed: Collection[int] = ()) -> None:
-        """Fence the earlier owner (R10). ``changes`` tells what is on record.
+        """Fence the earlier owner (R10). ``changes`` returns what is on record.
 
-        :param unnamed: progress ledgers of the topic on the volume that are not among ``ledgers``. Later ones were made
-            after these metadata were copied. Earlier ones were superseded, and their owner ended before it deleted
-            them: that is done now, unless one of ``ledgers`` is missing. Then the volume is the older copy, and where
-            it has none of them the earlier ones are all there is.
+        :param unnamed: progress ledgers of the topic on the volume that are not among ``ledgers``. Later ones were
+            created after these metadata were copied. Earlier ones were superseded, and their owner stopped before it
+            deleted them: they are deleted now, unless one of ``ledgers`` is missing. In that case the volume is the
+            older copy, and if it has none of ``ledgers``, the earlier ones are all there is.
         """
         found: list[int] = []
         for ledger_id in ledgers:
@@ -189,7 +195,7 @@ class ProgressLog:
         is_whole = len(found) == len(ledgers)
         for ledger_id in unnamed:
             if ledger_id > after:
-                with suppress(LedgerNotFound):  # opened before, in vain, and deleted
+                with suppress(LedgerNotFound):  # opened before without success, and deleted
                     found.append((await self._store.recover(ledger_id, self._fence)).ledger_id)
         self.ledgers = sorted(found)
         if not set(found) <= set(ledgers):
@@ -200,11 +206,11 @@ class ProgressLog:
                     await self._store.delete(ledger_id)
 
     async def changes(self, met: Callable[[Damaged], None] | None = None) -> AsyncIterator[list[Change]]:
-        """Every change that is on record, oldest first, ``SLICE`` at a time; others run in between.
+        """Every recorded change, oldest first, ``SLICE`` at a time; others run in between.
 
-        :param met: told of each damaged record, in its place among the others. None: damage is an error, and a log
-            that is being written replaces the ledger by a snapshot, for memory knows what the disk does not.
-        :raises LedgerError: a ledger cannot be read, or went in a roll-over meanwhile.
+        :param met: called with each damaged record, in order with the others. None: damage is an error, and a log
+            that is being written replaces the ledger by a snapshot, because memory has what the disk lost.
+        :raises LedgerError: a ledger cannot be read, or was deleted by a roll-over meanwhile.
         :raises ProgressLogError: a record cannot be read.
         """
         for ledger_id in list(self.ledgers):
@@ -229,9 +235,9 @@ class ProgressLog:
                     await next_turn(self._scheduler)
 
     async def prepare(self) -> None:
-        """Have a ledger to write to, before there is a change that has to be written.
+        """Make sure that there is a ledger to write to, before a change depends on it.
 
-        :raises MetadataUnavailable: none can be made now, because the metadata store is full or away.
+        :raises MetadataUnavailable: none can be created now, because the metadata store is full or unreachable.
         """
         if self._writer is None and self.failure is None:
             self._roll()
@@ -266,7 +272,7 @@ class ProgressLog:
                 self.on_failure(f"acknowledgements cannot be stored: {error}")
 
     def when_durable(self, done: Done) -> None:
-        """``done`` hears once everything appended so far is durable, at once when it is."""
+        """Call ``done`` once everything appended so far is durable, at once if it is."""
         self._settling.append((self._asked, done))
         self._settle()
 
@@ -302,32 +308,32 @@ class ProgressLog:
             self._scheduler.spawn(self._roll_over(self._rolls.begin()), "roll over a progress ledger")
 
     async def _roll_over(self, number: int) -> None:
-        """Go on in another ledger, write a snapshot of everything into it, then forget the ledgers before it."""
+        """Continue in another ledger, write a snapshot of everything to it, then delete the ledgers before it."""
         old = self.ledgers
         try:
             try:
                 snapshot = await self._begin_ledger()
                 await self._write_snapshot(snapshot)
             except LedgerError:
-                return  # nothing can be written any more, and everybody who waits has been told
+                return  # nothing can be written any more, and all waiting callers have their answer
             except MetadataUnavailable:
-                return  # nothing waits for it: changes go on into the ledger before, and the next one tries again
+                return  # nothing waits for it: changes go to the previous ledger, and the next one tries again
             await self._forget(old)
         finally:
             self._rolls.end(number)
 
     async def _begin_ledger(self) -> Iterator[list[bytes]]:
-        """What is appended while the ledger is made is written behind the first slice of the snapshot.
+        """Create the ledger. What is appended meanwhile is written behind the first slice of the snapshot.
 
-        :returns: the other slices.
-        :raises MetadataUnavailable: no ledger can be made, and no record waits for one.
-        :raises LedgerError: no ledger can be made. So with any other error; all appends fail from then on.
+        :returns: the remaining slices.
+        :raises MetadataUnavailable: no ledger can be created, and no record waits for one.
+        :raises LedgerError: no ledger can be created; as after any other error, all appends fail from then on.
         """
         try:
             writer = await self._make_ledger()
             before, self._writer = self._writer, None
             if before is not None:
-                await before.seal()  # whatever was written before is durable before anything that comes next
+                await before.seal()  # everything written before is durable before anything that follows
             if self.failure is not None:
                 raise self.failure
             snapshot = self._slices(self._snapshot())
@@ -353,34 +359,35 @@ class ProgressLog:
         return snapshot
 
     async def _make_ledger(self) -> Writer:
-        """Another ledger, on record. :raises MetadataUnavailable: nothing changed."""
+        """Create and record another ledger. :raises MetadataUnavailable: nothing changed."""
         if self._spare is None:
             ledger_id = await self._metadata.allocate_ledger_id()
             label = Label(LedgerKind.PROGRESS, self._metadata.belonging).encode()
             self._spare = ledger_id, await self._store.create(ledger_id, self._fence, label)
         ledger_id, writer = self._spare
-        # Only now: a next owner that finds it on record must find it in the store, or it could not fence it.
+        # Recorded only after creation: a later owner that reads the record must find the ledger, or it could not
+        # fence it.
         await self._metadata.save_progress_ledgers([*self.ledgers, ledger_id])
         self.ledgers, self._spare = [*self.ledgers, ledger_id], None
         return writer
 
     def _slices(self, snapshot: Iterable[tuple[Kind, str, bytes]]) -> Iterator[list[bytes]]:
-        """Encoded as they are asked for: what a slice says is so in the turn in which it is written."""
+        """Slices are encoded on demand, so that each is current in the turn in which it is written."""
         now, records, size = self._scheduler.now_ms(), list[bytes](), 0
         for kind, name, payload in snapshot:
             records.append(encode(kind, name, now, payload))
             size += len(records[-1])
             if (size >= SNAPSHOT_BYTES or len(records) >= SNAPSHOT_RECORDS) and kind != Kind.SEQUENCES:
-                yield records  # sequence ids go together: only their last record says up to where they hold
+                yield records  # sequence ids are written together: only their last record says up to where they hold
                 records, size = [], 0
         if records:
             yield records
 
     async def _write_snapshot(self, slices: Iterator[list[bytes]]) -> None:
-        """Write what is left of it, and wait until all of it is durable.
+        """Write the rest of the snapshot, and wait until all of it is durable.
 
-        Other changes stand between the slices. Each slice was made in the turn in which it is written, so it holds all
-        changes before it, and those behind it are joined to it.
+        Other changes are written between the slices. Each slice is encoded in the turn in which it is written, so it
+        contains all changes before it, and those behind it are joined to it.
         """
         pending = 0
         while self.failure is None:
@@ -402,15 +409,15 @@ class ProgressLog:
             self._write(writer, record)
 
     def _put_off(self, written: int, snapshot: int) -> None:
-        """Who waits for what was held waits for the first slice, too, which is written before it.
+        """Callers that wait for what was held also wait for the first slice, which is written before it.
 
-        :param written: so many were written before. :param snapshot: so many records the new ledger begins with.
+        :param written: records of the new ledger written so far. :param snapshot: records of its snapshot so far.
         """
         self._settling = deque((at + snapshot if at > written else at, done) for at, done in self._settling)
         self._asked += snapshot
 
     async def _forget(self, old: list[int]) -> None:
-        """A whole snapshot is durable in the last ledger: those before it go."""
+        """The snapshot in the last ledger is durable: delete the ledgers before it."""
         current = self.ledgers[-1:]
         await self._metadata.save_progress_ledgers(current)
         self.ledgers = current
@@ -422,7 +429,9 @@ class ProgressLog:
         notify_all([done for _, done in held if done is not None], failure)
 
     async def close(self) -> None:
-        """Write what was taken, then seal; later appends fail. A roll-over that hangs is waited for a bounded time."""
+        """Write what was accepted, then seal; later appends fail. A roll-over that hangs is waited for up to a
+        limit.
+        """
         is_written = True
         while is_written and not self._rolls.is_idle:
             is_written = await self._rolls.wait(self._scheduler)

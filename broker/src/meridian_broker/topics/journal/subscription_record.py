@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A subscription's record, apart from its progress, and how the records of two regions merge (R15, R17)."""
+"""A subscription's record, without its progress, and how the records of two regions merge (R15, R17)."""
 
 from __future__ import annotations
 
@@ -13,43 +13,47 @@ from meridian_broker.replication.leases import quorums
 from meridian_broker.replication.leases.quorums import VoterSets
 
 LOCAL: Final = "local"
-"""Each region dispatches whatever is not acknowledged anywhere (R25)."""
+"""Each region dispatches whatever is not acknowledged in any region (R25)."""
 ORIGIN: Final = "origin"
-"""Each region dispatches what began there, or what it took over; a message goes to one region at a time (R26)."""
+"""Each region dispatches what was published there, or what it took over; each message is dispatched by one region at
+a time (R26).
+"""
 
 NAME_BYTES_MAX: Final = (1 << 16) - 1
-"""Of a name, in records of the progress log. Clients may use far less (``bounds/clients.py``)."""
+"""Limit of names in records of the progress log. Names from clients have a lower limit (``bounds/clients.py``)."""
 
 _ENCODE: Final = json.JSONEncoder(separators=(",", ":")).encode
 _NONE: Final[Mapping[str, str]] = {}
-"""Of nearly all subscriptions: one object for all of them."""
+"""The value for nearly all subscriptions: one shared object."""
 
 
 @dataclass(slots=True)
 class SubscriptionRecord:
-    """What is known of a subscription besides its progress; travels to every region of the topic (R15-R17)."""
+    """What is known of a subscription besides its progress; replicated to every region of the topic (R15-R17)."""
 
     name: str
     replicated: bool = False
     flag_stamp: Stamp = ZERO
-    """When and where the replicated flag was set; later wins (R17). ``ZERO``: nobody ever did."""
+    """When and where the replicated flag was set; the later one wins (R17). ``ZERO``: it never was."""
     created: Stamp = ZERO
-    """``ZERO``: it is deleted, this is its tombstone (R16)."""
+    """``ZERO``: it is deleted, and this is its tombstone (R16)."""
     properties: Mapping[str, str] = field(default_factory=dict)
     deleted: Stamp = ZERO
-    """Stamp of the deletion before: its life. ``ZERO``: it was never deleted."""
+    """Stamp of the previous deletion, which identifies its life. ``ZERO``: it was never deleted."""
     forced: bool = False
     """The deletion was forced."""
     scope: str = LOCAL
     """Which messages a region dispatches (R25, R26)."""
     preferred: Mapping[str, str] = field(default_factory=dict)
-    """Origin region -> which region dispatches its messages by command; for others it is the origin itself."""
+    """Origin region -> the region that dispatches its messages by an operator's command; by default the origin
+    itself.
+    """
     scope_stamp: Stamp = ZERO
-    """When and where scope, preferred holders and witness were set; later wins. ``ZERO``: nobody ever did."""
+    """When and where scope, preferred holders and witness were set; the later one wins. ``ZERO``: they never were."""
     witness: str = ""
-    """A region that votes on who dispatches what, although the topic does not live there; empty: none."""
+    """A region outside the topic that votes on who dispatches what; empty: none."""
     voter_sets: VoterSets = field(default_factory=VoterSets)
-    """Who votes, as far as the region that keeps the record knows."""
+    """Who votes, as far as the region that stores the record knows."""
 
     def __post_init__(self) -> None:
         self.properties = self.properties or _NONE
@@ -57,7 +61,7 @@ class SubscriptionRecord:
 
     @property
     def is_shared(self) -> bool:
-        """Other regions know of it: it is replicated, or was until the flag was switched off."""
+        """Whether other regions know of it: it is replicated, or was before the flag was switched off."""
         return self.replicated or self.flag_stamp != ZERO
 
     @property
@@ -66,7 +70,9 @@ class SubscriptionRecord:
 
 
 def join_records(one: SubscriptionRecord, other: SubscriptionRecord) -> SubscriptionRecord:
-    """What two regions know of one subscription: the later life; in it the earlier creation, the later flag."""
+    """Join what two regions know of one subscription: the later life and, within it, the earlier creation and the
+    later flag.
+    """
     if one.deleted != other.deleted:
         return one if one.deleted > other.deleted else other
     if one.is_gone or other.is_gone:
@@ -87,7 +93,9 @@ def join_records(one: SubscriptionRecord, other: SubscriptionRecord) -> Subscrip
 
 
 def encode_record(record: SubscriptionRecord) -> bytes:
-    """What was never deleted is written as versions wrote it that knew of no tombstones; so are scopes never set."""
+    """Encode a record. If it was never deleted, or no scope was set, the result is what versions without tombstones
+    and scopes wrote.
+    """
     fields: dict[str, object] = {
         "name": record.name,
         "replicated": record.replicated,
@@ -108,9 +116,9 @@ def encode_record(record: SubscriptionRecord) -> bytes:
 
 
 def decode_record(data: bytes) -> SubscriptionRecord:
-    """What the progress log holds of a subscription, or another region says of it: anything.
+    """Decode a record of the progress log or of another region. Any input is possible.
 
-    :raises ValueError: no record, or one that could not be written down here.
+    :raises ValueError: it is not a valid record, or could not be stored here.
     """
     try:
         fields = json.loads(data)
@@ -142,7 +150,7 @@ def _name(value: object) -> str:
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{type(value).__name__} found where a string is expected")
-    value.encode()  # half a surrogate pair is no text
+    value.encode()  # half of a surrogate pair is not text
     return value
 
 

@@ -12,8 +12,9 @@ _LENGTHS: Final = struct.Struct(">II")
 
 
 class Whole(NamedTuple):
-    """Payload of ``Kind.WHOLE``. Layout: ``u32 length of the record | u32 length of the progress | record | progress |
-    first-hand progress``; the last one is empty where nobody keeps it."""
+    """Payload of ``Kind.WHOLE``. Layout: ``u32 length of the record | u32 length of the progress | record | progress
+    | first-hand progress``; the last one may be empty.
+    """
 
     record: bytes
     progress: bytes
@@ -24,7 +25,7 @@ class Whole(NamedTuple):
 
     @classmethod
     def decode(cls, payload: bytes) -> Whole:
-        """:raises ProgressLogError: these bytes are no such payload."""
+        """:raises ProgressLogError: not a valid payload."""
         if len(payload) < _LENGTHS.size:
             raise ProgressLogError(f"{len(payload)} bytes are not a complete subscription")
         record, progress = _LENGTHS.unpack_from(payload)

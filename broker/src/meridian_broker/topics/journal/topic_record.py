@@ -29,13 +29,15 @@ from meridian_broker.wire.pulsar.topic_name import TopicName
 
 ATTEMPTS: Final = 20
 SET_ASIDE: Final = "meridian.setAside"
-"""Property of a copy that was set aside: why (R8)."""
+"""Property of a copy that was set aside: the reason (R8)."""
 PAUSE_SECONDS: Final = 0.5
-"""How long a topic waits for a metadata store that is away, before it is fenced: ten seconds and the requests' own."""
+"""How long a topic waits for an unreachable metadata store before it is fenced: ten seconds plus the requests' own
+timeouts.
+"""
 
 
 class TopicMetadata:
-    """The record of one topic, as its owner keeps it."""
+    """The record of one topic, as its owner maintains it."""
 
     def __init__(
         self, catalog: Catalog, name: TopicName, lock: AbstractAsyncContextManager[object], scheduler: Scheduler
@@ -49,16 +51,16 @@ class TopicMetadata:
 
     @property
     def belonging(self) -> Belonging:
-        """What the topic's ledgers say whose they are."""
+        """Label that the topic's ledgers carry."""
         return Belonging(str(self._name), self.record.incarnation)
 
     @property
     def newest_ledger(self) -> int:
-        """The last ledger with messages that was ever on record."""
+        """The last ledger with messages that was ever recorded."""
         return max([self.record.newest_ledger, *(one.ledger_id for one in self.record.ledgers)])
 
     async def claim(self, fence: int) -> bool:
-        """Read the record and become its owner; says whether there is one.
+        """Read the record and become its owner. Returns whether there is a record.
 
         :raises TopicFenced: a later owner has it.
         """
@@ -76,7 +78,7 @@ class TopicMetadata:
                     await self._write(replace(self.record, owner=fence))
                 return True
             except VersionConflict:
-                continue  # the one before wrote something meanwhile
+                continue  # the previous owner wrote something meanwhile
         raise TopicFenced(f"{self._name} is being written by other owners continually: look it up again")
 
     async def create(
@@ -88,10 +90,9 @@ class TopicMetadata:
         growing_to: int = 0,
         is_found: bool = False,
     ) -> None:
-        """
-        :param created: the stamp of its creation in another region; None: it is created here and now.
+        """:param created: the stamp of its creation in another region; None: it is created here and now.
         :param growing_to: see ``Topics.create``, as for ``is_found``.
-        :raises AlreadyExists: somebody else made it.
+        :raises AlreadyExists: it was created concurrently.
         :raises NotFound: it is a partition, and its topic was deleted meanwhile.
         """
         record = TopicRecord(owner=fence, joining=joining, created=created)
@@ -100,7 +101,9 @@ class TopicMetadata:
         )
 
     async def begin_again(self, incarnation: str, *, joining: bool) -> None:
-        """The topic was deleted and made again after these metadata were copied; what they say of it is of before."""
+        """The topic was deleted and created again after these metadata were copied, so what they say of it is
+        obsolete.
+        """
         async with self._lock:
             await self._write(TopicRecord(incarnation, owner=self.record.owner, joining=joining))
 
@@ -113,7 +116,7 @@ class TopicMetadata:
         return await self._catalog.allocate_ledger_id()
 
     async def never_below(self, ledger_id: int) -> None:
-        """Another region names this ledger of ours: new ones get greater ids (R1)."""
+        """Another region refers to this ledger of ours: new ones get greater ids (R1)."""
         await self._catalog.never_below(ledger_id)
 
     async def save_spans(
@@ -135,7 +138,7 @@ class TopicMetadata:
             await self._write(record)
 
     async def save_joining(self, joining: bool, joined: Mapping[str, Position]) -> None:
-        """:raises MetadataError: it is not written."""
+        """:raises MetadataError: it was not written."""
         async with self._lock:
             await self._write(replace(self.record, joining=joining, joined=dict(joined)))
 
@@ -144,21 +147,21 @@ class TopicMetadata:
             await self._write(replace(self.record, progress_ledgers=tuple(ledgers)))
 
     async def save_compaction(self, compacted: CompactedRecord | None, obsolete: tuple[int, ...]) -> None:
-        """:raises MetadataError: it is not written."""
+        """:raises MetadataError: it was not written."""
         async with self._lock:
             await self._write(replace(self.record, compacted=compacted, obsolete_ledgers=obsolete))
 
     async def save_mends(self, mends: Sequence[Mend]) -> None:
-        """:raises MetadataError: it is not written."""
+        """:raises MetadataError: it was not written."""
         async with self._lock:
             await self._write(
                 replace(self.record, mends=tuple(MendRecord(mend.first, mend.count, mend.copies) for mend in mends))
             )
 
     async def save_skipped(self, remote: str, known: Position | None, upto: Position, own: Position) -> Skipped:
-        """Returns everything that is skipped for the region now; the parameters are those of ``extended``.
+        """Returns everything that is skipped for the region now; for the parameters see ``extended``.
 
-        :raises MetadataError: it is not written.
+        :raises MetadataError: it was not written.
         """
         async with self._lock:
             record = self.record
@@ -172,12 +175,12 @@ class TopicMetadata:
             return skipped
 
     async def save_topic_epoch(self, epoch: int) -> None:
-        """:raises MetadataError: it is not written."""
+        """:raises MetadataError: it was not written."""
         async with self._lock:
             await self._write(replace(self.record, topic_epoch=epoch))
 
     async def save_terminated(self, last: Position | None) -> None:
-        """``None``: the topic goes on. :raises MetadataError: it is not written."""
+        """``None``: the topic is not terminated any more. :raises MetadataError: it was not written."""
         async with self._lock:
             await self._write(replace(self.record, terminated=last))
 
@@ -186,17 +189,19 @@ class TopicMetadata:
             await self._write(replace(self.record, properties=properties))
 
     async def begin_deletion(self, stamp: Stamp, last_own: Position, last_origins: Mapping[str, Position]) -> None:
-        """From here on the topic is deleted, whatever happens to whoever does it.
+        """From here on the topic is deleted, even if the deletion is interrupted.
 
-        :param stamp: the deletion's, however often it is begun anew: regions know it by that.
-        :raises MetadataError: it is not written, and nothing is deleted.
+        :param stamp: of the deletion, the same however often it is repeated: regions identify it by that.
+        :raises MetadataError: it was not written, and nothing is deleted.
         """
         ends = dict(last_origins)
         async with self._lock:
             await self._write(replace(self.record, deleting=str(stamp), last_own=last_own, last_origins=ends))
 
     async def _write(self, record: TopicRecord) -> None:
-        """Write, patiently: while the store is away publishing waits, and nobody else can take the topic either."""
+        """Write with retries: while the store is unreachable publishing waits, and no other owner can take the topic
+        over.
+        """
         unsure = False
         for attempt in range(ATTEMPTS + 1):
             try:
@@ -205,7 +210,7 @@ class TopicMetadata:
             except MetadataUnavailable:
                 if attempt == ATTEMPTS:
                     raise
-                unsure = True  # the write may have happened all the same
+                unsure = True  # the write may have succeeded nevertheless
                 await self._pause()
             except VersionConflict:
                 found = await self._catalog.topics.find(self._name) if unsure else None
@@ -219,11 +224,11 @@ class TopicMetadata:
         await self._scheduler.answer(lambda ready: self._scheduler.later(PAUSE_SECONDS, lambda: ready(None)))
 
     def mends(self) -> list[Mend]:
-        """What is on record of damaged entries."""
+        """The recorded repairs of damaged entries."""
         return [Mend(mend.first, mend.count, mend.copies) for mend in self.record.mends]
 
     def spans(self) -> list[Span]:
-        """The ledgers on record."""
+        """The recorded ledgers."""
         return [_span(ledger) for ledger in self.record.ledgers]
 
 
@@ -254,7 +259,7 @@ def _span(record: LedgerRecord) -> Span:
 
 
 def stamp_of(incarnation: str) -> Stamp:
-    """Of the deletion before; what cannot be read counts as none."""
+    """Stamp of the previous deletion; ``ZERO`` if the text is not valid."""
     try:
         return Stamp.parse(incarnation) if incarnation else ZERO
     except ValueError:

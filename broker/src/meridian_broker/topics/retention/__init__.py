@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes without an acknowledgement: trimming, expiry, backlog quotas (R6, R14)."""
+"""What is removed without an acknowledgement: trimming, expiry, backlog quotas (R6, R14)."""

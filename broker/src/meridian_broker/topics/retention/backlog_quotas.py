@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Backlog quotas: how much of a topic may wait, and what happens beyond that.
 
-What waits is measured from the slowest durable subscription, or from the other region that is farthest behind. Over the
-quota either producers are kept out until the backlog is below it again, or the oldest entries go as drops (R14). Only
-subscriptions lose entries to a quota, never another region: what waits for replication stays.
+The backlog is measured from the slowest durable subscription, or from the other region that is farthest behind. Over
+the quota, either producers are kept out until the backlog is below it again, or the oldest entries are dropped (R14).
+Only subscriptions lose entries to a quota, never another region: what waits for replication stays.
 
-Entries of other regions are kept out, too, and come later (``topics/backfill/intake.py``), but only for what waits for
-subscriptions. What waits for another region does not become less by refusing that region's entries: two regions that
-are both behind with each other would refuse each other for ever.
+Entries of other regions are kept out, too, and arrive later (``topics/backfill/intake.py``), but only for the backlog
+of subscriptions. The backlog for another region does not shrink by refusing that region's entries: two regions that
+are both behind would refuse each other forever.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ if TYPE_CHECKING:
 SIZE, AGE = QUOTA_KINDS
 HOLD, EXCEPTION, EVICTION = QUOTA_POLICIES
 EVICT_TO: Final = 0.9
-"""Eviction goes on until the backlog is this share of the limit, so that the next message does not begin it anew."""
+"""Eviction continues until the backlog is this fraction of the limit, so that the next message does not trigger it
+again.
+"""
 
 log = logging.getLogger(__name__)
 
 
 async def check_producer(topic: Topic) -> None:
-    """May a producer come to the topic now?
+    """Check whether a producer may connect to the topic now.
 
-    :raises BacklogQuotaHold, BacklogQuotaException: too much waits there.
+    :raises BacklogQuotaHold, BacklogQuotaException: the backlog exceeds a quota.
     """
     for kind, quota in quotas(topic):
         if quota.policy != EVICTION and (problem := await _problem(topic, kind, quota)) is not None:
@@ -46,9 +48,9 @@ async def check_producer(topic: Topic) -> None:
 
 
 async def enforce(topic: Topic) -> None:
-    """Send producers away, or evict, where a quota is exceeded.
+    """Disconnect producers or evict entries where a quota is exceeded.
 
-    :raises LedgerError, TopicError: not now; it is right to try again.
+    :raises LedgerError, TopicError: it failed for now; retry later.
     """
     for kind, quota in quotas(topic):
         problem = await _problem(topic, kind, quota)
@@ -65,8 +67,8 @@ async def enforce(topic: Topic) -> None:
 
 
 async def _problem(topic: Topic, kind: str, quota: BacklogQuota) -> str | None:
-    """How a quota is exceeded, in words; None: it is not."""
-    # Of a region not reached yet nobody knows what waits for it.
+    """How a quota is exceeded, as a sentence; None: it is not."""
+    # The backlog for a region that was never reached is unknown.
     places = [place for place in topic.replicated_positions.values() if place != EARLIEST]
     slowest = min([*waiting(topic.subscriptions.values()), *places], default=topic.log.last_confirmed)
     return await beyond(topic, kind, quota, slowest)

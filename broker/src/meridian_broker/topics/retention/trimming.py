@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is done for a topic from time to time: space that nobody needs is given back, and old messages go."""
+"""Periodic work on a topic: free space that is no longer needed, and expire old messages."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 READER_BACK_MS: Final = 60_000
-"""A reader that a seek sent away is waited for so long; clients come back within seconds."""
+"""How long the subscription of a reader that a seek disconnected is kept; clients reconnect within seconds."""
 
 
 async def expire(topic: Topic) -> None:
     """Drop what is older than the topic's message TTL.
 
-    :raises LedgerError, TopicError: not now; it is right to try again.
+    :raises LedgerError, TopicError: it failed for now; retry later.
     """
     if topic.rules.message_ttl_seconds > 0 and topic.failure is None:
         before_ms = topic.scheduler.now_ms() - topic.rules.message_ttl_seconds * 1000
@@ -32,7 +32,7 @@ async def expire(topic: Topic) -> None:
 
 
 async def expire_soon(topic: Topic) -> None:
-    """As ``expire``, where the regular turn does what cannot be done now."""
+    """As ``expire``; what fails now is left to the periodic run."""
     try:
         await expire(topic)
     except (LedgerError, TopicError) as error:
@@ -40,7 +40,7 @@ async def expire_soon(topic: Topic) -> None:
 
 
 async def trim(topic: Topic) -> None:
-    """Give back the space of ledgers nobody needs, by the retention that rules the topic.
+    """Delete the ledgers that are no longer needed, under the topic's retention policy.
 
     :raises LedgerError, MetadataError: a ledger cannot be deleted now.
     """
@@ -67,7 +67,7 @@ def _cursors(topic: Topic) -> list[Cursor]:
 
 
 def _forget_readers(topic: Topic, now_ms: int) -> None:
-    """A subscription that is not durable goes with its reader, also when that does not come back after a seek."""
+    """Remove subscriptions of readers that have left, including those that do not return after a seek."""
     for subscription in list(topic.subscriptions.values()):
         is_left = not subscription.durable and not subscription.consumers
         if is_left and now_ms - subscription.last_left_ms > READER_BACK_MS:
@@ -75,11 +75,11 @@ def _forget_readers(topic: Topic, now_ms: int) -> None:
 
 
 async def truncate(topic: Topic) -> None:
-    """Let go of everything stored until now, for all subscriptions, and of its space whatever the retention (R14).
+    """Drop everything stored so far for all subscriptions, and free its space whatever the retention (R14).
 
-    What another region has not got yet stays stored until it has.
+    What another region has not received yet stays stored until it has.
 
-    :raises LedgerError: a ledger cannot be read, made or deleted.
+    :raises LedgerError: a ledger cannot be read, created or deleted.
     :raises TopicFenced: the topic was closed meanwhile.
     """
     topic.check_open()
@@ -91,7 +91,9 @@ async def truncate(topic: Topic) -> None:
 
 
 async def _give_back(topic: Topic, keep_bytes: int | None, keep_since_ms: int | None) -> None:
-    """An entry goes only when what settled it is on disk, else a crash would owe what is gone."""
+    """Free space. An entry is deleted only once the ack or drop that allows it is on disk; otherwise a crash would
+    leave it owed but missing.
+    """
     needed = topic.needed_from()
     try:
         await drops.durable(topic)
