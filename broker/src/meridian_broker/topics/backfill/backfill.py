@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entries that other regions hold and this one lacks: asked for, checked, stored under their own origin (R5, R6).
+"""Entries that other regions hold and this one lacks: requested, checked, and stored under their own origin (R5, R6).
 
-A region that was restored from an older copy of its volume has lost entries that it had acknowledged to producers and
-replicated. So before the first producer of a topic is let in, every region that can be reached is asked for entries of
-ours beyond our end, and what they have is taken back. A region that cannot be asked holds nobody up: publishing goes
-on, but the first entry then claims no predecessor (``ledgers/holes.py``), and it is asked as soon as it is there.
-Regions that are none of the topic's are asked as well: one may have been taken out of it with what we lost, or the copy
-that we were restored from may not know that it is in it. Those of them that cannot be reached are not waited for.
+A region restored from an older copy of its volume has lost entries that it had acknowledged to producers and
+replicated. So before the first producer of a topic is admitted, every reachable region is asked for entries of ours
+beyond our end, and what they have is fetched. A region that cannot be asked blocks nobody: publishing continues, the
+first entry then names no predecessor (``ledgers/holes.py``), and the region is asked once it is reachable. Regions
+outside the topic are asked as well: one may have been removed from it with what we lost, or the copy that we were
+restored from may predate its addition. Those are not waited for if they cannot be reached.
 
-In the same way, while a region cannot be reached, or is gone for good, the others ask each other for its entries.
+In the same way, while a region cannot be reached, or is lost for good, the others ask each other for its entries.
 
-Only an unbroken chain is taken: the first entry must follow the last one stored, as its ``prev`` says (R3). Where the
-chain is broken for everybody, what is missing is lost; that is accepted only once every region of the topic was asked.
+Only an unbroken chain is accepted: the first entry must follow the last one stored, as its ``prev`` says (R3). Where
+the chain is broken in every region, the missing entries are lost; that is accepted only once every region of the
+topic was asked.
 """
 
 from __future__ import annotations
@@ -50,29 +51,32 @@ log = logging.getLogger(__name__)
 
 ANSWER_ENTRIES: Final = 1000
 ANSWER_BYTES: Final = 1 << 20
-"""Most of one answer. One entry is always given, however large."""
+"""Limit of one answer in bytes. It always contains at least one entry, whatever its size."""
 FORMER_MAX: Final = 100
-"""So many former regions of a topic are remembered."""
+"""Former regions of a topic that are remembered."""
 UNFED_MS: Final = 3000
-"""A region whose replicator has not been here for so long is not waited for any more: it may be unable to dial us."""
+"""A region whose replicator has been missing for this long is not waited for any more: it may be unable to connect to
+us.
+"""
 
 
 async def find(topic: TopicContext, recall: Recall | None, asker: str, want: Want) -> Found:
-    """Answer another region. The longest chained run, or the first entry there is when not even that one follows.
+    """Answer another region: the longest chained run of entries, or the first entry there is if none follows
+    ``want.after``.
 
     :raises LedgerError: the entries cannot be read.
     """
     is_own = want.origin == topic.region
     if recall is not None and want.origin not in topic.remotes:
-        recall.left(want.origin)  # who asks has entries of it
-    is_authority = is_own and want.before != LATEST  # of a hole: what its origin gave back is missed by nobody
+        recall.left(want.origin)  # the asker has entries of it
+    is_authority = is_own and want.before != LATEST  # of a hole: nobody misses what its origin trimmed
     end = topic.log.last_own if is_own else topic.log.last_origin.get(want.origin, EARLIEST)
     after, skipped = want.after, topic.skipped_for(asker) if is_own else None
     if skipped is not None and skipped.applies_to(after):
-        after = skipped.own  # as the replicator goes on
-    await topic.scheduler.answer(topic.log.when_durable)  # what is not stored below the end counts as given back
+        after = skipped.own  # as the replicator does
+    await topic.scheduler.answer(topic.log.when_durable)  # what is not stored below the end counts as trimmed
     settled = is_own and recall is not None and recall.is_settled
-    if after >= min(end, want.before):  # of nearly all that ask, and no ledger is looked into
+    if after >= min(end, want.before):  # true for nearly all questions; no ledger was read
         return Found((), is_chained=True, is_settled=settled, last=end)
     last, entries, size, is_chained = after, list[bytes](), 0, True
     spans = topic.log.spans()
@@ -82,12 +86,12 @@ async def find(topic: TopicContext, recall: Recall | None, asker: str, want: Wan
         header = unpack(stored)
         if is_damaged(stored):
             if place in topic.log.damage.lost:
-                continue  # as if it had been given back
+                continue  # as if it had been trimmed
             if not entries:
                 return Found((), is_chained=False, is_settled=False, last=end)
             settled = False
             break
-        # A break claims no predecessor; only who gave nothing back in between can say that there was none.
+        # A break names no predecessor; only a region that trimmed nothing in between can say that there was none.
         before = topic.log.own_before(place.ledger) if is_own else given_back
         follows = header.prev == last or (is_break(header.prev, origin) and before <= last)
         if not (is_authority or follows):
@@ -105,7 +109,7 @@ async def find(topic: TopicContext, recall: Recall | None, asker: str, want: Wan
 
 
 def _as_foreign(stored: bytes, header: EntryHeader, region: str, origin: Position) -> bytes:
-    """An entry as another region stores it, whether it was first stored here or not."""
+    """An entry in the form in which another region stores it, wherever it was published."""
     body = stored[header.body_offset :]
     if header.region is not None and header.region != region:
         return stored
@@ -114,10 +118,10 @@ def _as_foreign(stored: bytes, header: EntryHeader, region: str, origin: Positio
 
 
 def checked(entry: bytes, want: Want, after: Position) -> tuple[EntryHeader, bytes]:
-    """Header and body of an entry that was asked for.
+    """Header and body of an entry that was requested.
 
-    :raises NotAllowed: it was not asked for, or cannot be read.
-    :raises OriginConflict: its bytes are not those its origin stored (R7).
+    :raises NotAllowed: it was not requested, or cannot be read.
+    :raises OriginConflict: its bytes differ from those its origin stored (R7).
     """
     try:
         header = unpack(entry)
@@ -139,13 +143,13 @@ class Due(Enum):
 
     NOT = 0
     POLL = 1
-    """Some region does not bring its entries itself: perhaps another one has more of it."""
+    """Some region does not send its entries itself: another one may have more of it."""
     NOW = 2
-    """Something is known to be missing, or somebody was not asked for it yet."""
+    """Entries are known to be missing, or a region was not asked yet."""
 
 
 class Recall:
-    """What one topic asks of the other regions."""
+    """Requests the entries that one topic lacks from other regions."""
 
     def __init__(
         self,
@@ -160,11 +164,10 @@ class Recall:
         given_back: Callable[[bytes], None],
         is_joining: bool = False,
     ) -> None:
-        """
-        :param subscriptions: of the topic, now.
-        :param producers: likewise.
-        :param given_back: hears of each entry of our own that came back and is durable.
-        :param is_joining: the copy here is not known to be filled (R21).
+        """:param subscriptions: those of the topic, by name; a live view.
+        :param producers: those of the topic, by name; a live view.
+        :param given_back: called with each of our own entries that was fetched back and is durable.
+        :param is_joining: the copy here is not known to be complete (R21).
         """
         self.joining = Joining(topic, subscriptions, peers, self.others, is_joining=is_joining)
         self.schema_numbers = SchemaNumbers(topic.name, peers, add_schema)
@@ -176,36 +179,36 @@ class Recall:
         self._gaps = gaps
         self._given_back = given_back
         self._asked: set[str] = set()
-        """Regions that gave back all they had of our own entries."""
+        """Regions that returned all they had of our own entries."""
         self._is_running = False
         self._is_tried = False
         self._waiting: list[Callable[[None], None]] = []
         self._published_over: dict[str, Hole] = {}
-        """Regions that have entries of ours, where our log says that there are none."""
+        """Regions that have entries of ours at a place where our log has none."""
         self._taken_back: set[tuple[str, Position]] = set()
-        """What was fetched back of that since the topic was opened, by the entry behind it."""
+        """What was fetched back of those since the topic was opened, by the entry behind it."""
         self._former: set[str] = set()
-        """Regions that are none of the topic's any more, and of which others may have entries all the same."""
+        """Regions removed from the topic of which others may still have entries."""
         self._unfed_since_ms: dict[str, int] = {}
-        """Regions that have no replicator here, and since when, by the monotonic clock."""
+        """Regions without a replicator here, and since when, by the monotonic clock."""
         self.returned = 0
         """Own entries that were fetched back since the topic was opened."""
         self.problem = ""
-        """Why something that is missing cannot be fetched now."""
+        """Why something that is missing cannot be fetched now; empty if nothing is in the way."""
 
     @property
     def is_settled(self) -> bool:
-        """Every region of the topic was asked for our own entries."""
+        """Whether every region of the topic was asked for our own entries."""
         return self.others() <= self._asked and (self._is_tried or not self._outsiders())
 
     def others(self) -> set[str]:
-        """The topic's other regions, now."""
+        """The topic's other regions."""
         return set(self._topic.regions()) - {self._topic.region}
 
     def _outsiders(self) -> set[str]:
-        """Regions that are none of the topic's and may have entries of ours all the same.
+        """Regions outside the topic that may have entries of ours nevertheless.
 
-        Of a topic that never had another region, as far as is known here, nobody is asked.
+        Empty for a topic that never had another region, as far as is known here.
         """
         others = self.others()
         if not others and not self._topic.log.last_origin:
@@ -213,28 +216,28 @@ class Recall:
         return set(self._peers.regions()) - {self._topic.region} - others
 
     def sources(self) -> set[str]:
-        """Regions that may have entries of this topic, those of the topic or not."""
+        """Regions that may have entries of this topic, whether or not they are among its regions."""
         return self.others() | self._outsiders()
 
     async def ask(self, region: str, want: Want) -> Found:
-        """:raises PeerAway: there is no answer, or the region cannot say."""
+        """:raises PeerAway: there is no answer, or the region cannot answer."""
         return await self._peers.ask(region, want)
 
     def ready(self, told: Callable[[None], None]) -> None:
-        """``told`` once every region that can be reached was asked: producers may come in."""
+        """Call ``told`` once every reachable region was asked, so that producers may be admitted."""
         if self._is_tried or self.is_settled or self._topic.failure is not None:
             told(None)
         else:
             self._waiting.append(told)
-            self.start()  # nothing else does where the regions were others when the topic was opened
+            self.start()  # necessary if the topic had other regions when it was opened
 
     def left(self, region: str) -> None:
-        """It is no region of the topic any more, or another region has entries of it: who has more gives them (R6)."""
+        """The region left the topic, or another region has entries of it: whichever has more sends them (R6)."""
         if region != self._topic.region and len(self._former) < FORMER_MAX:
             self._former.add(region)
 
     def _gone(self, others: set[str]) -> set[str]:
-        """Regions that are none of the topic's, and may have been."""
+        """Regions outside the topic that may have been among its regions."""
         return (self._topic.log.last_origin.keys() | self._former) - others
 
     def doubt(self, region: str) -> None:
@@ -243,10 +246,11 @@ class Recall:
         self.start()
 
     def came_back(self, region: str, after: Position, before: Position) -> bool:
-        """Whether everything was fetched back that the region has of ours between two that stand side by side here.
+        """Whether everything was fetched back that the region has of ours between two entries that are neighbours
+        here.
 
-        It was none of the topic's and could not be reached when we lost it, so we published over it. What was
-        acknowledged since, of those behind, counts for it as well: nobody can tell that from here any more (R3).
+        The region was outside the topic and unreachable when we lost those entries, so we published over them.
+        Acknowledgements since then of later entries cover them as well: that cannot be told apart here any more (R3).
         """
         if (region, before) in self._taken_back:
             return True
@@ -255,13 +259,15 @@ class Recall:
         return False
 
     def start(self) -> None:
-        """Ask whoever should be asked now, unless that is going on."""
+        """Ask the regions that should be asked now, unless that is in progress."""
         if not self._is_running and self._topic.failure is None:
             self._is_running = True
             self._topic.scheduler.spawn(self._run(), f"fetch what {self._topic.name} lacks")
 
     def due(self) -> Due:
-        """Whether there is anything to ask for. Asked of every topic each second, of a thousand when there are more."""
+        """Whether there is anything to ask for. Called for every topic once a second, or for a thousand of them if
+        there are more.
+        """
         others = self._topic.remotes
         if not others:
             return Due.NOW if self.joining.is_due else Due.NOT
@@ -274,16 +280,16 @@ class Recall:
         return Due.POLL if absent and sources else Due.NOT
 
     def absent(self, others: set[str]) -> tuple[set[str], set[str]]:
-        """The regions that do not bring their entries themselves, and those that can be asked for them."""
+        """The regions that do not send their entries themselves, and the regions that can be asked for those."""
         away = {region for region in others if not self._peers.is_reachable(region)}
         return away | self._gone(others) | self._unfed(others), others - away
 
     def _unfed(self, others: Collection[str]) -> set[str]:
-        """Regions that have not brought their entries themselves for a while."""
+        """Regions that have not sent their entries themselves for a while."""
         now = self._topic.scheduler.monotonic_ms()
         fed = {producer.remote_region for producer in self._producers.values()}
         known = self._unfed_since_ms
-        fed |= self._intake.refusals().keys()  # what it may not bring is not fetched either
+        fed |= self._intake.refusals().keys()  # what a replicator may not send is not fetched either
         self._unfed_since_ms = {region: known.get(region, now) for region in others if region not in fed}
         return {region for region, since in self._unfed_since_ms.items() if now - since >= UNFED_MS}
 
@@ -321,7 +327,7 @@ class Recall:
             topic.log.join()
 
     async def _take_back(self) -> None:
-        """Entries that we published over are stored behind what was published, as those of any hole."""
+        """Entries that we published over are stored behind the newer ones, as those of any hole."""
         topic = self._topic
         for region, (after, before) in list(self._published_over.items()):
             stored = await origins_between(topic.log, topic.region, after, before, ANSWER_ENTRIES)
@@ -363,7 +369,7 @@ class Recall:
                 await self._fetch(region, (last, LATEST), asked, may_skip=region not in others)
 
     async def _bridge(self, gap: Gap, others: set[str]) -> None:
-        """Take what an origin can no longer send from whoever has it, and learn what nobody has (R4)."""
+        """Fetch what an origin can no longer send from any region that has it, and find out what none has (R4)."""
         topic, before = self._topic, Position(gap.upto.ledger, gap.upto.entry + 1)
         await self._fetch(gap.origin, (gap.after, before), others, may_skip=False)
         after = topic.log.last_origin.get(gap.origin, EARLIEST)
@@ -375,19 +381,19 @@ class Recall:
         for found in answers.values():
             if found is not None and found.entries:
                 lost_upto = min(lost_upto, max(unpack(found.entries[0]).prev, after))
-        # A damaged copy may be whole again, or given up there: until then it is not known what its region can give.
+        # A damaged copy may be repaired or given up there: until then it is unknown what its region can send.
         away = tuple(region for region, found in answers.items() if found is None or found.is_damaged)
         self._gaps.judged(replace(gap, after=after), lost_upto, away)
         if self._gaps.concerns_nobody(gap.origin):
             if gap.origin in self.others():
                 origin = answers[gap.origin] = await self._answer(gap.origin, want)
                 if origin is not None and (origin.entries or not origin.is_settled):
-                    return  # what was damaged there, or lost, is back, or may be in a while
+                    return  # what was damaged or lost there is back, or may be soon
             if self._knows_all_of(answers.values()) and self._gaps.concerns_nobody(gap.origin):
                 await self._gaps.pass_over(gap.origin)
 
     async def _answer(self, region: str, want: Want) -> Found | None:
-        """None: there is none."""
+        """The answer of one region; None: there is none."""
         try:
             return await self._peers.ask(region, want)
         except PeerAway:
@@ -399,7 +405,9 @@ class Recall:
         return all(one is not None and (one.feed is None or one.feed.subscriptions <= known) for one in answers)
 
     async def _fill(self, region: str, hole: Hole, others: set[str]) -> None:
-        """What may be missing before an entry: its origin knows; when that one is gone for good, nobody does better."""
+        """Fetch what may be missing before an entry. Its origin knows; if that is lost for good, the others know as
+        much.
+        """
         asked = {region} & others or others
         away = await self._fetch(region, hole, asked, may_skip=region not in others)
         if not away:
@@ -408,14 +416,16 @@ class Recall:
     # -- fetching
 
     async def _fetch(self, origin: str, hole: Hole, regions: Iterable[str], *, may_skip: bool) -> set[str]:
-        """Take what lies there, from whoever has it. Says which regions of the topic could not give all they have.
+        """Fetch the entries of a hole from any region that has them. Returns the regions of the topic that could not
+        return all they have.
 
-        :param may_skip: when nobody has the next entry, go on with the first one that somebody has. A region that joins
-            begins with that in any case (R21); should somebody who is away have earlier ones, they find a hole.
+        :param may_skip: if no region has the next entry, continue with the first one that any region has. A region
+            that joins begins with that in any case (R21); earlier ones of an unreachable region arrive in a hole
+            later.
         """
         topic, (after, before) = self._topic, hole
         asking, others = sorted(regions), self.others()
-        source: str | None = None  # asked alone for the next ones while it has any: the others would give the same
+        source: str | None = None  # asked alone as long as it has more: the others would return the same
         while topic.failure is None:
             found: dict[str, Found] = {}
             away: set[str] = set()
@@ -429,7 +439,7 @@ class Recall:
                         away.add(region)
                         self.problem = str(error)
             if origin in found and origin != topic.region and not found[origin].is_settled:
-                away.add(origin)  # it may yet get more back itself
+                away.add(origin)  # it may get more back itself
             damaged = {region for region, one in found.items() if one.is_damaged}
             if damaged:
                 away |= damaged & others
@@ -462,13 +472,13 @@ class Recall:
             except PeerAway as error:
                 self.problem = str(error)
                 return away | {best}
-            if stored is None:  # something else was stored meanwhile, or it may not come in: next time, if ever
+            if stored is None:  # something else was stored meanwhile, or it is not admitted: retried later
                 return away if topic.terminated is not None else away | {best}
             after, source = stored, best
         return set(asking)
 
     async def _follow_end(self, end: Position) -> None:
-        """What lies up to there is in no region any more, as all that had it gave it back: go on behind it."""
+        """No region has anything up to ``end`` any more, because all that had it trimmed it: continue behind it."""
         topic = self._topic
         if end > topic.log.last_own:
             if topic.metadata is not None:
@@ -476,9 +486,9 @@ class Recall:
             topic.log.follow(end)
 
     async def _store(self, source: str, want: Want, entries: Iterable[bytes]) -> Position | None:
-        """Store what came, unless something else did meanwhile. Durable when it returns; says the last one.
+        """Store fetched entries, unless something else was stored meanwhile. Durable on return; returns the last one.
 
-        :raises PeerAway: its source cannot be asked for a schema.
+        :raises PeerAway: the region that sent them cannot be asked for a schema.
         """
         topic, after = self._topic, want.after
         taken: list[tuple[EntryHeader, bytes]] = []
@@ -514,7 +524,7 @@ class Recall:
         return after
 
     def _let_in(self, want: Want, taken: list[tuple[EntryHeader, bytes]]) -> list[tuple[EntryHeader, bytes]]:
-        """Those before the first one that may not be stored: what follows it is chained to it."""
+        """The entries before the first one that may not be stored: those behind it are chained to it."""
         intake, is_own = self._intake, want.origin == self._topic.region
         for count, (header, body) in enumerate(taken):
             assert header.origin is not None
@@ -527,9 +537,10 @@ class Recall:
         return taken
 
     def _room(self, want: Want, first: Position | None) -> Position:
-        """Before which position entries from ``first`` on may be stored; ``EARLIEST``: nothing of it fits any more.
+        """The position before which entries from ``first`` on may be stored; ``EARLIEST``: none fits any more.
 
-        What was published, or came, while the others were asked ends it: they may give that back as well.
+        It ends at whatever was published or arrived while the others were asked, because that may be fetched back,
+        too.
         """
         held, is_own = self._topic.log, want.origin == self._topic.region
         last = held.last_own if is_own else held.last_origin.get(want.origin, EARLIEST)

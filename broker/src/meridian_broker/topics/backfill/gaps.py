@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entries of another region that it can no longer send, because it does not store them any more (R4).
+"""Gaps: entries of another region that it can no longer send, because it does not store them any more (R4).
 
-That region says so when its replicator connects. Then all others are asked, and who has them gives them. Where some are
-in no region any more, replication from there stands still, and status says which are missing: nothing is skipped in
-silence. A person accepts the loss, by name: the missing entries are recorded as dropped with cause *lost* (R14) for
-every subscription here, and replication goes on behind them.
+That region reports a gap when its replicator connects. Then all other regions are asked, and those that have the
+entries send them. If no region has some of them any more, replication from there stops, and status shows which are
+missing: nothing is skipped silently. An operator accepts the loss explicitly: the missing entries are recorded as
+dropped with cause *lost* (R14) for every subscription here, and replication continues behind them.
 
-No person is asked where nobody is owed them. That is so when
+No operator is needed if no subscription is owed the entries. That is so if
 
-* no region of the topic stores them: each was asked, and each answered. The origin itself knows of nothing that it may
-  get back, such as an entry that its disk damaged;
-* every durable subscription here has them acknowledged, all of them, in whatever region that was. A region that stores
-  nothing of them delivers nothing of them either, so nothing is skipped that would have come;
-* no subscription is known to another region that is not known here: it might be owed them. The origin is asked, too;
-* the topic is not compacted here, for a compacted view is owed what everybody acknowledged.
+* no region of the topic stores them: each was asked and has answered. The origin itself knows of nothing that it may
+  recover, such as an entry that its disk damaged;
+* every durable subscription here has all of them acknowledged, in whatever region. A region that stores none of them
+  cannot deliver any either, so nothing is skipped that would have been delivered;
+* no other region knows a subscription that is unknown here, because it might be owed them. The origin is asked, too;
+* the topic is not compacted here, because a compacted view needs entries that all subscriptions acknowledged.
 
-A subscription elsewhere that is still owed some keeps them stored there, and so they are fetched from there. What is
-acknowledged stays so unless somebody seeks back, and a seek brings again what is stored. So the gap is passed over, and
-that is written down as if a person had said so (``NOBODY``). It is how it goes with a disk that comes back after the
-others gave everything back, and with a region that was out of a topic for a while.
+A subscription elsewhere that is still owed some of them keeps them stored there, so they are fetched from there. What is
+acknowledged stays so unless a subscription seeks back, and a seek returns what is stored. So the gap is passed over, and
+recorded as if an operator had accepted it (``NOBODY``). This happens when a failed disk returns after the other regions
+trimmed everything, and when a region was outside a topic for a while.
 
-What was accepted is kept in the topic's progress log for as long as it is the end of what is stored from that region.
+An accepted gap is kept in the topic's progress log as long as it is the end of what is stored from that region.
 """
 
 from __future__ import annotations
@@ -49,38 +49,38 @@ log = logging.getLogger(__name__)
 ACCEPTED_MAX: Final = 100
 """Accepted gaps that a topic remembers."""
 NOBODY: Final = "nobody is owed them"
-"""Who accepted a gap that concerns nobody."""
+"""Recorded as the one who accepted a gap whose entries no subscription is owed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """What is missing of one origin."""
+    """The entries of one origin that are missing."""
 
     origin: str
     after: Position
-    """The last of its entries that is stored here, ..."""
+    """The last of its entries stored here, ..."""
     upto: Position
     """... and the last one that it can no longer send."""
     since_ms: int
     is_judged: bool = False
-    """The other regions were asked."""
+    """Whether the other regions were asked."""
     lost_upto: Position = EARLIEST
-    """Up to here nobody who was asked has them; behind it, somebody does."""
+    """Up to here no region that was asked has the entries; behind it, one does."""
     away: tuple[str, ...] = ()
-    """Regions that may have them: they could not be asked, or their copy is damaged now."""
+    """Regions that may have them: they could not be asked, or their copy is damaged."""
     is_damage: bool = False
     """They were stored here, and the disk damaged them (``repair.py``)."""
 
     @property
     def entries_at_most(self) -> int | None:
-        """How many are missing, at most: entries of other regions may lie between. None: it cannot be told."""
+        """The most that can be missing, because entries of other regions may lie between. None: unknown."""
         same = self.after.ledger == self.upto.ledger
         return self.upto.entry - self.after.entry if same else None
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A gap that somebody accepted."""
+    """A gap that was accepted."""
 
     origin: str
     after: Position
@@ -89,13 +89,13 @@ class Accepted:
     by: str
 
     def encode(self) -> bytes:
-        """As JSON: there are few."""
+        """As JSON; there are only a few."""
         fields = {"after": self.after, "upto": self.upto, "at_ms": self.at_ms, "by": self.by}
         return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, origin: str, data: bytes) -> Accepted:
-        """:raises ValueError: no such record."""
+        """:raises ValueError: it is not a valid record."""
         try:
             fields = json.loads(data)
             after, upto = Position(*fields["after"]), Position(*fields["upto"])
@@ -105,7 +105,7 @@ class Accepted:
 
 
 class Gaps:
-    """See the module's text. Each topic has one."""
+    """The gaps of one topic. Each topic has one."""
 
     def __init__(
         self,
@@ -117,11 +117,10 @@ class Gaps:
         give_up: Callable[[Gap], Awaitable[None]],
         ask: Callable[[], None],
     ) -> None:
-        """
-        :param subscriptions: of the topic, now.
-        :param damaged: what is damaged now (``repair.py``).
-        :param give_up: pass over a stretch of that.
-        :param ask: have the other regions asked for what is missing.
+        """:param subscriptions: those of the topic, by name; a live view.
+        :param damaged: returns what is damaged now (``repair.py``).
+        :param give_up: gives up a range of damaged entries.
+        :param ask: starts asking the other regions for what is missing.
         """
         self._topic = topic
         self._subscriptions = subscriptions
@@ -134,7 +133,7 @@ class Gaps:
         """Oldest first."""
 
     def open(self) -> list[Gap]:
-        """What is missing now."""
+        """The gaps known now."""
         found = []
         for origin, gap in sorted(self._open.items()):
             last = self._last(origin)
@@ -145,11 +144,11 @@ class Gaps:
         return found
 
     def all(self) -> list[Gap]:
-        """What is missing now, and what is damaged."""
+        """The gaps known now, and the damaged entries."""
         return [*self.open(), *self._damaged()]
 
     def told(self, origin: str, upto: Position) -> None:
-        """The region cannot send its entries up to this one any more: ask the others."""
+        """The region reported that it cannot send its entries up to ``upto`` any more: ask the others."""
         after = self._last(origin)
         if upto <= after:
             self._open.pop(origin, None)
@@ -163,18 +162,20 @@ class Gaps:
         self._ask()
 
     def judged(self, gap: Gap, lost_upto: Position, away: tuple[str, ...]) -> None:
-        """The others were asked for what is missing after ``gap.after``. That says nothing of a gap that grew since."""
+        """The others were asked for what is missing after ``gap.after``. Their answer does not cover a gap that grew
+        since.
+        """
         known = self._open.get(gap.origin)
         if known is not None and known.upto == gap.upto:
             self._open[gap.origin] = replace(gap, is_judged=True, lost_upto=lost_upto, away=away)
 
     def owed_to(self, gap: Gap, upto: Position) -> list[str]:
-        """Names of durable subscriptions here that may be owed some of what is missing up to a place."""
+        """Names of durable subscriptions here that may be owed some of the missing entries up to a position."""
         durable = [one for one in self._subscriptions.values() if one.durable]
         return sorted(one.name for one in durable if not one.cursor.progress.all_acked(gap.origin, gap.after, upto))
 
     def concerns_nobody(self, origin: str) -> bool:
-        """What is missing of the origin is in no region any more, and nobody here is owed it."""
+        """Whether no region has the missing entries of the origin any more, and no subscription here is owed them."""
         gap = self._open.get(origin)
         if gap is None or not gap.is_judged or gap.away or gap.lost_upto <= gap.after:
             return False
@@ -182,19 +183,18 @@ class Gaps:
 
     @property
     def is_compacted(self) -> bool:
-        """A compacted view is owed what everybody acknowledged."""
+        """Whether there is a compacted view: it needs entries that all subscriptions acknowledged."""
         return self._compaction.is_wanted
 
     async def pass_over(self, origin: str) -> None:
-        """Go on behind what ``concerns_nobody``. :raises TopicFenced: the topic was closed meanwhile."""
+        """Continue behind a gap that ``concerns_nobody``. :raises TopicFenced: the topic was closed meanwhile."""
         gap = self._open[origin]
         await self._accept(Accepted(origin, gap.after, gap.lost_upto, self._topic.scheduler.now_ms(), NOBODY))
 
     async def pass_over_damaged(self, gap: Gap) -> None:
-        """Go on behind damaged entries that no region has and nobody is owed.
+        """Continue behind damaged entries that no region has and no subscription is owed.
 
         :raises TopicFenced: the topic was closed meanwhile.
-        :raises MetadataError: it is not on record; they are asked for again.
         """
         await self._accept(Accepted(gap.origin, gap.after, gap.upto, self._topic.scheduler.now_ms(), NOBODY))
         await self._give_up(gap)

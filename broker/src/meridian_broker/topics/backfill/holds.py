@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Space is given back only of entries that all regions have, or do not need from here (R6).
+"""Keeps entries that other regions still need from here (R6).
 
-While an origin cannot reach a region, or is gone for good, another one forwards its entries, as long as it has them. So
-before a ledger with entries of another region goes, every third region is asked how far it has that origin. What it
-lacks, and what is meant for it, is held back: bounded by ``entries_held_minutes`` since the ledger was sealed, for a
-region that never comes back must not fill the disk. Then it goes, which is told in the log and counted.
+While an origin cannot reach a region, or is lost for good, other regions forward its entries as long as they have them.
+So before a ledger with entries of another region is trimmed, every third region is asked how far it has that origin.
+The ledger is kept while a region lacks entries in it that are meant for that region, but no longer than
+``entries_held_minutes`` after it was sealed, because a region that never returns must not fill the disk. After that it
+is trimmed, which is logged and counted.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ log = logging.getLogger(__name__)
 
 
 class Holding:
-    """What one topic holds back for others."""
+    """What one topic keeps for other regions."""
 
     def __init__(self, topic: TopicContext, recall: Recall | None) -> None:
-        """:param recall: what asks the other regions; None: there are none to ask."""
+        """:param recall: asks the other regions; None: there are none to ask."""
         self._topic = topic
         self._recall = recall
         self._known: dict[tuple[str, str], Position] = {}
         """``(region, origin)``: how far the region was known to have the origin."""
         self.reason = ""
-        """Why something is held back now; empty when nothing is."""
+        """Why something is kept now; empty if nothing is."""
         self.bytes_held = 0
         self.entries_let_go = 0
-        """Entries that went at the end of their time although some region may lack them, since the topic was opened."""
+        """Entries trimmed after the time limit although a region may lack them, since the topic was opened."""
 
     async def upto(self, below: Position, keep_bytes: int | None, keep_since_ms: int | None) -> Position:
-        """Up to where entries may be given back, of those at or before ``below``.
+        """The position up to which entries may be trimmed, of those at or before ``below``.
 
         :raises LedgerError: an entry cannot be read.
         :raises TopicFenced: the topic was closed or deleted while another region was asked.
@@ -68,7 +69,7 @@ class Holding:
         return upto
 
     async def _needed_by(self, chapter: Chapter, recall: Recall, asked: set[tuple[str, str]]) -> str:
-        """Who lacks entries of a ledger that are another region's; empty: nobody."""
+        """Why a ledger has to be kept: which region lacks entries of another region in it. Empty: none does."""
         others = recall.others()
         for origin, last in self._topic.log.origins_through(chapter).items():
             if last <= chapter.origins_before.get(origin, EARLIEST):
@@ -96,5 +97,5 @@ class Holding:
             return ""
         found = await find(topic, recall, region, Want(topic.name, topic.incarnation, origin, known, end))
         if not found.entries:
-            return ""  # what it has not is not meant for it, or gone here, too
+            return ""  # what it lacks is not meant for it, or is trimmed here, too
         return f"held for {region}, which has entries of {origin} up to {known} only, not to {last}"

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one gate through which entries that other regions hold enter a topic's log.
+"""The one gate through which entries of other regions enter a topic's log.
 
-They come in two ways: *pushed* by the replicator of the region that published them (``publishing/storing.py``), or
-*fetched*, from whatever region has them (``backfill.py``). Both pass here, so what keeps a replicator out keeps the
-same entries from being fetched instead. ``decide`` is the table; ``Intake`` knows how the topic stands.
+They arrive in two ways: *pushed* by the replicator of the region that published them (``publishing/storing.py``), or
+*fetched* from any region that has them (``backfill.py``). Both pass here, so that entries which are refused from a
+replicator are not fetched instead. ``decide`` is the rule; ``Intake`` knows the state of the topic.
 
-This region's own entries, lost in a restore and given back by others (R5), were taken once already. No quota and no
-size keeps them out, only the end of a topic that was terminated before them.
+This region's own entries, lost in a restore and returned by others (R5), were accepted once already. No quota and no
+size limit keeps them out, only the end of a topic that was terminated before them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from meridian_broker.topics.subscriptions.subscription import Subscription
 
 REMEMBERED_MS: Final = 15_000
-"""A replicator that was turned away tries again within five seconds. One that has not for so long cannot dial us."""
+"""A refused replicator retries within five seconds. One that has not for this long cannot connect to us."""
 
 
 class Verdict(Enum):
-    """What becomes of an entry."""
+    """The decision on an entry."""
 
     STORE = "stored"
     REFUSE_ENDED = "refused: the topic was terminated"
@@ -41,22 +41,22 @@ class Offered(NamedTuple):
     """An entry that another region has."""
 
     size: int
-    """Of the body as its origin stored it."""
+    """Size in bytes of the body as its origin stored it."""
     own: Position | None = None
-    """Where this region had stored it; None: it was published in another region."""
+    """Its position if this region published it; None: another region did."""
 
 
 class Standing(NamedTuple):
-    """The topic."""
+    """The state of the topic."""
 
     is_ended: bool
-    """It takes no more messages."""
+    """It accepts no more messages."""
     end: Position | None
-    """The recorded end: the last entry for ever."""
+    """The recorded end: the position of the last entry."""
     is_full: bool
-    """It is over a backlog quota that keeps producers out."""
+    """It exceeds a backlog quota that keeps producers out."""
     largest: int
-    """The largest body that this broker takes."""
+    """The largest body in bytes that this broker accepts."""
 
 
 def decide(offered: Offered, standing: Standing) -> Verdict:
@@ -75,11 +75,11 @@ class Intake:
     """The gate of one topic."""
 
     def __init__(self, topic: TopicContext, subscriptions: Mapping[str, Subscription]) -> None:
-        """:param subscriptions: of the topic, now."""
+        """:param subscriptions: those of the topic, by name; a live view."""
         self._topic = topic
         self._subscriptions = subscriptions
         self._full = ""
-        """How the backlog quota was exceeded when that was looked at last; empty: it was not."""
+        """How the backlog quota was exceeded at the last check; empty: it was not."""
         self._turned_away: dict[str, tuple[str, int]] = {}
         """Region -> why its entries were refused last, and when by the monotonic clock."""
 
@@ -102,7 +102,7 @@ class Intake:
         )
 
     def check_pushed(self, region: str, size: int) -> None:
-        """The same for an entry that its region's replicator brings, which is remembered when it is refused."""
+        """As ``check``, for an entry pushed by its region's replicator; a refusal is remembered."""
         try:
             self.check(Offered(size))
         except TopicError as refusal:
@@ -110,13 +110,15 @@ class Intake:
             raise
 
     async def enter(self, region: str) -> None:
-        """May the replicator of a region come in now? :raises TopicTerminated, BacklogQuotaHold: see ``check``."""
+        """Check whether a region's replicator may connect now. :raises TopicTerminated, BacklogQuotaHold: see
+        ``check``.
+        """
         await self.look()
         self.check_pushed(region, 0)
         self._turned_away.pop(region, None)
 
     async def closed(self) -> str:
-        """Why no entry of any other region may come in now; empty: they may."""
+        """Why no entry of any other region is accepted now; empty: they are accepted."""
         await self.look()
         try:
             self.check(_ANY)
@@ -125,19 +127,21 @@ class Intake:
         return ""
 
     async def look(self) -> None:
-        """Is the backlog quota exceeded? :raises LedgerError: the oldest message cannot be read."""
+        """Check the backlog quota. :raises LedgerError: the oldest message cannot be read."""
         self.found(await exceeded(self._topic, self._subscriptions.values()))
 
     def found(self, problem: str | None) -> None:
-        """How the backlog quota is exceeded, as somebody just found; None: it is not."""
+        """Record how the backlog quota is exceeded; None: it is not."""
         self._full = problem or ""
 
     def turned_away(self, region: str, why: str) -> None:
-        """The region's replicator was refused, or sent away: it can dial us, and brings its entries once it may."""
+        """The region's replicator was refused or disconnected: it can connect to us, and sends its entries once it
+        may.
+        """
         self._turned_away[region] = why, self._topic.scheduler.monotonic_ms()
 
     def refusals(self) -> dict[str, str]:
-        """Regions whose replicators were turned away lately, each with the reason."""
+        """Regions whose replicators were refused recently, each with the reason."""
         since = self._topic.scheduler.monotonic_ms() - REMEMBERED_MS
         self._turned_away = {region: one for region, one in self._turned_away.items() if one[1] >= since}
         return {region: why for region, (why, _) in self._turned_away.items()}

@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a topic's copy in this region is filled (R21).
+"""Whether a topic's copy in this region is complete (R21).
 
-A region that begins to take part in a topic has nothing of it, or what it had before it was taken out. The others send
-it all that they still store, which reaches back at least to the earliest message that any replicated subscription waits
-for: nothing of that is trimmed anywhere. Until it is all here, with the subscriptions, the region is not *ready*: who
-failed over to it would find messages missing for a while. So it says what is missing, and trims nothing.
+A region that joins a topic has nothing of it, or what it had before it was removed from it. The others send it
+everything that they still store. That reaches back at least to the earliest message that any replicated subscription
+waits for, because nothing of that is trimmed anywhere. Until all of it has arrived, with the subscriptions, the
+region is not *ready*: clients that failed over to it would miss messages for a while. Meanwhile it reports what is
+missing, and trims nothing.
 
-It dispatches all the same. What was acknowledged elsewhere is filtered by progress, which comes by another way and is
-asked for before the first dispatch (R20); an acknowledgement here claims only entries that are here, so what is still
-to come is neither skipped nor claimed; and the entries of each origin come in their order. Holding dispatch back would
-add a wait and keep nothing from harm.
+It dispatches nevertheless. Acknowledgements from elsewhere are filtered by progress, which arrives separately and is
+requested before the first dispatch (R20). An acknowledgement here claims only entries that are here, so what is still
+to arrive is neither skipped nor claimed. And the entries of each origin arrive in order. Delaying dispatch would add
+a wait and prevent nothing.
 
-Where the others no longer store the first entries of an origin, the copy begins behind them: the *join point*
-(``TopicLog.joined``), kept for whoever compares copies.
+If the others no longer store the first entries of an origin, the copy begins behind them, at the *join point*
+(``TopicLog.joined``), which is kept for comparisons of copies.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ if TYPE_CHECKING:
 
 
 class Readiness(NamedTuple):
-    """What can be said about it from outside."""
+    """What status shows of it."""
 
     is_ready: bool
     reason: str
-    """What it waits for; empty when it is ready."""
+    """What it waits for; empty if it is ready."""
     missing: int
-    """Entries that other regions still have to send, as they said when they were last asked."""
+    """Entries that other regions still have to send, as of their last answers."""
 
 
 READY: Final = Readiness(True, "", 0)
@@ -43,7 +44,7 @@ OUTSIDE: Final = Feed(EARLIEST, EARLIEST, 0, "this region is not one of the topi
 
 
 class Joining:
-    """See the module's text. Each topic that is replicated has one."""
+    """The state of joining of one topic. Each replicated topic has one."""
 
     def __init__(
         self,
@@ -54,9 +55,8 @@ class Joining:
         *,
         is_joining: bool,
     ) -> None:
-        """
-        :param subscriptions: of the topic, now.
-        :param is_joining: the topic was just made here, or was not filled yet when it was closed.
+        """:param subscriptions: those of the topic, by name; a live view.
+        :param is_joining: the topic was just created here, or was incomplete when it was closed.
         """
         self._topic = topic
         self._subscriptions = subscriptions
@@ -65,19 +65,19 @@ class Joining:
         self.is_joining = is_joining
         self._times_begun = 0
         self.origins: set[str] = set()
-        """Regions whose entries others have, be they regions of the topic or not any more."""
+        """Regions of which others have entries, including former regions of the topic."""
         self.drained: set[str] = set()
-        """Origins of which nobody who can be asked has anything more."""
+        """Origins of which no region that can be asked has more."""
         self._targets: dict[str, Position] = {}
-        """Per region the place in its log up to which everything must be here."""
+        """Per region the position in its log up to which everything must be here."""
         self._feeds: Mapping[str, Feed | None] = {}
         self._other_kinds: list[str] = []
-        """What the regions said that have a topic of the other kind by this name."""
+        """Answers of regions that have a topic of the other kind under this name."""
         record = None if topic.metadata is None else topic.metadata.record
         self._saved = None if record is None else (record.joining, dict(record.joined))
 
     def begin(self) -> None:
-        """The topic was on its own here, and now has other regions."""
+        """The topic existed in this region only, and now has other regions."""
         self.is_joining = True
         self._times_begun += 1
         self._targets.clear()
@@ -85,17 +85,18 @@ class Joining:
 
     @property
     def is_due(self) -> bool:
-        """There is something to ask for, or to write down."""
+        """Whether there is something to ask for or to record."""
         return self.is_joining or self._saved != (self.is_joining, self._topic.log.joined)
 
     @property
     def keeps_all(self) -> bool:
-        """Nothing is trimmed: subscriptions that wait for what is here may yet be heard of. Where no other region sends
-        anything, as replication goes one way, nobody is heard of."""
+        """Whether nothing may be trimmed: subscriptions may still be announced that wait for what is stored here. If
+        no other region sends anything, because replication is one-way, none is announced.
+        """
         return self.is_joining and not (self._feeds and all(feed is OUTSIDE for feed in self._feeds.values()))
 
     def readiness(self) -> Readiness:
-        """As of the last look."""
+        """As of the last ``look``."""
         if not self.is_joining:
             return READY
         waits = self._waits()
@@ -103,7 +104,7 @@ class Joining:
         return Readiness(False, "; ".join(waits) or "the other regions are being asked", missing)
 
     async def look(self) -> None:
-        """Ask every other region how far it is, and write down what changed."""
+        """Ask every other region how far it is, and record what changed."""
         is_joining, times_begun = self.is_joining, self._times_begun
         if is_joining:
             await self._ask()
@@ -113,12 +114,12 @@ class Joining:
         if metadata is not None and self._saved != now:
             await metadata.save_joining(*now)
             self._saved = now
-        if self._times_begun == times_begun:  # else it was begun anew meanwhile
+        if self._times_begun == times_begun:  # otherwise it was restarted meanwhile
             self.is_joining = is_joining
 
     async def _ask(self) -> None:
         topic, feeds, other_kinds = self._topic, dict[str, Feed | None](), list[str]()
-        # Of our own entries after all: nothing is sent, and everything is said.
+        # Asked about our own entries beyond the end: no entries are returned, but everything else.
         want = Want(topic.name, topic.incarnation, topic.region, Position(LATEST.ledger, LATEST.entry - 1), LATEST)
         for region in sorted(self._others()):
             try:
@@ -141,9 +142,9 @@ class Joining:
         self._feeds, self._other_kinds = feeds, other_kinds
 
     def _waits(self) -> list[str]:
-        """What it waits for, a sentence each."""
+        """What it waits for, one sentence each."""
         if self._topic.terminated is not None:
-            return []  # nothing comes in any more (``intake.py``)
+            return []  # nothing is accepted any more (``intake.py``)
         others, waits = self._others(), list(self._other_kinds)
         if others and not self._feeds:
             return waits or ["no other region could be asked yet"]

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damaged entries are fetched back from a region that has them; what no region has is a gap (R4, R14).
+"""Damaged entries are fetched from a region that has them; what no region has is a gap (R4, R14).
 
-``ledgers/damage.py`` tells how a copy replaces an entry that the disk damaged. Every other region is asked for it by
-its origin, be it one of our own entries or another region's, and what comes is checked as all that is fetched is (R7).
-A region that cannot be asked now is asked again later. Nothing is passed over meanwhile: the cursor stands before the
-entry, its replicators wait, and a cumulative acknowledgement does not claim it. Consumers of Exclusive, Failover and
-Key_Shared subscriptions wait, because what follows must not overtake it; those of Shared ones get the others first.
+``ledgers/damage.py`` explains how a copy replaces an entry that the disk damaged. Every other region is asked for it
+by its origin, whichever region published it, and the answer is checked like any fetched entry (R7). A region that
+cannot be asked now is asked again later. Nothing is passed over meanwhile: the cursor stays before the entry, its
+replicators wait, and a cumulative acknowledgement does not claim it. Consumers of Exclusive, Failover and Key_Shared
+subscriptions wait, because nothing may overtake it; those of Shared subscriptions get the other entries first.
 
-Where every region was asked and none has it, the entry is a *gap*, as ``gaps.py`` has them: status names it, and a
-person accepts the loss. It is recorded as dropped, cause *lost*, and from then on everybody passes over it; other
-regions that lack it hear of that as of everything that its origin stores no longer. No person is needed where no
-durable subscription here is owed the entry.
+If every region was asked and none has it, the entry is a *gap* as in ``gaps.py``: status names it, and an operator
+accepts the loss. It is then recorded as dropped with cause *lost* and passed over everywhere here; other regions that
+lack it treat it like an entry that its origin has trimmed. No operator is needed if no durable subscription here is
+owed the entry.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ log = logging.getLogger(__name__)
 RETRY_SECONDS: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 """Pauses before the disk and the other regions are asked again; the last one repeats."""
 PATIENCE_MS: Final = 10_000
-"""What nobody is owed is given up after so long: until then another region may store it, as it was on its way there."""
+"""An entry that no subscription is owed is given up after this time: until then another region may still receive it."""
 READS_AT_ONCE: Final = 100
 """Damaged entries that are read again before others run."""
 AT_ONCE: Final = 1000
-"""Damaged entries that are dealt with in one turn of the loop."""
+"""Damaged entries that are processed in one turn of the loop."""
 ON_RECORD_MAX: Final = 1000
-"""Stretches of damaged entries that a topic's record names. A disk with more of them is to be replaced."""
+"""Ranges of damaged entries in a topic's record. A disk with more of them should be replaced."""
 
 
 class _Run(NamedTuple):
-    """Damaged entries of one origin, each of which follows the one before it in the chain; ``AT_ONCE`` at most."""
+    """Damaged entries of one origin, each following the one before it in the chain; ``AT_ONCE`` at most."""
 
     origin: str
     places: dict[Position, Place]
-    """By where they are stored here."""
+    """By their positions here."""
 
     @property
     def after(self) -> Position:
@@ -78,33 +78,32 @@ class _Run(NamedTuple):
 
 
 class Mending:
-    """See the module's text. Each topic has one."""
+    """Repairs the damaged entries of one topic. Each topic has one."""
 
     def __init__(
         self, topic: TopicContext, subscriptions: Mapping[str, Subscription], lacking: Gaps, recall: Recall | None
     ) -> None:
-        """
-        :param subscriptions: of the topic, now.
-        :param lacking: where what no region has is passed over.
-        :param recall: what asks the other regions; None: there are none to ask.
+        """:param subscriptions: those of the topic, by name; a live view.
+        :param lacking: the gaps, through which entries that no region has are passed over.
+        :param recall: asks the other regions; None: there are none to ask.
         """
         self._topic = topic
         self._subscriptions = subscriptions
         self._lacking = lacking
         self._recall = recall
         self._away: dict[Position, tuple[str, ...]] = {}
-        """Entries that no region gave when they were asked, and those that could not be asked."""
+        """Entries that no region returned when asked, with the regions that could not be asked."""
         self._since_ms: dict[Position, int] = {}
         self._is_running = False
         self._tries = 0
         self._unrecorded: dict[Position, Position] = {}
-        """Copies that are stored, and that the record could not be told of yet."""
+        """Copies that are stored but could not be recorded yet."""
         self._gaps: list[Gap] = []
-        """What was damaged when that was looked at last, in stretches."""
+        """The damaged ranges as of the last check."""
         self._hopeless: dict[Position, Gap] = {}
-        """What no region has and somebody here is owed, by the first entry of each stretch."""
+        """What no region has and some subscription here is owed, by the first entry of each range."""
         self.replaced = 0
-        """Entries that were fetched back since the topic was opened."""
+        """Entries replaced since the topic was opened."""
 
     def noticed(self) -> None:
         """There may be damaged entries: ask for them."""
@@ -112,14 +111,14 @@ class Mending:
         self._start()
 
     def gaps(self) -> list[Gap]:
-        """What is damaged and not back, in stretches. Of many entries, as of the last time that they were asked for."""
+        """The damaged ranges that are not repaired. If there are many entries, as of the last check."""
         damaged = self._topic.log.damage.damaged
         if len(damaged) <= AT_ONCE:
             return _joined(self._gap(run) for run in _grouped(damaged.items()))
         return self._gaps
 
     def for_a_person(self) -> list[Gap]:
-        """What no region has, and what stays in the way until a person accepts its loss."""
+        """What no region has, and what blocks until an operator accepts its loss."""
         return _joined(gap for first, gap in self._hopeless.items() if first in self._topic.log.damage.damaged)
 
     def _gap(self, run: _Run) -> Gap:
@@ -134,7 +133,7 @@ class Mending:
         )
 
     async def _runs(self) -> list[_Run]:
-        """What is damaged; of more stretches than can be on record the first ones. Others run in between."""
+        """The damaged entries; if there are more ranges than fit the record, the first ones. Others run in between."""
         runs: list[_Run] = []
         damaged = self._topic.log.damage.damaged
         known = iter(list(damaged))
@@ -145,7 +144,7 @@ class Mending:
         return runs
 
     async def _look(self, runs: list[_Run]) -> None:
-        """What ``gaps`` shows of many entries."""
+        """Update what ``gaps`` shows of many entries."""
         found: list[Gap] = []
         damaged = self._topic.log.damage.damaged
         for run in runs:
@@ -196,18 +195,18 @@ class Mending:
         await self._look(runs)
 
     async def _forget_whole(self) -> None:
-        """Nothing is kept of entries that are damaged no more."""
+        """Forget what is known of entries that are not damaged any more."""
         damaged = self._topic.log.damage.damaged
         for known in (self._away, self._since_ms):
             positions = iter(list(known))
             while some := list(islice(positions, 10 * AT_ONCE)):
                 for position in some:
                     if position not in damaged:
-                        known.pop(position, None)  # it may have gone between two turns
+                        known.pop(position, None)  # it may have been removed between two turns
                 await next_turn(self._topic.scheduler)
 
     async def _fetch(self, run: _Run) -> None:
-        """Ask every region until the whole run is back."""
+        """Ask every region until the whole run is repaired."""
         recall, lacking, away = self._recall, dict(run.places), set[str]()
         members = set[str]() if recall is None else recall.others()
         for region in sorted(set() if recall is None else recall.sources()):
@@ -223,7 +222,7 @@ class Mending:
         self._away.update((position, missing) for position in lacking)
 
     async def _fetch_from(self, recall: Recall, region: str, origin: str, lacking: dict[Position, Place]) -> None:
-        """Take what one region has. :raises PeerAway: it cannot be asked."""
+        """Fetch what one region has. :raises PeerAway: it cannot be asked."""
         topic = self._topic
         while lacking:
             first, last = next(iter(lacking.values())), next(reversed(lacking.values()))
@@ -253,7 +252,7 @@ class Mending:
     # -- storing
 
     async def _store(self, copies: dict[Position, bytes]) -> None:
-        """Put copies in the place of damaged entries: on the disk, then on record, then in force."""
+        """Replace damaged entries by copies: on disk, then in the record, then in memory."""
         topic, now_ms = self._topic, self._topic.scheduler.now_ms()
         self._mends(mends_of(dict.fromkeys(copies)))
 
@@ -268,7 +267,7 @@ class Mending:
         await self._record()
 
     async def _record(self) -> None:
-        """Read the copies that are stored from now on. :raises MetadataError: they are not on record; try again."""
+        """Read the stored copies from now on. :raises MetadataError: they were not recorded; retry."""
         topic, stored = self._topic, {**self._unrecorded}
         if not stored:
             return
@@ -286,7 +285,7 @@ class Mending:
             subscription.mended(entries)
 
     def _is_other(self, position: Position, copy: bytes) -> bool:
-        """Whether the index, made from what was left of the entry, says something else of it."""
+        """Whether the index, which was built from the entry's remains, contradicts the copy."""
         index, header = self._topic.log.index(position.ledger), unpack(copy)
         place = None if index is None else index.place(position.entry)
         if index is None or place is None:
@@ -294,7 +293,7 @@ class Mending:
         return (index.messages(position.entry), place.prev) != (header.messages, header.prev)
 
     async def _in_force(self, more: Sequence[Mend]) -> None:
-        """Put it on record, then do as it says."""
+        """Record the repairs, then apply them."""
         mends, topic = self._mends(more), self._topic
         topic.log.damage.plan(mends)
         if topic.metadata is not None:
@@ -303,7 +302,7 @@ class Mending:
             await next_turn(topic.scheduler)
 
     def _mends(self, more: Sequence[Mend]) -> tuple[Mend, ...]:
-        """What is to be on record. :raises LedgerError: it is too much."""
+        """What is to be recorded. :raises LedgerError: it is too much."""
         mends = self._topic.log.damage.mends(self._topic.log.first, more)
         if len(mends) > ON_RECORD_MAX:
             raise LedgerError(
@@ -314,7 +313,7 @@ class Mending:
     # -- giving up
 
     async def give_up(self, gap: Gap) -> None:
-        """Pass over a stretch from now on. :raises MetadataError: that is not on record."""
+        """Pass over a range from now on. :raises MetadataError: that was not recorded."""
         topic, lost = self._topic, list[Mend]()
         damaged = topic.log.damage.damaged
         known = iter(list(damaged))
@@ -328,7 +327,7 @@ class Mending:
         self._tell({})
 
     async def _pass_over(self, runs: list[_Run]) -> None:
-        """Give up what no region has and nobody here is owed."""
+        """Give up what no region has and no subscription here is owed."""
         topic, hopeless = self._topic, dict[Position, Gap]()
         patient_ms = topic.scheduler.now_ms() - PATIENCE_MS
         for listed in runs:
@@ -352,7 +351,7 @@ class Mending:
 
 
 def _grouped(damaged: Iterable[tuple[Position, Place]]) -> list[_Run]:
-    """Damaged entries in stretches, by origin."""
+    """Damaged entries as ranges, by origin."""
     runs: list[_Run] = []
     for position, place in sorted(damaged, key=lambda one: (one[1].region, one[1].origin)):
         if runs and (runs[-1].origin, runs[-1].upto) == (place.region, place.prev):
@@ -363,7 +362,7 @@ def _grouped(damaged: Iterable[tuple[Position, Place]]) -> list[_Run]:
 
 
 def _joined(gaps: Iterable[Gap]) -> list[Gap]:
-    """Neighbours of which the same is known are one."""
+    """Join neighbouring ranges with the same state."""
     found: list[Gap] = []
     for gap in sorted(gaps, key=lambda one: (one.origin, one.after)):
         last = found[-1] if found else None
@@ -378,7 +377,7 @@ def _joined(gaps: Iterable[Gap]) -> list[Gap]:
 
 
 def _as_stored(region: str, position: Position, header: EntryHeader, body: bytes) -> bytes:
-    """What stood at a position, from what another region gave."""
+    """The original entry at a position, rebuilt from what another region returned."""
     if header.region != region:
         return pack_foreign(header) + body
     assert header.origin is not None

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Another region's number of a schema, as this region numbers it (R41).
+"""Translates another region's version of a schema to this region's (R41).
 
-Regions number the schemas of a topic each in its own order, and an entry names its schema by number. A replicator
-rewrites the number before it sends an entry. An entry that is fetched (``backfill.py``) comes as the region that gave
-it stores it, with that number: that region is asked for the schema, which is added here when it is new, and the number
-is rewritten before the entry is stored. So whatever a region stores has its own numbers.
+Each region numbers the schemas of a topic in its own order, and an entry names its schema by number. A replicator
+rewrites the number before it sends an entry. An entry that is fetched (``backfill.py``) arrives as the other region
+stores it, with that region's number: the region is asked for the schema, which is added here if it is new, and the
+number is rewritten before the entry is stored. So whatever a region stores has its own numbers.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import metadata as message_metadata
 
 KNOWN_MAX: Final = 1000
-"""Numbers remembered of one topic."""
+"""Versions remembered per topic."""
 _VERSION_TAG: Final = b"\x82\x01"
-"""With which the field begins in a message's metadata."""
+"""The tag of the field in a message's metadata."""
 
 AddSchema = Callable[[pb.Schema], Awaitable[bytes]]
-"""Our number of a schema of the topic, which is added when it is new."""
+"""Returns our version of a schema of the topic, which is added if it is new."""
 
 
 class SchemaNumbers:
-    """Of one topic."""
+    """The translations for one topic."""
 
     def __init__(self, topic: str, peers: Peers, add: AddSchema) -> None:
         self._topic = topic
@@ -36,15 +36,15 @@ class SchemaNumbers:
         self._known: dict[tuple[str, bytes], bytes] = {}
 
     async def renumbered(self, region: str, header: EntryHeader, body: bytes) -> bytes:
-        """The body of an entry of another region, with our number of its schema.
+        """The body of an entry of another region, with our version of its schema.
 
-        :param region: which gave the entry.
+        :param region: the region that returned the entry.
         :raises PeerAway: it cannot be asked for the schema.
         :raises MetadataError, TopicError: the schema cannot be added here.
         """
         start, end = message_metadata.metadata_bounds(body)
         if body.find(_VERSION_TAG, start, end) < 0:
-            return body  # the usual case, settled without parsing
+            return body  # the usual case, decided without parsing
         theirs = message_metadata.scan(body).schema_version
         assert header.region is not None and header.origin is not None
         if not theirs or (ours := await self._ours(region, theirs)) == theirs:
@@ -59,7 +59,7 @@ class SchemaNumbers:
         known = self._known.get((region, theirs))
         if known is None:
             schema = await self._peers.schema(region, self._topic, theirs)
-            # One that nobody there knows: the number means nothing, so it stays as it is.
+            # The region does not know it either: the number means nothing, and is kept.
             known = theirs if schema is None else await self._add(schema)
             if len(self._known) >= KNOWN_MAX:
                 self._known.clear()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dropping the backlog of one other region: what it has not got is skipped, and it goes on with what follows.
+"""Drops the backlog for one other region: what it has not received is skipped, and it continues with what follows.
 
-Nothing else drops what waits for a region, so this is how space is given back while a region is away. It is put on
-record first, then passed to the replicator: after a restart the same stretch is skipped, and trimming does not wait
-for the region any more. See ``positions/skipped.py`` for what a skipped stretch means.
+Nothing else drops the backlog for a region, so this is how space is freed while a region is away. It is recorded
+first, then passed to the replicator: after a restart the same range is skipped, and trimming does not wait for the
+region. See ``positions/skipped.py`` for the meaning of a skipped range.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from meridian_broker.topics.context import TopicContext
 
 PAGE: Final = 1000
-"""Entries whose age is looked at in one turn of the loop."""
+"""Entries whose age is examined in one turn of the loop."""
 PAGE_BYTES: Final = 1 << 20
-"""Bytes read at a time to learn how old entries are."""
+"""Bytes read at a time to determine the age of entries."""
 
 
 class Replicators(Protocol):
-    """The shell that runs replicators."""
+    """Runs the replicators."""
 
     def feed(self, topic_name: str, remote: str, /) -> Feed | None:
         """How far the replicator is; None: there is none."""
         ...
 
     def skip(self, topic_name: str, remote: str, skipped: Skipped, /) -> None:
-        """Go on behind what is skipped for the remote."""
+        """Continue behind what is skipped for the remote region."""
         ...
 
 
@@ -44,7 +44,7 @@ async def skip_entries(topic: TopicContext, remote: str, replicators: Replicator
 
     :raises SubscriptionNotFound: the topic is not replicated there.
     :raises LedgerError: the entries' headers cannot be read.
-    :raises MetadataError: it is not on record: nothing is skipped.
+    :raises MetadataError: it was not recorded, and nothing is skipped.
     """
     confirmed = _feed(topic, remote, replicators).confirmed
     upto = topic.log.last_confirmed if count is None else _further(topic, confirmed, count)
@@ -52,7 +52,7 @@ async def skip_entries(topic: TopicContext, remote: str, replicators: Replicator
 
 
 async def skip_upto(topic: TopicContext, remote: str, replicators: Replicators, upto: Position) -> None:
-    """Skip everything up to a position, itself included. Raises as ``skip_entries``."""
+    """Skip everything up to and including a position. Raises as ``skip_entries``."""
     await _skip(topic, remote, replicators, min(upto, topic.log.last_confirmed))
 
 
@@ -66,7 +66,7 @@ async def skip_old(topic: TopicContext, remote: str, replicators: Replicators, b
     while not is_over and (found := await topic.log.read_after(at, PAGE, PAGE_BYTES)):
         for at, entry in found:
             if is_damaged(entry):
-                continue  # of unknown age: it goes with an old one behind it
+                continue  # of unknown age: skipped with an old one behind it
             header = unpack(entry)
             if min(header.publish_time_ms, header.stored_time_ms) >= before_ms:
                 is_over = True
@@ -77,7 +77,9 @@ async def skip_old(topic: TopicContext, remote: str, replicators: Replicators, b
 
 
 def backlog(topic: TopicContext, remote: str, replicators: Replicators) -> int:
-    """Stored entries that wait for the region. :raises SubscriptionNotFound: the topic is not replicated there."""
+    """The number of stored entries that wait for the region. :raises SubscriptionNotFound: the topic is not
+    replicated there.
+    """
     return _feed(topic, remote, replicators).behind
 
 

@@ -51,7 +51,7 @@ READ_BYTES: Final = 1 << 20
 
 
 class Status(StrEnum):
-    """How the last compaction went, since the topic was opened."""
+    """The state of the last compaction since the topic was opened."""
 
     NOT_RUN = "NOT_RUN"
     RUNNING = "RUNNING"
@@ -61,17 +61,17 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Workshop:
-    """What compactions of all topics share."""
+    """Resources shared by the compactions of all topics."""
 
     store: LedgerStore
     fence: int
     turn: AbstractAsyncContextManager[Any]
-    """One at a time."""
+    """One compaction at a time."""
     limits: CompactionLimits
 
 
 class Compaction:
-    """See the module's text. ``await open`` before anything else."""
+    """Compaction of one topic, and reading through its view. Call ``await open`` first."""
 
     def __init__(self, topic: TopicContext) -> None:
         self.view: CompactedView | None = None
@@ -83,7 +83,7 @@ class Compaction:
         self._is_indexed = False
         self._is_damaged = False
         self._from: Position | None = None
-        """The first compaction runs: nothing behind this may be trimmed until its view is in force."""
+        """While the first compaction runs: nothing behind this may be trimmed until its view is in force."""
         self._stopping = False
         self._forgetting = False
         self._at_work = False
@@ -91,7 +91,7 @@ class Compaction:
         self._readers: list[Callable[[CompactedView | None], None]] = []
 
     def when_view_changes(self, callback: Callable[[CompactedView | None], None]) -> None:
-        """``callback`` hears the view that is in force from then on; None: there is none any more."""
+        """Call ``callback`` with each view that comes into force; None: there is none any more."""
         self._readers.append(callback)
 
     def _view_changed(self, view: CompactedView | None) -> None:
@@ -103,7 +103,8 @@ class Compaction:
     ) -> None:
         """Take over what an earlier owner left.
 
-        :param unnamed: ledgers of views that are not on record, with their horizons: newer than the metadata, perhaps.
+        :param unnamed: ledgers of views that are not on record, with their horizons: they may be newer than the
+            metadata.
         :raises LedgerError: a ledger that compaction left behind cannot be deleted.
         """
         self._metadata, self._workshop = metadata, workshop
@@ -115,7 +116,7 @@ class Compaction:
     async def _find_newest(
         self, metadata: TopicMetadata, workshop: Workshop, unnamed: Sequence[tuple[int, Position]]
     ) -> None:
-        """Metadata that are older than the volume name a view that is gone, and not the one in its place (R5)."""
+        """Metadata older than the volume may name a view that is deleted, and lack the one that replaced it (R5)."""
         record, obsolete = metadata.record.compacted, metadata.record.obsolete_ledgers
         newest = record
         for ledger_id, horizon in sorted(unnamed):
@@ -131,7 +132,7 @@ class Compaction:
             except LedgerDeleted:
                 newest = None
             except LedgerNotFound:
-                pass  # damage: whoever reads it says so
+                pass  # damage is reported when it is read
         if newest is not record or obsolete != metadata.record.obsolete_ledgers:
             await metadata.save_compaction(newest, obsolete)
 
@@ -142,7 +143,7 @@ class Compaction:
             await self._topic.scheduler.answer(self._waiting.append)
 
     async def delete(self) -> None:
-        """The topic is deleted: its view goes, too."""
+        """The topic is deleted: delete its view, too."""
         await self.close()
         if self._workshop is not None:
             for ledger in (*self._obsolete(), *(() if self.view is None else (self.view.record.ledger_id,))):
@@ -150,9 +151,10 @@ class Compaction:
         self.view = None
 
     def holds_from(self) -> Position | None:
-        """What lies behind this is kept for the next compaction; None: nothing is.
+        """Everything behind this is kept for the next compaction; None: nothing is.
 
-        While the view is being forgotten all is kept: what its readers passed over unacknowledged is owed again then.
+        While a view is being deleted everything is kept: what its readers passed over unacknowledged is then owed
+        again.
         """
         if self._forgetting:
             return EARLIEST
@@ -160,17 +162,17 @@ class Compaction:
 
     @property
     def is_wanted(self) -> bool:
-        """There is a compacted view, or there will be one: it is owed what every subscription acknowledged."""
+        """Whether there is or will be a compacted view, which needs what every subscription acknowledged."""
         return self.holds_from() is not None or self._topic.rules.compaction_threshold_bytes > 0
 
     def bytes_to_do(self) -> int:
-        """Bytes of the log that the view does not cover, about."""
+        """Approximate number of bytes in the log that the view does not cover."""
         return self._topic.log.bytes_after(EARLIEST if self.view is None else self.view.horizon)
 
     # -- compacting ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin a compaction. :raises CompactionRunning: one is under way, or the view is being deleted."""
+        """Start a compaction. :raises CompactionRunning: one is in progress, or the view is being deleted."""
         self._check_idle()
         self.status, self.last_error = Status.RUNNING, ""
         self._topic.scheduler.spawn(self._run(), "compact a topic")
@@ -232,7 +234,7 @@ class Compaction:
         try:
             record = await compactor.run(writer)
         except (LedgerError, TopicError):
-            await writer.seal()  # its ledger is obsolete: nothing is under way any more when it is deleted
+            await writer.seal()  # its ledger is obsolete: nothing is in flight when it is deleted
             raise
         self._check()
         await metadata.save_compaction(record, () if old is None else (old.record.ledger_id,))
@@ -253,12 +255,14 @@ class Compaction:
             await metadata.save_compaction(metadata.record.compacted, ())
 
     async def forget(self) -> None:
-        """Be a topic that was never compacted: readers get the log as it is, and nothing is kept for the view.
+        """Delete the view, as if the topic had never been compacted: readers get the log, and nothing is kept for the
+        view.
 
-        While the view is on record it holds back the log behind its horizon. So the record goes first.
+        The record is changed first: as long as it names the view, nothing of the log behind the view's horizon is
+        trimmed.
 
-        :raises CompactionRunning: a compaction is under way, or the view is being deleted.
-        :raises MetadataError: the view is still on record, and in force.
+        :raises CompactionRunning: a compaction is in progress, or the view is being deleted.
+        :raises MetadataError: the view is still recorded and in force.
         """
         self._check_idle()
         _, metadata = self._ready()
@@ -283,7 +287,7 @@ class Compaction:
     # -- damage --------------------------------------------------------------------------------------------------
 
     async def _dropped(self, error: LedgerCorrupt) -> bool:
-        """Let go of a damaged view and make another one, if the log still holds all that it covers."""
+        """Drop a damaged view and build another one, if the log still has all that it covers."""
         topic = self._topic
         if self.view is None or self.status is Status.RUNNING or self._forgetting or not _is_whole(topic):
             return False
@@ -302,10 +306,10 @@ class Compaction:
         return True
 
     async def _in_log(self, position: Position) -> bytes | None:
-        """What stands in the log where the view is damaged. Of a batch the view may hold a part only: nothing then."""
+        """The entry of the log where the view is damaged; None for a batch, of which the view may hold a part only."""
         topic = self._topic
         if _is_whole(topic) and self.status is not Status.RUNNING:
-            return None  # there is a better way
+            return None  # the view can be rebuilt from the log
         if not topic.log.holds(position) or position in topic.log.damage.damaged:
             return None
         entry = await topic.log.read_one(position)
@@ -324,7 +328,7 @@ class Compaction:
     # -- reading -------------------------------------------------------------------------------------------------
 
     async def prepare(self) -> None:
-        """Have in memory which entries the view has: a consumer is about to read it.
+        """Load the view's index into memory: a consumer is about to read it.
 
         :raises LedgerError: its ledger cannot be read.
         """
@@ -338,7 +342,7 @@ class Compaction:
             self._is_indexed = True
 
     def covers(self, position: Position) -> bool:
-        """Is there a view, and does it take account of this entry?"""
+        """Whether there is a view and it covers this entry."""
         return self.view is not None and position <= self.view.horizon
 
     def tail_after(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored] | None:
@@ -351,7 +355,7 @@ class Compaction:
         return self._topic.log.tail_after(position, max_entries, max_bytes)
 
     async def read_after(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored]:
-        """As ``ReadableLog.read_after``, through the view. :raises LedgerError: the store cannot give them."""
+        """As ``ReadableLog.read_after``, through the view. :raises LedgerError: the entries cannot be read."""
         if self.view is not None and position < self.view.horizon:
             entries = await self.read_view(position, max_entries, max_bytes)
             if entries:
@@ -360,25 +364,25 @@ class Compaction:
         return await self._topic.log.read_after(position, max_entries, max_bytes)
 
     async def read_view(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored]:
-        """Entries of the view after ``position``; none at its end, or when there is no view.
+        """Entries of the view after ``position``; none at its end, or if there is no view.
 
-        :raises LedgerError: the store cannot give them.
+        :raises LedgerError: the entries cannot be read.
         """
         while (view := self.view) is not None:
             try:
                 return await view.read_after(position, max_entries, max_bytes)
             except LedgerNotFound:
                 if view is self.view:
-                    raise  # else a newer view took its place meanwhile
+                    raise  # otherwise a newer view replaced it meanwhile
             except LedgerCorrupt as error:
                 if view is self.view and not await self._dropped(error):
                     raise
         return []
 
     async def first_at(self, time_ms: int) -> Position | None:
-        """The first entry published at or after ``time_ms`` among those that only the view has; None: none is.
+        """The first entry published at or after ``time_ms`` among those that only the view has; None: there is none.
 
-        :raises LedgerError: they cannot be read.
+        :raises LedgerError: the entries cannot be read.
         """
         position, first = EARLIEST, self._topic.log.first
         while entries := await self.read_view(position, READ_ENTRIES, READ_BYTES):
@@ -390,9 +394,9 @@ class Compaction:
         return None
 
     async def last_message(self) -> tuple[Position, int] | None:
-        """The last message that a reader of the view gets, with its index in its batch, -1 for none.
+        """The last message that a reader of the view gets, with its index in its batch, -1 if it is in none.
 
-        None: it is the log's. Position -1:-1: there is no message at all.
+        None: the log's last message. Position -1:-1: there is no message at all.
 
         :raises LedgerError: it cannot be read.
         """
@@ -410,6 +414,6 @@ class Compaction:
 
 
 def _is_whole(topic: TopicContext) -> bool:
-    """Whether the log was never given back any of: it holds all that a view of it may cover."""
+    """Whether nothing of the log was ever trimmed: then it has everything that a view of it may cover."""
     spans = topic.log.spans()
     return bool(spans) and spans[0].own_before == EARLIEST and not spans[0].origins_before and not topic.log.joined

@@ -41,13 +41,13 @@ T = TypeVar("T")
 
 SLICE_ENTRIES: Final = 100
 SLICE_BYTES: Final = 256 << 10
-"""What is looked at before others run."""
+"""Bytes examined before others run."""
 MESSAGE_COST: Final = 1024
-"""A message counts as at least so many bytes against the rate: small ones cost time, not bytes."""
+"""Minimum that a message counts against the rate, in bytes: small messages cost time, not bytes."""
 TURN_STEPS: Final = 2000
 """Steps of work in one turn of the loop: some 15 ms."""
 WRITE_BYTES: Final = 1 << 20
-"""Bytes written and not yet durable at which writing waits."""
+"""Written bytes not yet durable at which writing pauses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,32 +55,32 @@ class CompactionLimits:
     """Bounds of compaction."""
 
     keys: int = 1_000_000
-    """Keys held in memory at a time; more take another pass each."""
+    """Keys held in memory at a time; more take additional passes."""
     bytes_per_second: int = 16 << 20
-    """0: as fast as it goes."""
+    """0: unlimited."""
     keep_keyless: bool = True
-    """Messages without a key stay; else they go."""
+    """Whether messages without a key are kept."""
 
 
 class Examined(NamedTuple):
-    """An entry, seen by compaction."""
+    """An entry as compaction sees it."""
 
     header: EntryHeader
     metadata: pb.MessageMetadata | None
     """None: it cannot be read."""
     batch: Batch | None
-    """None: it is no batch, or cannot be opened."""
+    """None: it is not a batch, or cannot be opened."""
 
     @property
     def messages(self) -> int:
-        """How many messages compaction sees in it."""
+        """The number of messages that compaction sees in it."""
         if self.header.flags & MARKER:
             return 0
         return 1 if self.batch is None else len(self.batch.singles)
 
 
 def examine(entry: bytes) -> Generator[int, None, Examined]:
-    """Look into an entry as far as one can. Yields the steps it takes."""
+    """Examine an entry as far as possible. Yields the number of steps taken."""
     yield 1
     header = unpack(entry)
     if header.flags & MARKER:
@@ -99,12 +99,12 @@ def _readable(body: bytes) -> pb.MessageMetadata | None:
         metadata = parse(body) if end - start <= COMPACTED_METADATA_BYTES else None
     except BodyError:
         return None
-    # The parser hands out bytes for a string that is no UTF-8.
+    # The parser returns bytes for a string that is not UTF-8.
     return metadata if metadata is not None and isinstance(metadata.partition_key, str) else None
 
 
 class Compactor:
-    """Makes one view. ``check`` raises when it must not go on."""
+    """Builds one view. ``check`` raises when it must not continue."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Compactor:
         *,
         by_time: bool,
     ) -> None:
-        """:param by_time: the topic lives in several regions: winners are the same in all of them (R50)."""
+        """:param by_time: the topic exists in several regions, so winners must be the same in all of them (R50)."""
         self.horizon = log.last_confirmed
         self.kept: dict[int, BitMap] = {}
         """Entries of the new view, by ledger of the log."""
@@ -129,7 +129,7 @@ class Compactor:
         self._check = check
         self._by_time = by_time
         self._steps = 0
-        """Taken in this turn of the loop."""
+        """Steps taken in this turn of the loop."""
 
     async def run(self, writer: Writer) -> CompactedRecord:
         """Write the new view and seal its ledger.
@@ -150,7 +150,7 @@ class Compactor:
     # -- what there is -------------------------------------------------------------------------------------------
 
     async def _entries(self) -> AsyncIterator[Stored]:
-        """The old view and the log behind it up to the horizon, in slices with pauses between them."""
+        """The old view, and the log behind it up to the horizon, in slices with pauses between them."""
         position = EARLIEST
         if self._view is not None:
             while entries := await self._view.read_after(position, SLICE_ENTRIES, SLICE_BYTES):
@@ -180,7 +180,7 @@ class Compactor:
         self._steps = 0
 
     async def _in_turns(self, work: Generator[int, None, T]) -> T:
-        """Do the work, and let others run in between. ``check`` is asked each time."""
+        """Do the work and let others run in between. Calls ``check`` each time."""
         while True:
             try:
                 self._steps += next(work)
@@ -242,7 +242,7 @@ class Compactor:
                     winners.offer(single.key, rank._replace(batch_index=index), is_empty=single.is_empty)
                 yield 1
         elif metadata.HasField("num_messages_in_batch") and not header.flags & CHUNK:
-            winners.offer(None, rank)  # a batch that nobody here can open
+            winners.offer(None, rank)  # a batch that cannot be opened here
         elif key is None and not self._limits.keep_keyless:
             winners.offer_nothing()
         elif header.flags & CHUNK:
@@ -268,19 +268,19 @@ class Compactor:
 
 
 def _is_empty(metadata: pb.MessageMetadata, header: EntryHeader, entry: bytes) -> bool:
-    """Has the message no payload? Of a compressed or encrypted one its metadata says so."""
+    """Whether the message has no payload. For a compressed or encrypted one its metadata tells."""
     if metadata.HasField("uncompressed_size"):
         return metadata.uncompressed_size == 0
     return len(entry) - header.body_offset == 10 + int.from_bytes(entry[header.body_offset + 6 :][:4], "big")
 
 
 def _messages(entry: bytes) -> int:
-    """How many messages an entry says that it has."""
+    """The number of messages that an entry claims to have."""
     return int.from_bytes(entry[4:8], "big")
 
 
 def _thinned(entry: bytes, found: Examined, kept: set[int]) -> Generator[int, None, bytes]:
-    """The entry with only these of its messages."""
+    """The entry reduced to these of its messages."""
     if found.batch is None or found.metadata is None or len(kept) == len(found.batch.singles):
         return entry
     bits = bytearray(len(found.batch.singles) // 8 + 1)
@@ -293,11 +293,11 @@ def _thinned(entry: bytes, found: Examined, kept: set[int]) -> Generator[int, No
     try:
         return with_kept(entry, whole, body)
     except EntryFormatError:
-        return entry  # its header has no room for the bits: it stays whole
+        return entry  # its header has no room for the bits: it is kept whole
 
 
 class _Output:
-    """Appends records, and waits for the disk now and then."""
+    """Appends records, and waits for the disk from time to time."""
 
     def __init__(self, writer: Writer, scheduler: Scheduler) -> None:
         self.records = 0

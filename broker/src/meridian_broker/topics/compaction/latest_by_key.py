@@ -23,11 +23,11 @@ from pyroaring import BitMap64
 
 DIGEST_BYTES: Final = 16
 OPEN_MESSAGES: Final = 10_000
-"""Chunked messages under way at once; of more, the oldest are kept as they are."""
+"""Incomplete chunked messages at a time; beyond that, the oldest are kept as they are."""
 ENDED_AT_ONCE: Final = 1000
-"""Keys that ``end_pass`` settles before others may run; so a record of tombstones has no more."""
+"""Keys that ``end_pass`` returns before others may run, and so the limit of a record of tombstones."""
 SWEPT_AT_ONCE: Final = 4
-"""Keys looked at for each new one after a split: memory is a fourth above the limit at most."""
+"""Keys examined for each new one after a split: memory exceeds the limit by a quarter at most."""
 _PART: Final = struct.Struct(">Q")
 
 
@@ -35,7 +35,7 @@ class Rank(NamedTuple):
     """What makes one message of a key later than another."""
 
     publish_time_ms: int
-    """0 in a topic of one region: there the place alone counts."""
+    """0 in a topic of one region, where only the position counts."""
     region: str
     ledger: int
     entry: int
@@ -44,7 +44,7 @@ class Rank(NamedTuple):
 
 
 class Tombstone(NamedTuple):
-    """A key that is deleted, and by which message."""
+    """A deleted key, and the message that deleted it."""
 
     digest: bytes
     rank: Rank
@@ -60,42 +60,43 @@ class Chunk(NamedTuple):
 
 
 def digest(key: str) -> bytes:
-    """A key as it is remembered, however long it is."""
+    """A key as it is remembered, of fixed size."""
     return blake2b(key.encode(), digest_size=DIGEST_BYTES).digest()
 
 
 class Winners:
-    """Say ``begin_pass`` and ``offer`` everything; again until it returns False. Then ``kept`` is the answer.
+    """Call ``begin_pass``, then ``offer`` everything; repeat until ``begin_pass`` returns False. Then ``kept`` is the
+    result.
 
-    A message is named by its *ordinal*: messages are counted in the order in which they are offered, and every pass
-    offers the same ones in the same order.
+    A message is identified by its *ordinal*: messages are counted in the order in which they are offered, and every
+    pass offers the same ones in the same order.
 
     :param limit: keys held at a time.
-    :param keep_tombstones: tell which keys are deleted, see the module's text.
+    :param keep_tombstones: return the deleted keys, see the module's docstring.
     """
 
     def __init__(self, limit: int, *, keep_tombstones: bool) -> None:
         self.kept = BitMap64()
-        """Ordinals of the messages that stay."""
+        """Ordinals of the messages that are kept."""
         self.passes = 0
         self._limit = limit
         self._keep_tombstones = keep_tombstones
         self._parts = [(0, 1)]
-        """Which keys are to be done: those of which the digest modulo the second number is the first."""
+        """The keys still to process: those whose digest modulo the second number is the first."""
         self._part, self._of = 0, 0
         self._best: dict[bytes, tuple[Rank, tuple[int, ...], bool]] = {}
         self._to_sweep: list[bytes] = []
-        """Keys held when the pass was split: those that are for a later pass go, a few at a time."""
+        """Keys held when the pass was split: those of a later pass are removed, a few at a time."""
         self._chunks: dict[tuple[str, str], list[int]] = {}
         self._ordinal = 0
 
     @property
     def messages(self) -> int:
-        """How many were offered in this pass."""
+        """Messages offered in this pass."""
         return self._ordinal
 
     def begin_pass(self) -> bool:
-        """Make ready to be offered all messages from the start; False: nothing is left to do."""
+        """Prepare for all messages to be offered from the start; False: nothing is left to do."""
         if not self._parts:
             return False
         self._part, self._of = self._parts.pop()
@@ -105,11 +106,11 @@ class Winners:
         return True
 
     def offer_tombstone(self, found: Tombstone) -> None:
-        """One that an earlier compaction kept."""
+        """Offer a tombstone that an earlier compaction kept."""
         self._compete(found.digest, found.rank, (), True)
 
     def offer(self, key: str | None, rank: Rank, *, is_empty: bool = False) -> None:
-        """The next message. ``None``: it has no key, or nobody can tell, and stays."""
+        """Offer the next message. ``key`` None: it has no key, or an unreadable one, and is kept."""
         ordinal = self._ordinal
         self._ordinal += 1
         if key is None:
@@ -118,11 +119,11 @@ class Winners:
             self._compete(digest(key), rank, (ordinal,), is_empty)
 
     def offer_nothing(self) -> None:
-        """The next message is one that was taken out before."""
+        """The next message was removed by an earlier compaction."""
         self._ordinal += 1
 
     def offer_chunk(self, key: str | None, rank: Rank, chunk: Chunk) -> None:
-        """The next message is a part of one; the last part speaks for all."""
+        """Offer the next message, which is a chunk; the last chunk decides for the whole message."""
         ordinal = self._ordinal
         self._ordinal += 1
         if chunk.number == 0 and (abandoned := self._chunks.pop(chunk.message, None)):
@@ -170,7 +171,7 @@ class Winners:
         del self._to_sweep[-SWEPT_AT_ONCE:]
 
     def end_pass(self) -> Iterator[list[Tombstone]]:
-        """Everything was offered. Tells the deleted keys of this pass, some (or none) at a time."""
+        """End the pass. Yields its deleted keys, some (or none) at a time."""
         for parts in self._chunks.values():
             self._keep(parts)
         self._to_sweep.clear()

@@ -27,8 +27,8 @@ Instead = Callable[[Position], Awaitable[bytes | None]]
 
 
 async def survey(store: LedgerStore, ledger_id: int, horizon: Position, fence: int) -> CompactedRecord | None:
-    """The record of a view of which only the ledger was found; None: it was never finished, nothing is in it, or it is
-    gone by now.
+    """The record of a view of which only the ledger was found; None: it was never completed, is empty, or was deleted
+    meanwhile.
 
     :raises LedgerError: it cannot be read.
     """
@@ -55,10 +55,10 @@ async def survey(store: LedgerStore, ledger_id: int, horizon: Position, fence: i
 
 
 class CompactedView:
-    """One view; it never changes. ``await load`` before anything else."""
+    """One view; it never changes. Call ``await load`` first."""
 
     def __init__(self, record: CompactedRecord, store: LedgerStore, instead: Instead | None = None) -> None:
-        """:param instead: what stands in the log where an entry of the view is damaged; None where nothing does."""
+        """:param instead: returns the log's entry where an entry of the view is damaged; None: there is none."""
         self.record = record
         self._instead = instead
         self.horizon = record.horizon
@@ -67,16 +67,16 @@ class CompactedView:
         self._ledgers: list[int] = []
         self._kept: list[BitMap] = []
         self._before: list[int] = [0]
-        """How many entries stand before those of each ledger."""
+        """The number of entries before those of each ledger."""
 
     def index(self, kept: dict[int, BitMap]) -> None:
-        """Take in which entries of each ledger of the log the view has."""
+        """Set which entries of each ledger of the log the view has."""
         self._ledgers = sorted(kept)
         self._kept = [kept[ledger] for ledger in self._ledgers]
         self._before = [0, *accumulate(map(len, self._kept))]
 
     async def load(self) -> None:
-        """Read which entries there are.
+        """Read the index.
 
         :raises LedgerError: the ledger cannot be read.
         """
@@ -93,7 +93,7 @@ class CompactedView:
         self.index(kept)
 
     async def reader(self) -> Reader:
-        """:raises LedgerError: the ledger is gone, or cannot be read."""
+        """:raises LedgerError: the ledger was deleted, or cannot be read."""
         if self._reader is None:
             self._reader = await self._store.open(self.record.ledger_id)
         return self._reader
@@ -105,30 +105,30 @@ class CompactedView:
 
     @property
     def is_loaded(self) -> bool:
-        """Which entries there are is in memory."""
+        """Whether the index is in memory."""
         return len(self) == self.record.entries
 
     def kept(self, ledger: int) -> BitMap:
-        """The entries of one ledger of the log that the view has. Not to be changed."""
+        """The entries of one ledger of the log that the view has. Read-only."""
         at = bisect_left(self._ledgers, ledger)
         return self._kept[at] if at < len(self._ledgers) and self._ledgers[at] == ledger else BitMap()
 
     def holds(self, position: Position) -> bool:
-        """Is this an entry of the view? Any id may be asked for, also one that no entry can have."""
+        """Whether this is an entry of the view. Any id may be asked for, including impossible ones."""
         at = bisect_left(self._ledgers, position.ledger)
         if at == len(self._ledgers) or self._ledgers[at] != position.ledger:
             return False
         return 0 <= position.entry < ENTRY_LIMIT and position.entry in self._kept[at]
 
     def number_after(self, position: Position) -> int:
-        """How many entries lie at or before ``position``: the number of the first one after it."""
+        """The number of entries at or before ``position``, which is the number of the first one after it."""
         at = bisect_left(self._ledgers, position.ledger)
         if at == len(self._ledgers) or self._ledgers[at] != position.ledger or position.entry < 0:
             return self._before[at]
         return self._before[at] + self._kept[at].rank(min(position.entry, ENTRY_LIMIT - 1))
 
     def position(self, number: int) -> Position:
-        """Of the entry with this number. :raises IndexError: there is none."""
+        """The position of the entry with this number. :raises IndexError: there is none."""
         if not 0 <= number < len(self):
             raise IndexError(f"entry {number} of a view of {len(self)} entries")
         at = bisect_right(self._before, number) - 1
@@ -141,7 +141,7 @@ class CompactedView:
 
     @property
     def last(self) -> Position | None:
-        """The last entry; None when nothing is left."""
+        """The last entry; None: the view is empty."""
         return self.position(len(self) - 1) if len(self) else None
 
     # -- reading -------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ _ENTRY_AT: Final = _HEAD.size + _PLACE.size
 
 
 class Kind(IntEnum):
-    """What a record of the view is."""
+    """The kind of a view's record."""
 
     TOMBSTONES = 1
     ENTRY = 2
@@ -56,14 +56,14 @@ def check(record: bytes, kind: Kind) -> None:
 
 
 def kind_of(record: bytes) -> Kind:
-    """:raises ViewFormatError: it is of a kind or a format that this version does not know."""
+    """:raises ViewFormatError: its kind or format is unknown to this version."""
     kind = next((kind for kind in Kind if record[1:2] == bytes((kind,))), Kind.ENTRY)
     check(record, kind)
     return kind
 
 
 def pack_entry(position: Position, entry: bytes) -> bytes:
-    """One entry that readers see."""
+    """Encode an entry that readers see."""
     return _HEAD.pack(FORMAT_VERSION, Kind.ENTRY) + _PLACE.pack(*position) + entry
 
 
@@ -74,7 +74,7 @@ def unpack_entry(record: bytes) -> tuple[Position, bytes]:
 
 
 def pack_index(ledger: int, entries: BitMap) -> bytes:
-    """Which entries of a ledger the view has."""
+    """Encode which entries of a ledger the view has."""
     return _HEAD.pack(FORMAT_VERSION, Kind.INDEX) + _LEDGER.pack(ledger) + entries.serialize()
 
 
@@ -85,7 +85,7 @@ def unpack_index(record: bytes) -> tuple[int, BitMap]:
 
 
 def pack_tombstones(tombstones: Iterable[Tombstone]) -> bytes:
-    """Keys that are deleted."""
+    """Encode deleted keys."""
     parts = [_HEAD.pack(FORMAT_VERSION, Kind.TOMBSTONES)]
     for digest, rank in tombstones:
         region = rank.region.encode()
@@ -109,7 +109,7 @@ def unpack_tombstones(record: bytes) -> Iterator[Tombstone]:
 
 
 def rank_of(header: EntryHeader, position: Position, region: str, *, by_time: bool) -> Rank:
-    """The rank of an entry's first message (R50). ``region``: the one we are in."""
+    """The rank of an entry's first message (R50). ``region``: the region of this log."""
     if not by_time:
         return Rank(0, "", *position, 0)
     origin = position if header.origin is None else header.origin

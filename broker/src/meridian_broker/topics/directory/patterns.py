@@ -17,7 +17,7 @@ import re2
 from crc32c import crc32c
 
 MEMORY_BYTES: Final = 256 << 10
-"""What one pattern's automaton may take; beyond that RE2 is slower, not larger."""
+"""Memory limit of one pattern's automaton; beyond it RE2 gets slower, not larger."""
 LENGTH_MAX: Final = 1000
 """Characters of a pattern. Clients' patterns have a lower limit of their own."""
 _PARTITION: Final = "-partition-"
@@ -25,23 +25,23 @@ _GLOB: Final = {"*": ".*", "?": "."}
 
 
 class BadPattern(ValueError):
-    """RE2 cannot read it: the client's mistake, or a feature that only engines with backtracking have."""
+    """RE2 does not accept it: a mistake, or a feature that only engines with backtracking have."""
 
 
 class WholeName:
-    """A pattern over full topic names, with their domain, that the whole name has to match."""
+    """A pattern over full topic names, with their domain, that has to match the whole name."""
 
     __slots__ = ("_expression",)
 
     def __init__(self, text: str) -> None:
-        """:param text: a regular expression. :raises BadPattern: it is not one."""
+        """:param text: a regular expression. :raises BadPattern: it is not valid."""
         self._expression = _compiled(text, text)
 
     @classmethod
     def glob(cls, text: str) -> WholeName:
-        """``*`` stands for any characters, ``?`` for one, ``[...]`` for one of a set, ``[!...]`` for one outside of it.
+        """``*`` matches any characters, ``?`` one, ``[...]`` one of a set, ``[!...]`` one outside of it.
 
-        :raises BadPattern: a range of a set is upside down, say.
+        :raises BadPattern: it is not valid, for example because a range of a set is reversed.
         """
         made = cls.__new__(cls)
         made._expression = _compiled(_from_glob(text), text)
@@ -52,17 +52,17 @@ class WholeName:
 
 
 class TopicPattern:
-    """One pattern. The domain in it, if any, is not looked at."""
+    """A pattern over topic names. A domain in it is ignored."""
 
     __slots__ = ("_expression", "text")
 
     def __init__(self, text: str) -> None:
-        """:raises BadPattern: it is not one."""
+        """:raises BadPattern: it is not valid."""
         self.text = text
         self._expression = _compiled(_without_domain(text), text)
 
     def matches(self, topic: str) -> bool:
-        """Does the whole name match? A partition matches when its partitioned topic does."""
+        """Whether the whole name matches. A partition matches if its partitioned topic does."""
         name = _without_domain(topic)
         base, separator, index = name.rpartition(_PARTITION)
         if separator and index.isdecimal():
@@ -71,7 +71,7 @@ class TopicPattern:
 
 
 def _compiled(expression: str, text: str) -> Any:
-    """:raises BadPattern: RE2 does not read it. ``text`` is what its author wrote."""
+    """:raises BadPattern: RE2 does not accept it. ``text`` is what its author wrote."""
     if len(text) > LENGTH_MAX:
         raise BadPattern(f"the pattern has {len(text)} characters; the limit is {LENGTH_MAX}")
     options = re2.Options()
@@ -105,5 +105,5 @@ def _without_domain(text: str) -> str:
 
 
 def digest(topics: Iterable[str]) -> str:
-    """The hash by which clients tell whether a list is the one they know: CRC32C over the sorted names."""
+    """The hash by which clients detect whether a list changed: CRC32C over the sorted names."""
     return crc32c(",".join(sorted(topics)).encode()).to_bytes(4, "little").hex()

@@ -9,20 +9,20 @@ from meridian_broker.topics.errors import LimitReached
 
 MINUTE_MS: Final = 60_000
 AUTHORS_MAX: Final = 10_000
-"""Remembered at a time; of more, those are forgotten whose minute began first."""
+"""Authors remembered at a time; beyond that, those whose minute began first are forgotten."""
 
 
 class SchemaRates:
-    """Counts per author: a role, or where a nameless client is."""
+    """Counts per author: a role, or the address of a client without one."""
 
     def __init__(self, per_minute: int) -> None:
         """:param per_minute: 0: no limit."""
         self._per_minute = per_minute
         self._counts: dict[str, tuple[int, int]] = {}
-        """When the minute began, and how many there were in it."""
+        """Per author, when the minute began and the number of schemas in it."""
 
     def count(self, author: str, now_ms: int) -> None:
-        """One more. :raises LimitReached: there were as many in this minute."""
+        """Count one more. :raises LimitReached: the author reached the limit of this minute."""
         if not self._per_minute:
             return
         began, made = self._counts.pop(author, (now_ms, 0))

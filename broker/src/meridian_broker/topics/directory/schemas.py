@@ -43,7 +43,7 @@ NAMES: Final = {
     20: "PROTOBUF_NATIVE",
     21: "AUTO_CONSUME",
 }
-"""Schema types by the wire's number, as the admin API names them."""
+"""Schema types by the wire's number, named as in the admin API."""
 NUMBERS: Final = {name: number for number, name in NAMES.items()}
 
 
@@ -56,7 +56,7 @@ class SchemaRegistry:
         self._rates = SchemaRates(limits.new_schemas_per_minute)
 
     async def get(self, topic: TopicName, version: bytes | None) -> tuple[pb.Schema, bytes] | None:
-        """The schema of ``version``, the newest when None; None when there is no such schema."""
+        """The schema of ``version``, the newest if None; None: there is no such schema."""
         number = None
         if version is not None and len(version) == VERSION.size:
             (number,) = VERSION.unpack(version)
@@ -79,9 +79,9 @@ class SchemaRegistry:
         check: Callable[[], None] = lambda: None,
         author: str | None = None,
     ) -> bytes:
-        """Add a schema; the same content again has the version it has already. ``check``: as ``Schemas.add``.
+        """Add a schema; content that exists already keeps its version. ``check``: as in ``Schemas.add``.
 
-        :param author: who may add so many and no more; None: another region, which has the schema already.
+        :param author: whose rate limit applies; None: another region, which has the schema already.
         """
         properties = {pair.key: pair.value for pair in schema.properties}
         record = SchemaRecord(NAMES.get(schema.type, str(schema.type)), schema.schema_data, properties, now_ms)
@@ -95,7 +95,7 @@ class SchemaRegistry:
         return VERSION.pack((await self._catalog.schemas.add(topic, record, allowed, quota)).version)
 
     def for_topic(self, topic: TopicName) -> Callable[[bytes], Awaitable[pb.Schema | None]]:
-        """How a replicator asks for a schema of this topic."""
+        """How a replicator looks up schemas of this topic."""
 
         async def schema_for(version: bytes) -> pb.Schema | None:
             found = await self.get(topic, version)

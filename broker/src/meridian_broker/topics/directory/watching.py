@@ -25,19 +25,19 @@ from meridian_broker.wire.pulsar.topic_name import TopicName
 log = logging.getLogger(__name__)
 
 WATCHERS_MAX: Final = 10_000
-"""Of one broker; about a kilobyte each, and a pattern's automaton for each group."""
+"""Watchers of one broker; about a kilobyte each, plus a pattern's automaton per group."""
 GATHER_SECONDS: Final = 0.05
-"""How long changes wait for others, so that a topic of a thousand partitions is not told a thousand times."""
+"""How long changes are collected, so that a topic of a thousand partitions does not cause a thousand notifications."""
 SLICE: Final = 500
-"""Names tried on a pattern in one turn of the loop: some five milliseconds."""
+"""Names matched against a pattern in one turn of the loop: some five milliseconds."""
 MISSED_MAX: Final = 10_000
-"""Changes kept for one watcher that cannot be told now."""
+"""Changes kept for one watcher that cannot be notified now."""
 
 Names = Callable[[str], Awaitable[list[str]]]
 
 
 class WatcherPort(Protocol):
-    """A client connection, seen from a watcher."""
+    """What a watcher needs from its client's connection."""
 
     def writable(self) -> bool:
         """False while the client reads too slowly: the connection calls ``TopicWatchers.resume`` when that ends."""
@@ -46,7 +46,7 @@ class WatcherPort(Protocol):
     def topics_changed(self, watcher: Watcher, new: list[str], deleted: list[str], digest: str) -> None: ...
 
     def lost_watcher(self, watcher: Watcher) -> None:
-        """So much changed while nothing could be told that the client has to begin again."""
+        """So much changed while the client could not be notified that it has to start again."""
         ...
 
 
@@ -60,9 +60,9 @@ class Watcher:
         self.watcher_id = watcher_id
         self.group = group
         self.started = False
-        """The client has its first list; before that it hears of no changes."""
+        """The client has its first list; before that it is not notified."""
         self.missed: dict[str, bool] = {}
-        """What changed while it could not be told: is the topic there?"""
+        """What changed while it could not be notified: topic -> whether it exists."""
 
 
 class _Group:
@@ -82,7 +82,7 @@ class TopicWatchers:
     """All watchers of a broker."""
 
     def __init__(self, scheduler: Scheduler, names: Names, limit: int = WATCHERS_MAX) -> None:
-        """:param names: every persistent topic of a namespace, from the metadata."""
+        """:param names: returns every persistent topic of a namespace, from the metadata."""
         self._scheduler = scheduler
         self._names = names
         self._limit = limit
@@ -94,9 +94,9 @@ class TopicWatchers:
         return self._count
 
     def add(self, port: WatcherPort, watcher_id: int, namespace: str, pattern: TopicPattern) -> Watcher:
-        """A watcher that notes changes from now on; ``start`` it when the client has its first list.
+        """Add a watcher that records changes from now on; call ``start`` once the client has its first list.
 
-        :raises TooManyWatchers: there are as many as the broker takes.
+        :raises TooManyWatchers: the broker's limit is reached.
         """
         if self._count >= self._limit:
             raise TooManyWatchers(f"{self._limit} topic list watchers are open here, the limit: poll the list instead")
@@ -110,7 +110,7 @@ class TopicWatchers:
         return watcher
 
     def remove(self, watcher: Watcher) -> None:
-        """It is not told any more. One that is gone already may be named again."""
+        """Remove a watcher; harmless if it was removed already."""
         group = watcher.group
         if watcher not in group.watchers:
             return
@@ -123,22 +123,22 @@ class TopicWatchers:
                 del self._groups[group.namespace]
 
     async def listed(self, watcher: Watcher) -> tuple[list[str], str]:
-        """What the watcher's pattern selects now, and the hash of that. :raises MetadataError: nobody knows."""
+        """What the watcher's pattern selects now, and its hash. :raises MetadataError: the metadata cannot be read."""
         return await self._selected(watcher.group)
 
     def start(self, watcher: Watcher) -> None:
-        """The client was given its first list."""
+        """The client got its first list."""
         watcher.started = True
         self.resume(watcher)
 
     def resume(self, watcher: Watcher) -> None:
-        """The client can be told again."""
+        """The client can be notified again."""
         group = watcher.group
         if watcher.missed and watcher in group.watchers:
             self._tell_soon(group)
 
     def changed(self, topic: TopicName, exists: bool) -> None:
-        """A topic was made or deleted here."""
+        """A topic was created or deleted here."""
         groups = self._groups.get(topic.namespace_name) if topic.is_persistent else None
         if groups is None:
             return
@@ -181,7 +181,7 @@ class TopicWatchers:
 
 
 async def select(names: list[str], pattern: TopicPattern, scheduler: Scheduler) -> tuple[list[str], str]:
-    """Names that match, and their hash; lets others run in between."""
+    """The names that match, and their hash; lets others run in between."""
     found: list[str] = []
     for at in range(0, len(names), SLICE):
         if at:

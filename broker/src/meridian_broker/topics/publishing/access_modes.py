@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who may publish beside whom: the access modes of producers, decided without doing anything (PIP-68).
+"""Who may publish together: the access modes of producers, as a pure decision (PIP-68).
 
-A topic counts *epochs*: each producer that gets it for itself alone begins one. A client tells, when it comes again
-after a broken connection, in which epoch it was let in. If the topic has gone on since, somebody else was alone here
-meanwhile, and the client must not go on as if nothing had been.
+A topic counts *epochs*: each producer that gets exclusive access begins one. A client that reconnects reports the
+epoch in which it was admitted. If the topic's epoch is later, another producer had exclusive access in between, and
+the client must not continue as if nothing had happened.
 
-Replicators of other regions are not counted: being alone means alone among the clients of this region.
+Replicators of other regions are not counted: exclusive means exclusive among the clients of this region.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from meridian_broker.bounds.clients import EPOCH_LEAP
 
 
 class AccessMode(IntEnum):
-    """What a producer asks for; the wire's numbers."""
+    """The access mode that a producer asks for; numbers as on the wire."""
 
     SHARED = 0
-    """Anybody else may publish, too."""
+    """Others may publish, too."""
     EXCLUSIVE = 1
-    """Alone or not at all."""
+    """Exclusive access, or an error."""
     WAIT_FOR_EXCLUSIVE = 2
-    """Alone, as soon as the others are gone."""
+    """Exclusive access once the others have left."""
     EXCLUSIVE_WITH_FENCING = 3
-    """Alone at once: whoever is there is sent away."""
+    """Exclusive access at once; the others are disconnected."""
 
 
 class Verdict(Enum):
-    """What comes of it."""
+    """The decision."""
 
     SHARE = "admitted alongside others"
     SEIZE = "admitted exclusively"
@@ -46,32 +46,32 @@ class Asked(NamedTuple):
 
     mode: AccessMode
     topic_epoch: int | None = None
-    """The epoch in which it was let in before; None when it comes for the first time."""
+    """The epoch in which it was admitted before; None: it connects for the first time."""
 
 
 class Present(NamedTuple):
-    """Who is there, the asking producer's own earlier connection not counted."""
+    """The connected producers, without the asking producer's own earlier connection."""
 
     epoch: int | None
-    """The topic's; None when no producer ever was alone here."""
+    """The topic's epoch; None: no producer ever had exclusive access here."""
     producers: int = 0
-    """Connected ones, an exclusive one among them."""
+    """Connected producers, including an exclusive one."""
     exclusive: bool = False
-    """One of them is alone, or is about to be."""
+    """One of them has exclusive access, or is about to get it."""
     waiting: int = 0
 
 
 class Decision(NamedTuple):
-    """The verdict, and the topic's epoch after it."""
+    """The decision, and the topic's epoch after it."""
 
     verdict: Verdict
     epoch: int | None
 
 
 def decide(asked: Asked, present: Present) -> Decision:
-    """What a producer gets that asks for ``asked`` while ``present`` holds."""
+    """Decide on a producer that asks for ``asked`` while ``present`` applies."""
     if asked.mode is AccessMode.SHARED:
-        # Those who wait were here first: a stream of shared producers must not keep them waiting for ever.
+        # Waiting producers were here first: a stream of shared producers must not keep them waiting forever.
         taken = present.exclusive or present.waiting
         return Decision(Verdict.REFUSE_SHARED if taken else Verdict.SHARE, present.epoch)
     if asked.topic_epoch is not None and present.epoch is not None and asked.topic_epoch < present.epoch:
@@ -89,10 +89,10 @@ def decide(asked: Asked, present: Present) -> Decision:
 
 
 def next_epoch(asked: Asked, epoch: int | None) -> int:
-    """The epoch a producer that is alone from now on publishes in: its own from before, or a new one.
+    """The epoch of a producer that gets exclusive access now: its own from before, or a new one.
 
-    Its own may be ahead of the topic's, whose record may be an older copy. One that no topic reached is not taken
-    over: it would leave no epochs for those who come next.
+    Its own may be ahead of the topic's, whose record may be an older copy. An epoch that no topic can have reached is
+    not accepted, because it would leave none for later producers.
     """
     last = -1 if epoch is None else epoch
     if asked.topic_epoch is not None and last <= asked.topic_epoch <= last + EPOCH_LEAP:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How clients' producers come to a topic and leave it: names, numbers, and the access modes of ``access_modes.py``
-done.
+"""How clients' producers enter and leave a topic: names, limits, and the decisions of ``access_modes.py`` carried
+out.
 
-A producer that gets the topic alone holds the place from the moment of the decision; it is let in once the new epoch is
-durable, so that no restart gives the same epoch twice. Those who wait are let in one after the other, oldest first.
+A producer that gets exclusive access has it reserved from the moment of the decision. It is admitted once the new
+epoch is durable, so that no epoch is assigned twice after a restart. Waiting producers are admitted one at a time,
+oldest first.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ if TYPE_CHECKING:
     from meridian_broker.topics.publishing.producer import Producer, ProducerHost
 
 _NEVER_REACHED: Final = 1 << 63
-"""No epoch that was counted up to."""
+"""An epoch that cannot be reached by counting."""
 Admitted = Callable[[Exception | None], None]
-"""Hears None once a producer is let in, or why it is not."""
+"""Called with None once a producer is admitted, or with the reason why it is not."""
 
 
 class _Waiting(NamedTuple):
@@ -32,33 +33,33 @@ class _Waiting(NamedTuple):
 
 
 class Admission:
-    """The door of one topic."""
+    """Admits producers to one topic."""
 
     def __init__(self, topic: ProducerHost) -> None:
         self._topic = topic
         self._waiting: deque[_Waiting] = deque()
         self._exclusive: Producer | None = None
-        """Alone here, or about to be."""
+        """The producer with exclusive access, or about to get it."""
         self.epoch: int | None = None
-        """The last one that began, or is about to."""
+        """The last epoch that began, or is about to."""
         self._on_record: int | None = None
         self.ended: str | None = None
-        """Why no producer comes in any more, when the topic was terminated."""
+        """Why no producer is admitted any more, if the topic was terminated."""
         self.limit = topic.limits.producers
-        """Most producers of clients, those who wait among them."""
+        """Maximum of client producers, including waiting ones."""
 
     def recall(self, epoch: int | None) -> None:
-        """The epoch on record; None: no producer ever was alone here.
+        """Set the recorded epoch; None: no producer ever had exclusive access here.
 
-        A client may have made an earlier version record one that leaves hardly any after it. They go on far from both
-        ends then.
+        A client may have made an earlier version record an epoch that leaves hardly any after it. Such a topic
+        continues with epochs far from both ends.
         """
         self.epoch = self._on_record = epoch if epoch is None or epoch < _NEVER_REACHED else _NEVER_REACHED >> 1
 
     def add(self, producer: Producer) -> None:
-        """Let in a replicator, which replaces its earlier connection, or a Shared producer.
+        """Admit a replicator, which replaces its earlier connection, or a Shared producer.
 
-        :raises ProducerBusy: the name is taken, or the topic is somebody's alone.
+        :raises ProducerBusy: the name is in use, or another producer has exclusive access.
         :raises TopicFenced: the topic is not served now.
         :raises TopicTerminated: it accepts no more messages.
         """
@@ -76,7 +77,9 @@ class Admission:
             other.port.disconnect_producer(other)
 
     def admit(self, producer: Producer, told: Admitted) -> bool:
-        """Let a client's producer in, or not. ``told`` hears the outcome, now or later; True: it waits for others."""
+        """Admit or refuse a client's producer. ``told`` is called with the outcome, now or later. Returns True if it
+        waits for others.
+        """
         try:
             self._topic.check_open()
             self._check_going_on()
@@ -99,11 +102,11 @@ class Admission:
         return False
 
     def _decide(self, producer: Producer) -> tuple[Verdict, int | None]:
-        """:raises ProducerBusy, ProducerFenced: it may not come in."""
+        """:raises ProducerBusy, ProducerFenced: it is refused."""
         topic, before = self._topic, self._predecessor(producer)
         clients = [one for one in topic.producers.values() if one.remote_region is None and one is not before]
         exclusive = self._exclusive is not None and self._exclusive is not before
-        waiting = len(self._waiting) if before is None else 0  # who is in comes before those who wait
+        waiting = len(self._waiting) if before is None else 0  # connected producers come before waiting ones
         asked = Asked(producer.access_mode, producer.asked_epoch)
         verdict, epoch = decide(asked, Present(self.epoch, len(clients), exclusive, waiting))
         if verdict is Verdict.REFUSE_SHARED:
@@ -127,19 +130,19 @@ class Admission:
         return verdict, epoch
 
     def _predecessor(self, producer: Producer) -> Producer | None:
-        """The same producer over an earlier connection, which nobody has noticed to be gone yet."""
+        """The same producer on an earlier connection that is dead without having been noticed yet."""
         other = self._topic.producers.get(producer.name)
         if other is None or producer.epoch <= other.epoch:
             return None
         if not producer.name_is_given:
             return other
-        # Only who was let in knows the epoch it was let in with, so the name is no coincidence.
+        # Only a producer that was admitted knows its epoch, so the equal name is not a coincidence.
         was_alone = other is self._exclusive and producer.access_mode is not AccessMode.SHARED
         return other if was_alone and producer.asked_epoch == other.topic_epoch else None
 
     def _fence_others(self, producer: Producer) -> None:
         waiting, self._waiting = self._waiting, deque()
-        self._exclusive = producer  # nobody else may slip in while the others go
+        self._exclusive = producer  # no other producer may get in while the others leave
         taken = ProducerFenced(f"producer {producer.name!r} took {self._topic.name} for itself alone")
         notify_all([one.told for one in waiting], taken)
         for other in list(self._topic.producers.values()):
@@ -163,7 +166,7 @@ class Admission:
             if topic.metadata is not None:
                 await topic.metadata.save_topic_epoch(epoch)
         except MetadataError as error:
-            if self.epoch == epoch:  # it never began: who was let in before may come again
+            if self.epoch == epoch:  # it never began: a producer admitted before may return
                 self.epoch = self._on_record
             self.gone(producer)
             told(error)
@@ -186,7 +189,7 @@ class Admission:
         self._topic.entered(producer)
 
     def gone(self, producer: Producer) -> None:
-        """A producer left, whether it was in, waiting or just about to come in."""
+        """A producer left, whether it was admitted, waiting or about to be admitted."""
         for one in [one for one in self._waiting if one.producer is producer]:
             self._waiting.remove(one)
             one.told(ProducerFenced("this producer was closed while it waited"))
@@ -202,20 +205,20 @@ class Admission:
 
     @property
     def is_expecting(self) -> bool:
-        """Somebody waits, or is about to come in."""
+        """Whether a producer waits or is about to be admitted."""
         return bool(self._waiting) or self._exclusive is not None
 
     def _check_going_on(self) -> None:
-        """:raises TopicTerminated: there is nothing more to publish."""
+        """:raises TopicTerminated: it accepts no more messages."""
         if self.ended is not None:
             raise TopicTerminated(self.ended)
 
     def close(self, reason: str) -> None:
-        """The topic is not served any more: those who wait look it up again."""
+        """The topic is not served any more: waiting producers look it up again."""
         self._turn_away(TopicFenced(f"{self._topic.name} is not served now ({reason}): look it up again"))
 
     def end(self, reason: str) -> None:
-        """The topic takes no more messages: nobody comes in from now on."""
+        """The topic accepts no more messages: no producer is admitted from now on."""
         self.ended = reason
         self._turn_away(TopicTerminated(reason))
 

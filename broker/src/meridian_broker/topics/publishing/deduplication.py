@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deduplication: a message that a producer sends again is stored once, also over restarts.
+"""Deduplication: a message that a producer sends again is stored once, across restarts as well.
 
-Each producer publishes through a *gate*. It answers repeats with a receipt that names no position, in the order of the
-sends, and refuses what nobody can judge yet; the client asks again when what is under way is durable. Every so many
-entries the last sequence ids are written to the progress log with the position up to which they hold. After a restart
-the entries behind that position are read once, so nothing is paid per message for it.
+Each producer publishes through a *gate*. It answers repeats with a receipt without a position, in the order of the
+sends, and refuses what cannot be decided yet; the client resends that once what is in flight is durable. After a
+number of entries the last sequence ids are written to the progress log with the position up to which they apply.
+After a restart the entries behind that position are read once, so nothing is paid per message.
 
-A batch is a repeat when its last message is one. Of a message in chunks the last chunk counts: with it the message is
-there. Entries of other regions take no part: their origins say which came before (R4), and a name may be used there by
-another producer. This region's own ones that it had lost and that others gave back (R5) do, for their producers may
-send them again.
+A batch is a repeat if its last message is. A chunked message counts by its last chunk, which completes it. Entries of
+other regions are not considered: their origins determine their order (R4), and another producer may use the name
+there. This region's own entries that were lost and returned by others (R5) do count, because their producers may send
+them again.
 """
 
 from __future__ import annotations
@@ -45,35 +45,35 @@ if TYPE_CHECKING:
     from meridian_broker.wire.pulsar.frames import Send
 
 RECORD_BYTES: Final = 64 << 20
-"""Bytes published after which the sequence ids are written, whatever the number of entries."""
+"""Published bytes after which sequence ids are written, whatever the number of entries."""
 SCAN_ENTRIES: Final = 1000
 SCAN_BYTES: Final = 1 << 20
 
 
 class Deduplication:
-    """What one topic knows of its producers' sequence ids."""
+    """The sequence ids of one topic's producers."""
 
     def __init__(self, topic: TopicContext, producers: Mapping[str, Producer]) -> None:
-        """:param producers: of the topic, now."""
+        """:param producers: those of the topic, by name; a live view."""
         self._topic = topic
         self._producers = producers
         self._ids = SequenceIds(topic.limits.dedup_producers, lambda name: name in producers)
         self.enabled = False
         self._switches = 0
         self._switching = 0
-        """The switch, counted, that is being written; 0: none."""
+        """Number of the switch that is being written; 0: none."""
         self._accounted = EARLIEST
-        """Entries at or before this are in the ids."""
+        """The ids include entries up to here."""
         self._on_record: Position | None = None
-        """Entries at or before this are in the durable ids; None: nothing is on record."""
+        """The durable ids include entries up to here; None: nothing is recorded."""
         self._changed: dict[str, None] = {}
         self._entries = self._bytes = 0
-        """Since the last record."""
+        """Entries since the last record."""
 
     # -- opening -------------------------------------------------------------------------------------------------
 
     def recall(self, payload: bytes) -> None:
-        """A record of the progress log. :raises SequencesError: it cannot be read."""
+        """Replay a record of the progress log. :raises SequencesError: it cannot be read."""
         record = decode(payload)
         if record.flags & (FRESH | OFF):
             self._ids.clear()
@@ -83,9 +83,10 @@ class Deduplication:
             self._on_record = max(self._on_record or EARLIEST, record.upto)
 
     async def open(self, wanted: bool) -> None:
-        """Go on from what was recalled. Whoever publishes afterwards relies on it, also after a crash.
+        """Finish the replay. Producers that connect afterwards can rely on the result, also after a crash.
 
-        :raises LedgerError: the entries behind it cannot be read, or it cannot be written that it is on, or off.
+        :raises LedgerError: the entries behind the last record cannot be read, or switching on or off cannot be
+            recorded.
         """
         if wanted != (self._on_record is not None):
             if wanted:
@@ -114,7 +115,7 @@ class Deduplication:
         self._learn(entry)
 
     def given_back(self, entry: bytes) -> None:
-        """An entry of this region's own came back and is durable: its message is there, whoever sends it again (R5)."""
+        """An entry of this region's own was fetched back and is durable: its message counts as stored (R5)."""
         if self.enabled:
             self._learn(entry)
 
@@ -122,7 +123,7 @@ class Deduplication:
         try:
             view = entry_metadata.view(entry)
         except (message_metadata.BodyError, struct.error):
-            return  # it was let in once; without a readable name it is nobody's repeat
+            return  # it was accepted once; without a readable name it is no producer's repeat
         if view.chunk_id is not None and view.chunk_id + 1 < view.num_chunks:
             return
         stored_ms = HEADER.unpack_from(entry)[7]
@@ -133,7 +134,7 @@ class Deduplication:
     # -- on and off ----------------------------------------------------------------------------------------------
 
     def follow(self, wanted: bool) -> None:
-        """The policy says so now."""
+        """Follow the policy: switch deduplication on or off."""
         if wanted and not self.enabled:
             self._switch_on()
         elif not wanted and self.enabled:
@@ -167,7 +168,7 @@ class Deduplication:
 
     @property
     def status(self) -> str:
-        """As the admin API says it. On, or off, is said once that is on the disk."""
+        """State as shown by the admin API. On and off are reported once they are durable."""
         if self._switching:
             return "Recovering" if self.enabled else "Removing"
         return "Enabled" if self.enabled else "Disabled"
@@ -178,12 +179,12 @@ class Deduplication:
         self._entries = self._bytes = 0
 
     def attach(self, producer: Producer) -> None:
-        """Put a producer that comes in before the gate, or take the gate away."""
+        """Put a connecting producer behind the gate, or remove its gate."""
         is_client = producer.remote_region is None
         producer.gate = Gate(self, producer, self._ids) if self.enabled and is_client else None
 
     def last_sequence_id(self, name: str) -> int:
-        """The last durable id of that name; -1 when nothing is known."""
+        """The last durable id of that name; -1 if unknown."""
         return self._ids.last(name) if self.enabled else NONE
 
     def now_ms(self) -> int:
@@ -213,7 +214,7 @@ class Deduplication:
             self._entries = self._bytes = 0
 
     def _write(self, records: Iterable[Record], then: Callable[[], None] = lambda: None) -> None:
-        """:param then: hears once they are durable."""
+        """:param then: called once they are durable."""
         *before, last = records
         for record in before:
             self._topic.progress_log.append(Kind.SEQUENCES, "", encode(record))
@@ -228,7 +229,9 @@ class Deduplication:
         self._topic.progress_log.append(Kind.SEQUENCES, "", encode(last), written)
 
     def tidy(self) -> None:
-        """Once in a while, but not while the log tells what became durable: idle names go, old entries may go."""
+        """Called periodically, but not from a callback of the log: forget idle names, allow old entries to be
+        trimmed.
+        """
         if self.enabled:
             timeout_ms = self._topic.limits.dedup_idle_minutes * 60_000
             self._ids.forget_unused_since(self._topic.scheduler.now_ms() - timeout_ms)
@@ -236,19 +239,19 @@ class Deduplication:
             self.record()
 
     def snapshot(self) -> list[tuple[Kind, str, bytes]]:
-        """What a new progress ledger begins with."""
+        """The records that a new progress ledger begins with."""
         if not self.enabled:
             return []
         return [(Kind.SEQUENCES, "", encode(record)) for record in self._ids.records(None, self._accounted)]
 
     @property
     def needed_from(self) -> Position | None:
-        """Entries after this are read after a restart; None: none is."""
+        """Entries after this position are read after a restart; None: none are."""
         return (self._on_record or EARLIEST) if self.enabled else None
 
 
 class Gate:
-    """Where one producer's messages pass."""
+    """Filters the repeats of one producer."""
 
     __slots__ = ("_book", "_flight", "_ids", "_passed", "_producer", "_repeats", "_told")
 
@@ -259,12 +262,12 @@ class Gate:
         self._flight: deque[int] = deque()
         """The sequence id that each in-flight entry completes, or ``NONE``."""
         self._passed = self._told = 0
-        """Entries given to the log, and those of them the producer heard of."""
+        """Entries passed to the log, and those of them that the producer got an answer for."""
         self._repeats: deque[tuple[int, Send]] = deque()
-        """Repeats that came while entries before them were under way, with how many had passed."""
+        """Repeats that arrived while earlier entries were in flight, with the number of entries passed by then."""
 
     def sift(self, entries: list[OwnEntry], sends: list[Send]) -> tuple[list[OwnEntry], list[Send]]:
-        """What is to be stored; the rest is answered."""
+        """Returns what is to be stored, and answers the rest."""
         known = self._ids.known(self._producer.name, self._book.now_ms())
         kept: list[OwnEntry] = []
         taken: list[Send] = []
@@ -293,9 +296,9 @@ class Gate:
         return kept, taken
 
     def _completes(self, send: Send) -> bool:
-        """Is the message there with this entry? Only of chunks is it not.
+        """Whether the entry completes its message; only chunks other than the last do not.
 
-        :raises NotAllowed: its metadata names another producer, whose ids it would spoil after a restart.
+        :raises NotAllowed: its metadata names another producer, whose ids it would corrupt after a restart.
         """
         if not send.is_chunk and message_metadata.begins_with(send.body, self._producer.plain_start):
             return True
@@ -311,7 +314,7 @@ class Gate:
             self._repeats.append((self._passed, send))
 
     def done(self, sends: list[Send], result: Position | LedgerError) -> None:
-        """The log's answer, as ``Producer.done`` takes it. Receipts of repeats go out between the others."""
+        """The result from the log, as for ``Producer.done``. Receipts of repeats are sent in order with the others."""
         if not isinstance(result, Position):
             self._producer.port.dropped([send for _, send in self._repeats])
             self._repeats.clear()

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
 
 class ProducerPort(Protocol):
-    """A client connection, seen from a producer."""
+    """What a producer needs from its client's connection."""
 
     def stored(self, producer: Producer, sends: list[Send], first: Position) -> None:
-        """The entries are durable, from ``first`` on without a gap: send the receipts. In the order of the sends."""
+        """The entries are durable, at consecutive positions from ``first`` on: send the receipts. In the order of the
+        sends.
+        """
         ...
 
     def dropped(self, sends: list[Send]) -> None:
@@ -31,31 +33,31 @@ class ProducerPort(Protocol):
         ...
 
     def repeated(self, producer: Producer, send: Send) -> None:
-        """The entry is stored already: send the receipt that names no position. In the order of the sends."""
+        """The entry is stored already: send a receipt without a position. In the order of the sends."""
         ...
 
     def refused(self, producer: Producer, send: Send, error: Exception) -> None:
-        """The entry was not stored: send the error. Nothing else of the connection is disturbed."""
+        """The entry was not stored: send the error. The connection is not affected otherwise."""
         ...
 
     def hold(self, wait_ms: Callable[[], int]) -> None:
-        """Publishing went faster than a rate allows: take nothing more from the client until ``wait_ms()`` is 0."""
+        """Publishing exceeded a rate: read nothing more from the client until ``wait_ms()`` is 0."""
         ...
 
     def disconnect_producer(self, producer: Producer) -> None:
-        """Tell the client to look up and make its producer again; it resends what has no receipt."""
+        """Tell the client to look up and create its producer again; it resends everything without a receipt."""
         ...
 
 
 class ProducerGate(Protocol):
-    """Sorts out what a producer sent before (``deduplication.py``)."""
+    """Filters out what a producer sent before (``deduplication.py``)."""
 
     def sift(self, entries: list[OwnEntry], sends: list[Send], /) -> tuple[list[OwnEntry], list[Send]]:
-        """What is to be stored; the rest is answered."""
+        """Returns what is to be stored, and answers the rest."""
         ...
 
     def done(self, sends: list[Send], result: Position | LedgerError) -> None:
-        """The log's answer, as ``Producer.done`` takes it."""
+        """The result from the log, as for ``Producer.done``."""
         ...
 
 
@@ -73,7 +75,7 @@ class ProducerHost(Protocol):
 
     @property
     def metadata(self) -> TopicMetadata | None:
-        """Where an exclusive producer's epoch is put on record; None: nowhere."""
+        """Where an exclusive producer's epoch is recorded; None: nowhere."""
         ...
 
     @property
@@ -83,7 +85,7 @@ class ProducerHost(Protocol):
 
     @property
     def producers(self) -> dict[str, Producer]:
-        """Those that were let in, by name."""
+        """Admitted producers, by name."""
         ...
 
     def check_open(self) -> None:
@@ -91,32 +93,34 @@ class ProducerHost(Protocol):
         ...
 
     def fence(self, reason: str) -> None:
-        """Stop serving: send every client away."""
+        """Stop serving, and disconnect all clients."""
         ...
 
     def admit(self, producer: Producer, told: Callable[[Exception | None], None], /) -> bool:
-        """Let a client's producer in, or not. ``told`` hears the outcome, now or later; True: it waits for others."""
+        """Admit or refuse a client's producer. ``told`` is called with the outcome, now or later. Returns True if it
+        waits for others.
+        """
         ...
 
     def entered(self, producer: Producer) -> None:
-        """A producer was let in."""
+        """A producer was admitted."""
         ...
 
     def remove_producer(self, producer: Producer) -> None:
-        """A producer left, or does not want to come in any more."""
+        """A producer left, or does not want to be admitted any more."""
         ...
 
     def publish(self, producer: Producer, sends: list[Send], /) -> int:
-        """Take messages of a client, in order; returns how many bytes of them are on their way to the disk."""
+        """Store messages of a client, in order; returns the number of their bytes in flight to the disk."""
         ...
 
     def publish_foreign(self, producer: Producer, send: Send, /) -> None:
-        """Take an entry of another region. :raises TopicError: it may not come in."""
+        """Store an entry of another region. :raises TopicError: it is refused."""
         ...
 
 
 class Producer:
-    """One PRODUCER."""
+    """A producer: one PRODUCER."""
 
     __slots__ = (
         "access_mode",
@@ -167,18 +171,18 @@ class Producer:
         self.schema_version = schema_version
         self.access_mode = access_mode
         self.asked_epoch = asked_epoch
-        """The topic's epoch in which it was let in before, as it says; None when it comes for the first time."""
+        """The topic's epoch in which it was admitted before, as it reports; None: it connects for the first time."""
         self.topic_epoch: int | None = None
-        """The topic's epoch in which it is let in; None when nobody was ever alone there."""
+        """The topic's epoch in which it is admitted; None: no producer ever had exclusive access."""
         self.messages_in = 0
         self.bytes_in = 0
         self.gate: ProducerGate | None = None
-        """Sorts out repeats; None: deduplication is off."""
+        """Filters repeats; None: deduplication is off."""
         self.plain_start = plain_start(name)
-        """How the metadata of its ordinary messages begins."""
+        """The first bytes of the metadata of its ordinary messages."""
 
     def done(self, sends: list[Send], result: Position | LedgerError) -> None:
-        """The log's answer to appends: where the first of them stands, or why none was stored."""
+        """The log's result for appended entries: the position of the first, or why none was stored."""
         if isinstance(result, Position):
             self.port.stored(self, sends, result)
         else:

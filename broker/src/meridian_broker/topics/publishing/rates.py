@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How fast clients may publish to a topic.
+"""Publish rate limits.
 
-A producer's connection is not read from while its topic, or the broker as a whole, is ahead of its rate. Entries of
-other regions are not counted: they were let in where they were published.
+A producer's connection is not read while its topic, or the broker as a whole, exceeds its rate. Entries of other
+regions are not counted: they were accepted where they were published.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ class PublishRates:
     """The publish rates of one topic."""
 
     def __init__(self, scheduler: Scheduler, broker: Throttle | None) -> None:
-        """:param broker: shared by all topics of the broker; None: it sets no rate."""
+        """:param broker: shared by all topics of the broker; None: it has no limit."""
         self._scheduler = scheduler
         self._broker = broker
         self._own: Throttle | None = None
         self.throttles: tuple[Throttle, ...] = ()
-        """What publishing is counted by; empty when nothing limits it."""
+        """The throttles that publishing counts against; empty if nothing limits it."""
         self._collect()
 
     def follow(self, rate: PublishRate) -> None:
-        """The topic's own rate from now on."""
+        """Set the topic's own rate."""
         self._own = throttle_for(_rate(rate), self._own, self._scheduler.now_ms())
         self._collect()
 
@@ -38,13 +38,13 @@ class PublishRates:
         self.throttles = tuple(throttle for throttle in (self._own, self._broker) if throttle is not None)
 
     def published(self, producer: Producer, messages: int, size: int) -> None:
-        """Count what a client published, and hold its connection if that was ahead of a rate."""
+        """Count what a client published, and pause its connection if that exceeded a rate."""
         now_ms = self._scheduler.now_ms()
         if max([throttle.take(messages, size, now_ms) for throttle in self.throttles]) > 0:
             producer.port.hold(self.wait_ms)
 
     def wait_ms(self) -> int:
-        """How long clients that published should wait."""
+        """How long clients that published should wait, in milliseconds."""
         now_ms = self._scheduler.now_ms()
         return max([throttle.wait_ms(now_ms) for throttle in self.throttles], default=0)
 

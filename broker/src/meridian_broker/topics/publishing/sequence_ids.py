@@ -23,11 +23,11 @@ from meridian_broker.positions.position import EARLIEST, Position
 
 FORMAT_VERSION: Final = 1
 FRESH: Final = 0x01
-"""Forget what earlier records said: deduplication was switched on at this position."""
+"""Earlier records are void: deduplication was switched on at this position."""
 OFF: Final = 0x02
-"""Deduplication was switched off: what earlier records said does not hold any more."""
+"""Deduplication was switched off: earlier records are void."""
 RECORD_NAMES: Final = 1000
-"""Names in one record at most."""
+"""Names per record at most."""
 _HEAD: Final = struct.Struct(">BBqq")
 _NAME: Final = struct.Struct(">QQI")
 NONE: Final = -1
@@ -35,13 +35,14 @@ NONE: Final = -1
 
 
 LARGEST: Final = (1 << 63) - 1
-"""The largest sequence id, for clients read it with a sign."""
+"""The largest sequence id, because clients read it as a signed number."""
 
 
 def last_id(sequence_id: int, highest: int, messages: int) -> int:
     """The sequence id of an entry's last message.
 
-    :param highest: as the client says; 0 from clients that do not, whose batches are numbered without gaps.
+    :param highest: as sent by the client; 0 from clients that do not send it, whose batches are numbered without
+        gaps.
     """
     return min(max(highest, sequence_id + max(messages, 1) - 1), LARGEST)
 
@@ -51,7 +52,7 @@ class SequencesError(ValueError):
 
 
 class Outcome(Enum):
-    """What a sequence id says of a message."""
+    """What a sequence id says about a message."""
 
     NEW = "it is new"
     REPEAT = "it is already stored"
@@ -59,7 +60,7 @@ class Outcome(Enum):
 
 
 class Known:
-    """One producer name."""
+    """The ids of one producer name."""
 
     __slots__ = ("pushed", "stored", "used_ms")
 
@@ -68,13 +69,13 @@ class Known:
         self.used_ms = used_ms
 
     def judge(self, sequence_id: int) -> Outcome:
-        """What a message is whose last sequence id is this."""
+        """Decide about a message whose last sequence id is this."""
         if sequence_id > self.pushed:
             return Outcome.NEW
         return Outcome.REPEAT if sequence_id <= self.stored else Outcome.UNKNOWN
 
     def raise_to(self, sequence_id: int) -> None:
-        """All up to this id are durable."""
+        """Everything up to this id is durable."""
         self.stored = max(self.stored, sequence_id)
         self.pushed = max(self.pushed, self.stored)
 
@@ -84,13 +85,13 @@ class Record(NamedTuple):
 
     flags: int
     upto: Position
-    """Entries at or before this are accounted for; ``EARLIEST`` where a later record says it."""
+    """It includes entries up to here; ``EARLIEST``: a later record says up to where."""
     names: list[tuple[str, int, int]]
     """Name, last sequence id, last use in milliseconds since 1970."""
 
 
 def encode(record: Record) -> bytes:
-    """One record as bytes."""
+    """Encode a record."""
     parts = [_HEAD.pack(FORMAT_VERSION, record.flags, *record.upto)]
     for name, last, used_ms in record.names:
         encoded = name.encode()
@@ -99,7 +100,7 @@ def encode(record: Record) -> bytes:
 
 
 def decode(data: bytes) -> Record:
-    """:raises SequencesError: a newer format, or bytes that are no record."""
+    """:raises SequencesError: a newer format, or not a valid record."""
     try:
         version, flags, ledger, entry = _HEAD.unpack_from(data)
         if version != FORMAT_VERSION:
@@ -124,7 +125,7 @@ class SequenceIds:
     """The last sequence ids of one topic's producers.
 
     :param limit: names remembered.
-    :param is_connected: says whether a producer of that name is there.
+    :param is_connected: whether a producer of that name is connected.
     """
 
     def __init__(self, limit: int, is_connected: Callable[[str], bool]) -> None:
@@ -139,12 +140,12 @@ class SequenceIds:
         self._names.clear()
 
     def last(self, name: str) -> int:
-        """The last durable id; ``NONE`` when nothing is known."""
+        """The last durable id; ``NONE`` if unknown."""
         known = self._names.get(name)
         return NONE if known is None else known.stored
 
     def known(self, name: str, now_ms: int) -> Known:
-        """What is known of that name, from now on if nothing was."""
+        """The ids of that name, which is created if it is unknown."""
         found = self._names.get(name)
         if found is None:
             if len(self._names) >= self._limit:
@@ -154,24 +155,24 @@ class SequenceIds:
         return found
 
     def _make_room(self) -> None:
-        """Forget a tenth of the names, those unused for longest: looking for them costs a look at all."""
+        """Forget a tenth of the names, those unused for longest: finding them takes a scan of all."""
         idle = sorted((known.used_ms, name) for name, known in self._names.items() if not self._is_connected(name))
         for _, name in idle[: max(1, self._limit // 10)]:
             del self._names[name]
 
     def forget_unused_since(self, time_ms: int) -> None:
-        """Forget the names that nobody used since then."""
+        """Forget the names not used since then."""
         old = [name for name, known in self._names.items() if known.used_ms < time_ms and not self._is_connected(name)]
         for name in old:
             del self._names[name]
 
     def join(self, names: Iterable[tuple[str, int, int]]) -> None:
-        """Take in what a record says. The same again, or older, changes nothing."""
+        """Join a record. Joining it again, or an older one, changes nothing."""
         for name, last, used_ms in names:
             self.known(name, used_ms).raise_to(last)
 
     def records(self, wanted: Iterable[str] | None, upto: Position, flags: int = 0) -> Iterator[Record]:
-        """Of the wanted names, or of all, what is durable. The last record alone says up to where."""
+        """Records of what is durable for the wanted names, or for all. Only the last one says up to where."""
         rows = [
             (name, known.stored, known.used_ms)
             for name in (self._names if wanted is None else wanted)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Storing:
-    """How one topic stores messages, and how many it stored since it was opened."""
+    """Stores the messages of one topic, and counts them since it was opened."""
 
     __slots__ = (
         "_append_own",
@@ -41,7 +41,7 @@ class Storing:
     )
 
     def __init__(self, topic: TopicContext, rates: PublishRates, check_pushed: Callable[[str, int], None]) -> None:
-        """:param check_pushed: whether an entry of another region, with its size, may come in: raises if not."""
+        """:param check_pushed: raises if an entry of another region, of this size in bytes, is not accepted."""
         self._topic = topic
         self._append_own = topic.log.append_own
         self._rates = rates
@@ -52,11 +52,11 @@ class Storing:
         self.bytes_replicated_in = 0
 
     def own(self, producer: Producer, sends: list[Send]) -> int:
-        """Store messages of a client, in order. The producer's port hears the outcome of each.
+        """Store messages of a client, in order. The producer's port is told the outcome of each.
 
-        Returns how many bytes of them are on their way to the disk.
+        Returns the number of their bytes in flight to the disk.
 
-        They come as one read of the connection brought them: what is paid per call is paid once for all of them.
+        The messages are those of one read of the connection, so that the cost per call is shared by all of them.
         """
         topic = self._topic
         if topic.is_ended:
@@ -73,7 +73,7 @@ class Storing:
             is_plain = not (is_chunk or marker or transactional or count != 1 or len(body) > largest)
             try:
                 if facts is not None and is_plain and message_id is None and origin is None:
-                    entries.append((0, 1, 0, facts[1], facts[0], b"", body))  # it says nothing that could be refused
+                    entries.append((0, 1, 0, facts[1], facts[0], b"", body))  # nothing in it could be refused
                 else:
                     view = validation.message(send, largest, longest_delay)
                     entries.append(own_entry(CHUNK if is_chunk else 0, view, body))
@@ -102,10 +102,10 @@ class Storing:
     def foreign(self, producer: Producer, send: Send) -> None:
         """Store an entry of another region, once and in its origin's order.
 
-        :raises NotAllowed: the sender is no replicator, or speaks for a region it is not (R7).
+        :raises NotAllowed: the sender is not a replicator, or not that of the entry's region (R7).
         :raises ReplicationGap: it is not the next one of its origin (R4).
-        :raises OriginConflict: its bytes are not those its origin stored (R7).
-        :raises TopicTerminated, BacklogQuotaHold, MessageTooLarge: it may not come in (``backfill/intake.py``).
+        :raises OriginConflict: its bytes differ from those its origin stored (R7).
+        :raises TopicTerminated, BacklogQuotaHold, MessageTooLarge: it is refused (``backfill/intake.py``).
         """
         topic, stamp = self._topic, send.origin
         if stamp is None or producer.remote_region is None or stamp.region != producer.remote_region:
