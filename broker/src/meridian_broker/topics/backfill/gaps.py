@@ -15,10 +15,10 @@ No operator is needed if no subscription is owed the entries. That is so if
 * no other region knows a subscription that is unknown here, because it might be owed them. The origin is asked, too;
 * the topic is not compacted here, because a compacted view needs entries that all subscriptions acknowledged.
 
-A subscription elsewhere that is still owed some of them keeps them stored there, so they are fetched from there. What is
-acknowledged stays so unless a subscription seeks back, and a seek returns what is stored. So the gap is passed over, and
-recorded as if an operator had accepted it (``NOBODY``). This happens when a failed disk returns after the other regions
-trimmed everything, and when a region was outside a topic for a while.
+A subscription elsewhere that is still owed some of them keeps them stored there, so they are fetched from there. What
+is acknowledged stays so unless a subscription seeks back, and a seek returns what is stored. So the gap is passed over,
+and recorded as if an operator had accepted it (``NOBODY``). This happens when a failed disk returns after the other
+regions trimmed everything, and when a region was outside a topic for a while.
 
 An accepted gap is kept in the topic's progress log as long as it is the end of what is stored from that region.
 """
