@@ -12,6 +12,7 @@ Items = int
 Keys = int
 Names = int
 Subscriptions = int
+Topics = int
 Words = int
 Characters = int
 Clients = int

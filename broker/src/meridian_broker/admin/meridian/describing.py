@@ -24,6 +24,13 @@ from meridian_broker.admin.http.requests import answer, body, state
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.admin.meridian.scoping import dispatched
 from meridian_broker.admin.pulsar.policies import ENDPOINTS
+from meridian_broker.bounds.describing import (
+    DESCRIBE_MS,
+    DESCRIBE_REMEMBERED,
+    DESCRIBED_SUBSCRIPTIONS,
+    DESCRIBED_TOPICS,
+    DESCRIBED_WALK,
+)
 from meridian_broker.bounds.http import LARGE_BODY_BYTES
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.catalog import Catalog
@@ -39,19 +46,9 @@ from meridian_broker.wire.pulsar.topic_name import TopicName, parse
 Json = dict[str, Any]
 Value = TypeVar("Value")
 
-TOPICS: Final = 1000
-"""Most topics of one request."""
-SUBSCRIPTIONS: Final = 1000
-"""Most subscriptions in one request, across all its topics."""
-ANSWER_MS: Final = 1000
-"""The answer ends after this time, with the topics described by then."""
-WALK: Final = 2000
-"""Entries behind a cursor that are counted one by one; everything farther ahead counts as backlog."""
-REMEMBERED: Final = 10_000
-"""Namespaces' lists and topics' schemas that are kept in memory, of each."""
 _WANTED: Final = (
-    f'the body is {{"topics": [{{"topic": NAME, "subscriptions": [NAME, ...]}}, ...]}}, at most {TOPICS} topics '
-    f"and {SUBSCRIPTIONS} subscriptions"
+    f'the body is {{"topics": [{{"topic": NAME, "subscriptions": [NAME, ...]}}, ...]}}, at most {DESCRIBED_TOPICS} '
+    f"topics and {DESCRIBED_SUBSCRIPTIONS} subscriptions"
 )
 
 
@@ -94,7 +91,7 @@ class Remembered:
     def _keep(self, shelf: dict[str, Value], key: str, value: Value, before: int) -> None:
         """Unless something changed while it was read: then it may be what was there before."""
         if before == self._changes:
-            if len(shelf) >= REMEMBERED:
+            if len(shelf) >= DESCRIBE_REMEMBERED:
                 shelf.pop(next(iter(shelf)))
             shelf[key] = value
 
@@ -120,7 +117,7 @@ async def describe(request: web.Request) -> web.Response:
     asked = _asked(await body(request, limit=LARGE_BODY_BYTES))
     admin, remembered = state(request), request.app[REMEMBERS]
     clusters = sorted(await admin.catalog.clusters.names())
-    until = admin.service.scheduler.monotonic_ms() + ANSWER_MS
+    until = admin.service.scheduler.monotonic_ms() + DESCRIBE_MS
     described: list[Json] = []
     for text, subscriptions in asked:
         if described and admin.service.scheduler.monotonic_ms() >= until:
@@ -133,7 +130,7 @@ async def describe(request: web.Request) -> web.Response:
 def _asked(given: Any) -> list[tuple[str, list[str]]]:
     """:raises Invalid: the body is something else."""
     topics = given.get("topics") if isinstance(given, Mapping) else None
-    if not isinstance(topics, list) or not 0 < len(topics) <= TOPICS:
+    if not isinstance(topics, list) or not 0 < len(topics) <= DESCRIBED_TOPICS:
         raise Invalid(_WANTED)
     found: list[tuple[str, list[str]]] = []
     for one in topics:
@@ -141,7 +138,7 @@ def _asked(given: Any) -> list[tuple[str, list[str]]]:
         if not isinstance(name, str) or not isinstance(wanted, list) or not all(isinstance(sub, str) for sub in wanted):
             raise Invalid(_WANTED)
         found.append((name, wanted))
-    if sum(len(wanted) for _, wanted in found) > SUBSCRIPTIONS:
+    if sum(len(wanted) for _, wanted in found) > DESCRIBED_SUBSCRIPTIONS:
         raise Invalid(_WANTED)
     return found
 
@@ -232,7 +229,7 @@ async def _subscription(admin: AdminState, topics: list[Topic], name: str) -> Js
 
 
 async def _part(admin: AdminState, subscription: Subscription) -> Json:
-    stands = await standing(subscription, walk=WALK)
+    stands = await standing(subscription, walk=DESCRIBED_WALK)
     peers = lagging.peers(admin, subscription)
     shared = dispatched(admin, subscription)
     return {
