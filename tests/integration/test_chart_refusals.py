@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 from meridian_broker.server.settings import BY_KEY
-from support.kubernetes.charts import cluster_with, merged, refusal, refusals_by_schema, region_values, rendered
+from support.kubernetes.charts import (
+    cluster_with,
+    merged,
+    refusal,
+    refusals_by_schema,
+    region_values,
+    rendered,
+    with_defaults,
+)
 
 PEER = {
     "name": "us-west",
@@ -126,6 +134,22 @@ def test_two_regions_that_the_operator_cannot_tell_apart_are_refused() -> None:
     for words, (one, its_url, other, other_url) in pairs.items():
         regions = [{"name": one, "adminUrl": its_url}, {"name": other, "adminUrl": other_url}]
         assert words in refusal("meridian-operator", {"regions": regions})
+
+
+@pytest.mark.parametrize("since", [("regions", "tenantsByNamespace", "verdicts", "tls"), ("serviceMonitor",)])
+def test_values_of_an_older_operator_chart_are_refused_with_the_next_step(since: tuple[str, ...]) -> None:
+    """``--reuse-values`` puts an older version's defaults in place of this version's."""
+    with with_defaults("meridian-operator", lambda defaults: [defaults.pop(key) for key in since]) as older:
+        told = refusal(older, {}, "--is-upgrade")
+    assert f"values are missing: {', '.join(since)}" in told
+    assert "Repeat the command with --reset-then-reuse-values" in told
+    assert ("examples/kubernetes/operator.yaml" in told) == ("regions" in since)
+
+
+def test_an_upgrade_does_not_leave_the_operator_without_regions() -> None:
+    assert "regions is empty" in refusal("meridian-operator", {}, "--is-upgrade")
+    regions = [{"name": "a", "adminUrl": "http://a"}, {"name": "b", "adminUrl": "http://b"}]
+    rendered("meridian-operator", {"regions": regions}, "--is-upgrade")
 
 
 def test_settings_that_the_chart_makes_itself_are_not_for_configuring() -> None:

@@ -293,6 +293,18 @@ def test_an_address_that_belongs_to_another_region_gets_no_change(near: Regions)
         assert not near.has("mixed-up") and not near.has("mixed-up", "west")
 
 
+def test_an_address_that_two_regions_claim_gets_no_change_for_the_wrong_one(near: Regions) -> None:
+    """The second address leads to the same broker under another name."""
+    again = near.urls["east"].replace("127.0.0.1", "localhost")
+    assert again != near.urls["east"]
+    with watched({"east": near.urls["east"], "west": again}) as (api, _):
+        api.create("geotopics", "claimed-twice", **geo("claimed-twice"))
+        assert "is region east, not west" in because(api, "geotopics", "claimed-twice", "OtherRegion")
+        wait_until(lambda: api.events("claimed-twice"), "the Event")
+        told = [message for _, _, message in api.events("claimed-twice")]
+        assert not [message for message in told if "west: " in message], "the changes are in the east alone"
+
+
 def test_a_subscription_waits_for_its_topic_without_a_warning(kube: KubeApi) -> None:
     kube.create("replicatedsubscriptions", "early", **rsub("awaited"))
     because(kube, "replicatedsubscriptions", "early", "WaitingForTopic")

@@ -21,7 +21,7 @@ from typing import Any
 import aiohttp
 import kopf
 
-from meridian_operator.api.settings import Settings
+from meridian_operator.api.settings import Settings, parsed
 from meridian_operator.handlers import watching
 from meridian_operator.handlers.desk import Desk
 from meridian_operator.handlers.world import World
@@ -194,7 +194,7 @@ def _arguments() -> argparse.Namespace:
 
 def _settings(path: str) -> Settings:
     try:
-        return Settings.model_validate_json(Path(path).read_bytes())
+        return parsed(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise argparse.ArgumentTypeError(f"{path}: {error}") from error
 

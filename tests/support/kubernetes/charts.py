@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -90,6 +90,18 @@ def refusals_by_schema(chart: str, cases: Mapping[str, Values]) -> dict[str, str
     parts = re.split(r"^(case-\d+):$", told, flags=re.MULTILINE)
     by_part = dict(zip(parts[1::2], parts[2::2], strict=True))
     return {name: by_part.get(f"case-{number}", "").strip() for number, name in enumerate(cases)}
+
+
+@contextmanager
+def with_defaults(chart: str, change: Callable[[dict[str, Any]], object]) -> Iterator[Path]:
+    """The chart with changed defaults, as Helm renders it with those of the installed release (``--reuse-values``)."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name) / chart
+        shutil.copytree(CHARTS / chart, directory)
+        defaults = yaml.safe_load((directory / "values.yaml").read_text())
+        change(defaults)
+        (directory / "values.yaml").write_text(yaml.safe_dump(defaults))
+        yield directory
 
 
 def notes(chart: str, values: Values) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from meridian_operator.api.settings import Settings
+from meridian_operator.api.settings import Settings, parsed
 from pydantic import ValidationError
 
 ORDERS = "persistent://acme/orders/created"
@@ -20,6 +20,13 @@ def test_nothing_is_allowed_but_what_is_listed() -> None:
     assert [listed.allows(one, ORDERS) for one in ("shop", "platform", "other", "")] == [True, True, False, False]
     assert not listed.allows("shop", "persistent://acme2/orders/created")
     assert not listed.allows("shop", "acme")
+
+
+def test_two_entries_that_claim_one_region_are_refused_both() -> None:
+    east, west = '"us-east": {"url": "http://a:8080"}', '"us-east": {"url": "http://b:8080"}'
+    assert parsed(f'{{"regions": {{{east}}}}}').regions["us-east"].url == "http://a:8080"
+    with pytest.raises(ValueError, match="us-east is listed twice"):
+        parsed(f'{{"regions": {{{east}, {west}}}}}')
 
 
 @pytest.mark.parametrize(

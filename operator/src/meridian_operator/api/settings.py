@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The installation's settings: the regions, and which namespaces may manage topics of which tenants.
 
-Objects in the cluster cannot extend them. Tokens are sent to the addresses listed here and nowhere else.
+Objects in the cluster cannot extend them. Tokens are sent to the addresses listed here and nowhere else. If two entries
+have the same name or the same address, the operator does not start: it cannot know which of them is right.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Self
+import json
+from typing import Annotated, Any, Final, Self
 
 from pydantic import Field, model_validator
 
@@ -52,6 +54,24 @@ class Settings(Model):
         """May objects in a namespace manage a topic?"""
         tenants = self.tenants_by_namespace.get(namespace, ())
         return ALL_TENANTS in tenants or tenant_of(topic) in tenants
+
+
+def parsed(text: str) -> Settings:
+    """Settings from JSON.
+
+    :raises ValueError: it is not JSON, has a key twice, or is not valid.
+    """
+    return Settings.model_validate(json.loads(text, object_pairs_hook=_once))
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object. By itself ``json`` would silently keep the last of two equal keys."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"{key} is listed twice")
+        found[key] = value
+    return found
 
 
 def tenant_of(topic: str) -> str:
