@@ -265,6 +265,8 @@ def test_the_verifier_says_aligned_and_sees_a_broken_cursor(
     for command in printed:
         if command not in written:
             cluster.run(command)
+    forge = "kubectl -n meridian-verifier label configmap/meridian-verdict-orders forged=yes"
+    assert "written by service account verifier only" in cluster.run(f"! {forge} 2>&1")
     # A few messages that nobody has acknowledged, and a broker that is told to lose them.
     cluster.run(
         "helm upgrade meridian helm/meridian-region -n us-east --reuse-values "

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import yaml
 from meridian_operator.api.settings import Settings
 from support.kubernetes.charts import rendered
@@ -38,6 +39,24 @@ def test_its_rights_are_the_same_in_one_namespace_and_in_all() -> None:
         named = {resource for rule in rules for resource in rule["resources"]}
         assert not named & {"*", "secrets", "pods"}
         assert not [rule for rule in rules if "delete" in rule["verbs"] or "*" in rule["verbs"]]
+
+
+@pytest.mark.parametrize("namespaces", [[], ["team-a"]])
+def test_it_reads_config_maps_in_the_verifier_s_namespace_only(namespaces: list[str]) -> None:
+    values = {"crds": {"enabled": False}, "namespaces": namespaces, "verdicts": {"namespace": "meridian-verifier"}}
+    made = rendered("meridian-operator", values)
+    reading = {
+        name: one["metadata"].get("namespace")
+        for (kind, name), one in made.items()
+        if kind in ("Role", "ClusterRole") and any("configmaps" in rule["resources"] for rule in one["rules"])
+    }
+    assert reading == {"meridian-us-east-verdicts": "meridian-verifier"}
+    (rule,) = made["Role", "meridian-us-east-verdicts"]["rules"]
+    assert rule["verbs"] == ["list", "watch"]
+    bound = made["RoleBinding", "meridian-us-east-verdicts"]
+    assert bound["metadata"]["namespace"] == "meridian-verifier"
+    assert bound["roleRef"]["name"] == "meridian-us-east-verdicts"
+    assert bound["subjects"] == [{"kind": "ServiceAccount", "name": "meridian", "namespace": "us-east"}]
 
 
 def test_people_may_look_and_do_not_get_a_say_over_all_topics_by_themselves() -> None:
@@ -123,7 +142,7 @@ def test_it_is_told_the_regions_and_who_has_a_say() -> None:
             {"name": "elsewhere", "adminUrl": "https://broker.example.org:8443", "tokenSecret": "elsewhere-token"},
         ],
         "tenantsByNamespace": {"shop": ["acme"]},
-        "verdicts": {"namespace": "meridian-verifier"},
+        "verdicts": {"namespace": "meridian-verifier", "verifiers": ["orders"]},
     }
     made = rendered("meridian-operator", values)
     settings = Settings.model_validate_json(made["ConfigMap", "meridian-settings"]["data"]["settings.json"])
@@ -134,7 +153,8 @@ def test_it_is_told_the_regions_and_who_has_a_say() -> None:
     assert settings.allows("shop", "persistent://acme/a/b") and not settings.allows("default", "persistent://acme/a/b")
     pod = made["Deployment", "meridian"]["spec"]["template"]["spec"]
     arguments = pod["containers"][0]["args"]
-    assert {"--namespace=shop", "--namespace=meridian-verifier"} <= set(arguments)
+    assert [one for one in arguments if one.startswith("--namespace=")] == ["--namespace=shop"]
+    assert (settings.verdicts_namespace, settings.verifiers) == ("meridian-verifier", ["orders"])
     tokens = next(volume for volume in pod["volumes"] if volume["name"] == "tokens")["projected"]["sources"]
     assert [(one["secret"]["name"], one["secret"]["items"]) for one in tokens] == [
         ("meridian-tokens", [{"key": "admin.jwt", "path": "default"}]),
@@ -147,6 +167,8 @@ def test_it_is_told_the_regions_and_who_has_a_say() -> None:
 
 def test_the_example_names_the_regions_of_the_examples() -> None:
     examples = Path(__file__).parents[2] / "examples/kubernetes"
-    listed = yaml.safe_load((examples / "operator.yaml").read_text(encoding="utf-8"))["regions"]
-    assert sorted(one["name"] for one in listed) == ["eu-central", "us-east", "us-west"]
-    assert listed == yaml.safe_load((examples / "verifier.yaml").read_text(encoding="utf-8"))["regions"]
+    operator = yaml.safe_load((examples / "operator.yaml").read_text(encoding="utf-8"))
+    verifier = yaml.safe_load((examples / "verifier.yaml").read_text(encoding="utf-8"))
+    assert sorted(one["name"] for one in operator["regions"]) == ["eu-central", "us-east", "us-west"]
+    assert operator["regions"] == verifier["regions"]
+    assert operator["verdicts"]["verifiers"] == [verifier["name"]]

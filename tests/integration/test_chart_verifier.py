@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import yaml
-from support.kubernetes.charts import merged, refusal, rendered
+from meridian_verifier.report.configmap import Run, manifests
+from support.kubernetes.charts import merged, refusal, rendered, with_defaults
 
 REGIONS: dict[str, Any] = {
     "regions": [
@@ -27,6 +29,33 @@ def test_driver_and_executors_believe_the_regions_authority() -> None:
     believed = {"name": "SSL_CERT_FILE", "value": "/etc/meridian/tls/ca.crt"}
     assert believed in driver["containers"][0]["env"]
     assert f"--spark-conf=spark.executorEnv.SSL_CERT_FILE={believed['value']}" in driver["containers"][0]["args"]
+
+
+def test_the_api_server_reserves_verdicts_for_the_verifier() -> None:
+    made = rendered("meridian-verifier", REGIONS | {"name": "orders"})
+    policy, binding = (made[f"ValidatingAdmissionPolicy{of}", "meridian-us-east"]["spec"] for of in ("", "Binding"))
+    assert (binding["policyName"], binding["validationActions"]) == ("meridian-us-east", ["Deny"])
+    assert policy["failurePolicy"] == "Fail"
+    constraints = policy["matchConstraints"]
+    assert constraints["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "us-east"}}
+    (rule,) = constraints["resourceRules"]
+    assert (rule["resources"], rule["operations"]) == (["configmaps"], ["CREATE", "UPDATE"])
+    (matched,) = policy["matchConditions"]
+    told = manifests(Run("orders", "1", datetime.now(UTC), timedelta(1)), {}, [], "a")
+    ((label, name),) = told[0]["metadata"]["labels"].items()
+    for one in ("object", "oldObject"):
+        assert f"{one}.metadata.labels['{label}'] == '{name}'" in matched["expression"]
+    pod = made["CronJob", "meridian"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    account = f"system:serviceaccount:us-east:{pod['serviceAccountName']}"
+    assert policy["validations"][0]["expression"] == f"request.userInfo.username == '{account}'"
+    open_to_all = rendered("meridian-verifier", REGIONS | {"admissionPolicy": {"enabled": False}})
+    assert not [kind for kind, _ in open_to_all if kind.startswith("ValidatingAdmissionPolicy")]
+
+
+def test_values_of_an_older_chart_are_refused_with_the_next_step() -> None:
+    with with_defaults("meridian-verifier", lambda defaults: defaults.pop("admissionPolicy")) as older:
+        told = refusal(older, REGIONS, "--is-upgrade")
+    assert "--reset-then-reuse-values" in told
 
 
 def test_no_region_is_compared_with_itself() -> None:

@@ -248,10 +248,12 @@ def test_the_verifier_s_verdict_becomes_a_condition(kube: KubeApi) -> None:
         kube.create("configmaps", "meridian-verdict-default", namespace, metadata=labelled, data=told)
         kube.annotate("geotopics", "verified", reconcile_now=namespace)
 
-    tell("aaa", "9999-01-01T00:00:00Z", "misaligned", "all your data is lost")
+    tell("aaa", "2026-01-02T00:00:00Z", "misaligned", "all your data is lost")
     tell(VERDICTS_NAMESPACE, "2026-01-01T00:00:00Z", "misaligned", "EntryMissing")
     wait_until(lambda: kube.condition("geotopics", "verified", "Aligned").get("reason") == "Misaligned", "the verdict")
     assert "EntryMissing" in kube.condition("geotopics", "verified", "Aligned")["message"]
+    asked = {path for _, path in kube.requests if path.endswith("/configmaps")}
+    assert asked == {f"/api/v1/namespaces/{VERDICTS_NAMESPACE}/configmaps"}, "no other ConfigMap is read"
 
 
 def test_an_object_has_no_say_over_tenants_that_its_namespace_may_not_name(kube: KubeApi, near: Regions) -> None:
@@ -293,16 +295,18 @@ def test_an_address_that_belongs_to_another_region_gets_no_change(near: Regions)
         assert not near.has("mixed-up") and not near.has("mixed-up", "west")
 
 
-def test_an_address_that_two_regions_claim_gets_no_change_for_the_wrong_one(near: Regions) -> None:
+def test_an_address_that_two_regions_claim_gets_no_change_for_the_wrong_one(
+    kube: KubeApi, near: Regions, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second address leads to the same broker under another name."""
     again = near.urls["east"].replace("127.0.0.1", "localhost")
     assert again != near.urls["east"]
-    with watched({"east": near.urls["east"], "west": again}) as (api, _):
-        api.create("geotopics", "claimed-twice", **geo("claimed-twice"))
-        assert "is region east, not west" in because(api, "geotopics", "claimed-twice", "OtherRegion")
-        wait_until(lambda: api.events("claimed-twice"), "the Event")
-        told = [message for _, _, message in api.events("claimed-twice")]
-        assert not [message for message in told if "west: " in message], "the changes are in the east alone"
+    monkeypatch.setitem(near.urls, "west", again)
+    kube.create("geotopics", "claimed-twice", **geo("claimed-twice"))
+    assert "is region east, not west" in because(kube, "geotopics", "claimed-twice", "OtherRegion")
+    wait_until(lambda: kube.events("claimed-twice"), "the Event")
+    told = [message for _, _, message in kube.events("claimed-twice")]
+    assert not [message for message in told if "west: " in message], "the changes are in the east alone"
 
 
 def test_a_subscription_waits_for_its_topic_without_a_warning(kube: KubeApi) -> None:

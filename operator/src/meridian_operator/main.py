@@ -173,7 +173,8 @@ def _arguments() -> argparse.Namespace:
         type=_settings,
         default=Settings(),
         metavar="FILE",
-        help="JSON: regions (name to url), tenantsByNamespace (namespace to tenants, * for all) and verdictsNamespace",
+        help="JSON: regions (name to url), tenantsByNamespace (namespace to tenants, * for all), verdictsNamespace and "
+        "verifiers",
     )
     parser.add_argument(
         "--tokens",

@@ -189,7 +189,7 @@ class KubeApi:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         parts = request.path.strip("/").split("/")
         if request.query.get("watch") == "true":
-            return await self._watch(request, parts[-1])
+            return await self._watch(request, parts)
         self.requests.append((request.method, request.path))
         if request.method != "GET" and "leases" not in parts:
             self.writes.append((request.headers.get("Authorization", ""), request.path, time.monotonic()))
@@ -200,7 +200,8 @@ class KubeApi:
                 raise web.HTTPNotFound(text="no such object")
             return web.json_response(lease)
         if request.method == "GET":
-            items = [one for (plural, _, _), one in self.objects.items() if plural == parts[-1]]
+            of_kind = [one for (plural, _, _), one in self.objects.items() if plural == parts[-1]]
+            items = [one for one in of_kind if _asked(request, parts, one)]
             return web.json_response({"metadata": {"resourceVersion": str(len(self._log))}, "items": items})
         namespace, plural, *rest = parts[parts.index("namespaces") + 1 :]
         body = await request.json()
@@ -215,19 +216,27 @@ class KubeApi:
             raise web.HTTPNotFound(text="no such object")
         return web.json_response(await self._patch(key, body, status=rest[1:] == ["status"]))
 
-    async def _watch(self, request: web.Request, plural: str) -> web.StreamResponse:
+    async def _watch(self, request: web.Request, parts: list[str]) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
         told = int(request.query.get("resourceVersion") or 0)
         while not self._closing:
             for change, kind, one in self._log[told:]:
-                if kind == plural:
+                if kind == parts[-1] and _asked(request, parts, one):
                     await response.write(json.dumps({"type": change, "object": one}).encode() + b"\n")
             told = len(self._log)
             async with self._changed:
                 while len(self._log) == told and not self._closing:
                     await self._changed.wait()
         return response
+
+
+def _asked(request: web.Request, parts: list[str], one: Object) -> bool:
+    """Is the object in the request's namespace, and does it match its selector (``LABEL in (VALUE,...)``)?"""
+    if "namespaces" in parts and one["metadata"]["namespace"] != parts[parts.index("namespaces") + 1]:
+        return False
+    label, _, values = request.query.get("labelSelector", "").partition(" in ")
+    return not label or one["metadata"].get("labels", {}).get(label) in values.strip("()").split(",")
 
 
 def _merged(before: Any, patch: Any) -> Any:

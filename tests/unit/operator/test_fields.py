@@ -25,6 +25,7 @@ from meridian_operator.handlers.subject import Subject, Views
 from meridian_operator.plan.changes import Change
 from meridian_operator.plan.claims import Claim
 from meridian_operator.plan.observed import Link, RegionSeen, SubscriptionSeen, TopicName, TopicSeen
+from meridian_operator.plan.verdicts import Verdicts
 from meridian_verifier.wanted_lags import max_lags
 
 NAMES = ("ap", "eu", "us")
@@ -106,6 +107,7 @@ class Witnessed:
     asked: list[Any] = field(default_factory=list)
     gone: frozenset[str] = frozenset()
     settings: Settings = field(default_factory=lambda: Settings(tenants_by_namespace={"y": ["*"]}))
+    verdicts: Verdicts = field(default_factory=Verdicts)
 
     def now(self) -> str:
         return "2026-01-01T00:00:00Z"
@@ -153,8 +155,6 @@ def effect(kind: str, spec: dict[str, Any]) -> Any:
         geo_topics={},
         replicated_subscriptions={},
         topic_regions={BASE["GeoTopic"]["topic"]: [(OWNER, NAMES)], OTHER_TOPIC: [(OWNER, NAMES)]},
-        verdicts={},
-        verdict_runs={},
     )
     meta = {"name": "x", "namespace": "y", "uid": "z", "generation": 1, "creationTimestamp": "2026-01-01T00:00:00Z"}
     made = {"metadata": meta, "spec": spec}

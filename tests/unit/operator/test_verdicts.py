@@ -4,52 +4,38 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kopf._core.engines.indexing import OperatorIndexer
-from meridian_operator.api.settings import Settings
 from meridian_operator.api.shared import GROUP
-from meridian_operator.handlers.subject import Views
-from meridian_operator.handlers.world import VERDICT_LABEL, verdict_on, verdict_runs, verdicts
 from meridian_operator.plan.outcome import Finding
-from meridian_operator.plan.verdicts import aligned, rows_of, run_of
+from meridian_operator.plan.verdicts import LABEL, Verdicts, aligned
 
 TOPIC = "persistent://public/default/orders"
-MEMO = SimpleNamespace(settings=Settings(verdicts_namespace="meridian-system"))
+VERIFIERS = ("default", "early", "late", "good", "broken")
 NEW_YEAR = "2026-01-01T00:00:00Z"
 NEXT_DAY = "2026-01-02T00:00:00Z"
 
 
 class Indexed:
-    """The operator's indices, kept by kopf's own code."""
+    """The verifiers' ConfigMaps as they come."""
 
     def __init__(self) -> None:
-        self._indexers: dict[str, Any] = {"verdicts": OperatorIndexer(), "verdict_runs": OperatorIndexer()}
+        self.verdicts = Verdicts(VERIFIERS)
 
-    def see(self, name: str, document: Any, verifier: str = "default") -> None:
-        """A ConfigMap was made or changed."""
+    def see(self, part: str, document: Any, verifier: str = "default", metadata: dict[str, Any] | None = None) -> None:
+        """A ConfigMap was made or changed: the head, or a shard such as ``a.1``."""
+        name = f"meridian-verdict-{verifier}" + ("" if part == "head" else f".{part}")
         data = {"verdict.json": document if isinstance(document, str) else json.dumps(document)}
-        told = {
-            "namespace": "meridian-system",
-            "memo": MEMO,
-            "labels": {VERDICT_LABEL: verifier},
-            "body": {"data": data},
-        }
-        handlers: dict[str, Any] = {"verdicts": verdicts, "verdict_runs": verdict_runs}
-        for index, handler in handlers.items():
-            self._indexers[index].replace(("meridian-system", name, None), handler(**told))
+        named = {"name": name, "labels": {LABEL: verifier}}
+        self.verdicts.put({"metadata": named if metadata is None else metadata, "data": data})
 
-    def forget(self, name: str) -> None:
+    def forget(self, part: str, verifier: str = "default") -> None:
         """A ConfigMap was deleted."""
-        for indexer in self._indexers.values():
-            indexer.discard(("meridian-system", name, None))
+        self.verdicts.forget(f"meridian-verdict-{verifier}" + ("" if part == "head" else f".{part}"))
 
-    def condition(self, subscription: str = "billing", now: str = NEW_YEAR) -> Finding:
-        indices = {name: indexer.index for name, indexer in self._indexers.items()}
-        views = Views({}, {}, {}, indices["verdicts"], indices["verdict_runs"])
-        return aligned(verdict_on(views, TOPIC, subscription), now)
+    def condition(self, subscription: str = "billing", now: str = NEXT_DAY) -> Finding:
+        return aligned(self.verdicts.on(TOPIC, subscription, now), now, self.verdicts.problem)
 
 
 def row(verdict: str, topic: str = TOPIC, subscription: str = "billing") -> dict[str, str]:
@@ -67,24 +53,93 @@ def indexed() -> Indexed:
 
 def test_the_newest_run_of_two_verifiers_counts(indexed: Indexed) -> None:
     assert indexed.condition().reason == "NotVerifiedYet"
-    indexed.see("late", document(row("aligned"), run="2", time=NEXT_DAY), "late")
-    indexed.see("early", document(row("misaligned")), "early")
+    indexed.see("head", document(row("aligned"), run="2", time=NEXT_DAY), "late")
+    indexed.see("head", document(row("misaligned")), "early")
     assert indexed.condition().status == "True"
     assert indexed.condition("other").reason == "NotVerifiedYet"
-    indexed.see("late", document(run="3", time=NEXT_DAY), "late")
+    indexed.see("head", document(run="3", time=NEXT_DAY), "late")
     assert indexed.condition().status == "False", "the newer one no longer speaks of it"
 
 
 @pytest.mark.parametrize("broken", ["broken", "[]", "3", "{}", '{"subscriptions": [3]}', '{"subscriptions": {"a": 1}}'])
 def test_a_document_that_cannot_be_read_says_nothing(indexed: Indexed, broken: str) -> None:
-    indexed.see("good", document(row("aligned")), "good")
-    indexed.see("broken", broken, "broken")
+    indexed.see("head", document(row("aligned")), "good")
+    indexed.see("head", broken, "broken")
     assert indexed.condition().status == "True"
 
 
-def test_a_config_map_without_a_document_says_nothing() -> None:
-    assert rows_of(("meridian-system", "default"), {}) == {}
-    assert run_of({}) is None
+def test_a_config_map_without_a_document_says_nothing(indexed: Indexed) -> None:
+    indexed.see("head", document(row("aligned")))
+    indexed.verdicts.put({"metadata": {"name": "meridian-verdict-default", "labels": {LABEL: "default"}}})
+    assert indexed.condition().reason == "NotVerifiedYet"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"time": ""},
+        {"time": "yesterday"},
+        {"time": "2026-13-01T00:00:00Z"},
+        {"time": "9999-12-31T23:59:59Z"},
+        {"expires": "never"},
+        {"run": "x" * 129},
+        {"subscriptions": [row("aligned") | {"topic": "t" * 2101}]},
+        {"subscriptions": [row("aligned") | {"detail": None}]},
+        {"shard": "one"},
+    ],
+)
+def test_a_document_of_other_types_says_nothing(indexed: Indexed, wrong: dict[str, Any]) -> None:
+    indexed.see("head", document(row("aligned")) | wrong)
+    assert indexed.condition().reason == "NotVerifiedYet"
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"name": "a-name"},
+        {"name": "meridian-verdict-default.c.1"},
+        {"name": "meridian-verdict-default.a.0"},
+        {"name": "meridian-verdict-default.a.129"},
+        {"name": "meridian-verdict-late"},
+        {"labels": {LABEL: "late"}},
+        {"labels": {}},
+        {"name": "meridian-verdict-unlisted", "labels": {LABEL: "unlisted"}},
+    ],
+)
+def test_only_config_maps_that_are_reserved_for_a_listed_verifier_count(
+    indexed: Indexed, metadata: dict[str, Any]
+) -> None:
+    named = {"name": "meridian-verdict-default", "labels": {LABEL: "default"}}
+    indexed.see("head", document(row("aligned"), time=NEW_YEAR), "good")
+    indexed.see("head", document(row("misaligned"), time=NEXT_DAY), metadata=named | metadata)
+    assert indexed.condition().status == "True"
+    indexed.see("head", document(row("misaligned"), time=NEXT_DAY), metadata=named)
+    assert indexed.condition().status == "False", "or the above proves nothing"
+
+
+def test_a_verdict_from_the_future_does_not_outlive_later_runs(indexed: Indexed) -> None:
+    indexed.see("head", document(row("aligned")), "good")
+    indexed.see("head", document(row("misaligned"), time="2026-01-02T00:05:01Z"), "late")
+    assert indexed.condition().status == "True"
+    assert indexed.condition(now="2026-01-02T00:00:01Z").status == "False", "clocks differ by minutes"
+
+
+def test_listing_again_forgets_what_was_deleted_meanwhile(indexed: Indexed) -> None:
+    indexed.see("head", document(row("aligned")), "good")
+    indexed.see("head", document(row("misaligned"), time=NEXT_DAY), "late")
+    indexed.verdicts.keep(["meridian-verdict-good"])
+    assert indexed.condition().status == "True"
+    indexed.verdicts.keep([])
+    assert indexed.condition().reason == "NotVerifiedYet"
+
+
+def test_verdicts_that_cannot_be_read_are_told_and_those_known_count_until_they_expire(indexed: Indexed) -> None:
+    indexed.verdicts.problem = "HTTP 403"
+    told = indexed.condition()
+    assert (told.status, told.reason) == ("Unknown", "VerdictsUnreadable") and "HTTP 403" in told.message
+    indexed.see("head", document(row("aligned"), expires=NEXT_DAY))
+    assert indexed.condition().status == "True"
+    assert indexed.condition(now="2026-01-02T00:00:01Z").reason == "VerdictExpired"
 
 
 def test_the_worst_partition_counts(indexed: Indexed) -> None:
@@ -112,15 +167,15 @@ def test_what_is_wrong_with_the_topic_is_wrong_with_a_subscription_that_no_row_n
 
 def test_rows_count_while_the_head_names_their_run(indexed: Indexed) -> None:
     """Shards of the run before, of one that is being written, and of one that was never finished, say nothing."""
-    indexed.see("shard.a.1", document(row("aligned"), run="1", shard=1))
+    indexed.see("a.1", document(row("aligned"), run="1", shard=1))
     assert indexed.condition().reason == "NotVerifiedYet", "no head yet"
     indexed.see("head", document(run="1", shards=1))
     assert indexed.condition().status == "True"
-    indexed.see("shard.b.1", document(row("misaligned"), run="2", time=NEXT_DAY, shard=1))
+    indexed.see("b.1", document(row("misaligned"), run="2", time=NEXT_DAY, shard=1))
     assert indexed.condition().status == "True"
     indexed.see("head", document(run="2", time=NEXT_DAY, shards=1))
     assert indexed.condition().status == "False"
-    indexed.see("shard.b.1", document(row("misaligned"), run="4", shard=1))
+    indexed.see("b.1", document(row("misaligned"), run="4", shard=1))
     assert indexed.condition().reason == "NotVerifiedYet", "the shards of the run in force are gone"
     indexed.forget("head")
     assert indexed.condition().reason == "NotVerifiedYet"
@@ -135,11 +190,18 @@ def test_an_aligned_verdict_expires_a_misaligned_one_does_not(indexed: Indexed) 
     assert indexed.condition("lost", now="2026-01-03T00:00:00Z").status == "False"
 
 
+@pytest.mark.parametrize("fields", [{}, {"expires": "9999-01-01T00:00:00Z"}])
+def test_no_aligned_verdict_counts_for_more_than_a_week(indexed: Indexed, fields: dict[str, str]) -> None:
+    indexed.see("head", document(row("aligned"), **fields))
+    assert indexed.condition(now="2026-01-08T00:00:00Z").status == "True"
+    assert indexed.condition(now="2026-01-08T00:00:01Z").reason == "VerdictExpired"
+
+
 def test_a_run_without_ids_is_read_as_before(indexed: Indexed) -> None:
     """A verifier of an earlier version: one ConfigMap, no run, no end."""
     indexed.see("head", {"time": NEW_YEAR, "subscriptions": [row("aligned")]})
-    assert indexed.condition(now="2030-01-01T00:00:00Z").status == "True"
+    assert indexed.condition().status == "True"
 
 
 def test_the_label_is_ours() -> None:
-    assert VERDICT_LABEL.startswith(f"{GROUP}/")
+    assert LABEL.startswith(f"{GROUP}/")

@@ -16,6 +16,7 @@ from meridian_operator.api.shared import Model, RegionName
 
 ALL_TENANTS: Final = "*"
 Name = Annotated[str, Field(min_length=1, max_length=256)]
+VerifierName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?$")]
 
 
 class RegionSettings(Model):
@@ -38,6 +39,9 @@ class Settings(Model):
     )
     verdicts_namespace: str = Field(
         default="", max_length=63, description="Namespace where verifiers write their verdicts. Empty: no verifier."
+    )
+    verifiers: Annotated[list[VerifierName], Field(max_length=16)] = Field(
+        default_factory=lambda: ["default"], description="Names of the verifiers there whose verdicts count."
     )
 
     @model_validator(mode="after")

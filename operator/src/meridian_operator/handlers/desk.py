@@ -12,12 +12,13 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from meridian_operator.handlers.reconciling import look
 from meridian_operator.handlers.reporting import RESYNC_SECONDS, Answer
 from meridian_operator.handlers.subject import Subject, Views
+from meridian_operator.handlers.verdict_watch import VerdictWatch
 from meridian_operator.handlers.world import World
 from meridian_operator.kube.client import Conflict, Gone, KubeError, Reference
 from meridian_operator.plan.outcome import READY
@@ -40,6 +41,7 @@ class Desk:
     def __init__(self, world: World, namespaces: Sequence[str] = ()) -> None:
         self._world = world
         self._namespaces = namespaces or ("",)
+        self._verdicts = VerdictWatch(world.kube, world.settings, world.verdicts)
         self._sweeping = asyncio.create_task(self._sweep_now_and_then(), name="sweep")
         self._cares: dict[Reference, Care] = {}
         self._by_topic: dict[str, set[Reference]] = {}
@@ -61,7 +63,7 @@ class Desk:
             self._wake(topic, of)
         elif care is None:
             delay = self._world.random() * START_SECONDS if change is None else 0.0
-            self._cares[of] = Care(of, topic, subject, body, views, self._world, delay)
+            self._cares[of] = Care(of, topic, subject, body, views, self._world, delay, self._verdicts.tried)
             self._by_topic.setdefault(topic, set()).add(of)
             self._wake(topic, of)
         elif care.told(body):
@@ -73,6 +75,7 @@ class Desk:
 
     async def close(self) -> None:
         """Stop looking."""
+        await self._verdicts.close()
         self._sweeping.cancel()
         await asyncio.gather(self._sweeping, return_exceptions=True)
         for of, care in list(self._cares.items()):
@@ -121,7 +124,10 @@ class Desk:
 
 
 class Care:
-    """Looks after one object for as long as it exists."""
+    """Looks after one object for as long as it exists.
+
+    :param begin: returns when the first look may begin.
+    """
 
     def __init__(
         self,
@@ -132,6 +138,7 @@ class Care:
         views: Views,
         world: World,
         delay: float,
+        begin: Callable[[], Awaitable[None]],
     ) -> None:
         self.of = of
         self.topic = topic
@@ -141,7 +148,7 @@ class Care:
         self._views = views
         self._world = world
         self._woken = asyncio.Event()
-        self.task = asyncio.create_task(self._run(delay), name=str(of))
+        self.task = asyncio.create_task(self._run(delay, begin), name=str(of))
 
     def told(self, body: Mapping[str, Any]) -> bool:
         """Store the object's new version. Returns whether the change matters to other objects of its topic."""
@@ -159,7 +166,8 @@ class Care:
         """Look now."""
         self._woken.set()
 
-    async def _run(self, first: float) -> None:
+    async def _run(self, first: float, begin: Callable[[], Awaitable[None]]) -> None:
+        await begin()
         delay: float | None = first
         while True:
             with contextlib.suppress(TimeoutError):

@@ -11,7 +11,6 @@ import kopf
 from meridian_operator.api.geo_topic import GEO_TOPIC, GeoTopicRegion, GeoTopicSpec, GeoTopicStatus, RemoteStatus
 from meridian_operator.api.shared import GROUP, VERSION, ReconciledStatus
 from meridian_operator.handlers.subject import Look, Subject, Wish
-from meridian_operator.handlers.world import verdict_on
 from meridian_operator.plan import geo_topic
 from meridian_operator.plan.claims import Claim
 from meridian_operator.plan.history import History
@@ -67,7 +66,7 @@ class GeoTopics(Subject[GeoTopicSpec]):
         return geo_topic.deletion(wish.spec, seen, abandoned)
 
     def report(self, wish: Wish[GeoTopicSpec], look: Look, now: str) -> tuple[list[Finding], ReconciledStatus]:
-        verified = aligned(verdict_on(wish.views, wish.spec.topic), now)
+        verified = aligned(wish.verdicts.on(wish.spec.topic, "", now), now, wish.verdicts.problem)
         return [geo_topic.replicating(wish.spec, look.seen), verified], _status(wish.spec, wish.history, look)
 
 

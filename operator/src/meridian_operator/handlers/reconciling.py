@@ -37,7 +37,7 @@ async def look(subject: Subject[Spec], body: Mapping[str, Any], views: Views, wo
         spec: Spec = subject.model.model_validate(dict(body["spec"]))
     except ValidationError as error:
         return farewell_unread(body, report) if leaving else report.refused("InvalidSpec", str(error))
-    wish = Wish(spec, body, views, history_of(body), world.settings, world.gone)
+    wish = Wish(spec, body, views, history_of(body), world.settings, world.gone, world.verdicts)
     if leaving:
         return await farewell(subject, wish, world, report)
     first = ruler(subject.claims(wish))

@@ -18,7 +18,6 @@ from meridian_operator.api.replicated_subscription import (
 from meridian_operator.api.shared import GROUP, VERSION, ReconciledStatus
 from meridian_operator.handlers.geo_topics import claim_of
 from meridian_operator.handlers.subject import Look, Subject, Wish
-from meridian_operator.handlers.world import verdict_on
 from meridian_operator.plan import replicated_subscription
 from meridian_operator.plan.claims import Claim
 from meridian_operator.plan.history import History
@@ -75,9 +74,9 @@ class ReplicatedSubscriptions(Subject[ReplicatedSubscriptionSpec]):
     def report(
         self, wish: Wish[ReplicatedSubscriptionSpec], look: Look, now: str
     ) -> tuple[list[Finding], ReconciledStatus]:
-        verdict = verdict_on(wish.views, wish.spec.topic, wish.spec.subscription)
+        verdict = wish.verdicts.on(wish.spec.topic, wish.spec.subscription, now)
         status = _status(self._named(wish, look.seen), look, verdict, wish.history)
-        return [aligned(verdict, now)], status
+        return [aligned(verdict, now, wish.verdicts.problem)], status
 
     def _named(self, wish: Wish[ReplicatedSubscriptionSpec], seen: Sequence[RegionSeen]) -> list[RegionSeen]:
         """Without regions removed from the topic: the subscription there is no longer replicated."""

@@ -16,6 +16,7 @@ from meridian_operator.plan.claims import Claim
 from meridian_operator.plan.history import History
 from meridian_operator.plan.observed import RegionSeen, TopicName
 from meridian_operator.plan.outcome import Finding, Plan
+from meridian_operator.plan.verdicts import Verdicts
 
 Spec = TypeVar("Spec", bound=GeoTopicSpec | ReplicatedSubscriptionSpec)
 
@@ -27,8 +28,6 @@ class Views:
     geo_topics: Mapping[str, Any]
     replicated_subscriptions: Mapping[tuple[str, str], Any]
     topic_regions: Mapping[str, Any]
-    verdicts: Mapping[Any, Any]
-    verdict_runs: Mapping[Any, Any]
 
     @classmethod
     def of(cls, indices: Mapping[str, Any]) -> Views:
@@ -58,6 +57,7 @@ class Wish(Generic[Spec]):
     settings: Settings
     gone: Container[str]
     """UIDs of objects that are still in the views but no longer exist."""
+    verdicts: Verdicts
 
     @property
     def claim(self) -> tuple[str, str]:

@@ -8,25 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import aiohttp
-import kopf
 
 from meridian_operator.api.settings import Settings
-from meridian_operator.handlers.subject import Views
 from meridian_operator.kube.client import KubeClient
 from meridian_operator.plan.budget import Budget
 from meridian_operator.plan.changes import Change
 from meridian_operator.plan.observed import RegionSeen, TopicName
-from meridian_operator.plan.verdicts import Row, rows_of, run_of, verdict_of
+from meridian_operator.plan.verdicts import Verdicts
 from meridian_operator.regions.client import Refused, RegionClient
 from meridian_operator.regions.directory import Region, Tokens
 from meridian_operator.regions.observing import TROUBLE, Observer
 
-VERDICT_LABEL: Final = "meridian.dev/verdict"
 PARALLEL_REGIONS: Final = 16
 
 
@@ -50,8 +47,13 @@ class World:
     now: Callable[[], str] = utc_now
     gone: set[str] = field(default_factory=set)
     """UIDs of objects whose deletion kopf missed: they are still in its indices."""
+    verdicts: Verdicts = field(init=False)
+    """What the verifiers have written so far."""
     _observers: dict[str, Observer] = field(default_factory=dict)
     _closing: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.verdicts = Verdicts(self.settings.verifiers)
 
     def may_write_numbers(self) -> bool:
         """May a status in which only numbers changed be written now?"""
@@ -107,26 +109,3 @@ class World:
 
         failed = await asyncio.gather(*(one(region) for region in {change.region: None for change in planned}))
         return [failure for region in failed for failure in region]
-
-
-@kopf.index("configmaps", labels={VERDICT_LABEL: kopf.PRESENT})  # type: ignore[arg-type]
-def verdicts(namespace: str, labels: Mapping[str, str], body: Mapping[str, Any], memo: Any, **_: Any) -> Any:
-    """(topic, subscription) -> rows of the verifiers' ConfigMaps, which are parsed only when they change."""
-    if namespace != memo.settings.verdicts_namespace:
-        return {}
-    return rows_of((namespace, labels[VERDICT_LABEL]), body.get("data") or {})
-
-
-@kopf.index("configmaps", labels={VERDICT_LABEL: kopf.PRESENT})  # type: ignore[arg-type]
-def verdict_runs(namespace: str, labels: Mapping[str, str], body: Mapping[str, Any], memo: Any, **_: Any) -> Any:
-    """Verifier -> its current run."""
-    if namespace != memo.settings.verdicts_namespace:
-        return {}
-    run = run_of(body.get("data") or {})
-    return {} if run is None else {(namespace, labels[VERDICT_LABEL]): run}
-
-
-def verdict_on(views: Views, topic: str, subscription: str = "") -> Row | None:
-    """The newest run's verdict on a topic or one of its subscriptions."""
-    of_topic = views.verdicts.get((topic, ""), ()) if subscription else ()
-    return verdict_of(views.verdicts.get((topic, subscription), ()), of_topic, views.verdict_runs)

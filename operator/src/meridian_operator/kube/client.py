@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes to Kubernetes: an object's status, its finalizers, and Events.
+"""Writes to Kubernetes, an object's status, its finalizers and Events, and reads what kopf does not.
 
-kopf only watches here. Its own bookkeeping (annotations with the last handled spec, a finalizer on every object with a
-timer) would make every deletion depend on a running operator.
+kopf only watches custom resources here. Its own bookkeeping (annotations with the last handled spec, a finalizer on
+every object with a timer) would make every deletion depend on a running operator.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote
@@ -25,7 +25,13 @@ PARALLEL_CALLS: Final = 16
 MESSAGE_CHARACTERS: Final = 1000
 """Kubernetes accepts 1,024 in an Event."""
 PAGE: Final = 500
-"""Objects per page of a list."""
+"""Objects per page of a list of metadata."""
+LARGE_PAGE: Final = 10
+"""Objects per page of a list of whole objects: each may have a mebibyte."""
+WATCH_SECONDS: Final = 240
+"""After this time the API server ends a watch, and the next one begins."""
+EVENT_BYTES: Final = 16 << 20
+"""One event of a watch: an object of 1.5 MiB, escaped as JSON, with room to spare."""
 _MERGE: Final = "application/merge-patch+json"
 _METADATA: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
@@ -65,7 +71,7 @@ class Event:
 
 
 class KubeClient:
-    """Writes to the API server that kopf is logged in to.
+    """Uses the API server that kopf is logged in to.
 
     :param login: returns the current connection; called again when the API server rejects the token, which Kubernetes
         renews in place.
@@ -141,6 +147,42 @@ class KubeClient:
             if not following:
                 return found
 
+    async def pages(self, path: str) -> AsyncIterator[tuple[list[Mapping[str, Any]], str]]:
+        """All objects of a list, some at a time, each with the version at which a watch continues.
+
+        :param path: with a query.
+        :raises KubeError: the list failed.
+        """
+        following = ""
+        while True:
+            page = await self.send("GET", f"{path}&limit={LARGE_PAGE}&continue={quote(following, safe='')}")
+            yield page["items"], str(page["metadata"]["resourceVersion"])
+            following = page["metadata"].get("continue") or ""
+            if not following:
+                return
+
+    async def watch(self, path: str, version: str) -> AsyncGenerator[tuple[str, Mapping[str, Any]]]:
+        """Changes since ``version``, until the API server ends the watch: the event's type and the object.
+
+        :param path: with a query.
+        :raises KubeError: the API server refused, the connection failed, or ``version`` is too old.
+        """
+        query = f"watch=true&allowWatchBookmarks=true&timeoutSeconds={WATCH_SECONDS}&resourceVersion={version}"
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CALL_SECONDS, sock_read=WATCH_SECONDS + CALL_SECONDS)
+        self.calls += 1
+        try:
+            http, server = self._session()
+            async with http.get(f"{server}{path}&{query}", timeout=timeout) as response:
+                if response.status != 200:
+                    raise KubeError(f"watch {path}: HTTP {response.status}: {(await response.text())[:500]}")
+                async for line in _lines(response.content):
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        raise KubeError(f"watch {path}: {str(event['object'])[:500]}")
+                    yield event["type"], event["object"]
+        except (aiohttp.ClientError, OSError, ValueError, kopf.LoginError) as error:
+            raise KubeError(f"watch {path}: {error or type(error).__name__}") from error
+
     async def send(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, *, accept: str = "application/json"
     ) -> Mapping[str, Any]:
@@ -177,12 +219,28 @@ class KubeClient:
             self._info = self._login()
             tls = self._info.as_ssl_context() if self._info.server.startswith("https:") else False
             self._http = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(ssl=tls, limit=PARALLEL_CALLS),
+                connector=aiohttp.TCPConnector(ssl=tls, limit=PARALLEL_CALLS + 1),  # and one watch
                 headers=self._info.as_http_headers(),
                 timeout=aiohttp.ClientTimeout(total=CALL_SECONDS),
                 trace_configs=self._traces,
             )
         return self._http, self._info.server
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Lines of any length up to ``EVENT_BYTES``; aiohttp's own are much shorter.
+
+    :raises ValueError: a longer one.
+    """
+    begun = bytearray()
+    async for chunk in content.iter_any():
+        *ended, rest = chunk.split(b"\n")
+        for part in ended:
+            yield bytes(begun + part)
+            begun.clear()
+        begun += rest
+        if len(begun) > EVENT_BYTES:
+            raise ValueError(f"an event of more than {EVENT_BYTES:,} bytes")
 
 
 def _path(of: Reference) -> str:

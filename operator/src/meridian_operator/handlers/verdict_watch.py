@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads the verifiers' ConfigMaps: all of them once, then every change.
+
+kopf watches a kind either in the namespaces of the custom resources or in all. Verdicts come from one other namespace,
+and the operator should not be able to read ConfigMaps anywhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import aclosing
+from typing import Any, Final
+from urllib.parse import quote
+
+from meridian_operator.api.settings import Settings
+from meridian_operator.kube.client import KubeClient, KubeError
+from meridian_operator.plan.verdicts import LABEL, Verdicts
+
+RETRY_SECONDS: Final = 5.0
+"""Delay before the ConfigMaps are listed again after a failure."""
+BETWEEN_SECONDS: Final = 1.0
+"""Pause between two watches, however early the first one ended."""
+_log = logging.getLogger(__name__)
+
+
+class VerdictWatch:
+    """Keeps ``verdicts`` up to date.
+
+    :param sleep: sleeps for the given seconds.
+    """
+
+    def __init__(
+        self,
+        kube: KubeClient,
+        settings: Settings,
+        verdicts: Verdicts,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._kube = kube
+        self._namespace = settings.verdicts_namespace
+        names = quote(f"{LABEL} in ({','.join(settings.verifiers)})", safe="")
+        self._path = f"/api/v1/namespaces/{self._namespace}/configmaps?labelSelector={names}"
+        self._verdicts = verdicts
+        self._sleep = sleep
+        self._tried = asyncio.Event()
+        self._task = asyncio.create_task(self._run(), name="verdicts")
+
+    async def tried(self) -> None:
+        """Return once the ConfigMaps were listed, or could not be. Until then an object would seem unverified."""
+        await self._tried.wait()
+
+    async def close(self) -> None:
+        """Stop."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        if not self._namespace:
+            self._tried.set()
+            return
+        while True:
+            try:
+                await self._follow()
+            except KubeError as error:
+                self._failed(str(error))
+            except Exception as error:
+                # No answer, whatever it contains, may end the watch.
+                self._failed(f"the API server does not answer like Kubernetes: {error!r}"[:500])
+            self._tried.set()
+            await self._sleep(RETRY_SECONDS)
+
+    def _failed(self, why: str) -> None:
+        text = f"ConfigMaps in namespace {self._namespace}: {why}"
+        if text != self._verdicts.problem:
+            _log.warning("cannot read verdicts: %s", text)
+        self._verdicts.problem = text
+
+    async def _follow(self) -> None:
+        """List, then watch until the watch fails.
+
+        :raises KubeError: the API server refused, or the watch is too old.
+        """
+        names: set[str] = set()
+        version = ""
+        async for page, listed_at in self._kube.pages(self._path):
+            version = listed_at
+            for body in page:
+                self._verdicts.put(body)
+                names.add(_name(body))
+        self._verdicts.keep(names)
+        self._verdicts.problem = ""
+        self._tried.set()
+        while True:
+            async with aclosing(self._kube.watch(self._path, version)) as changes:
+                async for kind, body in changes:
+                    version = str(body["metadata"]["resourceVersion"])
+                    if kind == "DELETED":
+                        self._verdicts.forget(_name(body))
+                    elif kind in ("ADDED", "MODIFIED"):
+                        self._verdicts.put(body)
+            await self._sleep(BETWEEN_SECONDS)
+
+
+def _name(body: Mapping[str, Any]) -> str:
+    return str(body["metadata"]["name"])
