@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.metadata.store import MetadataUnavailable
+from meridian_broker.metadata.store import MetadataFull, MetadataUnavailable
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.replication.entries.source import DeletionNotice
@@ -17,6 +19,7 @@ from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.topics.backfill.joining import Joining
 from meridian_broker.topics.compaction.compaction import Status
 from meridian_broker.topics.errors import CompactionRunning
+from meridian_broker.topics.journal import topic_record
 from meridian_broker.topics.retention import trimming
 from meridian_broker.topics.service import incarnations, removal
 from meridian_broker.topics.topic import Topic
@@ -55,6 +58,21 @@ async def read_compacted(topic: Topic) -> list[bytes]:
 
 async def away(*_: Any) -> None:
     raise MetadataUnavailable("the metadata store is away")
+
+
+@contextmanager
+def full_metadata(inside: BrokerProcess) -> Iterator[None]:
+    """The volume of the metadata has no room."""
+
+    async def refused(*_: Any, **__: Any) -> Any:
+        raise MetadataFull("the disk is full, nothing was written: free space")
+
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr(topic_record, "ATTEMPTS", 1)
+        broken.setattr(topic_record, "PAUSE_SECONDS", 0)
+        for writing in ("put", "transact"):
+            broken.setattr(inside._metadata._store, writing, refused)
+        yield
 
 
 async def test_a_view_that_cannot_be_deleted_stays_in_force_and_keeps_what_it_needs(
@@ -150,6 +168,73 @@ async def test_a_deletion_told_by_another_region_is_tried_again_when_the_log_has
     assert inside.service.topics[NAME].failure is None
 
 
+@pytest.mark.parametrize("is_partitioned", [False, True])
+async def test_a_deletion_that_a_full_disk_refuses_disconnects_nobody(
+    inside: BrokerProcess, wire: RawConnection, is_partitioned: bool
+) -> None:
+    name, service = parse(NAME), inside.service
+    if is_partitioned:
+        await service.create_partitioned(name, 2, {})
+    one = name.with_partition(0) if is_partitioned else name
+    await wire.producer(str(one), 1, producer_name="p")
+    topic = service.topics[str(one)]
+
+    async def delete() -> list[Stamp]:
+        begun: list[Stamp] = []
+        try:
+            await removal.delete(service, name, force=True, begun=begun.append)
+        except MetadataFull as error:
+            assert "the disk is full" in str(error)
+        return begun
+
+    with full_metadata(inside):
+        assert await delete() == [], "other regions hear of a deletion that is on record"
+    assert service.topics[str(one)] is topic
+    wire.send("p", 0, b"while it was full", producer_id=1)
+    assert await wire.receipt() == (0, True)
+    await wire.producer(str(one), 2, producer_name="q")
+    assert len(await delete()) == 1
+    assert (await wire.hear(T.CLOSE_PRODUCER)).producer_id == 1
+    assert await service.catalog.topics.find(one) is None
+
+
+async def test_nobody_is_admitted_while_a_deletion_is_put_on_record(
+    inside: BrokerProcess, wire: RawConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that the check did not see would get receipts for messages that are deleted. What those who are
+    connected publish meanwhile is part of the deletion, and other regions hear so."""
+    topic = await inside.service.topic(parse(NAME), create=True)
+    assert topic.metadata is not None
+    await wire.producer(NAME, 1, producer_name="p")
+    begin, asked, gate = topic.metadata.begin_deletion, asyncio.Event(), asyncio.Event()
+
+    async def slow(*what: Any) -> None:
+        asked.set()
+        await begin(*what)
+        await gate.wait()
+
+    monkeypatch.setattr(topic.metadata, "begin_deletion", slow)
+    deleting = asyncio.ensure_future(removal.delete(inside.service, parse(NAME), force=True))
+    await asked.wait()
+    wire.ask_producer(NAME, 2, producer_name="q")
+    assert "is being deleted" in (await wire.hear(T.ERROR)).message
+    wire.ask_producer(NAME, 3, producer_name="r", producer_access_mode=pb.WaitForExclusive)
+    assert "is being deleted" in (await wire.hear(T.ERROR)).message
+    subscribing = pb.CommandSubscribe(
+        topic=NAME, subscription="s", consumer_id=1, request_id=4, subType=pb.CommandSubscribe.Shared
+    )
+    wire.say(T.SUBSCRIBE, subscribing)
+    assert "is being deleted" in (await wire.hear(T.ERROR)).message
+    wire.send("p", 0, b"meanwhile", producer_id=1)
+    assert await wire.receipt() == (0, True)
+    end = topic.log.last_own
+    gate.set()
+    await deleting
+    assert (await wire.hear(T.CLOSE_PRODUCER)).producer_id == 1
+    deletion = await inside.service.catalog.topics.deletion(parse(NAME))
+    assert deletion is not None and deletion.ends == {inside.service.region: end}
+
+
 @pytest.mark.parametrize("is_on_record", [False, True])
 async def test_a_topic_whose_deletion_fails_is_opened_again_or_goes_by_itself(
     inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch, is_on_record: bool
@@ -173,6 +258,5 @@ async def test_a_topic_whose_deletion_fails_is_opened_again_or_goes_by_itself(
 
         await until(is_gone)
     else:
-        await until(lambda: NAME in inside.service.topics)
-        assert inside.service.topics[NAME] is not topic
+        await until(lambda: inside.service.topics.get(NAME) not in (None, topic))
         assert inside.service.topics[NAME].failure is None

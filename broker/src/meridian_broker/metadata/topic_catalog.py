@@ -18,7 +18,7 @@ from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotFound
 from meridian_broker.metadata.limits import MAX_OPERATIONS
 from meridian_broker.metadata.policies import TopicPolicies
 from meridian_broker.metadata.records import PartitionedTopicRecord, TopicRecord, decode, encode, positions
-from meridian_broker.metadata.store import ABSENT, Check, Delete, Put
+from meridian_broker.metadata.store import ABSENT, Check, Delete, MetadataFull, Put
 from meridian_broker.metadata.trees import Tree, fold_topic_policies, unfold_topic_policies
 from meridian_broker.positions.clock import Stamp
 from meridian_broker.positions.position import EARLIEST, Position
@@ -267,9 +267,17 @@ class PartitionedTopics:
         await self._access.retry(f"changing {topic}", attempt)
 
     async def begin_deletion(self, topic: TopicName, stamp: Stamp) -> None:
-        """From now on it counts as deleted, even if ``delete`` is never reached. :raises NotFound: it does not
-        exist."""
-        await self.change(topic, lambda record: replace(record, deleting=str(stamp)))
+        """From now on it counts as deleted, even if ``delete`` is never reached.
+
+        :raises NotFound: it does not exist.
+        :raises MetadataFull: the deletion did not begin.
+        """
+        try:
+            await self.change(topic, lambda record: replace(record, deleting=str(stamp)))
+        except MetadataFull:  # etcd also refuses the very write that filled it, after executing it
+            record = await self.on_record(topic)
+            if record is None or record.deleting != str(stamp):
+                raise
 
     async def take_back(self, topic: TopicName) -> None:
         """Forget that a topic is partitioned, as if it never was: no deletion is remembered."""

@@ -94,6 +94,8 @@ class TopicContext:
         """Why it is not served any more; None: it is."""
         self.last_used_ms = scheduler.now_ms()
         """When a client came or left, or a message came."""
+        self.is_leaving = False
+        """Its deletion is being put on record: it serves the clients that it has, and admits no others."""
         self._when_fenced: list[Callable[[str], None]] = []
 
     # -- the fence -----------------------------------------------------------------------------------------------
@@ -114,6 +116,12 @@ class TopicContext:
         """:raises TopicFenced: it is not served now."""
         if self.failure is not None:
             raise TopicFenced(f"{self.name} is not served now ({self.failure}): look it up again")
+
+    def check_admits(self) -> None:
+        """:raises TopicFenced: no client is admitted now."""
+        self.check_open()
+        if self.is_leaving:
+            raise TopicFenced(f"{self.name} is being deleted: look it up again")
 
     def skipped_for(self, remote: str) -> Skipped | None:
         """What an operator skipped of the backlog of a region; None: nothing."""

@@ -20,7 +20,7 @@ from meridian_broker.ledgers.labels import Belonging
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.records import CompactedRecord, LedgerRecord, MendRecord, TopicRecord
-from meridian_broker.metadata.store import ABSENT, MetadataUnavailable, VersionConflict
+from meridian_broker.metadata.store import ABSENT, MetadataFull, MetadataUnavailable, VersionConflict
 from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import Position
 from meridian_broker.positions.skipped import Skipped, extended, kept_before
@@ -189,36 +189,54 @@ class TopicMetadata:
             await self._write(replace(self.record, properties=properties))
 
     async def begin_deletion(self, stamp: Stamp, last_own: Position, last_origins: Mapping[str, Position]) -> None:
-        """From here on the topic is deleted, even if the deletion is interrupted.
+        """From here on the topic is deleted, even if the deletion is interrupted. Called again, it updates the ends.
 
         :param stamp: of the deletion, the same however often it is repeated: regions identify it by that.
-        :raises MetadataError: it was not written, and nothing is deleted.
+        :raises MetadataFull: the record is unchanged.
+        :raises MetadataError: the record may have been written.
         """
         ends = dict(last_origins)
         async with self._lock:
-            await self._write(replace(self.record, deleting=str(stamp), last_own=last_own, last_origins=ends))
+            record = replace(self.record, deleting=str(stamp), last_own=last_own, last_origins=ends)
+            if record != self.record:
+                await self._write(record)
 
     async def _write(self, record: TopicRecord) -> None:
         """Write with retries: while the store is unreachable publishing waits, and no other owner can take the topic
         over.
+
+        :raises MetadataFull: the record is unchanged.
         """
         unsure = False
         for attempt in range(ATTEMPTS + 1):
             try:
                 self._version = await self._catalog.topics.put(self._name, record, self._version)
                 break
+            except MetadataFull as error:
+                if await self._is_written(record):
+                    break  # etcd also refuses the very write that filled it, after executing it
+                if attempt == ATTEMPTS:
+                    if unsure:
+                        raise MetadataUnavailable(str(error)) from error
+                    raise
+                await self._pause()
             except MetadataUnavailable:
                 if attempt == ATTEMPTS:
                     raise
                 unsure = True  # the write may have succeeded nevertheless
                 await self._pause()
             except VersionConflict:
-                found = await self._catalog.topics.find(self._name) if unsure else None
-                if found is None or found[0] != replace(record, stamp=found[0].stamp):
+                if not unsure or not await self._is_written(record):
                     raise
-                self._version = found[1]
                 break
         self.record = record
+
+    async def _is_written(self, record: TopicRecord) -> bool:
+        found = await self._catalog.topics.find(self._name)
+        if found is None or found[1] == self._version or found[0] != replace(record, stamp=found[0].stamp):
+            return False
+        self._version = found[1]
+        return True
 
     async def _pause(self) -> None:
         await self._scheduler.answer(lambda ready: self._scheduler.later(PAUSE_SECONDS, lambda: ready(None)))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How what is stored of a topic is deleted, so that a broker that dies in between leaves a deletion to be finished.
 
+A deletion begins with one write of the topic's record, and before that nothing changes: see ``begin``.
+
 Who deletes which topics, and when, is told in ``service/removal.py``.
 """
 
@@ -24,6 +26,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+async def begin(topic: Topic, stamp: Stamp) -> None:
+    """Put on record that the topic is deleted. Its clients need not be gone.
+
+    :raises MetadataFull: it is not deleted.
+    :raises MetadataError: it may be deleted: the record has to be read again.
+    """
+    if topic.metadata is not None:
+        await topic.metadata.begin_deletion(stamp, topic.log.last_own, topic.log.last_origin)
+
+
 async def destroy(parts: BrokerParts, topic: Topic, stamp: Stamp) -> None:
     """Delete all that is stored of a topic that is closed for good; the caller holds its lock.
 
@@ -32,8 +44,7 @@ async def destroy(parts: BrokerParts, topic: Topic, stamp: Stamp) -> None:
     the one that all regions know, and no later one that would take what was made since.
     """
     ends = {**topic.log.last_origin, topic.region: topic.log.last_own}
-    if topic.metadata is not None:
-        await topic.metadata.begin_deletion(stamp, topic.log.last_own, topic.log.last_origin)
+    await begin(topic, stamp)  # again, if entries came since
     await delete_ledgers(topic)
     await _forget(parts, topic_name.parse(topic.name), stamp, ends)
 

@@ -163,6 +163,10 @@ class NonPersistentTopic:
         if self.failure is not None:
             raise TopicFenced(f"{self.name} is not served now ({self.failure}): look it up again")
 
+    def check_admits(self) -> None:
+        """:raises TopicFenced: it is closed."""
+        self.check_open()
+
     def fence(self, reason: str) -> None:
         """Send every client away, for good."""
         self.failure = reason

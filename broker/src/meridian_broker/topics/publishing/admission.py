@@ -81,7 +81,7 @@ class Admission:
         waits for others.
         """
         try:
-            self._topic.check_open()
+            self._topic.check_admits()
             self._check_going_on()
             verdict, epoch = self._decide(producer)
         except (ProducerBusy, ProducerFenced, TopicFenced, TopicTerminated) as error:
@@ -173,9 +173,13 @@ class Admission:
             return
         self._on_record = epoch
         self.epoch = epoch if self.epoch is None else max(epoch, self.epoch)
-        if topic.failure is not None:
-            told(TopicFenced(f"{topic.name} is not served now ({topic.failure}): look it up again"))
-        elif self.ended is not None:
+        try:
+            topic.check_admits()
+        except TopicFenced as error:
+            self.gone(producer)
+            told(error)
+            return
+        if self.ended is not None:
             self.gone(producer)
             told(TopicTerminated(self.ended))
         elif self._exclusive is not producer:

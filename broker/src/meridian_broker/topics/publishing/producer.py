@@ -92,6 +92,10 @@ class ProducerHost(Protocol):
         """:raises TopicFenced: it is not served now."""
         ...
 
+    def check_admits(self) -> None:
+        """:raises TopicFenced: no client is admitted now."""
+        ...
+
     def fence(self, reason: str) -> None:
         """Stop serving, and disconnect all clients."""
         ...

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How topics and subscriptions are deleted: on request, or because they were unused for a while.
 
-Nothing else runs between the last check for clients and the fence: a client that connects later finds the topic closed,
-and no message is accepted only to be deleted. A topic of several regions is deleted on request only; a replicated
+A deletion is put on record before anything else happens. Until then the topic serves the clients that it has, so a
+deletion that a full metadata store refuses harms nobody. No client is admitted after the last check for clients, so no
+message is accepted only to be deleted. A topic of several regions is deleted on request only; a replicated
 subscription also when it was unused in all of them (R16).
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -19,6 +20,7 @@ from meridian_broker.ledgers.periodic import each
 from meridian_broker.ledgers.scheduling import run_all
 from meridian_broker.metadata.errors import NotFound
 from meridian_broker.metadata.policy_values import CAUGHT_UP
+from meridian_broker.metadata.store import MetadataFull
 from meridian_broker.metadata.topic_catalog import Deletion
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST
@@ -39,7 +41,7 @@ log = logging.getLogger(__name__)
 Check = Callable[["Topic"], None]
 """Raises when the topic may not go."""
 Begun = Callable[[Stamp], None]
-"""Hears the stamp of a deletion that nothing keeps from happening any more: other regions may be told meanwhile."""
+"""Hears the stamp of a deletion that is on record: other regions may be told while it is carried out."""
 
 
 # -- by hand -------------------------------------------------------------------------------------------------------
@@ -266,19 +268,23 @@ async def _remove(
 ) -> None:
     """The caller holds their locks.
 
-    A topic whose deletion fails is opened again without anybody asking, in the next turn, if the process still runs
-    then: it still lives if its record does not say that it is deleted, and goes then if it does.
+    A topic that was closed and could not be deleted is opened again without anybody asking, in the next turn, if the
+    process still runs then: it still lives if its record does not say that it is deleted, and goes then if it does.
 
+    :param begun: called once for a partitioned topic, else for each topic.
     :param partitioned: they are the partitions of this topic, which is deleted: one write decides it for all of them.
+    :raises MetadataFull: topics whose deletion is not on record go on as before.
     """
     for topic in topics:
         check(topic)
     for topic in topics:
-        topic.reopen = False
-        topic.fence("the topic was deleted")
+        topic.is_leaving = True
     left = set(topics)
 
     async def remove(topic: Topic) -> None:
+        if partitioned is None:
+            await _decide([topic], deletion.begin(topic, stamp))
+            begun(stamp)
         await service.drop(topic)
         await deletion.destroy(service, topic, stamp)
         left.remove(topic)
@@ -286,12 +292,32 @@ async def _remove(
     try:
         if partitioned is not None:
             service.unfinished.finish_later(partitioned)
-            await service.catalog.partitioned.begin_deletion(partitioned, stamp)
-        begun(stamp)
+            await _decide(topics, service.catalog.partitioned.begin_deletion(partitioned, stamp))
+            begun(stamp)
         await run_all(service.scheduler, [partial(remove, topic) for topic in topics], "delete a topic")
     finally:
         for topic in left:
-            service.scheduler.defer(partial(_open_again, service, topic))
+            topic.is_leaving = False
+            if topic.failure is not None:
+                service.scheduler.defer(partial(_open_again, service, topic))
+
+
+async def _decide(topics: list[Topic], write: Awaitable[None]) -> None:
+    """Put the deletion of topics on record, and then close them.
+
+    :param write: raises ``MetadataFull`` if nothing was written; the topics go on then. After any other error nobody
+        knows whether they are deleted, so they are closed.
+    """
+    going = topics
+    try:
+        await write
+    except MetadataFull:
+        going = []
+        raise
+    finally:
+        for topic in going:
+            topic.reopen = False
+            topic.fence("the topic was deleted")
 
 
 def _open_again(service: OpenTopics, topic: Topic) -> None:

@@ -106,7 +106,9 @@ class Subscribing:
         :param read_compacted: it reads the compacted view, which may contain entries that the log no longer has.
         :raises SubscriptionExists: the name is in use.
         :raises NotAllowed: its name or properties exceed what a region accepts.
+        :raises TopicFenced: the topic is being deleted.
         """
+        self.topic.check_admits()
         if name in self.lives.subscriptions:
             raise SubscriptionExists(f"subscription {name!r} already exists")
         validation.subscription(name, (properties or {}).items())
@@ -141,9 +143,9 @@ class Subscribing:
     ) -> Consumer:
         """:raises ConsumerBusy, ConsumerAssignError: see ``Subscription.add_consumer``.
         :raises NotAllowed: see ``Lives.check_new_consumer``.
-        :raises TopicFenced: the subscription was deleted since it was looked up.
+        :raises TopicFenced: the subscription was deleted since it was looked up, or the topic is being deleted.
         """
-        self.topic.check_open()
+        self.topic.check_admits()
         subscription.check_open()
         self.lives.check_new_consumer(subscription, kind)
         if read_compacted and subscription.share is not None:
