@@ -6,7 +6,7 @@ Where regions compare what they have, those ask of which another one has more; p
 
 from __future__ import annotations
 
-from collections.abc import Collection, Set
+from collections.abc import Callable, Collection, Iterator, Set
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.replication.progress import exchange, high_watermarks
+from meridian_broker.replication.progress import exchange, high_watermarks, topic_order
 from meridian_broker.replication.progress.high_watermarks import ROUND_MS, TOPICS
 from meridian_broker.replication.progress.messages import SUMMARY_VERSION, Digest, State
 from meridian_broker.topics.backfill.backfill import Due
@@ -126,17 +126,36 @@ def test_topics_of_which_others_have_more_ask_in_turn() -> None:
     assert all(one.asked == 1 for one in asking)
 
 
+class Open(Set[str]):
+    """Open topics, and how often one of them was looked up."""
+
+    def __init__(self, stored: Stored) -> None:
+        self._stored = stored
+
+    def __contains__(self, topic: object) -> bool:
+        self._stored.looked_up += 1
+        return topic in self._stored.ends
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored.ends)
+
+    def __len__(self) -> int:
+        return len(self._stored.ends)
+
+
 class Stored:
     """The ends of one region."""
 
     def __init__(self) -> None:
         self.ends: dict[str, Position] = {}
         self.found: set[str] = set()
+        self.looked_up = 0
 
     def open_topics(self) -> Set[str]:
-        return self.ends.keys()
+        return Open(self)
 
     def end(self, topic: str, origin: str) -> Position:
+        self.looked_up += 1
         return self.ends.get(topic, EARLIEST) if origin == "us" else EARLIEST
 
     def more_elsewhere(self, topic: str) -> None:
@@ -179,7 +198,9 @@ class Comparison:
 def test_a_region_finds_what_another_one_has_more_of(ends: dict[str, tuple[int, int]], at_once: int) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(high_watermarks, "TOPICS", at_once)
-        patched.setattr(high_watermarks, "HASHED", at_once)
+        patched.setattr(high_watermarks, "STEPS", at_once)
+        patched.setattr(topic_order, "HASHED", at_once)
+        patched.setattr(topic_order, "LOOKED", 1000 * at_once)
         comparison = Comparison(ends)
         comparison.seconds(8 + 4 * len(ends))
     assert comparison.stored["eu"].found == {topic for topic, (eu, ap) in ends.items() if 0 <= eu < ap}
@@ -201,6 +222,30 @@ def test_ten_thousand_topics_cost_little_and_one_that_differs_is_found_in_second
     assert not comparison.stored["ap"].found
     told = [message.ends.topics for *_, message in comparison.heard if isinstance(message, State) and message.ends]
     assert all(len(topics) < 20 for topics in told)
+
+
+def test_a_hundred_thousand_topics_are_never_walked_in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A region with one topic asks one with many: its slice covers them all."""
+    comparison = Comparison({"t": (1, 3), **{f"topic {number}": (-1, 0) for number in range(100_000)}})
+    many, turns = comparison.stored["ap"], list[int]()
+    asked = comparison.world.regions["ap"].exchange
+
+    def counted(turn: Callable[..., Any]) -> Callable[..., Any]:
+        def count(*what: Any) -> Any:
+            before = many.looked_up
+            try:
+                return turn(*what)
+            finally:
+                turns.append(many.looked_up - before)
+
+        return count
+
+    for name in ("tick", "received", "compare_ends"):
+        monkeypatch.setattr(asked, name, counted(getattr(asked, name)))
+    comparison.seconds(60)
+    assert comparison.stored["eu"].found == {"t"}
+    assert sum(turns) > 300_000, "it went through all of them, more than once"
+    assert max(turns) <= high_watermarks.STEPS + topic_order.LOOKED + topic_order.HASHED
 
 
 def test_another_life_of_a_topic_is_not_compared() -> None:

@@ -252,6 +252,8 @@ class ProgressExchange:
                 self._comparing.announce(peer)
         self._waits.expire(now_ms)
         self._refusals.tick()
+        if self._ends is not None:
+            self._ends.tick()
         if self.leases is not None:  # last, because waiting callers may want leases now
             self.leases.tick()
 
@@ -259,6 +261,7 @@ class ProgressExchange:
         """When ``tick`` has something to do, in ``now_ms``'s clock; None: not before something else happens."""
         times = [self._waits.next_deadline(), self._refusals.next_deadline()]
         times.append(None if self.leases is None else self.leases.next_deadline())
+        times.append(None if self._ends is None else self._ends.next_deadline())
         for peer in self._peers.values():
             times.append(peer.next_count_ms)
             if peer.up:

@@ -7,13 +7,16 @@ as the numbers of its *buckets*, a few topics each, and the other region answers
 So a round costs some bytes per topic and no disk access, and only topics of which the other region has more are
 requested.
 
+A slice covers a bounded number of the sender's topics, but perhaps all topics of a receiver that has many more.
+Whatever it covers is walked in steps of bounded size, one in each turn of the loop.
+
 Each side starts its own rounds, so the side that is ahead does nothing.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Set
+from collections import deque
+from collections.abc import Callable, Collection, Set
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -29,19 +32,19 @@ from meridian_broker.replication.progress.messages import (
     TopicEnd,
 )
 from meridian_broker.replication.progress.peer import Peer
+from meridian_broker.replication.progress.topic_order import HASH_BITS, TopicOrder, following
 
 TOPICS: Final = 2000
-"""In one slice: some milliseconds."""
+"""In one slice, about."""
+STEPS: Final = 4000
+"""Topics and buckets in one turn of the loop: some milliseconds."""
 PER_BUCKET: Final = 16
 """Topics, at most about; at least half of it."""
 ROUND_MS: Final = 5000
 """Minimum time from the start of a round to that of the next."""
 ANSWERED: Final = 1000
 """Topics in one answer; those left out differ in the next round as well."""
-HASHED: Final = 5000
-"""New topics that are taken up at once."""
 MOST_BITS: Final = 20
-_HASH_BITS: Final = 64
 _MASK: Final = (1 << 64) - 1
 
 
@@ -68,18 +71,54 @@ class _Round:
     """The next one to tell."""
 
 
+class _Walk:
+    """Some buckets, on the way through their topics."""
+
+    __slots__ = ("_found", "at", "bits", "bucket", "end", "ends", "number", "origin", "peer", "through")
+
+    def __init__(
+        self, peer: Peer, origin: str, bits: int, first: int, last: int, found: Callable[[int, list[TopicEnd]], None]
+    ) -> None:
+        """:param found: hears, for each bucket, its number and its ends, ``ANSWERED`` of them at most."""
+        self._found = found
+        self.peer, self.origin, self.bits = peer, origin, bits
+        self.bucket, self.end = first, last
+        self.at = (first << (HASH_BITS - bits), "")
+        """The place to go on at."""
+        self.number = 0
+        self.ends: list[TopicEnd] = []
+        self.through: Callable[[], None] = lambda: None
+
+    def complete(self) -> None:
+        """All topics of the current bucket were added; the next one begins."""
+        self._found(self.number, self.ends)
+        self.bucket, self.number, self.ends = self.bucket + 1, 0, []
+
+    def add(self, end: TopicEnd) -> None:
+        """A topic of the bucket has this end."""
+        told = number_of(end.topic.encode(), f"{end.incarnation} {end.end}".encode())
+        self.number = (self.number + told) & _MASK
+        if len(self.ends) < ANSWERED:
+            self.ends.append(end)
+
+
 class Ends:
     """Compares with all peers that can."""
 
     def __init__(self, context: ExchangeContext, source: EndsSource) -> None:
         self._context = context
         self._source = source
-        self._order: list[tuple[int, str]] = []
-        """All open topics by the hash of their names."""
-        self._ordered_ms: int | None = None
+        self._order = TopicOrder(source.open_topics)
+        self._is_passing = False
+        self._passed_ms: int | None = None
+        """When the order was complete last; None: it never was."""
         self._rounds: dict[tuple[str, str], _Round] = {}
         """By peer and origin."""
         self._last: tuple[str, str] = ("", "")
+        self._walks: deque[_Walk] = deque()
+        """Under way: a slice that is about to be told, and an answer for each peer."""
+        self._is_telling = False
+        self._answering: set[str] = set()
 
     def compares_with(self, region: str) -> bool:
         """Whether the region can be compared with."""
@@ -93,11 +132,22 @@ class Ends:
         """
         pairs = sorted((r, o) for r in self._context.peers if self.compares_with(r) for o in origins)
         self._rounds = {pair: one for pair, one in self._rounds.items() if pair in pairs}
-        following = [pair for pair in pairs if pair > self._last] + [pair for pair in pairs if pair <= self._last]
-        for pair in following:
+        if not pairs or not self._follow_topics() or self._is_telling:
+            return
+        following_last = [pair for pair in pairs if pair > self._last] + [pair for pair in pairs if pair <= self._last]
+        for pair in following_last:
             if self._tell_slice(self._context.peers[pair[0]], pair[1]):
                 self._last = pair
                 return
+
+    def tick(self) -> None:
+        """Go one step on with what is under way."""
+        if self._walks:
+            self._step(self._walks.popleft())
+
+    def next_deadline(self) -> int | None:
+        """When ``tick`` has something to do; None: it has nothing to do."""
+        return self._context.now_ms + 1 if self._walks else None
 
     def _tell_slice(self, peer: Peer, origin: str) -> bool:
         """:returns: False when the round is through, and the next has time."""
@@ -106,34 +156,52 @@ class Ends:
         if at is None or at.bucket >> at.bits:
             if at is not None and now_ms - at.began_ms < ROUND_MS:
                 return False
-            if not self._put_in_order():
-                return True
             bits = min(MOST_BITS, (len(self._order) // PER_BUCKET).bit_length())
             at = self._rounds[key] = _Round(now_ms, bits)
-        if not self._order or peer.send is None:
+        if not len(self._order):
             return False
-        buckets = max(1, (TOPICS << at.bits) // len(self._order))
-        first, at.bucket = at.bucket, min(at.bucket + buckets, 1 << at.bits)
-        numbers = tuple(self._number(ends) for ends in self._buckets(peer, origin, at.bits, first, at.bucket))
-        sent, applied = peer.next_number - 1, peer.incoming.applied()
-        peer.send(Digest(sent, applied, (), ends=EndsSlice(origin, at.bits, first, numbers)))
+        bits, first = at.bits, at.bucket
+        buckets = max(1, (TOPICS << bits) // len(self._order))
+        at.bucket = min(first + buckets, 1 << bits)
+        numbers: list[int] = []
+
+        def tell() -> None:
+            self._is_telling = False
+            if peer.send is not None:
+                sent, applied = peer.next_number - 1, peer.incoming.applied()
+                peer.send(Digest(sent, applied, (), ends=EndsSlice(origin, bits, first, tuple(numbers))))
+
+        walk = _Walk(peer, origin, bits, first, at.bucket, lambda number, _: numbers.append(number))
+        walk.through = tell
+        self._is_telling = True
+        self._step(walk)
         return True
 
     def answer(self, peer: Peer, theirs: EndsSlice, reply: Reply) -> None:
-        """A slice of the peer's: tell the ends in those buckets that differ."""
+        """A slice of the peer's: tell the ends in those buckets that differ.
+
+        One that comes while an earlier one is being answered is ignored: the next round asks again.
+        """
         last = theirs.first + len(theirs.numbers)
-        if theirs.bits > MOST_BITS or last > 1 << theirs.bits:
+        if theirs.bits > MOST_BITS or last > 1 << theirs.bits or peer.region in self._answering:
             return
-        is_old = self._ordered_ms is None or self._context.now_ms - self._ordered_ms >= ROUND_MS
-        if is_old and not self._put_in_order():
+        if not self._follow_topics():
             return
-        found: list[TopicEnd] = []
-        buckets = self._buckets(peer, theirs.origin, theirs.bits, theirs.first, last)
-        for number, ends in zip(theirs.numbers, buckets, strict=True):
-            if self._number(ends) != number:
-                found += ends
-        if found:
-            reply(State((), OriginEnds(theirs.origin, tuple(found[:ANSWERED]))))
+        numbers, found = iter(theirs.numbers), list[TopicEnd]()
+
+        def compare(number: int, ends: list[TopicEnd]) -> None:
+            if number != next(numbers):
+                found.extend(ends[: ANSWERED - len(found)])
+
+        def tell() -> None:
+            self._answering.discard(peer.region)
+            if found:
+                reply(State((), OriginEnds(theirs.origin, tuple(found))))
+
+        walk = _Walk(peer, theirs.origin, theirs.bits, theirs.first, last, compare)
+        walk.through = tell
+        self._answering.add(peer.region)
+        self._step(walk)
 
     def take(self, peer: Peer, theirs: OriginEnds) -> None:
         """The peer's ends, where they differ from ours: where it has more, request it."""
@@ -144,32 +212,34 @@ class Ends:
             if self._context.objection(peer.region, end.topic, end.incarnation) is None:
                 self._source.more_elsewhere(end.topic)
 
-    def _put_in_order(self) -> bool:
-        """Add new topics and drop removed ones. False: there are more new ones than are added at once."""
-        topics = self._source.open_topics()
-        known = {topic for _, topic in self._order}
-        if known != topics:
-            new = list(topics - known)
-            fresh = [(number_of(topic.encode()), topic) for topic in new[:HASHED]]
-            self._order = sorted([one for one in self._order if one[1] in topics] + fresh)
-            if len(new) > HASHED:
-                return False
-        self._ordered_ms = self._context.now_ms
-        return True
+    def _follow_topics(self) -> bool:
+        """Go one step on with the order of topics, where it is time. :returns: all topics were in it once."""
+        now_ms = self._context.now_ms
+        if not self._is_passing and (self._passed_ms is None or now_ms - self._passed_ms >= ROUND_MS):
+            self._order.begin()
+            self._is_passing = True
+        if self._is_passing and self._order.step():
+            self._is_passing, self._passed_ms = False, now_ms
+        return self._passed_ms is not None
 
-    def _buckets(self, peer: Peer, origin: str, bits: int, first: int, last: int) -> Iterator[list[TopicEnd]]:
-        """Per bucket the ends of the topics that are shared with the peer."""
-        order, shift = self._order, _HASH_BITS - bits
-        at = bisect_left(order, (first << shift, ""))
-        for bucket in range(first, last):
-            ends: list[TopicEnd] = []
-            while at < len(order) and order[at][0] >> shift == bucket:
-                topic = order[at][1]
-                at += 1
-                end = self._source.end(topic, origin)
-                if end != EARLIEST and peer.region in self._context.host.regions_of(topic):
-                    ends.append(TopicEnd(topic, self._context.host.incarnation(topic), end))
-            yield ends
-
-    def _number(self, ends: Iterable[TopicEnd]) -> int:
-        return sum(number_of(e.topic.encode(), f"{e.incarnation} {e.end}".encode()) for e in ends) & _MASK
+    def _step(self, walk: _Walk) -> None:
+        """Go on with a walk: ``STEPS`` topics and buckets."""
+        host, shift, left = self._context.host, HASH_BITS - walk.bits, STEPS
+        places = self._order.between(walk.at, walk.end << shift)
+        while left:
+            place = next(places, None)
+            bucket = walk.end if place is None else place[0] >> shift
+            while left and walk.bucket < bucket:
+                walk.complete()
+                left -= 1
+            if walk.bucket < bucket:
+                break
+            if place is None:
+                walk.through()
+                return
+            left -= 1
+            walk.at, topic = following(place), place[1]
+            end = self._source.end(topic, walk.origin)
+            if end != EARLIEST and walk.peer.region in host.regions_of(topic):
+                walk.add(TopicEnd(topic, host.incarnation(topic), end))
+        self._walks.append(walk)
