@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import Any
 
 import pulsar
@@ -65,16 +66,15 @@ class Seen:
 
     def collect(self, consumers: dict[str, pulsar.Consumer], total: int) -> None:
         """Receive and acknowledge round robin until ``total`` messages were seen."""
-        idle = 0
+        until = time.monotonic() + PATIENCE_MS / 1000
         while self.count() < total:
-            idle += 1
+            assert time.monotonic() < until, f"{self.count()} of {total} came"
             for name, consumer in consumers.items():
                 with contextlib.suppress(pulsar.Timeout):
-                    message = consumer.receive(30)
+                    message = consumer.receive(1)  # longer, and each message of one waits for the silence of the others
                     self.note(name, message)
                     consumer.acknowledge(message)
-                    idle = 0
-            assert idle < 1000, f"{self.count()} of {total} came"
+                    until = time.monotonic() + PATIENCE_MS / 1000
 
     def assert_in_order(self, keys: int, each: int) -> None:
         assert len(self.values) == keys

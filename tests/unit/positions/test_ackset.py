@@ -129,7 +129,7 @@ def state_of(acks: AckSet) -> tuple[Any, ...]:
 
 
 plans = st.lists(operations, max_size=10)
-many = settings(max_examples=600, deadline=None)
+many = settings(max_examples=500, deadline=None)
 
 
 @many
@@ -264,7 +264,7 @@ def test_covers_and_reach(plan: list[tuple[Any, ...]], after: Position, upto: Po
     assert all(acks.contains(position) for position in interval(after, end))
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(st.binary(max_size=60))
 def test_garbage_is_refused_with_value_error(data: bytes) -> None:
     try:
@@ -274,7 +274,7 @@ def test_garbage_is_refused_with_value_error(data: bytes) -> None:
     assert AckSet.decode(acks.encode()) == acks
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(plans, st.data())
 def test_damaged_encodings_are_refused_with_value_error(plan: list[tuple[Any, ...]], data: st.DataObject) -> None:
     good = bytearray(build(plan).encode())

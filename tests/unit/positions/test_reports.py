@@ -105,7 +105,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=1000)
+@settings(max_examples=500)
 @given(steps)
 def test_a_floor_never_passes_what_some_region_owes(plan: list[tuple[str, str, int]]) -> None:
     """An entry that counts as acked was acked in its epoch, or once was dropped by all in one and the same epoch."""

@@ -104,7 +104,7 @@ MESSAGE: st.SearchStrategy[PeerMessage] = st.one_of(
 )
 
 
-@settings(max_examples=800)
+@settings(max_examples=500)
 @given(MESSAGE)
 def test_what_is_read_is_what_was_written(message: PeerMessage) -> None:
     (command,) = FrameDecoder().feed(codec.encode(message))

@@ -68,7 +68,7 @@ def step(wire: Wire, what: str, number: int) -> None:
         wire.log.trim(wire.core.trimmable)
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(STEPS, st.integers(1, 5)), min_size=20, max_size=60))
 def test_no_loss_no_repeat_and_the_order_is_kept(steps: list[tuple[str, int]]) -> None:
     wire = Wire(core(), LocalLog(), RemoteTopic())
@@ -131,7 +131,7 @@ def test_entries_trimmed_too_early_are_reported_and_nothing_is_sent_past_them(
     assert wire.core.confirmed >= EARLIEST
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.one_of(STEPS, st.just("skip")), st.integers(1, 5)), min_size=20, max_size=60))
 def test_all_but_what_was_skipped_arrives_once_and_in_order(steps: list[tuple[str, int]]) -> None:
     wire, record, skipped = Wire(core(), LocalLog(), RemoteTopic()), None, set[Position]()

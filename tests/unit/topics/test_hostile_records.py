@@ -23,7 +23,7 @@ VALUES = st.one_of(LEAVES, STAMPS, st.lists(STAMPS, max_size=2), st.dictionaries
 FIELDS = (*GOOD, "deleted", "forced", "scope", "homes", "scope_stamp", "witness", "voters")
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=3))
 def test_a_record_that_is_taken_can_be_kept_and_told_on(odd: dict[str, Any]) -> None:
     try:

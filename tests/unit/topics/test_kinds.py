@@ -43,7 +43,7 @@ creations = st.builds(
 )
 
 
-@settings(max_examples=1000)
+@settings(max_examples=500)
 @given(
     st.lists(creations, min_size=3, max_size=3),
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), max_size=20),

@@ -69,7 +69,7 @@ async def story(world: DispatchWorld, chosen: list[Step]) -> None:
         await world.close()
 
 
-@settings(max_examples=700, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(st.tuples(messages, steps) | busy)
 def test_key_shared_keeps_the_order_of_keys_whatever_consumers_do(drawn: tuple[list[Message], list[Step]]) -> None:
     run(story(DispatchWorld(KEY_SHARED, drawn[0]), drawn[1]))

@@ -15,19 +15,19 @@ from hypothesis import strategies as st
 from support.protocol.wire_streams import check_body, check_stream, decoded, mutated_streams, near_frames, near_metadata
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(mutated_streams(), st.lists(st.integers(0, 1 << 16), max_size=5))
 def test_hostile_streams(stream: bytes, cuts: list[int]) -> None:
     check_stream(stream, cuts)
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(near_frames(), near_frames())
 def test_commands_nearly_as_clients_write_them(frame: bytes, after: bytes) -> None:
     check_stream(frame + after, [])
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(near_metadata())
 def test_metadata_nearly_as_clients_write_it(body: bytes) -> None:
     check_body(body)

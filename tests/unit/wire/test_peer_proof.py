@@ -121,7 +121,7 @@ worlds = st.tuples(
 )
 
 
-@settings(max_examples=1000)
+@settings(max_examples=500)
 @given(worlds, worlds, st.booleans())
 def test_no_message_of_one_conversation_is_taken_in_another(
     first: tuple[bytes, str, str, bytes, bytes], second: tuple[bytes, str, str, bytes, bytes], repeats: bool

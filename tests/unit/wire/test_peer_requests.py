@@ -153,7 +153,7 @@ WORLDS = st.tuples(
 )
 
 
-@settings(max_examples=1000)
+@settings(max_examples=500)
 @given(WORLDS, WORLDS)
 def test_a_request_is_good_for_what_it_says_alone(first: Any, second: Any) -> None:
     """The header of one, shown with another connection, region or content."""
