@@ -34,7 +34,7 @@ SUBSCRIPTION = "/meridian/v1/subscriptions/persistent/public/default/orders/bill
 @pytest.fixture(scope="module")
 def clients(cluster: Cluster) -> Iterator[dict[str, pulsar.Client]]:
     host = cluster.run("e2e/cluster host").strip()
-    token = (cluster.directory / "admin.jwt").read_text().strip()
+    token = (cluster.directory / "tokens/admin.jwt").read_text().strip()
     made = {
         region: pulsar.Client(
             f"pulsar://{host}:{port}",
@@ -83,7 +83,7 @@ def call(cluster: Cluster, region: str, method: str, path: str, body: Any = None
         "headers={'Authorization':'Bearer '+a['token'],'Content-Type':'application/json'});"
         "print(u.urlopen(r,timeout=30).read().decode() or 'null')"
     )
-    token = (cluster.directory / "admin.jwt").read_text().strip()
+    token = (cluster.directory / "tokens/admin.jwt").read_text().strip()
     question = json.dumps({"path": path, "method": method, "body": body, "token": token})
     (cluster.directory / "question.json").write_text(question)
     return json.loads(
@@ -183,7 +183,8 @@ def test_a_client_inside_the_cluster_is_sent_to_addresses_inside(cluster: Cluste
     url = "pulsar://meridian-broker.us-west.svc:6650"
     inside = "kubectl -n us-east exec -i meridian-broker-0 -- sh -c"
     cluster.run(
-        f"{inside} 'cat >/tmp/jwt && meridian produce inside -m hello --url {url} --token-file /tmp/jwt' <admin.jwt"
+        f"{inside} 'cat >/tmp/jwt && meridian produce inside -m hello --url {url} --token-file /tmp/jwt' "
+        "<tokens/admin.jwt"
     )
     heard = cluster.run(
         f"{inside} 'meridian consume inside -s s --count 1 --url {url} --token-file /tmp/jwt' </dev/null"

@@ -20,6 +20,11 @@ import jwt
 import pulsar
 import pytest
 from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_operator.plan.changes import CreateTopic, SetPolicy
+from meridian_operator.plan.observed import TopicName
+from meridian_operator.regions.client import RegionClient
+from meridian_operator.regions.directory import Region, Tokens
+from meridian_operator.regions.observing import Observer
 from support.brokers.broker_process import MERIDIAN, http, wait_until
 from support.brokers.guarded_regions import Guarded, guarded_regions, new_token, shown_by, tokens_command
 from support.brokers.peers import calls_as
@@ -229,6 +234,51 @@ def test_each_part_of_a_deployment_gets_a_manifest_with_what_it_needs(tmp_path: 
         "operator.json": {"admin.jwt"},
         "verifier.json": {"verify.jwt"},
     }
+
+
+def test_the_operator_gets_a_token_for_each_region_that_can_only_administer(tmp_path: Path) -> None:
+    run("tokens", "manifest", "--directory", str(tmp_path / "tokens"), "--region", "east", "--region", "west")
+    assert (tmp_path / "tokens/admin.jwt").stat().st_mode & 0o777 == 0o600
+    held = {
+        name: json.loads((tmp_path / f"tokens/{name}.json").read_text())["data"] for name in ("regions", "operator")
+    }
+    key = base64.b64decode(held["regions"]["secret.key"])
+    assert held["operator"].keys() == {"east.jwt", "west.jwt"}
+    for region in ("east", "west"):
+        token = base64.b64decode(held["operator"][f"{region}.jwt"]).decode()
+        claims = jwt.decode(token, key, algorithms=["HS256"], audience=region)
+        assert (claims["aud"], claims["meridian_scope"]) == ([region], "admin")
+        assert claims["exp"] - time.time() <= 90 * 86400
+
+
+async def test_the_operator_manages_each_region_with_its_own_token(guarded: Guarded, tmp_path: Path) -> None:
+    """A token is of no use in another region, and one that was replaced is used at once."""
+    admin = ("--scope", "admin", "--expires", "1h")
+    for region in ("east", "west"):
+        token = await asyncio.to_thread(guarded.token, "admin", *admin, "--region", region)
+        (tmp_path / region).write_text(token)
+    topic = TopicName.parse("persistent://public/default/managed")
+    async with aiohttp.ClientSession() as http:
+        observers = {
+            region: Observer(RegionClient(Region(region, broker.admin_url), http, Tokens(tmp_path)))
+            for region, broker in guarded.brokers.items()
+        }
+        for region, observer in observers.items():
+            await observer.apply(CreateTopic(region, topic, 0))
+            await observer.apply(SetPolicy(region, topic, "messageTTL", 60))
+            seen = await observer.see(topic)
+            assert seen.topic is not None and seen.topic.policies["messageTTL"] == 60
+        right = (tmp_path / "east").read_text()
+        (tmp_path / "east").write_text((tmp_path / "west").read_text())
+        refused = await observers["east"].see(topic)
+        assert refused.reason == "TokenRefused" and "the token is not for east" in refused.problem
+        (tmp_path / "east").write_text(await asyncio.to_thread(guarded.token, "admin", *admin[:3], "0s"))
+        refused = await observers["east"].see(topic)
+        assert refused.reason == "TokenRefused" and "expired" in refused.problem
+        (tmp_path / "east").write_text(right)
+        assert (await observers["east"].see(topic)).reachable
+        for observer in observers.values():
+            await observer.close()
 
 
 def test_a_reserved_name_gets_no_token(guarded: Guarded) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -70,11 +71,50 @@ def test_people_may_look_and_do_not_get_a_say_over_all_topics_by_themselves() ->
 def test_it_mounts_the_token_and_nothing_else_of_its_secret() -> None:
     made = rendered("meridian-operator", {"crds": {"enabled": False}, "podLabels": {"team": "messaging"}})
     pod = made["Deployment", "meridian"]["spec"]["template"]
-    secrets = [volume["secret"] for volume in pod["spec"]["volumes"] if "secret" in volume]
-    assert [secret["items"] for secret in secrets] == [[{"key": "admin.jwt", "path": "default"}]]
+    assert mounted(pod["spec"]) == {"tokens": [("meridian-tokens", "admin.jwt", "default")]}
     assert made["NetworkPolicy", "meridian"]["spec"]["ingress"] == []
     selector = made["Deployment", "meridian"]["spec"]["selector"]["matchLabels"]
     assert pod["metadata"]["labels"] == selector | {"team": "messaging"}
+
+
+def mounted(pod: dict[str, Any]) -> dict[str, list[tuple[str, str, str]]]:
+    """Everything of Secrets in a pod, by volume: the Secret's name and key, and the file."""
+    assert not [volume for volume in pod["volumes"] if "secret" in volume]
+    return {
+        volume["name"]: [
+            (source["secret"]["name"], item["key"], item["path"])
+            for source in volume["projected"]["sources"]
+            for item in source["secret"]["items"]
+        ]
+        for volume in pod["volumes"]
+        if "projected" in volume
+    }
+
+
+def test_a_region_may_have_a_token_and_authorities_of_its_own() -> None:
+    regions = [
+        {"name": "plain", "adminUrl": "http://plain"},
+        {"name": "keyed", "adminUrl": "https://keyed", "tokenKey": "keyed.jwt", "caSecret": "keyed-ca"},
+        {"name": "apart", "adminUrl": "https://apart", "tokenSecret": "its-token"},
+        {"name": "both", "adminUrl": "http://both", "tokenSecret": "its-tokens", "tokenKey": "x.jwt"},
+    ]
+    tls = {"caSecret": "regions-ca"}
+    made = rendered("meridian-operator", {"crds": {"enabled": False}, "regions": regions, "tls": tls})
+    pod = made["Deployment", "meridian"]["spec"]["template"]["spec"]
+    own = [
+        ("meridian-tokens", "keyed.jwt", "keyed"),
+        ("its-token", "admin.jwt", "apart"),
+        ("its-tokens", "x.jwt", "both"),
+    ]
+    assert mounted(pod) == {
+        "tokens": [("meridian-tokens", "admin.jwt", "default"), *own],
+        "authorities": [("regions-ca", "ca.crt", "default"), ("keyed-ca", "ca.crt", "keyed")],
+    }
+    made = rendered("meridian-operator", {"crds": {"enabled": False}, "regions": regions[1:]})
+    pod = made["Deployment", "meridian"]["spec"]["template"]["spec"]
+    assert mounted(pod) == {"tokens": own, "authorities": [("keyed-ca", "ca.crt", "keyed")]}, (
+        "nothing that nobody needs"
+    )
 
 
 def test_it_believes_the_regions_authority() -> None:
@@ -82,9 +122,12 @@ def test_it_believes_the_regions_authority() -> None:
     pod = made["Deployment", "meridian"]["spec"]["template"]["spec"]
     container = pod["containers"][0]
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-    believed = next(one["value"] for one in container["env"] if one["name"] == "SSL_CERT_FILE")
-    assert believed == f"{mounts['tls']}/ca.crt"
-    assert next(volume for volume in pod["volumes"] if volume["name"] == "tls")["secret"]["secretName"] == "regions-ca"
+    assert f"--authorities={mounts['authorities']}" in container["args"]
+    assert f"--tokens={mounts['tokens']}" in container["args"]
+    assert mounted(pod)["authorities"] == [("regions-ca", "ca.crt", "default")]
+    plain = rendered("meridian-operator", {"crds": {"enabled": False}})
+    arguments = plain["Deployment", "meridian"]["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert not [one for one in arguments if "authorities" in one]
 
 
 def test_replicas_share_a_lease_that_they_may_hold_and_no_other() -> None:
@@ -155,11 +198,8 @@ def test_it_is_told_the_regions_and_who_has_a_say() -> None:
     arguments = pod["containers"][0]["args"]
     assert [one for one in arguments if one.startswith("--namespace=")] == ["--namespace=shop"]
     assert (settings.verdicts_namespace, settings.verifiers) == ("meridian-verifier", ["orders"])
-    tokens = next(volume for volume in pod["volumes"] if volume["name"] == "tokens")["projected"]["sources"]
-    assert [(one["secret"]["name"], one["secret"]["items"]) for one in tokens] == [
-        ("meridian-tokens", [{"key": "admin.jwt", "path": "default"}]),
-        ("elsewhere-token", [{"key": "admin.jwt", "path": "elsewhere"}]),
-    ]
+    tokens = [("meridian-tokens", "admin.jwt", "default"), ("elsewhere-token", "admin.jwt", "elsewhere")]
+    assert mounted(pod) == {"tokens": tokens}
     nothing = rendered("meridian-operator", {"crds": {"enabled": False}})
     said = nothing["ConfigMap", "meridian-settings"]["data"]["settings.json"]
     assert Settings.model_validate_json(said) == Settings()
@@ -170,5 +210,7 @@ def test_the_example_names_the_regions_of_the_examples() -> None:
     operator = yaml.safe_load((examples / "operator.yaml").read_text(encoding="utf-8"))
     verifier = yaml.safe_load((examples / "verifier.yaml").read_text(encoding="utf-8"))
     assert sorted(one["name"] for one in operator["regions"]) == ["eu-central", "us-east", "us-west"]
-    assert operator["regions"] == verifier["regions"]
+    addresses = [[(one["name"], one["adminUrl"]) for one in values["regions"]] for values in (operator, verifier)]
+    assert addresses[0] == addresses[1]
+    assert [one["tokenKey"] for one in operator["regions"]] == [f"{one['name']}.jwt" for one in operator["regions"]]
     assert operator["verdicts"]["verifiers"] == [verifier["name"]]

@@ -177,6 +177,8 @@ def test_the_operator_is_told_each_region_once() -> None:
     """Two regions at one address would each be told what the other one should hold."""
     twice = [{"name": "a", "adminUrl": "http://a:8080"}, {"name": "a", "adminUrl": "http://b:8080"}]
     assert "regions: a is listed twice" in refusal("meridian-operator", {"regions": twice})
+    default = [{"name": "default", "adminUrl": "http://a:8080"}]
+    assert "no region can be named default" in refusal("meridian-operator", {"regions": default})
     shared = [{"name": name, "adminUrl": "http://a:8080"} for name in ("a", "b")]
     assert "http://a:8080 is listed twice" in refusal("meridian-operator", {"regions": shared})
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,7 +14,7 @@ import pytest
 from aiohttp import web
 from meridian_operator.plan.observed import RegionSeen, TopicName
 from meridian_operator.regions.client import RegionClient
-from meridian_operator.regions.directory import Region, Tokens
+from meridian_operator.regions.directory import Authorities, Region, Tokens
 from meridian_operator.regions.observing import Observer
 from support.brokers.broker_process import BrokerProcess
 from support.brokers.certificates import Authority, Pair, served
@@ -30,6 +31,18 @@ async def seen(url: str, trusted: Path, directory: Path) -> RegionSeen:
         observer = Observer(RegionClient(Region("east", url), http, Tokens(directory)))
         try:
             return await observer.see(NAME)
+        finally:
+            await observer.close()
+
+
+@asynccontextmanager
+async def observing(url: str, directory: Path) -> AsyncIterator[Observer]:
+    """An observer of region ``east`` there, with authorities from a directory."""
+    async with aiohttp.ClientSession() as http:
+        region = RegionClient(Region("east", url), http, Tokens(None), Authorities(directory))
+        observer = Observer(region, sleep=lambda _: asyncio.sleep(0))
+        try:
+            yield observer
         finally:
             await observer.close()
 
@@ -78,3 +91,36 @@ async def test_a_region_that_cannot_show_who_it_is_learns_nothing(tmp_path: Path
         assert not tokens
         await seen(url, stranger.trusted, tmp_path)
         assert set(tokens) == ({"Bearer a-token"} if wrong == "authority" else set()), "or the above proves nothing"
+
+
+@pytest.mark.parametrize("named", ["east", "default"])
+async def test_a_region_has_authorities_of_its_own_or_the_default_ones(tmp_path: Path, named: str) -> None:
+    """The own ones alone: an authority of all other regions vouches for nothing here."""
+    mine, others, directory = Authority(tmp_path, "mine"), Authority(tmp_path, "others"), tmp_path / "authorities"
+    directory.mkdir()
+    (directory / "default").write_bytes(others.trusted.read_bytes())
+    (directory / named).write_bytes(mine.trusted.read_bytes())
+    async with recorder(mine.issue("server")) as (url, tokens), observing(url, directory) as observer:
+        await observer.see(NAME)
+        assert tokens, "it is trusted"
+    async with recorder(others.issue("another")) as (url, tokens), observing(url, directory) as observer:
+        assert f"the certificate of {url} is not trusted" in (await observer.see(NAME)).problem
+        assert not tokens
+
+
+async def test_authorities_that_were_replaced_are_used_without_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meridian_operator.regions.observing.PROBE_SECONDS", 0.0)
+    before, after, directory = Authority(tmp_path, "before"), Authority(tmp_path, "after"), tmp_path / "authorities"
+    directory.mkdir()
+    file = directory / "east"
+    async with recorder(after.issue("server")) as (url, tokens), observing(url, directory) as observer:
+        for wrong in (before.trusted.read_bytes(), b"not a certificate", b""):
+            file.write_bytes(wrong)
+            seen = await observer.see(NAME)
+            assert not tokens and seen.reason == "RegionUnreachable"
+        assert f"the certificate authorities in {file} cannot be used" in seen.problem
+        file.write_bytes(after.trusted.read_bytes())
+        seen = await observer.see(NAME)
+        assert tokens, seen.problem

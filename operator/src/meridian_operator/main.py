@@ -32,7 +32,7 @@ from meridian_operator.process import logs
 from meridian_operator.process.leading import Leadership
 from meridian_operator.process.metrics import KUBERNETES, Metrics
 from meridian_operator.process.web import served
-from meridian_operator.regions.directory import Tokens
+from meridian_operator.regions.directory import Authorities, Tokens
 
 _HANDLERS = watching
 """Importing the module registers the handlers."""
@@ -57,7 +57,9 @@ async def _run(arguments: argparse.Namespace) -> int:
         if arguments.lease is not None:
             leading = await stack.enter_async_context(_candidacy(settings, *arguments.lease))
         metrics = Metrics(
-            acts=lambda: leading is None or leading.acts, objects=lambda: memo.desk.ready() if "desk" in memo else {}
+            acts=lambda: leading is None or leading.acts,
+            objects=lambda: memo.desk.ready() if "desk" in memo else {},
+            expiries=partial(Tokens(arguments.tokens).expiries, arguments.settings.regions),
         )
         if arguments.port is not None:
             await stack.enter_async_context(served(arguments.port, metrics))
@@ -117,7 +119,9 @@ async def _operate(
     @kopf.on.startup()
     async def begin(memo: Any, **_: Any) -> None:
         kube = KubeClient(partial(_connection, settings), (*fences, metrics.counting(KUBERNETES)))
-        memo.world = world(arguments.settings, arguments.tokens, kube, (*fences, metrics.counting()))
+        memo.world = world(
+            arguments.settings, arguments.tokens, arguments.authorities, kube, (*fences, metrics.counting())
+        )
         memo.desk = Desk(memo.world, arguments.namespace)
 
     @kopf.on.cleanup()
@@ -138,14 +142,18 @@ async def _operate(
 
 
 def world(
-    settings: Settings, tokens: Path | None, kube: KubeClient, traces: Sequence[aiohttp.TraceConfig] = ()
+    settings: Settings,
+    tokens: Path | None,
+    authorities: Path | None,
+    kube: KubeClient,
+    traces: Sequence[aiohttp.TraceConfig] = (),
 ) -> World:
     """Everything outside the process, as the operator uses it."""
     # Each region limits its own concurrent calls and their duration: nothing waits for a connection.
     connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
     http = aiohttp.ClientSession(connector=connector, timeout=timeout, trace_configs=list(traces))
     numbers = Budget(NUMBERS_PER_SECOND, NUMBERS_PER_SECOND, time.monotonic)
-    return World(http, Tokens(tokens), kube, random.random, numbers, settings)
+    return World(http, Tokens(tokens), kube, random.random, numbers, settings, Authorities(authorities))
 
 
 def _connection(settings: kopf.OperatorSettings) -> kopf.ConnectionInfo:
@@ -181,6 +189,13 @@ def _arguments() -> argparse.Namespace:
         type=Path,
         metavar="DIR",
         help="directory of bearer tokens for the regions' admin API: one file per region, or one named default",
+    )
+    parser.add_argument(
+        "--authorities",
+        type=Path,
+        metavar="DIR",
+        help="directory of certificate authorities, PEM, for regions at https addresses: one file per region, or one "
+        "named default. Default: the system's authorities",
     )
     parser.add_argument(
         "--lease",

@@ -23,10 +23,22 @@ def commands(begin: str) -> list[str]:
     return [line.strip() for line in PAGE.splitlines() if line.startswith("    ") and line.strip().startswith(begin)]
 
 
+def meridian_commands() -> list[str]:
+    """Commands of the page that use ``meridian``; one in a loop over regions for each of them."""
+    found = []
+    for line in commands(""):
+        loop = re.fullmatch(rf"for region in ([-\w ]+); do ({re.escape(COMMAND)}.*); done", line)
+        if loop is not None:
+            found += [loop[2].replace("$region", region) for region in loop[1].split()]
+        elif line.startswith(COMMAND):
+            found.append(line)
+    return found
+
+
 def accepted(keys: Path, token: Path) -> bool:
     """Does a broker take the token that follows these keys?"""
     try:
-        Authentication(read_secret_keys(str(keys)), frozenset(), "east").check(token.read_bytes().strip())
+        Authentication(read_secret_keys(str(keys)), frozenset(), "us-east").check(token.read_bytes().strip())
     except NotAuthenticated:
         return False
     return True
@@ -41,10 +53,11 @@ def test_keys_are_replaced_by_the_commands_of_the_page(tmp_path: Path, monkeypat
     old = tmp_path / "old.jwt"
     made = run("tokens", "create", "--secret-key", f"{keys}/secret.key", "--subject", "admin", "--to", str(old))
     assert made.exit_code == 0
-    for command in commands(COMMAND):
+    for command in meridian_commands():
         done = run(*shlex.split(command)[1:])
         assert done.exit_code == 0, f"{command}\n{done.output}"
-    new = [tmp_path / "admin.jwt", tmp_path / "verify.jwt"]
+    new = [tmp_path / "us-east.jwt", tmp_path / "verify.jwt"]
+    assert (tmp_path / "us-west.jwt").exists() and (tmp_path / "eu-central.jwt").exists()
     (keys / "2026-11.key").write_bytes((tmp_path / "2026-11.key").read_bytes())
     assert [accepted(keys, one) for one in (old, *new)] == [True] * 3
     (keys / "secret.key").write_bytes((tmp_path / "2026-11.key").read_bytes())

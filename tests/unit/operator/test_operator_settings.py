@@ -38,6 +38,7 @@ def test_two_entries_that_claim_one_region_are_refused_both() -> None:
         {"regions": {"us-east": {"url": "ftp://broker"}}},
         {"regions": {"../default": {"url": "http://broker:8080"}}},
         {"regions": {"us-east": {}}},
+        {"regions": {"default": {"url": "http://broker:8080"}}},
         {"tenants": {}},
     ],
 )

@@ -148,7 +148,15 @@ def create(
     type=click.Path(path_type=Path, file_okay=False),
     help="Write three Secrets to this new directory, one for each part, which holds what that part needs.",
 )
-def manifest(name: str, subject: str, expires: str, to: Path | None, directory: Path | None) -> None:
+@click.option(
+    "--region",
+    "regions",
+    multiple=True,
+    help="With --directory: a region for which the operator gets a token of its own, only for administration. Repeat.",
+)
+def manifest(
+    name: str, subject: str, expires: str, to: Path | None, directory: Path | None, regions: tuple[str, ...]
+) -> None:
     """Create a Kubernetes Secret with a new key, a new peer secret and two tokens: admin.jwt, with a super-user's role,
     for people and the operator; verify.jwt, which can only read the export, for the verifier.
 
@@ -156,25 +164,37 @@ def manifest(name: str, subject: str, expires: str, to: Path | None, directory: 
     in the namespace of each region. With --directory there are three: regions.json, with the key and the peer secret,
     for each region's namespace; operator.json and verifier.json, with one token each, for theirs.
 
+    With --region, operator.json holds a token per region instead, REGION.jwt, which is valid there only and can only
+    administer; the file admin.jwt beside it is for people.
+
     \b
-      meridian tokens manifest --directory tokens
+      meridian tokens manifest --directory tokens --region us-east --region us-west
       kubectl -n us-east apply -f tokens/regions.json
     """
-    from meridian_broker.gateway.authentication import EXPORT_SCOPE
+    from meridian_broker.gateway.authentication import ADMIN_SCOPE, EXPORT_SCOPE
     from meridian_broker.gateway.token_signing import SigningKey, make_token
 
     if to is not None and directory is not None:
         raise click.UsageError("give one of --to and --directory")
+    if regions and directory is None:
+        raise click.UsageError("--region needs --directory")
     key, until = secrets.token_bytes(KEY_BYTES), _expiry(expires)
+    signing = SigningKey(key)
+    admin = make_token(signing, subject, until).encode()
+    narrow = {
+        f"{one}.jwt": make_token(signing, subject, until, regions=[one], scope=ADMIN_SCOPE).encode() for one in regions
+    }
     parts = {
         "regions": {"secret.key": key, "peer.token": secrets.token_urlsafe(32).encode()},
-        "operator": {"admin.jwt": make_token(SigningKey(key), subject, until).encode()},
-        "verifier": {"verify.jwt": make_token(SigningKey(key), subject, until, scope=EXPORT_SCOPE).encode()},
+        "operator": narrow or {"admin.jwt": admin},
+        "verifier": {"verify.jwt": make_token(signing, subject, until, scope=EXPORT_SCOPE).encode()},
     }
     if directory is not None:
         _make_directory(directory)
         for part, content in parts.items():
             _write_secret(directory / f"{part}.json", _secret_manifest(name, content).encode() + b"\n")
+        if narrow:
+            _write_secret(directory / "admin.jwt", admin)
         click.echo(f"{directory}: the Secret {name} for {', '.join(parts)}")
         return
     text = _secret_manifest(name, {key: value for content in parts.values() for key, value in content.items()})

@@ -15,6 +15,8 @@ from pydantic import Field, model_validator
 from meridian_operator.api.shared import Model, RegionName
 
 ALL_TENANTS: Final = "*"
+DEFAULT_FILE: Final = "default"
+"""File of the token, or of the certificate authorities, of all regions that have none of their own."""
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 VerifierName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?$")]
 
@@ -52,6 +54,12 @@ class Settings(Model):
                 raise ValueError(
                     f"regions {other} and {name} have the same URL {region.url}: each region needs its own admin API"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _no_region_has_the_name_of_the_default_files(self) -> Self:
+        if DEFAULT_FILE in self.regions:
+            raise ValueError(f"no region can be named {DEFAULT_FILE}: its token would be sent to regions without one")
         return self
 
     def allows(self, namespace: str, topic: str) -> bool:

@@ -26,7 +26,7 @@ from meridian_operator.plan.outcome import READY
 START_SECONDS: Final = 5.0
 """Objects that exist when the operator starts get their first look within this time."""
 SWEEP_SECONDS: Final = 300.0
-"""How often the desk looks for objects whose deletion it missed."""
+"""How often the desk looks for objects whose deletion it missed, and for tokens that expire soon."""
 ERROR_SECONDS: Final = 30.0
 """Delay before the next look after a failed one."""
 _log = logging.getLogger(__name__)
@@ -100,6 +100,7 @@ class Desk:
 
     async def _sweep_now_and_then(self) -> None:
         while True:
+            self._world.check_tokens()
             await asyncio.sleep(SWEEP_SECONDS)
             try:
                 await self.sweep()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -21,10 +23,11 @@ from meridian_operator.plan.changes import Change
 from meridian_operator.plan.observed import RegionSeen, TopicName
 from meridian_operator.plan.verdicts import Verdicts
 from meridian_operator.regions.client import Refused, RegionClient
-from meridian_operator.regions.directory import Region, Tokens
+from meridian_operator.regions.directory import Authorities, Region, Tokens
 from meridian_operator.regions.observing import TROUBLE, Observer
 
 PARALLEL_REGIONS: Final = 16
+_log = logging.getLogger(__name__)
 
 
 def utc_now() -> str:
@@ -44,12 +47,16 @@ class World:
     numbers: Budget
     """Rate limit for status writes in which only numbers changed."""
     settings: Settings
+    authorities: Authorities = field(default_factory=lambda: Authorities(None))
     now: Callable[[], str] = utc_now
+    wall: Callable[[], float] = time.time
+    """Seconds since 1970, to compare with expiry times of tokens."""
     gone: set[str] = field(default_factory=set)
     """UIDs of objects whose deletion kopf missed: they are still in its indices."""
     verdicts: Verdicts = field(init=False)
     """What the verifiers have written so far."""
     _observers: dict[str, Observer] = field(default_factory=dict)
+    _warned: dict[str, str] = field(default_factory=dict)
     _closing: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -73,8 +80,18 @@ class World:
                 closing = asyncio.create_task(known.close())
                 self._closing.add(closing)
                 closing.add_done_callback(self._closing.discard)
-            known = self._observers[region.name] = Observer(RegionClient(region, self.http, self.tokens))
+            known = self._observers[region.name] = Observer(
+                RegionClient(region, self.http, self.tokens, self.authorities)
+            )
         return known
+
+    def check_tokens(self) -> None:
+        """Log which tokens expire soon or have expired, each once."""
+        for name in self.settings.regions:
+            told = self.tokens.warning(name, self.wall())
+            if told and told != self._warned.get(name):
+                _log.warning("%s", told)
+            self._warned[name] = told
 
     def calls(self) -> dict[str, int]:
         """Number of requests sent to each region so far."""

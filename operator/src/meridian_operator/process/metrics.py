@@ -26,9 +26,15 @@ class Metrics:
 
     :param acts: whether this replica holds the Lease.
     :param objects: called at every scrape.
+    :param expiries: region -> when its token expires, in seconds since 1970; called at every scrape.
     """
 
-    def __init__(self, acts: Callable[[], bool], objects: Callable[[], Objects]) -> None:
+    def __init__(
+        self,
+        acts: Callable[[], bool],
+        objects: Callable[[], Objects],
+        expiries: Callable[[], Mapping[str, int]] = dict,
+    ) -> None:
         self.registry = prometheus.CollectorRegistry()
         prometheus.ProcessCollector(registry=self.registry)
         self._calls = prometheus.Counter(
@@ -40,7 +46,7 @@ class Metrics:
         self._seconds = prometheus.Histogram(
             "meridian_operator_request_seconds", "Time from a request to its answer", ("host",), registry=self.registry
         )
-        self.registry.register(_Now(acts, objects))
+        self.registry.register(_Now(acts, objects, expiries))
 
     def text(self) -> bytes:
         """The metrics in Prometheus' text format."""
@@ -75,9 +81,12 @@ class Metrics:
 class _Now(Collector):
     """Gauges computed at each scrape."""
 
-    def __init__(self, acts: Callable[[], bool], objects: Callable[[], Objects]) -> None:
+    def __init__(
+        self, acts: Callable[[], bool], objects: Callable[[], Objects], expiries: Callable[[], Mapping[str, int]]
+    ) -> None:
         self._acts = acts
         self._objects = objects
+        self._expiries = expiries
 
     def collect(self) -> Iterable[Metric]:
         yield GaugeMetricFamily(
@@ -89,3 +98,11 @@ class _Now(Collector):
         for labels, count in self._objects().items():
             family.add_metric(labels, count)
         yield family
+        tokens = GaugeMetricFamily(
+            "meridian_operator_token_expiry_timestamp_seconds",
+            "When the operator's token for a region expires, in seconds since 1970; absent if it does not expire",
+            labels=("region",),
+        )
+        for region, until in self._expiries().items():
+            tokens.add_metric((region,), until)
+        yield tokens

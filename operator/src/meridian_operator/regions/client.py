@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,7 +15,7 @@ import aiohttp
 
 from meridian_operator.plan import changes
 from meridian_operator.plan.observed import Link, RegionSeen, SubscriptionSeen, TopicName, TopicSeen
-from meridian_operator.regions.directory import Region, Tokens
+from meridian_operator.regions.directory import Authorities, BadAuthority, Region, Tokens
 
 CALL_SECONDS: Final = 10.0
 PROBE_SECONDS: Final = 5.0
@@ -45,10 +46,13 @@ class Ask:
 class RegionClient:
     """Talks to one region's brokers."""
 
-    def __init__(self, region: Region, http: aiohttp.ClientSession, tokens: Tokens) -> None:
+    def __init__(
+        self, region: Region, http: aiohttp.ClientSession, tokens: Tokens, authorities: Authorities | None = None
+    ) -> None:
         self.region = region
         self._http = http
         self._tokens = tokens
+        self._authorities = authorities or Authorities(None)
 
     async def describe(self, asks: Sequence[Ask]) -> list[RegionSeen]:
         """What the region holds, for each ask in order. The result may be shorter than ``asks``.
@@ -82,13 +86,15 @@ class RegionClient:
         """Why the region cannot be reached; empty: it can."""
         url = self.region.url
         try:
-            async with asyncio.timeout(PROBE_SECONDS), self._http.get(f"{url}{_PROBE}") as response:
+            async with asyncio.timeout(PROBE_SECONDS), self._http.get(f"{url}{_PROBE}", ssl=self._tls()) as response:
                 await response.read()
                 return ""
         except TimeoutError:
             return f"no answer from {url} within {PROBE_SECONDS:.0f} s"
         except aiohttp.ClientConnectorCertificateError as error:
             return _distrust(url, error.certificate_error)
+        except BadAuthority as error:
+            return str(error)
         except (aiohttp.ClientError, OSError) as error:
             return f"no connection to {url} ({type(error).__name__})"
 
@@ -161,7 +167,8 @@ class RegionClient:
 
     async def _get(self, path: str) -> Any:
         """The answer's JSON; None if there is no such resource."""
-        async with self._http.get(self.region.url + path, headers=self._headers()) as response:
+        url, headers = self.region.url + path, self._headers()
+        async with self._http.get(url, headers=headers, ssl=self._tls()) as response:
             if response.status in (204, 404):
                 return None
             text = await response.text()
@@ -172,11 +179,16 @@ class RegionClient:
     async def _call(self, method: str, path: str, body: Any = None, *, allow: tuple[int, ...] = ()) -> str:
         data = None if body is None else json.dumps(body)
         headers = {**self._headers(), "Content-Type": "application/json"}
-        async with self._http.request(method, self.region.url + path, data=data, headers=headers) as response:
+        url = self.region.url + path
+        async with self._http.request(method, url, data=data, headers=headers, ssl=self._tls()) as response:
             text = await response.text()
             if response.status >= 300 and response.status not in allow:
                 raise Refused(self.region.name, response.status, _reason(text))
             return text
+
+    def _tls(self) -> ssl.SSLContext | bool:
+        """:raises BadAuthority: the region's authorities cannot be used."""
+        return self._authorities.of(self.region.name) or True
 
     def _headers(self) -> dict[str, str]:
         """:raises Refused: the region's token cannot be read."""
@@ -268,7 +280,7 @@ def _distrust(url: str, error: Exception) -> str:
     why = getattr(error, "verify_message", "") or error
     return (
         f"the certificate of {url} is not trusted ({why}), so nothing was sent: it must be signed by an authority in "
-        "the operator's tls.caSecret and name that host"
+        "the region's caSecret, or else in tls.caSecret, of the operator's chart, and name that host"
     )
 
 

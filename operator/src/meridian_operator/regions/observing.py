@@ -124,7 +124,7 @@ class Observer:
             if not self._away:
                 self._smaller_page(error)
         except Refused as error:
-            self._tell_all(str(error))
+            self._tell_all(str(error), "TokenRefused" if error.status in (401, 403) else "RegionUnreachable")
         except Exception as error:
             # No answer of a region, whatever it contains, may end the observer.
             self._tell_all(f"{self.region.url} does not answer like a broker: {error!r}"[:500])
@@ -153,9 +153,9 @@ class Observer:
         text = f"it is reachable but did not describe {first.ask.topic} within {CALL_SECONDS:.0f} s"
         self._tell(first, self._silent("RegionSlow", f"{text} ({type(error).__name__})"))
 
-    def _tell_all(self, problem: str) -> None:
+    def _tell_all(self, problem: str, reason: str = "RegionUnreachable") -> None:
         for waiting in self._line:
-            self._tell(waiting, self._silent("RegionUnreachable", problem))
+            self._tell(waiting, self._silent(reason, problem))
 
     def _tell(self, waiting: _Waiting, seen: RegionSeen) -> None:
         if not waiting.seen.done():

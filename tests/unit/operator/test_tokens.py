@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operator's tokens: whose is used, when it expires, and what is said before that."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from meridian_operator.api.settings import Settings
+from meridian_operator.handlers.world import World
+from meridian_operator.process.metrics import Metrics
+from meridian_operator.regions.directory import SOON_SECONDS, Tokens, expiry_of
+
+NEW_YEAR = 1_767_225_600
+"""2026-01-01T00:00:00Z."""
+
+
+def token(claims: Any) -> str:
+    middle = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
+    return f"head.{middle}.signature\n"
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    messages = [record.getMessage() for record in caplog.records]
+    caplog.clear()
+    return messages
+
+
+@pytest.mark.parametrize("until", [NEW_YEAR, NEW_YEAR + 0.9])
+def test_a_token_says_when_it_expires(until: float, tmp_path: Path) -> None:
+    (tmp_path / "east").write_text(token({"sub": "admin", "exp": until}))
+    (tmp_path / "default").write_text(token({"sub": "admin"}))
+    assert Tokens(tmp_path).expiries(["east", "west"]) == {"east": NEW_YEAR}
+
+
+@pytest.mark.parametrize("other", ["", "opaque", "a.b.c", "a.%%%.c", "a.äö.c", token([]), token({"exp": "soon"})])
+def test_what_is_no_such_token_has_no_expiry(other: str, tmp_path: Path) -> None:
+    (tmp_path / "default").write_text(other)
+    assert Tokens(tmp_path).expires("east") is None
+    assert Tokens(None).expires("east") is None
+
+
+@pytest.mark.parametrize("until", [-1, 1e300, float("inf"), True])
+def test_an_expiry_that_is_no_time_is_none(until: float) -> None:
+    assert expiry_of(token({"exp": until})) in (None, 1)
+
+
+def world(directory: Path, wall: float, regions: Iterable[str] = ("east", "west")) -> World:
+    listed = {name: {"url": f"http://{name}"} for name in regions}
+    settings = Settings.model_validate({"regions": listed})
+    outside = cast("Any", None)
+    return World(outside, Tokens(directory), outside, outside, outside, settings, wall=lambda: wall)
+
+
+def test_a_token_that_expires_soon_is_told_once_and_again_when_it_has_expired(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "meridian_operator")
+    (tmp_path / "default").write_text(token({"sub": "admin"}))
+    (tmp_path / "east").write_text(token({"exp": NEW_YEAR}))
+    near = world(tmp_path, NEW_YEAR - SOON_SECONDS - 1)
+    near.check_tokens()
+    assert not said(caplog)
+    near.wall = lambda: NEW_YEAR - SOON_SECONDS
+    near.check_tokens()
+    (warning,) = said(caplog)
+    assert "the token for region east expires at 2026-01-01T00:00:00Z" in warning
+    near.check_tokens()
+    assert not said(caplog)
+    near.wall = lambda: NEW_YEAR
+    near.check_tokens()
+    (warning,) = said(caplog)
+    assert "region east expired at" in warning
+    (tmp_path / "east").write_text(token({"exp": NEW_YEAR + 90 * 86_400}))
+    near.check_tokens()
+    assert not said(caplog), "it was replaced"
+
+
+def test_metrics_show_when_each_token_expires(tmp_path: Path) -> None:
+    (tmp_path / "east").write_text(token({"exp": NEW_YEAR}))
+    expiries = Tokens(tmp_path).expiries
+    metrics = Metrics(acts=lambda: True, objects=dict, expiries=lambda: expiries(["east", "west"]))
+
+    def shown() -> dict[str, float]:
+        lines = [line.rpartition(" ") for line in metrics.text().decode().splitlines()]
+        return {name: float(value) for name, _, value in lines if name.startswith("meridian_operator_token")}
+
+    name = 'meridian_operator_token_expiry_timestamp_seconds{region="east"}'
+    assert shown() == {name: NEW_YEAR}
+    (tmp_path / "east").write_text(token({"exp": NEW_YEAR + 1}))
+    assert shown() == {name: NEW_YEAR + 1}
