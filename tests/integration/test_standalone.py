@@ -39,7 +39,7 @@ class Standalone:
         self.process = self.start()
 
     def start(self) -> subprocess.Popen[bytes]:
-        self.process = subprocess.Popen(self._command)
+        self.process = subprocess.Popen(self._command, umask=0)  # the loosest that whoever starts it may have
         wait_until(lambda: is_healthy(self.url), "standalone to be healthy")
         return self.process
 
@@ -98,6 +98,8 @@ def test_what_is_stored_is_for_its_own_user(set_up: Standalone) -> None:
     stored = [set_up.data, *set_up.data.rglob("*")]
     assert {"metadata.sqlite", "export"} <= {path.name for path in stored}
     assert {path: oct(path.stat().st_mode) for path in stored if path.stat().st_mode & 0o077} == {}
+    status = Path(f"/proc/{set_up.process.pid}/status").read_text().splitlines()
+    assert "Umask:\t0077" in status, "what a library makes has no mode of its own"
 
 
 @pytest.mark.parametrize("scheme", ["pulsar", "pulsar+ssl", "http", "https"])
