@@ -4,21 +4,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from meridian_broker.admin import metrics
 from meridian_broker.admin.figures import turns
+from meridian_broker.admin.http import requests
 from meridian_broker.admin.http.requests import Refused
 from meridian_broker.admin.metrics import Scrapes
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar.errors import ServerError
 from meridian_broker.wire.pulsar.topic_name import parse
 from support.brokers.broker_inside import broker_inside
 from support.brokers.broker_process import http
 from support.protocol.raw_connection import RawConnection, T
+from support.protocol.topic_digest import digest
 
 TOPICS, SUBSCRIPTIONS, CLIENTS = 5, 4, 3
 TOPIC = "persistent://public/default/one-of-many"
@@ -75,6 +80,71 @@ async def test_others_run_between_any_two_topics_or_subscriptions(
     answer = await asyncio.to_thread(http, "GET", f"{inside.listeners.admin_url}/{path}")
     assert answer.status == 200
     assert len(pauses) >= steps
+
+
+@pytest.fixture
+def long_names(inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A namespace's topics, partitioned ones too, whose names no frame can hold."""
+    segments = [f"{number:04}-{'x' * 2000}" for number in range(3000)]
+
+    async def children(path: str) -> list[str]:
+        return segments
+
+    monkeypatch.setattr(inside._metadata, "children", children)
+    return [f"persistent://public/default/{segment}" for segment in segments]
+
+
+async def test_a_list_of_topics_that_no_frame_can_hold_is_refused_and_the_connection_stays(
+    inside: BrokerProcess, long_names: list[str]
+) -> None:
+    """The client would close it, with everybody on it, and ask again on the next one."""
+    wire = await RawConnection.open(inside.settings.network.broker_service_port)
+
+    def ask(pattern: str | None = None, known: str | None = None) -> None:
+        asked = pb.CommandGetTopicsOfNamespace(
+            request_id=1, namespace="public/default", topics_pattern=pattern, topics_hash=known
+        )
+        wire.say(T.GET_TOPICS_OF_NAMESPACE, asked)
+
+    for pattern in (None, "public/default/.*"):
+        ask(pattern)
+        refused = await wire.hear(T.ERROR)
+        assert refused.error == ServerError.NOT_ALLOWED
+        assert "3000 topics" in refused.message and "maxMessageSize" in refused.message
+    ask("public/default/00.*")
+    assert list((await wire.hear(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)).topics) == long_names[:100]
+    ask("public/default/.*", digest(long_names))
+    assert not (await wire.hear(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)).changed
+
+    watching = pb.CommandWatchTopicList(
+        request_id=2, watcher_id=1, namespace="public/default", topics_pattern="public/default/.*"
+    )
+    wire.say(T.WATCH_TOPIC_LIST, watching)
+    assert (await wire.hear(T.ERROR)).error == ServerError.NOT_ALLOWED
+    assert len(inside.service.watchers) == 0
+    watching.topics_hash = digest(long_names)
+    wire.say(T.WATCH_TOPIC_LIST, watching)
+    assert not (await wire.hear(T.WATCH_TOPIC_LIST_SUCCESS)).topic
+    await wire.close()
+
+
+@pytest.mark.parametrize("path", ["persistent", "persistent/{}/partitioned", "namespaces/{}/topics"])
+async def test_over_http_a_list_of_topics_has_any_length(
+    inside: BrokerProcess, long_names: list[str], monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """It is encoded a part at a time."""
+    encoded: list[int] = []
+    dumps = json.dumps
+
+    def counted(what: object, **options: Any) -> str:
+        encoded.append(len(what) if isinstance(what, list) else 1)
+        return dumps(what, **options)
+
+    monkeypatch.setattr(json, "dumps", counted)
+    path = path.format("public/default") if "{}" in path else f"{path}/public/default"
+    answer = await asyncio.to_thread(http, "GET", f"{inside.listeners.admin_url}/admin/v2/{path}")
+    assert answer.json == long_names
+    assert max(encoded) <= requests.NAMES_AT_ONCE
 
 
 async def test_all_who_scrape_at_the_same_time_get_one_text(

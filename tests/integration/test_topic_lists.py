@@ -8,11 +8,11 @@ import re
 import _pulsar
 import pulsar
 import pytest
-from meridian_broker.topics.directory.patterns import digest
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from support.brokers.broker_process import RegionsProcess, http, wait_until
 from support.brokers.region_clients import PATIENCE_MS, connect
 from support.protocol.raw_connection import RawConnection, T
+from support.protocol.topic_digest import digest
 
 REGIONS = ("east", "west")
 

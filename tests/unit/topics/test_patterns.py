@@ -7,12 +7,15 @@ import asyncio
 import time
 
 import pytest
+from meridian_broker.metadata.topic_listing import Listing
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.topics.directory import watching
-from meridian_broker.topics.directory.patterns import BadPattern, TopicPattern, digest
-from meridian_broker.topics.directory.watching import SLICE, TopicWatchers, Watcher, select
+from meridian_broker.topics.directory.listing import SLICE, names_of, select
+from meridian_broker.topics.directory.patterns import BadPattern, TopicPattern
+from meridian_broker.topics.directory.watching import TOLD_AT_ONCE, TopicWatchers, Watcher
 from meridian_broker.topics.errors import TooManyWatchers
 from meridian_broker.wire.pulsar import topic_name
+from support.protocol.topic_digest import digest
 
 
 @pytest.mark.parametrize(
@@ -86,7 +89,7 @@ class PatternWorld:
     async def listed(self, namespace: str) -> list[str]:
         assert namespace == "t/n"
         self.reads += 1
-        return list(self.names)
+        return sorted(self.names)
 
     def change(self, local_name: str, exists: bool = True) -> str:
         name = topic_name.parse(f"persistent://t/n/{local_name}")
@@ -132,9 +135,20 @@ async def test_what_happens_before_the_first_list_is_told_after_it() -> None:
     name = world.change("a")
     assert await world.next() == ([name], [], digest([name]))
     assert world.port.told.empty()
-    assert await world.watchers.listed(waiting) == ([name], digest([name]))
+    assert await world.watchers.listed(waiting) == ([name], digest([name]), len(name))
     world.watchers.start(waiting)
     assert await world.next() == ([name], [], digest([name]))
+
+
+async def test_many_changes_are_told_in_updates_that_fit_a_frame() -> None:
+    """Only the last one has the hash: a client that lost its connection before asks for the whole list."""
+    world = PatternWorld()
+    world.watchers.start(world.watch())
+    made = [world.change(f"a{number}") for number in range(2 * TOLD_AT_ONCE + 1)]
+    updates = [await world.next() for _ in range(3)]
+    assert sorted(name for new, _, _ in updates for name in new) == sorted(made)
+    assert max(len(new) for new, _, _ in updates) == TOLD_AT_ONCE
+    assert [hashed for *_, hashed in updates] == ["", "", digest(made)]
 
 
 async def test_who_does_not_read_is_told_later_or_loses_its_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,8 +187,15 @@ async def test_watchers_are_counted() -> None:
 
 
 async def test_a_long_list_is_gone_through_in_slices() -> None:
-    names = [f"persistent://t/n/a{number}" for number in range(3 * SLICE)]
-    turns = 0
+    """It is made, tried on a pattern and hashed, ``SLICE`` names in a turn."""
+    count = 100_000
+    segments, scheduler, turns = [f"a{number:06}" for number in range(count)], LoopScheduler(), 0
+    made: list[int] = []
+
+    class Counted(Listing):
+        def names(self, first: int, last: int) -> list[str]:
+            made.append(last - first)
+            return super().names(first, last)
 
     async def others() -> None:
         nonlocal turns
@@ -183,7 +204,12 @@ async def test_a_long_list_is_gone_through_in_slices() -> None:
             await asyncio.sleep(0)
 
     task = asyncio.create_task(others())
-    found, _ = await select(names, TopicPattern("t/n/a.*"), LoopScheduler())
+    names = await names_of(Counted("persistent", "t/n", segments), scheduler)
+    assert turns >= count // SLICE - 1
+    assert made == [SLICE] * (count // SLICE)
+    assert (names[0], names[-1], len(names)) == ("persistent://t/n/a000000", "persistent://t/n/a099999", count)
+    for pattern, wanted in ((None, names), (TopicPattern("t/n/a00.*"), names[:10_000])):
+        turns = 0
+        assert await select(names, pattern, scheduler) == (wanted, digest(wanted), len("".join(wanted)))
+        assert turns >= count // SLICE - 1
     task.cancel()
-    assert found == names
-    assert turns >= 2

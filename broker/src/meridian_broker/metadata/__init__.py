@@ -4,5 +4,5 @@
 Other rooms import only these modules of it::
 
     catalog  errors  limits  noting  policies  policy_table  policy_values  records  rules  schema_catalog  store
-    topic_catalog  view
+    topic_catalog  topic_listing  view
 """

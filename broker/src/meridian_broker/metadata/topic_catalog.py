@@ -19,6 +19,7 @@ from meridian_broker.metadata.limits import MAX_OPERATIONS
 from meridian_broker.metadata.policies import TopicPolicies
 from meridian_broker.metadata.records import PartitionedTopicRecord, TopicRecord, decode, encode, positions
 from meridian_broker.metadata.store import ABSENT, Check, Delete, MetadataFull, Put
+from meridian_broker.metadata.topic_listing import Listing, list_topics
 from meridian_broker.metadata.trees import Tree, fold_topic_policies, unfold_topic_policies
 from meridian_broker.positions.clock import Stamp
 from meridian_broker.positions.position import EARLIEST, Position
@@ -165,6 +166,11 @@ class PartitionedTopics:
     async def names(self, namespace: str, domain: str = PERSISTENT) -> list[TopicName]:
         """Those of ``tenant/namespace``."""
         return await list_topics(self._access, namespace, domain, keys.partitioned_topics_of(namespace, domain))
+
+    async def listing(self, namespace: str, domain: str = PERSISTENT) -> Listing:
+        """As ``names``."""
+        folder = keys.partitioned_topics_of(namespace, domain)
+        return Listing(domain, namespace, await self._access.store.children(folder))
 
     async def all(self, namespace: str) -> list[tuple[TopicName, PartitionedTopicRecord]]:
         """The persistent ones of ``tenant/namespace``, including those whose deletion has begun."""
@@ -341,6 +347,10 @@ class Topics:
     async def names(self, namespace: str, domain: str = PERSISTENT) -> list[TopicName]:
         """Those of ``tenant/namespace``, partitions as topics of their own."""
         return await list_topics(self._access, namespace, domain, keys.topics_of(namespace, domain))
+
+    async def listing(self, namespace: str, domain: str = PERSISTENT) -> Listing:
+        """As ``names``."""
+        return Listing(domain, namespace, await self._access.store.children(keys.topics_of(namespace, domain)))
 
     async def partitions(self, base: TopicName) -> list[TopicName]:
         """The partitions on record, by number, also those beyond the number of partitions that the topic has."""
@@ -569,11 +579,6 @@ async def _forget_older(access: Access, topic: TopicName) -> None:
         return await access.write(tree, checks, [Delete(tree.path + leaf) for leaf in older]) or None
 
     await access.retry(f"forgetting the policies of {topic}", attempt)
-
-
-async def list_topics(access: Access, namespace: str, domain: str, folder: str) -> list[TopicName]:
-    tenant, _, short = check_namespace(namespace).partition("/")
-    return [TopicName(domain, tenant, short, keys.unescape(name)) for name in await access.store.children(folder)]
 
 
 def _check_count(partitions: int) -> int:

@@ -4,8 +4,8 @@
 Other rooms import only these modules of it::
 
     backfill.gaps  backfill.joining  backfill.questions  backfill.skipping  compaction.compaction
-    compaction.compactor  context  cursors.drops  cursors.ports  cursors.rewinding  directory.patterns
-    directory.schemas  directory.watching  dispatch.consumer  dispatch.key_ranges  dispatch.single
+    compaction.compactor  context  cursors.drops  cursors.ports  cursors.rewinding  directory.listing
+    directory.patterns  directory.schemas  directory.watching  dispatch.consumer  dispatch.key_ranges  dispatch.single
     dispatch.types  dispatch_scope.shares  errors  journal.progress_log  journal.subscription_record
     lifecycle.termination  limits  names  nonpersistent.topic  policies  publishing.access_modes
     publishing.admission  publishing.producer  reopening  retention.backlog_quotas  retention.trimming

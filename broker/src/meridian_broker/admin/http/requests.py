@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any, Final
@@ -17,6 +18,8 @@ from meridian_broker.wire.pulsar.topic_name import PERSISTENT, TopicName, parse
 
 STATE: Final = web.AppKey("state", AdminState)
 NAMES_MAX: Final = (1 << 63) - 1
+NAMES_AT_ONCE: Final = 2000
+"""Encoded in one turn of the loop."""
 READ: Final = web.RequestKey("body", bytes)
 """Where a request keeps its body once that was read."""
 
@@ -42,6 +45,15 @@ def done() -> web.Response:
 def answer(value: Any) -> web.Response:
     """A JSON answer."""
     return web.json_response(value)
+
+
+async def answer_names(names: list[str]) -> web.Response:
+    """A JSON list that may be long."""
+    parts = []
+    for first in range(0, len(names), NAMES_AT_ONCE):
+        parts.append(json.dumps(names[first : first + NAMES_AT_ONCE])[1:-1])
+        await asyncio.sleep(0)
+    return web.Response(text=f"[{', '.join(parts)}]", content_type="application/json")
 
 
 def part(request: web.Request, name: str) -> str:

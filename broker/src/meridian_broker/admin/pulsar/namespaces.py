@@ -7,9 +7,11 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from meridian_broker.admin.figures.turns import in_turns
 from meridian_broker.admin.http.requests import (
     Refused,
     answer,
+    answer_names,
     body,
     done,
     flag,
@@ -126,7 +128,7 @@ async def get_topics(request: web.Request) -> web.Response:
     mode = request.query.get("mode", "PERSISTENT").upper()
     namespace, service = namespace_of(request), state(request).service
     names = [] if mode == "NON_PERSISTENT" else await service.topic_names(namespace)
-    return answer(names if mode == "PERSISTENT" else names + service.non_persistent.names(namespace))
+    return await answer_names(names if mode == "PERSISTENT" else names + service.non_persistent.names(namespace))
 
 
 async def unload(request: web.Request) -> web.Response:
@@ -183,4 +185,4 @@ async def _all_topics(request: web.Request) -> list[Topic]:
     await _record(request)
     service = state(request).service
     found = await service.topic_names(namespace_of(request))
-    return [await service.topic(topic_name.parse(name), create=False) for name in found]
+    return [await service.topic(topic_name.parse(name), create=False) async for name in in_turns(found)]

@@ -9,9 +9,11 @@ from typing import TypeVar
 from aiohttp import web
 
 from meridian_broker.admin.elsewhere.users import objections
+from meridian_broker.admin.figures.turns import in_turns
 from meridian_broker.admin.http.requests import (
     Refused,
     answer,
+    answer_names,
     body,
     done,
     flag,
@@ -69,10 +71,12 @@ async def listed(request: web.Request) -> web.Response:
     if is_non_persistent(request):
         return answer(sorted({name for topic in await non_persistent(request) for name in topic.subscriptions}))
     topics = await opened(request)
-    names = {name for topic in topics for name in topic.subscriptions}
+    names: set[str] = set()
+    async for topic in in_turns(topics):
+        names.update(topic.subscriptions)
     if any(topic.compaction.view is not None for topic in topics):
         names.add(COMPACTION_SUBSCRIPTION)
-    return answer(sorted(names))
+    return await answer_names(sorted(names))
 
 
 async def create(request: web.Request) -> web.Response:

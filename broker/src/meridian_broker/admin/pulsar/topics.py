@@ -15,6 +15,7 @@ from meridian_broker.admin.elsewhere.users import split_objections, topic_object
 from meridian_broker.admin.http.requests import (
     Refused,
     answer,
+    answer_names,
     any_topic_of,
     body,
     done,
@@ -78,15 +79,15 @@ async def listed(request: web.Request) -> web.Response:
     namespace, service = namespace_of(request), state(request).service
     await state(request).catalog.namespaces.get(namespace)
     if part(request, "domain") == NON_PERSISTENT:
-        return answer(service.non_persistent.names(namespace))
-    return answer(await service.topic_names(namespace))
+        return await answer_names(service.non_persistent.names(namespace))
+    return await answer_names(await service.topic_names(namespace))
 
 
 async def listed_partitioned(request: web.Request) -> web.Response:
     """Names of the namespace's partitioned topics of that domain."""
     namespace, catalog = namespace_of(request), state(request).catalog
     await catalog.namespaces.get(namespace)
-    return answer(sorted(str(name) for name in await catalog.partitioned.names(namespace, part(request, "domain"))))
+    return await answer_names(await state(request).service.partitioned_names(namespace, part(request, "domain")))
 
 
 async def create(request: web.Request) -> web.Response:

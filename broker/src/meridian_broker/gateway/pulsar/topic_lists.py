@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from meridian_broker.gateway.pulsar.lookups import long_answer
 from meridian_broker.gateway.pulsar.refusals import REFUSALS
-from meridian_broker.topics.directory.patterns import BadPattern, TopicPattern, digest
-from meridian_broker.topics.directory.watching import Watcher, select
+from meridian_broker.topics.directory.listing import Selected, select
+from meridian_broker.topics.directory.patterns import BadPattern, TopicPattern
+from meridian_broker.topics.directory.watching import Watcher
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, topic_name
 from meridian_broker.wire.pulsar.errors import NotAllowedError
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 _T = pb.BaseCommand
 _MODE = pb.CommandGetTopicsOfNamespace
+BYTES_PER_NAME: Final = 3
+"""Protobuf's tag and length, for names of less than 16 KiB."""
 
 
 def topics_of_namespace(connection: Connection, command: Any) -> None:
@@ -38,27 +41,42 @@ async def _topics_of_namespace(connection: Connection, asked: pb.CommandGetTopic
 async def _selected(
     connection: Connection, asked: pb.CommandGetTopicsOfNamespace
 ) -> pb.CommandGetTopicsOfNamespaceResponse:
-    """:raises InvalidTopicNameError, MetadataError: the namespace does not exist or its topics cannot be read."""
+    """:raises InvalidTopicNameError, MetadataError: the namespace does not exist or its topics cannot be read.
+    :raises NotAllowedError: there are too many for one answer.
+    """
     service = connection.broker.service
     topic_name.parse_namespace(asked.namespace)
     names: list[str] = []
-    if asked.mode != _MODE.NON_PERSISTENT:
-        names += await service.topic_names(asked.namespace)
     if asked.mode != _MODE.PERSISTENT:
         names += service.non_persistent.names(asked.namespace)
+    if asked.mode != _MODE.NON_PERSISTENT:
+        names += await service.topic_names(asked.namespace)
     pattern = _pattern(connection, asked.topics_pattern) if asked.HasField("topics_pattern") else None
-    if pattern is not None:
-        names, hashed = await select(names, pattern, service.scheduler)
-    else:
-        hashed = digest(names)
+    selected = await select(names, pattern, service.scheduler)
     answer = pb.CommandGetTopicsOfNamespaceResponse(
-        request_id=asked.request_id, filtered=pattern is not None, topics_hash=hashed, changed=True
+        request_id=asked.request_id, filtered=pattern is not None, topics_hash=selected.digest, changed=True
     )
-    if asked.HasField("topics_hash") and asked.topics_hash == hashed:
+    if asked.HasField("topics_hash") and asked.topics_hash == selected.digest:
         answer.changed = False
     else:
-        answer.topics.extend(names)
+        _check_fits(connection, selected)
+        answer.topics.extend(selected.names)
     return answer
+
+
+def _check_fits(connection: Connection, selected: Selected) -> None:
+    """A client ends the connection, with everything on it, when a frame comes that is too large.
+
+    :raises NotAllowedError: the names are too many for one.
+    """
+    most = connection.broker.max_message_bytes
+    size = selected.encoded_bytes + len(selected.names) * BYTES_PER_NAME
+    if size > most:
+        raise NotAllowedError(
+            f"the names of {len(selected.names)} topics take {size} bytes, and an answer may have {most} "
+            f"(maxMessageSize): ask with a pattern that selects fewer, of at most {connection.broker.pattern_length} "
+            "characters, use several namespaces, or list the topics over HTTP"
+        )
 
 
 def _pattern(connection: Connection, text: str) -> TopicPattern | None:
@@ -105,16 +123,19 @@ async def _start(connection: Connection, asked: pb.CommandWatchTopicList, watche
     watchers = connection.broker.service.watchers
     async with long_answer(connection):
         try:
-            names, hashed = await watchers.listed(watcher)
+            selected = await watchers.listed(watcher)
+            is_known = asked.HasField("topics_hash") and asked.topics_hash == selected.digest
+            if not is_known:
+                _check_fits(connection, selected)
         except REFUSALS as error:
             _forget(connection, watcher)
             connection.fail(asked.request_id, error)
             return
         answer = pb.CommandWatchTopicListSuccess(
-            request_id=asked.request_id, watcher_id=asked.watcher_id, topics_hash=hashed
+            request_id=asked.request_id, watcher_id=asked.watcher_id, topics_hash=selected.digest
         )
-        if not asked.HasField("topics_hash") or asked.topics_hash != hashed:
-            answer.topic.extend(names)
+        if not is_known:
+            answer.topic.extend(selected.names)
         connection.write(encode.simple(_T.WATCH_TOPIC_LIST_SUCCESS, answer))
     watchers.start(watcher)
 

@@ -10,7 +10,7 @@ here.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any, Final
 
 import re2
@@ -104,6 +104,22 @@ def _without_domain(text: str) -> str:
     return text.partition("://")[2] or text
 
 
-def digest(topics: Iterable[str]) -> str:
+class Digest:
     """The hash by which clients detect whether a list changed: CRC32C over the sorted names."""
-    return crc32c(",".join(sorted(topics)).encode()).to_bytes(4, "little").hex()
+
+    def __init__(self) -> None:
+        self._crc = 0
+        self._count = 0
+        self.encoded_bytes = 0
+        """Of all names in UTF-8."""
+
+    def add(self, topics: Sequence[str]) -> None:
+        """The next ones, in order."""
+        if topics:
+            text = ",".join(topics).encode()
+            self.encoded_bytes += len(text) - len(topics) + 1
+            self._crc = crc32c(b"," + text if self._count else text, self._crc)
+            self._count += len(topics)
+
+    def __str__(self) -> str:
+        return self._crc.to_bytes(4, "little").hex()

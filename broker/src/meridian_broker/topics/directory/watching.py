@@ -18,7 +18,8 @@ from typing import Final, Protocol
 
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.metadata.store import MetadataError
-from meridian_broker.topics.directory.patterns import TopicPattern, digest
+from meridian_broker.topics.directory.listing import Selected, select
+from meridian_broker.topics.directory.patterns import TopicPattern
 from meridian_broker.topics.errors import TooManyWatchers
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
@@ -28,8 +29,8 @@ WATCHERS_MAX: Final = 10_000
 """Watchers of one broker; about a kilobyte each, plus a pattern's automaton per group."""
 GATHER_SECONDS: Final = 0.05
 """How long changes are collected, so that a topic of a thousand partitions does not cause a thousand notifications."""
-SLICE: Final = 500
-"""Names matched against a pattern in one turn of the loop: some five milliseconds."""
+TOLD_AT_ONCE: Final = 500
+"""Names in one update: they fit a frame, however long they are."""
 MISSED_MAX: Final = 10_000
 """Changes kept for one watcher that cannot be notified now."""
 
@@ -122,8 +123,8 @@ class TopicWatchers:
             if not groups:
                 del self._groups[group.namespace]
 
-    async def listed(self, watcher: Watcher) -> tuple[list[str], str]:
-        """What the watcher's pattern selects now, and its hash. :raises MetadataError: the metadata cannot be read."""
+    async def listed(self, watcher: Watcher) -> Selected:
+        """What the watcher's pattern selects now. :raises MetadataError: the metadata cannot be read."""
         return await self._selected(watcher.group)
 
     def start(self, watcher: Watcher) -> None:
@@ -156,7 +157,7 @@ class TopicWatchers:
 
     async def _tell(self, group: _Group) -> None:
         try:
-            _, hashed = await self._selected(group)
+            selected = await self._selected(group)
         except MetadataError as error:
             log.warning("watchers of %s will be notified later: %s", group.namespace, error)
             self._scheduler.later(1.0, lambda: self._scheduler.spawn(self._tell(group), "tell of topics"))
@@ -169,22 +170,21 @@ class TopicWatchers:
                 continue
             if watcher.started and watcher.port.writable():
                 missed, watcher.missed = watcher.missed, {}
-                new = [name for name, exists in missed.items() if exists]
-                deleted = [name for name, exists in missed.items() if not exists]
-                watcher.port.topics_changed(watcher, new, deleted, hashed)
+                _tell_missed(watcher, list(missed.items()), selected.digest)
             elif len(watcher.missed) > MISSED_MAX:
                 self.remove(watcher)
                 watcher.port.lost_watcher(watcher)
 
-    async def _selected(self, group: _Group) -> tuple[list[str], str]:
+    async def _selected(self, group: _Group) -> Selected:
         return await select(await self._names(group.namespace), group.pattern, self._scheduler)
 
 
-async def select(names: list[str], pattern: TopicPattern, scheduler: Scheduler) -> tuple[list[str], str]:
-    """The names that match, and their hash; lets others run in between."""
-    found: list[str] = []
-    for at in range(0, len(names), SLICE):
-        if at:
-            await scheduler.answer(lambda ready: scheduler.defer(lambda: ready(None)))
-        found.extend(name for name in names[at : at + SLICE] if pattern.matches(name))
-    return found, digest(found)
+def _tell_missed(watcher: Watcher, missed: list[tuple[str, bool]], digest: str) -> None:
+    """In as many updates as it takes. Only the last one has the hash: a client that got a part of them does not know
+    the list."""
+    for first in range(0, len(missed), TOLD_AT_ONCE):
+        some = missed[first : first + TOLD_AT_ONCE]
+        new = [name for name, exists in some if exists]
+        deleted = [name for name, exists in some if not exists]
+        is_last = first + TOLD_AT_ONCE >= len(missed)
+        watcher.port.topics_changed(watcher, new, deleted, digest if is_last else "")

@@ -175,6 +175,6 @@ async def _may_create(parts: BrokerParts, name: TopicName, create: bool, *, fore
 async def check_room(parts: BrokerParts, name: TopicName, more: int) -> None:
     """:raises LimitReached: the namespace would have more topics than it may have; partitions count each."""
     if most := parts.rules(name).max_topics:
-        count = len(await parts.catalog.topics.names(name.namespace_name))
+        count = len(await parts.catalog.topics.listing(name.namespace_name))
         if count + more > most:
             raise LimitReached(f"{name.namespace_name} has {count} topics; its limit is {most}: delete some")

@@ -18,6 +18,7 @@ from meridian_broker.replication.entries.source import DeletionNotice
 from meridian_broker.topics.backfill.backfill import find
 from meridian_broker.topics.backfill.questions import NOTHING_TO_SEND, Found, Want
 from meridian_broker.topics.cursors import seeking
+from meridian_broker.topics.directory import listing
 from meridian_broker.topics.directory.watching import TopicWatchers
 from meridian_broker.topics.errors import (
     NotAllowed,
@@ -110,8 +111,12 @@ class TopicService(OpenTopics):
         await partition_growth.grow(self, name, partitions, known)
 
     async def topic_names(self, namespace: str) -> list[str]:
-        """Every topic of a namespace, partitions by their own names."""
-        return sorted(str(name) for name in await self.catalog.topics.names(namespace))
+        """Every topic of a namespace, partitions by their own names; sorted."""
+        return await listing.names_of(await self.catalog.topics.listing(namespace), self.scheduler)
+
+    async def partitioned_names(self, namespace: str, domain: str) -> list[str]:
+        """Every partitioned topic of a namespace, sorted."""
+        return await listing.names_of(await self.catalog.partitioned.listing(namespace, domain), self.scheduler)
 
     async def delete_topic(self, name: TopicName, *, force: bool) -> None:
         """Delete a topic, or a partitioned one with its partitions.
