@@ -266,7 +266,7 @@ class DispatchWorld:
                 waiting = {position for lane in dispatcher._lanes._lanes.values() for position in lane.waiting}
             else:
                 assert isinstance(dispatcher, SharedDispatcher)
-                waiting = set(dispatcher._replay)
+                waiting = set() if dispatcher._replay is None else dispatcher._replay.positions
             assert dispatcher._redeliveries.keys() <= self.in_flight.keys() | waiting
 
     async def finish(self) -> None:

@@ -45,7 +45,6 @@ class Dispatcher:
         "cursor",
         "delivery",
         "holders",
-        "is_tracking",
         "read",
     )
 
@@ -59,14 +58,10 @@ class Dispatcher:
         self.cursor = cursor
         self.delivery = delivery
         self.consumers: list[Consumer] = []
-        self.holders: dict[Position, Consumer] = {}
-        """Shared: the consumer that was sent an entry and has neither acknowledged nor returned it. Each consumer
-        knows its own (``unacked``), but any consumer may acknowledge an entry, and asking thousands of them would be
-        slow.
-        """
-        self.is_tracking = self.tracks_holders
-        """Same as ``tracks_holders``. An instance attribute, because it is read for each entry and the class takes
-        longer to ask.
+        self.holders: dict[Position, Consumer] | None = None
+        """Shared, once an entry was sent: the consumer that was sent it and has neither acknowledged nor returned it.
+        Each consumer knows its own (``unacked``), but any consumer may acknowledge an entry, and asking thousands of
+        them would be slow.
         """
         self.read = cursor.start()
         self._reading = False
@@ -133,7 +128,7 @@ class Dispatcher:
 
     def _is_held(self, position: Position) -> bool:
         """Whether the entry is with a consumer that has neither acknowledged nor returned it."""
-        return position in self.holders
+        return self.holders is not None and position in self.holders
 
     def mended(self, position: Position, entry: bytes) -> None:
         """A damaged entry was repaired. Dispatchers that wait for it continue by themselves."""

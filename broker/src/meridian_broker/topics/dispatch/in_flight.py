@@ -61,7 +61,7 @@ class InFlightDispatcher(Dispatcher):
         self._left_out = None
         if self._settling is not None:
             self._settling.cancel()
-        self.holders.clear()
+        self.holders = None
         for consumer in self.consumers:
             self.delivery.unacked_messages -= consumer.unacked_messages
             consumer.unacked = None
@@ -78,8 +78,9 @@ class InFlightDispatcher(Dispatcher):
             self.rewind()
             return
         assert self.delivery.unacked_messages >= 0, "more messages are acked than were sent"
+        holders = self.holders or {}
         for position in unacked or ():
-            del self.holders[position]
+            del holders[position]
             self._again(position)
         self.delivery.dispatch_soon()
 
@@ -102,12 +103,12 @@ class InFlightDispatcher(Dispatcher):
         return kept
 
     def send_again(self, consumer: Consumer, positions: list[Position] | None) -> None:
-        unacked = consumer.unacked or {}
+        unacked, holders = consumer.unacked or {}, self.holders or {}
         for position in list(unacked) if positions is None else positions:
             messages = unacked.pop(position, None)
             if messages is None:
                 continue
-            del self.holders[position]
+            del holders[position]
             consumer.unacked_messages -= messages
             self.delivery.unacked_messages -= messages
             self._redeliveries[position] = self._redeliveries.get(position, 0) + 1

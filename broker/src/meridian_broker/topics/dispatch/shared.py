@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Container
-from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import CHUNK, HEADER
@@ -14,6 +13,7 @@ from meridian_broker.topics.dispatch.chunks import ChunkKeepers
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.dispatch.dispatcher import TURN_ENTRIES
 from meridian_broker.topics.dispatch.in_flight import REPLAY_TURN, InFlightDispatcher
+from meridian_broker.topics.dispatch.replay import Replay
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.reading import Stored
@@ -32,22 +32,20 @@ delayed.
 class SharedDispatcher(InFlightDispatcher):
     """Dispatcher of Shared subscriptions."""
 
-    __slots__ = ("_chunks", "_reading_replay", "_replay", "_replayed")
+    __slots__ = ("_chunks", "_reading_replay", "_replay")
 
     goes_round = True
 
     def __init__(self, cursor: Cursor, delivery: Delivery, policy: KeySharedPolicy | None) -> None:
         super().__init__(cursor, delivery, policy)
-        self._replay: list[Position] = []
-        """Entries to send again, as a heap."""
-        self._replayed: set[Position] | None = None
+        self._replay: Replay | None = None
+        """Entries to send again; created for the first of them."""
         self._reading_replay = False
         self._chunks: ChunkKeepers | None = None
 
     def rewind(self) -> None:
         super().rewind()
-        self._replay.clear()
-        self._replayed = None
+        self._replay = None
         self._chunks = None
 
     def remove(self, consumer: Consumer) -> None:
@@ -57,20 +55,17 @@ class SharedDispatcher(InFlightDispatcher):
 
     def _forget(self, origin: str) -> None:
         kept = self._of_others(origin)
-        self._replay = [position for position in self._replay if kept(position)]
-        heapify(self._replay)
-        self._replayed = set(self._replay)
+        if self._replay is not None:
+            self._replay.keep(kept)
         super()._forget(origin)
 
     def _queued(self) -> Container[Position]:
-        return self._replayed or ()
+        return () if self._replay is None else self._replay.positions
 
     def _again(self, position: Position) -> None:
-        if self._replayed is None:
-            self._replayed = set()
-        if position not in self._replayed:
-            self._replayed.add(position)
-            heappush(self._replay, position)
+        if self._replay is None:
+            self._replay = Replay()
+        self._replay.add(position)
 
     def _send_late(self, position: Position, entry: bytes) -> None:
         if deliver_ms := self._due_later(entry):
@@ -99,7 +94,7 @@ class SharedDispatcher(InFlightDispatcher):
             return
         if self._chunks is not None and self._chunks.waiting:
             return
-        if self._delays and len(self._replay) < DUE_TURN:
+        if self._delays and len(self._replay or ()) < DUE_TURN:
             for due, _ in self._delays.take_due(self.cursor.context.scheduler.now_ms(), DUE_TURN):
                 self._again(due)
         if self._replay:
@@ -149,13 +144,14 @@ class SharedDispatcher(InFlightDispatcher):
         cursor, delivery, log = self.cursor, self.delivery, self.cursor.context.log
         try:
             for _ in range(REPLAY_TURN):
-                if not self._replay or not any(consumer.ready for consumer in self.consumers):
+                replay = self._replay
+                if not replay or not any(consumer.ready for consumer in self.consumers):
                     break
-                position, is_sent = self._replay[0], False
+                position, is_sent = replay.first, False
                 if log.holds(position):
                     entry = await log.read_one(position)
                     await log.load_index(position.ledger)
-                    if generation != self._generation or not self._replay or self._replay[0] != position:
+                    if generation != self._generation or not replay or replay.first != position:
                         break
                     if not cursor.is_done(position, entry):
                         consumer = self._next_ready()
@@ -169,9 +165,7 @@ class SharedDispatcher(InFlightDispatcher):
                         self._leave_out(position)
                 if not is_sent:
                     self._redeliveries.pop(position, None)
-                replayed = heappop(self._replay)
-                if self._replayed is not None:
-                    self._replayed.discard(replayed)
+                replay.remove_first()
         except (LedgerUnreadable, LedgerCorrupt) as error:
             self._try_later(error, self._replay_on)
         except LedgerError as error:

@@ -259,12 +259,14 @@ class Subscription:
             if compacted is not None:
                 compacted.note_batch(position, messages, remaining)
         dispatcher = self.dispatcher
-        if dispatcher is not None and dispatcher.is_tracking:
-            unacked = consumer.unacked
+        if dispatcher is not None and dispatcher.tracks_holders:
+            unacked, holders = consumer.unacked, dispatcher.holders
             if unacked is None:
                 unacked = consumer.unacked = {}
+            if holders is None:
+                holders = dispatcher.holders = {}
             unacked[position] = messages
-            dispatcher.holders[position] = consumer
+            holders[position] = consumer
             consumer.unacked_messages += messages
             self.unacked_messages += messages
             if consumer.unacked_messages >= self.topic.bounds.unacked_per_consumer:
@@ -331,17 +333,20 @@ class Subscription:
         done.
         """
         log = self.topic.log
-        missing = next((p.ledger for p in positions if log.index(p.ledger) is None and log.holds(p)), None)
-        if missing is None:
-            acknowledging.each(self.cursor, consumer, positions, stale, batches, confirmed)
-            self.unblock(consumer)
-        return missing
+        for position in positions:
+            if log.index(position.ledger) is None and log.holds(position):
+                return position.ledger
+        acknowledging.each(self.cursor, consumer, positions, stale, batches, confirmed)
+        self.unblock(consumer)
+        return None
 
     def release(self, acker: AckState, position: Position) -> None:
         """``CursorOwner``: an entry was acknowledged and is no longer in flight."""
         dispatcher = self.dispatcher
-        holder = None if dispatcher is None else dispatcher.holders.pop(position, None)
-        if dispatcher is None or holder is None or holder.unacked is None:
+        if dispatcher is None or dispatcher.holders is None:
+            return
+        holder = dispatcher.holders.pop(position, None)
+        if holder is None or holder.unacked is None:
             return
         messages = holder.unacked.pop(position)
         holder.unacked_messages -= messages
@@ -416,7 +421,7 @@ class Subscription:
         for position in positions:
             self.entries_dropped += 1
             is_any_held |= not self.tracks_holders and dispatcher is not None and position <= dispatcher.read
-            holder = None if dispatcher is None else dispatcher.holders.get(position)
+            holder = None if dispatcher is None or dispatcher.holders is None else dispatcher.holders.get(position)
             if holder is not None:
                 is_any_held = True
                 self.release(holder, position)
