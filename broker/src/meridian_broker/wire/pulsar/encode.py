@@ -94,9 +94,10 @@ def send_error(producer_id: int, sequence_id: int, code: int, message: str) -> b
 
 def message_id(ledger: int, entry: int, partition: int = -1) -> bytes:
     """An encoded ``MessageIdData``, to share between the headers of one entry. -1 is the default partition."""
+    number = SHORT[entry] if 0 <= entry < _SHORT_END else varint(entry)
     if partition < 0:
-        return _ledger_field(ledger) + b"\x10" + varint(entry)
-    return _ledger_field(ledger) + b"\x10" + varint(entry) + b"\x18" + varint(partition)
+        return _ledger_field(ledger) + b"\x10" + number
+    return b"".join((_ledger_field(ledger), b"\x10", number, b"\x18", varint(partition)))
 
 
 def send_receipt(
@@ -150,16 +151,18 @@ def message_header(
     :param body_length: of the body (magic included) that is written after this.
     :param ack_set: for a partly acknowledged batch, as on the wire: set bits are still wanted. Signed or unsigned.
     """
-    inner = b"\x08" + varint(consumer_id) + b"\x12" + SHORT[len(place)] + place
+    number = SHORT[consumer_id] if 0 <= consumer_id < _SHORT_END else varint(consumer_id)
+    inner = b"".join((b"\x08", number, b"\x12", SHORT[len(place)], place))
     if redelivery_count:
         inner += b"\x18" + varint(redelivery_count)
     for word in ack_set:
         inner += b"\x20" + varint(word)
     if consumer_epoch is not None:
         inner += b"\x28" + varint(consumer_epoch)
-    size = varint(len(inner))
-    length = 3 + len(size) + len(inner)
-    return _HEAD.pack(length + 4 + body_length, length) + b"\x08\x09\x4a" + size + inner
+    inner_length = len(inner)
+    size = SHORT[inner_length] if inner_length < _SHORT_END else varint(inner_length)
+    length = 3 + len(size) + inner_length
+    return b"".join((_HEAD.pack(length + 4 + body_length, length), b"\x08\x09\x4a", size, inner))
 
 
 def message(
