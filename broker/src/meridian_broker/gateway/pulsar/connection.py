@@ -463,7 +463,8 @@ class Connection(FlowControl):
             words,
             consumer.consumer_epoch or None,
         )
-        self.write(header)
+        self._out.append(header)  # not by ``write``, to save a call per message: the next line schedules the flush
+        self._out_bytes += len(header)
         self.write(memoryview(entry)[offset:])
 
     def disconnect_consumer(self, consumer: Consumer) -> None:

@@ -80,8 +80,10 @@ def each(
             _late(cursor, delta, epoch, position, batches.get(position))
             release(acker, position)
             continue
-        place = log.place(position)
-        part = batches.get(position)
+        index = log.index(position.ledger)
+        assert index is not None
+        place = index.place(position.entry)
+        part = batches.get(position) if batches else None
         if part is not None:
             if place is not None:
                 log_walks.claim_part(log, delta, epoch, position, place, part)

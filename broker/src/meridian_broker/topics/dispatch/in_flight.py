@@ -136,7 +136,8 @@ class InFlightDispatcher(Dispatcher):
         self._send_late(position, entry)
 
     def settled(self, position: Position) -> None:
-        self._redeliveries.pop(position, None)
+        if self._redeliveries:
+            self._redeliveries.pop(position, None)
 
     def acked_elsewhere(self) -> None:
         if self.delivery.unacked_messages:

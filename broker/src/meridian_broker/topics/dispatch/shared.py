@@ -109,7 +109,7 @@ class SharedDispatcher(InFlightDispatcher):
             self.delivery.dispatch_soon()
 
     def _take(self, entries: list[Stored]) -> None:
-        cursor, delivery = self.cursor, self.delivery
+        cursor, delivery, redeliveries = self.cursor, self.delivery, self._redeliveries
         for position, entry in entries:
             if cursor.is_done(position, entry):
                 self.read = position
@@ -126,7 +126,7 @@ class SharedDispatcher(InFlightDispatcher):
             if consumer is None:
                 return
             self.read = position
-            delivery.send(consumer, position, entry, self._redeliveries.get(position, 0))
+            delivery.send(consumer, position, entry, redeliveries.get(position, 0) if redeliveries else 0)
 
     def _keeper(self, chunk: bytes, anybody: Consumer | None) -> Consumer | None:
         """The consumer for this chunk of a message."""
