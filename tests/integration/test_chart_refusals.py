@@ -92,6 +92,8 @@ WRONG_FOR_THE_VERIFIER: dict[str, dict[str, Any]] = {
     "several lines of topics": {"topics": "a\nb"},
     "a negative lag": {"maxLagSeconds": -1},
     "memory without a unit": {"executors": {"memory": "512"}},
+    "a verdict that counts for more than a week": {"verdictValidSeconds": 604_801},
+    "an admission policy that is a word": {"admissionPolicy": "yes"},
 }
 
 WRONG_FOR_THE_OPERATOR: dict[str, dict[str, Any]] = {
@@ -106,6 +108,10 @@ WRONG_FOR_THE_OPERATOR: dict[str, dict[str, Any]] = {
     "an interval without a unit": {"serviceMonitor": {"interval": "30"}},
     "a region's address with a path": {"regions": [{"name": "a", "adminUrl": "http://a/admin/v2"}]},
     "a tenant that is no list": {"tenantsByNamespace": {"shop": "acme"}},
+    "no verifier in a list of verifiers": {"verdicts": {"verifiers": []}},
+    "a verifier in capitals": {"verdicts": {"verifiers": ["Orders"]}},
+    "a key of a Secret with a path": {"regions": [{"name": "a", "adminUrl": "http://a", "tokenKey": "../a.jwt"}]},
+    "a Secret in capitals": {"regions": [{"name": "a", "adminUrl": "http://a", "caSecret": "CA"}]},
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 from meridian_verifier.report.configmap import Run, manifests
-from support.kubernetes.charts import merged, refusal, rendered, with_defaults
+from support.kubernetes.charts import merged, notes, refusal, rendered, with_defaults
 
 REGIONS: dict[str, Any] = {
     "regions": [
@@ -50,6 +50,11 @@ def test_the_api_server_reserves_verdicts_for_the_verifier() -> None:
     assert policy["validations"][0]["expression"] == f"request.userInfo.username == '{account}'"
     open_to_all = rendered("meridian-verifier", REGIONS | {"admissionPolicy": {"enabled": False}})
     assert not [kind for kind, _ in open_to_all if kind.startswith("ValidatingAdmissionPolicy")]
+
+
+def test_the_notes_say_what_the_operator_has_to_be_told() -> None:
+    told = notes("meridian-verifier", REGIONS | {"name": "orders"})
+    assert "verdicts.namespace=us-east and lists orders in verdicts.verifiers" in told
 
 
 def test_values_of_an_older_chart_are_refused_with_the_next_step() -> None:
