@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a message's own metadata says: to make the header of an entry, and for the few whose header says too little."""
+"""Reads a message's own metadata: to build the header of an entry, and where the header alone is not enough."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _SIZE: Final = struct.Struct(">I")
 _FLAG_BITS: Final = 0xFF
-"""Of an entry's header."""
+"""Bits for the flags in an entry's header."""
 _SIZE_AT: Final = 6
 _HEAD_BYTES: Final = 10
 
@@ -35,7 +35,7 @@ def view(entry: bytes) -> MetadataView:
 
 
 def own_entry(flags: int, view: MetadataView, body: bytes | memoryview) -> OwnEntry:
-    """An entry whose metadata says more than every message's does, as ``door.message`` read it."""
+    """An entry whose metadata was read and checked by ``validation.message``."""
     extras, key_hash = b"", 0
     if view.replicate_to or view.deliver_at_ms is not None:
         extras = pack_extras(view.replicate_to, view.deliver_at_ms)
@@ -47,10 +47,10 @@ def own_entry(flags: int, view: MetadataView, body: bytes | memoryview) -> OwnEn
 
 
 def foreign_header(send: Send, stamp: OriginStamp, prev: Position, origin: Position, now_ms: int) -> EntryHeader:
-    """Of an entry of another region, which keeps its origin.
+    """The header of an entry of another region, which keeps its origin.
 
-    It was let in there, perhaps by an older version, and has to be stored for those behind it to come (R4). So what
-    ``door.message`` would refuse here is made sound instead.
+    It was accepted there, perhaps by an older version, and must be stored so that later ones can follow (R4). So
+    values that ``validation.message`` would refuse are clamped to the limits.
     """
     said = metadata.scan(send.body)
     return EntryHeader(
@@ -70,7 +70,7 @@ def foreign_header(send: Send, stamp: OriginStamp, prev: Position, origin: Posit
 
 
 def _as_many_as_fit(names: tuple[str, ...]) -> tuple[str, ...]:
-    """The first of these names of regions that have room in the header together; nearly always all."""
+    """The first of these region names that fit into the header together; nearly always all."""
     left, fitting = REPLICATE_TO_BYTES, 0
     for name in names:
         left -= len(name.encode()) + 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong for a client of a topic, by situation. The gateway maps each to the wire's error code."""
+"""Errors for clients of a topic, by situation. The gateway maps each to the wire's error code."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ class TopicError(Exception):
 
 
 class TopicNotFound(TopicError):
-    """There is no such topic, and it may not be made by itself."""
+    """The topic does not exist and must not be created automatically."""
 
 
 class NotInThisRegion(TopicError):
-    """The topic's namespace lives in other regions only: what is published here would reach nobody."""
+    """The topic's namespace exists in other regions only: messages published here would reach no consumer."""
 
 
 class TopicUnreadable(TopicError):
-    """What is stored of the topic cannot be read: a newer broker wrote it, or it is damaged."""
+    """The stored topic cannot be read: a newer broker wrote it, or it is damaged."""
 
 
 class SubscriptionNotFound(TopicError):
-    """There is no such subscription, and it may not be made by itself."""
+    """The subscription does not exist and must not be created automatically."""
 
 
 class SubscriptionInUse(TopicError):
@@ -34,15 +34,15 @@ class SubscriptionInUse(TopicError):
 
 
 class SubscriptionExists(TopicError):
-    """There is one of that name already."""
+    """A subscription of that name exists already."""
 
 
 class ConsumerBusy(TopicError):
-    """The subscription's place is taken: an exclusive consumer is there, or consumers of another type."""
+    """An exclusive consumer is connected, or consumers of another type are."""
 
 
 class ConsumerAssignError(TopicError):
-    """The key ranges a consumer asks for are no ranges, or another consumer's."""
+    """The key ranges that a consumer asks for are not valid, or overlap another consumer's."""
 
 
 class ProducerBusy(TopicError):
@@ -50,19 +50,19 @@ class ProducerBusy(TopicError):
 
 
 class ProducerFenced(TopicError):
-    """Another producer is alone on the topic, or was since this one was let in."""
+    """Another producer has exclusive access to the topic, or had it since this one was admitted."""
 
 
 class BacklogQuotaHold(TopicError):
-    """Too much waits on the topic: the client tries again, and keeps its messages meanwhile."""
+    """The backlog exceeds its quota: the client retries, and keeps its messages meanwhile."""
 
 
 class BacklogQuotaException(TopicError):
-    """Too much waits on the topic: the client tells its application."""
+    """The backlog exceeds its quota: the client reports it to its application."""
 
 
 class CannotTellRepeat(TopicError):
-    """The message came before and is not durable yet: nobody can say whether this is a repeat."""
+    """The message arrived before and is not durable yet, so whether this is a repeat is unknown."""
 
 
 class TopicFenced(TopicError):
@@ -70,19 +70,19 @@ class TopicFenced(TopicError):
 
 
 class TopicTerminated(TopicError):
-    """The topic takes no more messages."""
+    """The topic accepts no more messages."""
 
 
 class OtherKind(TopicError):
-    """Another region has the name for a topic with partitions, and this one for a topic without, or the reverse."""
+    """Another region has a topic of this name with partitions, and this region one without, or the reverse."""
 
 
 class NotAllowed(TopicError):
-    """Not for this client, or not on this topic."""
+    """Not allowed for this client, or not on this topic."""
 
 
 class LimitReached(NotAllowed):
-    """A policy says how many there may be, and so many are there."""
+    """The limit set by a policy is reached."""
 
 
 class MessageTooLarge(NotAllowed):
@@ -90,7 +90,9 @@ class MessageTooLarge(NotAllowed):
 
 
 class GapNotAcceptable(TopicError):
-    """What is missing of another region may still be found, or is not what whoever accepts its loss has seen (R4)."""
+    """Entries missing from another region may still be found, or differ from those whose loss is being accepted
+    (R4).
+    """
 
 
 class ReplicationGap(TopicError):
@@ -98,7 +100,7 @@ class ReplicationGap(TopicError):
 
 
 class OriginConflict(TopicError):
-    """The same origin came with other bytes (R7)."""
+    """An entry with the same origin arrived with different bytes (R7)."""
 
 
 class CompactionRunning(TopicError):
@@ -110,12 +112,12 @@ class TopicInUse(TopicError):
 
 
 class TooManyWatchers(TopicError):
-    """As many watchers as the broker takes are there."""
+    """The broker's limit of watchers is reached."""
 
 
 class InvalidName(TopicError):
-    """The name is not one a topic can have."""
+    """The name is not a valid topic name."""
 
 
 class IncompatibleSchema(TopicError):
-    """The schema cannot be added beside the ones that exist."""
+    """The schema cannot be added to the existing ones."""

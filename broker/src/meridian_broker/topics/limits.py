@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one topic may hold and ask for, as the broker's settings have it."""
+"""Limits of one topic, from the broker's settings."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class TopicLimits:
     producers: int = 10_000
     subscriptions: int = 1_000_000
     entries_held_minutes: int = 1440
-    """How long entries are held back that another region lacks (R6)."""
+    """How long entries are kept that another region lacks (R6)."""
     closed_seconds: float = 30.0
-    """How long clients cannot make a subscription again that was deleted by force (R16)."""
+    """How long clients cannot recreate a subscription that was deleted by force (R16)."""
     schema_bytes: int = 16 << 20
-    """Of all schemas of a topic; 0: any number."""
+    """All schemas of a topic; 0: no limit."""
     schema_bytes_in_namespace: int = 64 << 20
     """The same for all topics of a namespace."""
     new_schemas_per_minute: int = 600
-    """Of one client role; 0: any number."""
+    """Per client role; 0: no limit."""
     dedup_producers: int = 10_000
-    """Names whose last sequence id is remembered."""
+    """Producer names whose last sequence id is remembered."""
     dedup_idle_minutes: int = 360
     """Minutes for which a name is remembered after its last message."""
     dedup_entries: int = 1000

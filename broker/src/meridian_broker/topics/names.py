@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Final
 
 REPLICATION_PREFIX: Final = "pulsar.repl"
-"""Producer and subscription names that begin so belong to replicators."""
+"""Prefix of producer and subscription names that belong to replicators."""
 COMPACTION_SUBSCRIPTION: Final = "__compaction"
-"""The name under which Pulsar's tools see that a topic is compacted: what the view does not cover yet stays."""
+"""The subscription by which Pulsar's tools see that a topic is compacted; what the view does not cover is kept."""
 
 
 def is_free(subscription: str) -> bool:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a topic's rules mean for each message: numbers ready for the hot path."""
+"""A topic's rules as numbers ready for the hot path."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from meridian_broker.topics.limits import TopicLimits
 
 METADATA_BYTES: Final = 4096
-"""What a message's metadata may add to the largest message."""
+"""What a message's metadata may add to the largest message, in bytes."""
 UNLIMITED: Final = 1 << 70
-"""More than any number on the wire."""
+"""Larger than any number on the wire."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Numbers that are compared with for each message."""
+    """Numbers that each message is compared with."""
 
     body_bytes: int
     """Metadata and payload of one message."""
@@ -27,11 +27,11 @@ class Bounds:
     unacked_per_consumer: int
     unacked_per_subscription: int
     delay_ms: int
-    """Between the time a message was published and the time it asks to be delivered at."""
+    """From the publish time of a message to the delivery time it asks for."""
 
 
 def bounds(limits: TopicLimits, rules: Rules) -> Bounds:
-    """What ``rules`` say within the broker's own limits."""
+    """The bounds that ``rules`` set, within the broker's own limits."""
     largest = limits.message_bytes + METADATA_BYTES
     return Bounds(
         min(largest, rules.max_message_bytes or largest),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a topic asks of the broker around it: the progress exchange with other regions, and leases on shares."""
+"""What a topic needs from the broker around it: the progress exchange with other regions, and leases on shares."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meridian_broker.replication.leases.quorums import VoterSets
 
 
 class Exchange(Protocol):
-    """The progress exchange, seen from a topic."""
+    """The progress exchange as a topic sees it."""
 
     def local_change(
         self,
@@ -26,10 +26,10 @@ class Exchange(Protocol):
         record_changed: bool = False,
         entries: int = 0,
     ) -> None:
-        """Something was acked, rewound or made here: tell the other regions, once it is durable (R60).
+        """Something was acked, rewound or created here: send it to the other regions once it is durable (R60).
 
-        :param durable: asked when that is.
-        :param entries: how many entries were acked.
+        :param durable: registers a callback for that moment.
+        :param entries: the number of entries acked.
         """
         ...
 
@@ -38,19 +38,19 @@ class Exchange(Protocol):
         ...
 
     def barrier(self, topic: str, subscription: str, passed: Callable[[], None]) -> None:
-        """``passed`` once the newest progress of every reachable region is merged, or the time for it is over (R20)."""
+        """Call ``passed`` once the newest progress of every reachable region is merged, or at the time limit (R20)."""
         ...
 
     def flush(self, topic: str, subscription: str, passed: Callable[[], None]) -> None:
-        """``passed`` once the other regions confirmed everything sent so far, or the time for it is over (R20)."""
+        """Call ``passed`` once the other regions confirmed everything sent so far, or at the time limit (R20)."""
         ...
 
 
 class Leasing(Protocol):
-    """Where leases come from."""
+    """Grants leases on shares."""
 
     def now_ms(self) -> int:
-        """A monotone clock."""
+        """A monotonic clock, in milliseconds."""
 
     @property
     def promise_ms(self) -> int:
@@ -60,19 +60,19 @@ class Leasing(Protocol):
         """Why there are no leases for topics of these regions; empty: there are."""
 
     def agree(self, topic: str, subscription: str, /) -> None:
-        """It is to be agreed who votes on shares of this subscription."""
+        """Start to agree on who votes on shares of this subscription."""
 
     def want(self, stream: Stream, voter_sets: VoterSets, preferred: str, /) -> Claim:
-        """Ask for a lease, and renew it, from now on. ``won`` and ``lost`` of the share hear how it goes."""
+        """Request a lease and keep it renewed. ``won`` and ``lost`` of the share are called with the outcome."""
 
     def unwant(self, stream: Stream, /) -> None:
-        """Give it back in a moment, unless it is wanted again."""
+        """Release it soon, unless it is wanted again."""
 
     def release(self, stream: Stream, /) -> None:
-        """Nothing of it is dispatched any more: others may have it."""
+        """The share is not dispatched here any more: others may have it."""
 
     def found(self, stream: Stream, holder: str, term: int, duration_ms: int, /) -> None:
-        """This region has voted so."""
+        """A vote of this region was found."""
 
 
 class DispatchShares(Protocol):
@@ -84,23 +84,23 @@ class DispatchShares(Protocol):
         ...
 
     def holds(self, origin: str) -> bool:
-        """May messages of this origin be sent at this moment?"""
+        """Whether messages of this origin may be sent now."""
         ...
 
     def covered_by(self, origin: str, position: Position) -> frozenset[str]:
-        """Origins of which a cumulative acknowledgement of an entry covers what stands before it."""
+        """Origins whose earlier entries a cumulative acknowledgement of this entry covers."""
         ...
 
     def refresh(self) -> None:
-        """Ask for what is to be dispatched here, and for nothing while nobody consumes."""
+        """Request what is to be dispatched here; nothing while there are no consumers."""
         ...
 
     def close(self) -> None:
-        """The scope is another one: ask for nothing any more."""
+        """The scope changed: request nothing any more."""
         ...
 
     def won(self, origin: str, lease: Claim) -> None:
-        """The share is ours."""
+        """The lease on the share was granted."""
         ...
 
     def lost(self, origin: str) -> None:
@@ -108,5 +108,5 @@ class DispatchShares(Protocol):
         ...
 
     def wanted_back(self, origin: str) -> None:
-        """Its preferred holder asks for it."""
+        """Its preferred holder requests it."""
         ...

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """A topic that keeps failing is reopened after a pause, which doubles with each failure.
 
-A topic that fails is reopened at once, because most causes are gone by then. Some are not: reopened at once, the topic
-would fail in the same way and send its clients away many times a second. So from the second failure on it stays closed
-for a while. A topic that stays open long enough is well again: its next failure counts as the first.
+A topic that fails is reopened at once, because most causes are gone by then. If the cause persists, it would fail in
+the same way and disconnect its clients many times a second. So from the second failure on it stays closed for a
+while. A topic that stays open long enough has recovered: its next failure counts as the first.
 
-One that cannot be opened because the disk cannot be read, its messages or its acknowledgements, pauses likewise. It is
-tried again without anybody asking. It is not opened without its acknowledgements: all of them would come again.
+A topic that cannot be opened because its messages or acknowledgements cannot be read pauses in the same way. It is
+retried without a client's request. It is not opened without its acknowledgements, because all its messages would be
+delivered again.
 
-A subscription that cannot be read waits by the same rule, and its topic goes on (``dispatch/dispatcher.py``).
+A subscription that cannot be read waits by the same rule, and its topic continues (``dispatch/dispatcher.py``).
 """
 
 from __future__ import annotations
@@ -21,38 +22,38 @@ from meridian_broker.topics.errors import TopicFenced
 FIRST_MS: Final = 100
 LAST_MS: Final = 10_000
 WELL_MS: Final = 60_000
-"""A topic is well again once its last pause has been over for so long."""
+"""A topic has recovered once its last pause has been over for this long."""
 DOUBLINGS_MAX: Final = 7
-"""After so many ``FIRST_MS`` has grown beyond ``LAST_MS``."""
+"""After this many doublings ``FIRST_MS`` exceeds ``LAST_MS``."""
 
 
 @dataclass(slots=True)
 class Run:
-    """Failures of one thing, each soon after the one before."""
+    """Consecutive failures of one thing."""
 
     name: str
     reason: str
-    """Of the last one."""
+    """Reason of the last failure."""
     failures: int
     opens_ms: int
-    """When the pause after it ends; monotonic."""
+    """End of the pause after it; monotonic."""
 
     def is_over(self, now_ms: int) -> bool:
         return now_ms >= self.opens_ms + WELL_MS
 
 
 class Failing:
-    """Topics that failed lately, or subscriptions of one that could not be read. Times are monotonic ms."""
+    """Topics that failed recently, or subscriptions of one topic that could not be read. Times are monotonic, in ms."""
 
     def __init__(self) -> None:
         self._runs: dict[str, Run] = {}
-        """The one that failed last comes last."""
+        """Ordered by their last failures."""
 
     def __len__(self) -> int:
         return len(self._runs)
 
     def failed(self, name: str, reason: str, now_ms: int) -> int:
-        """Note a failure. Returns for how many milliseconds it is not to be tried again."""
+        """Record a failure. Returns the pause before the next attempt in milliseconds."""
         run = self._runs.pop(name, None)
         if run is None or run.is_over(now_ms):
             run = Run(name, reason, 0, now_ms)
@@ -69,7 +70,7 @@ class Failing:
             del self._runs[oldest.name]
 
     def check(self, topic: str, now_ms: int) -> None:
-        """:raises TopicFenced: the topic is to stay closed for now."""
+        """:raises TopicFenced: the topic has to stay closed for now."""
         run = self._runs.get(topic)
         if run is not None and now_ms < run.opens_ms:
             raise TopicFenced(
@@ -84,5 +85,5 @@ class Failing:
             run.opens_ms = min(run.opens_ms, now_ms)
 
     def all(self, now_ms: int) -> list[Run]:
-        """What failed more than once and is not well yet, the latest failure last."""
+        """What failed more than once and has not recovered, the latest failure last."""
         return [run for run in self._runs.values() if run.failures > 1 and not run.is_over(now_ms)]

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What clients are refused: the one place that judges the numbers, names and sizes of their commands.
+"""Validation of what clients send: the one place that judges the numbers, names and sizes in their commands.
 
-Every function here takes what a command says and either returns it, in the form the broker works with, or raises the
-reason why it is refused. None of them does I/O, looks at a clock or changes anything, so a refused command leaves no
-trace: callers ask before they append, claim or announce anything. The limits, each with its reason, are the table in
-``bounds/clients.py``.
+Every function here takes the content of a command and either returns it in the form that the broker works with, or
+raises the reason for refusing it. None of them does I/O, reads a clock or changes anything, so a refused command
+leaves no trace: callers validate before they append, claim or announce anything. The limits, each with its reason,
+are the table in ``bounds/clients.py``.
 
-What is judged elsewhere, because it takes more than the command to judge it: who the client is
-(``gateway/authentication.py``), what a topic's policies allow (``policies.py``), and repeats
-(``publishing/deduplication.py``).
+Some decisions need more than the command and are made elsewhere: who the client is (``gateway/authentication.py``),
+what a topic's policies allow (``policies.py``), and repeats (``publishing/deduplication.py``).
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 
 _INT32_MAX: Final = (1 << 31) - 1
 _ABSENT: Final = 1 << 63
-"""Numbers from here on are negative ones in a u64 field."""
+"""From here on, numbers are negative values in a u64 field."""
 _NO_NAME: Final = "it is . or .., or contains a control character, a line separator or a bidirectional control"
 
 
@@ -55,14 +54,14 @@ _NO_NAME: Final = "it is . or .., or contains a control character, a line separa
 def message(send: Send, largest: int, longest_delay: int) -> MetadataView:
     """The metadata of a message that may be stored and delivered.
 
-    A source position among its properties is no reason to refuse it: clients that copy a message to a dead-letter or
-    retry topic copy its properties, and one that came from another region has this one. Nothing is read from it:
-    origins are set by peers (R7).
+    A source position among its properties is accepted: clients that copy a message to a dead-letter or retry topic
+    copy its properties, including that of a message from another region. It is never read: origins are set by peers
+    (R7).
 
     :param largest: bytes that the topic allows for metadata and payload.
     :param longest_delay: milliseconds that the topic allows between publishing and delivery.
-    :raises NotAllowed: a count, size, time or name is out of bounds, or only other regions' brokers may say it.
-    :raises BodyError: it is no message.
+    :raises NotAllowed: a count, size, time or name is out of bounds, or only brokers of other regions may set it.
+    :raises BodyError: it is not a valid message.
     """
     if send.marker or send.message_id is not None or send.origin is not None:
         raise NotAllowed(NOT_FROM_CLIENTS)
@@ -87,10 +86,10 @@ def message(send: Send, largest: int, longest_delay: int) -> MetadataView:
 
 
 def _check_count(count: int, view: MetadataView, payload_bytes: int, most_uncompressed: int) -> None:
-    """The command, the metadata and the payload have to agree on the number of messages.
+    """Command, metadata and payload must agree on the number of messages.
 
-    A compressed payload is not opened here, so what its metadata says of its size counts. It is bounded, but for
-    chunks: theirs is the size of the whole message, which its consumer puts together knowing that it is large.
+    A compressed payload is not decompressed here, so the size in its metadata counts. It is bounded, except for
+    chunks, which have the size of the whole message; a consumer reassembles it knowing that it is large.
     """
     if count != view.num_messages:
         raise NotAllowed(
@@ -133,7 +132,7 @@ def _check_chunk(view: MetadataView) -> None:
 
 
 def position(wire: pb.MessageIdData) -> Position:
-    """A message id of the wire, whatever its numbers; its sentinels are ours."""
+    """A message id of the wire, with any numbers; its sentinels become ours."""
     if wire.ledgerId >= _ABSENT:
         return EARLIEST
     if wire.ledgerId == _ABSENT - 1:
@@ -142,19 +141,20 @@ def position(wire: pb.MessageIdData) -> Position:
 
 
 def end(ledger: int, entry: int) -> Position:
-    """Up to where a cumulative acknowledgement reaches. Entry -1 stands before a ledger's first, not behind all."""
+    """The position up to which a cumulative acknowledgement reaches. Entry -1 means before a ledger's first entry,
+    not behind its last.
+    """
     return Position(ledger, entry if entry < _ABSENT else -1)
 
 
 def unacked_parts(ack: pb.CommandAck) -> dict[Position, int]:
-    """Of entries that are acknowledged in part, the bits of their messages that are *not*: so says the wire (R18), and
-    not every client adds the batch's size. Bits that a batch does not have are harmless: whoever counts with them knows
-    its size.
+    """For partly acknowledged entries, the bits of their messages that are *not* acknowledged, as on the wire (R18).
+    Not every client sends the batch's size. Bits beyond the batch are harmless: code that counts them knows its size.
 
-    C++ clients name an entry twice, with different bits, when messages of it came again meanwhile: what any of the ids
+    C++ clients name an entry twice, with different bits, if messages of it were redelivered: what any of the ids
     acknowledges counts.
 
-    :raises NotAllowed: there are more bits than any batch has, or more in all than a client has reason to send.
+    :raises NotAllowed: there are more bits than any batch has, or more in total than a client needs to send.
     """
     sizes = [len(one.ack_set) for one in ack.message_id]
     if max(sizes, default=0) > ACK_SET_WORDS or sum(sizes) > ACK_WORDS:
@@ -181,10 +181,10 @@ def unacked_parts(ack: pb.CommandAck) -> dict[Position, int]:
 
 
 def new_topic(name: TopicName) -> None:
-    """A topic that a client may make. Those that exist are served whatever they are called, and what another region has
-    already is made here, too: its messages need a place.
+    """A topic that a client may create. Existing topics are served whatever their name, and topics of other regions
+    are created here as well, because their messages need a place.
 
-    :raises InvalidName: its name would not be shown as it is.
+    :raises InvalidName: its name would not be displayed as it is.
     """
     if not is_name(name.local_name):
         raise InvalidName(f"{name.local_name[:80]!r} is not a valid topic name: {_NO_NAME}")
@@ -194,10 +194,10 @@ def new_topic(name: TopicName) -> None:
 
 
 def producer(asked: pb.CommandProducer, clients: int) -> None:
-    """A producer that may be made.
+    """A producer that may be created.
 
-    :param clients: producers and consumers that its connection has.
-    :raises NotAllowed: a name or its metadata is out of bounds, or its connection has as many clients as it may have.
+    :param clients: number of producers and consumers of its connection.
+    :raises NotAllowed: a name or its metadata is out of bounds, or its connection has reached its limit of clients.
     """
     _check_room(clients)
     _check_name("a producer", asked.producer_name)
@@ -206,7 +206,7 @@ def producer(asked: pb.CommandProducer, clients: int) -> None:
 
 
 def consumer(asked: pb.CommandSubscribe, clients: int) -> None:
-    """A consumer that may be made; the parameters and errors of ``producer``."""
+    """A consumer that may be created; parameters and errors as for ``producer``."""
     _check_room(clients)
     _check_name("a consumer", asked.consumer_name)
     _check_pairs("a consumer", ((pair.key, pair.value) for pair in asked.metadata), CLIENT_PROPERTIES_BYTES)
@@ -214,8 +214,8 @@ def consumer(asked: pb.CommandSubscribe, clients: int) -> None:
 
 
 def subscription(name: str, properties: Iterable[tuple[str, str]]) -> None:
-    """A subscription that may be made, by whatever way: its record has to be readable here and fit into a frame to
-    every other region.
+    """A subscription that may be created, by whatever request: its record has to be readable here, and to fit into a
+    frame to every other region.
 
     :raises NotAllowed: the name or the properties are out of bounds.
     """

@@ -87,10 +87,10 @@ class LeaseHost(Protocol):
     """The owner of claims."""
 
     def can_ask(self, voter: str) -> bool:
-        """There is a way to it."""
+        """Whether it can be reached."""
 
     def can_renew(self, voter: str) -> bool:
-        """It understands renewals without names."""
+        """Whether it understands renewals without names."""
 
     def send(self, voter: str, message: LeaseMessage) -> None: ...
 
@@ -98,13 +98,13 @@ class LeaseHost(Protocol):
         """How long this region's own vote is promised to another holder."""
 
     def won(self, claim: Claim) -> None:
-        """It is ours until ``claim.until_ms``, which grows as long as it is renewed."""
+        """The stream is ours until ``claim.until_ms``, which advances with each renewal."""
 
     def lost(self, claim: Claim) -> None:
         """The stream is not ours any more. Readers of ``until_ms`` have stopped by themselves."""
 
     def wanted_back(self, claim: Claim) -> None:
-        """Its preferred holder asks for it: stop, and then ``release`` it. It ends by itself otherwise."""
+        """Its preferred holder requests it: stop, and then ``release`` it. Otherwise the lease expires."""
 
 
 class Leases:
@@ -122,7 +122,7 @@ class Leases:
         self.claims: dict[Stream, Claim] = {}
         self._usable = self.times.usable
         self._quorums: dict[Quorums, Quorums] = {}
-        """Those of the claims, each once."""
+        """Distinct quorums of the claims."""
         self._renewals = Renewals(holder)
         self._used_term = 0
         """The highest term of the forgotten streams. A stream that is wanted again asks with a higher one; otherwise
@@ -136,8 +136,9 @@ class Leases:
     # -- wanted streams
 
     def want(self, stream: Stream, voter_sets: VoterSets, preferred: str, now_ms: int) -> Claim:
-        """Hold the stream as soon as possible, until ``unwant``. Voters and preferred holder may differ from those
-        of before."""
+        """Hold the stream as soon as possible, until ``unwant``. Voters and preferred holder may have changed since
+        the last call.
+        """
         claim = self.claims.get(stream)
         if claim is None:
             claim = self.claims[stream] = Claim(stream, voter_sets, preferred, term=self._used_term)
@@ -158,7 +159,7 @@ class Leases:
         return claim
 
     def _let_vote(self, claim: Claim, voter_sets: VoterSets, preferred: str) -> None:
-        """These are the voters, and this is the preferred holder."""
+        """Set the voters and the preferred holder of a claim."""
         self._renewals.left(claim)
         claim.voter_sets, claim.preferred, claim.voters = voter_sets, preferred, voter_sets.voters
         claim.by_name = set(claim.voters)
@@ -179,7 +180,7 @@ class Leases:
             self._wake(now_ms + self.times.linger)
 
     def release(self, stream: Stream, now_ms: int) -> None:
-        """Nobody reads the stream here any more: let others have it at once."""
+        """The stream is not read here any more: let others have it at once."""
         claim = self.claims.get(stream)
         if claim is None:
             return
@@ -253,9 +254,9 @@ class Leases:
         return self.times.step * (1 + sum(voter < self._me for voter in claim.voters if voter != claim.preferred))
 
     def _happened(self, claim: Claim, event: Event, now_ms: int, until_ms: int = 0) -> Action | None:
-        """Do what the table of transitions says, and return it; None: nothing.
+        """Apply the table of transitions. Returns the action; None: the event changes nothing.
 
-        :param until_ms: how long enough voters have promised the stream.
+        :param until_ms: until when enough voters have promised the stream.
         """
         state, action = TRANSITIONS.get((claim.state, event), (claim.state, None))
         match action:
@@ -282,8 +283,9 @@ class Leases:
         return action
 
     def _begin(self, claim: Claim, now_ms: int) -> bool:
-        """Begin an attempt, if it may succeed. While this region's own vote is promised to another holder only the
-        preferred holder begins one: the holder has to learn of it."""
+        """Begin an attempt, if it may succeed. While this region's own vote is promised to another holder, only the
+        preferred holder begins one, so that the holder learns of it.
+        """
         patience, is_preferred = self._patience(claim), claim.preferred == self._me
         if not is_preferred and (left := self._host.promised_ms(claim.stream)) > 0:
             claim.next_ms = now_ms + left + patience
@@ -317,7 +319,7 @@ class Leases:
                 self._host.send(voter, LeaseAsk(number, self.holder, self.times.duration, part))
 
     def _renew(self, number: int) -> None:
-        """Ask voters for all they promised, without names."""
+        """Ask voters to renew all their promises, without names."""
         for voter, renewal in self._renewals.questions(number, self._host.can_renew):
             self._host.send(voter, renewal)
 
@@ -337,7 +339,7 @@ class Leases:
             asked[voter] = asked_ms
             if claim.until_ms >= asked_ms + self._usable:  # enough others answered before
                 continue
-            if claim.quorums is not quorums or asked != like:  # nearly all are the same in this
+            if claim.quorums is not quorums or asked != like:  # nearly all claims share their quorums
                 quorums, like, until = claim.quorums, asked, self._until(claim, asked)
             if until is None or claim.state != State.HELD or now_ms >= claim.until_ms:
                 self._reckon(claim, now_ms)
@@ -347,7 +349,7 @@ class Leases:
             self._ask(self._next_number(now_ms), {voter: unknown})
 
     def answered(self, voter: str, answer: LeaseAnswer, now_ms: int) -> None:
-        """A voter answered to whom it gave its votes."""
+        """A voter answered which votes it gives."""
         asked_ms = self._asked_ms.get(answer.number)
         if asked_ms is None:
             return
@@ -381,7 +383,9 @@ class Leases:
     def _reckon(self, claim: Claim, now_ms: int) -> None:
         """Recompute until when the stream is ours."""
         first = self._until(claim, claim.asked_ms)
-        has_expired = claim.is_held and now_ms >= claim.until_ms  # readers have seen that: it has to be won again
+        has_expired = (
+            claim.is_held and now_ms >= claim.until_ms
+        )  # readers have stopped already: it has to be acquired again
         if first is not None and first + self._usable > now_ms and not has_expired:
             self._happened(claim, Event.ENOUGH, now_ms, first + self._usable)
         elif claim.is_held:
@@ -390,7 +394,7 @@ class Leases:
             self._happened(claim, Event.HOPELESS, now_ms)
 
     def _until(self, claim: Claim, asked_ms: dict[str, int]) -> int | None:
-        """From which moment on the promises of enough voters of each list count; None: they are not enough."""
+        """The moment since which the promises of enough voters of each list count; None: there are not enough."""
         first = FOREVER
         for voters, enough in claim.quorums:
             asked = sorted([asked_ms[voter] for voter in voters if voter in asked_ms])
@@ -400,7 +404,9 @@ class Leases:
         return first if first < FOREVER else None
 
     def _may_succeed(self, claim: Claim) -> bool:
-        """Not when too many refused, or cannot be reached and did not promise before."""
+        """Whether an attempt may succeed: not if too many voters refused, or cannot be reached and did not promise
+        before.
+        """
         possible = [
             voter
             for voter in claim.voters
@@ -455,8 +461,9 @@ class Leases:
         claim.refusals.clear()
 
     def others_asked(self, region: str, ask: LeaseAsk, now_ms: int) -> None:
-        """Another region asks this voter: hand over what it is the preferred holder of, and make way for candidates
-        that go first."""
+        """Another region asks this voter: hand over the streams that it is the preferred holder of, and yield to
+        candidates that go first.
+        """
         for item in ask.items:
             claim = self.claims.get(item.stream)
             if claim is None or region == self._me or claim.preferred == self._me:

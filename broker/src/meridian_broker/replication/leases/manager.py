@@ -37,7 +37,7 @@ TIDY_MS: Final = 60_000
 
 
 class LeasedTopics(VoterDirectory, Protocol):
-    """The topics whose streams these are."""
+    """The topics whose streams are leased."""
 
     @property
     def region(self) -> str: ...
@@ -48,7 +48,7 @@ class LeasedTopics(VoterDirectory, Protocol):
     def write_votes(
         self, votes: list[tuple[Stream, tuple[str, int, int]]], durable: Callable[[list[Stream]], None]
     ) -> None:
-        """Write down (holder, term, duration) of each; see ``Ballots.write``."""
+        """Store (holder, term, duration) of each vote; see ``Ballots.write``."""
 
     def has_vote(self, stream: Stream, ballot: tuple[str, int, int]) -> bool:
         """See ``Ballots.has``."""
@@ -66,20 +66,20 @@ class LeasedTopics(VoterDirectory, Protocol):
     def wanted_back(self, claim: Claim) -> None: ...
 
     def follow_regions(self) -> None:
-        """Whether leases can be had may have changed."""
+        """Whether leases are possible may have changed."""
 
 
 class LeaseLinks(Protocol):
     """The links to other regions."""
 
     def send_lease(self, region: str, message: LeaseMessage) -> None:
-        """Without effect while there is no link."""
+        """Without effect if there is no link."""
 
     def is_up(self, region: str) -> bool: ...
 
 
 class LeaseManager:
-    """See the module's text. It is the host of both halves."""
+    """Leases of this region. It is the host of both halves."""
 
     def __init__(
         self, topics: LeasedTopics, holder: str, now_ms: Callable[[], int], times: LeaseTimes | None = None
@@ -95,9 +95,9 @@ class LeaseManager:
         self.reconfiguration = Reconfiguration(topics, topics.region, now_ms, self._is_clean, self.can_ask, self.send)
         self.links: LeaseLinks | None = None
         self.wake: Callable[[], None] = lambda: None
-        """Asks for a ``tick`` soon."""
+        """Requests a ``tick`` soon."""
         self.is_foreign: Callable[[str], bool] = lambda _: False
-        """Is this region no Meridian at all?"""
+        """Whether a region is not a Meridian region."""
         self._speaks: dict[str, bool] = {}
         """Region -> whether it supports leases; regions that have not greeted yet are missing."""
         self._renews = {topics.region}
@@ -134,7 +134,7 @@ class LeaseManager:
         return claim
 
     def agree(self, topic: str, subscription: str) -> None:
-        """It is to be agreed who votes."""
+        """Start to agree on who votes."""
         self.reconfiguration.ask((topic, subscription))
         self.wake()
 
@@ -152,7 +152,7 @@ class LeaseManager:
         self._drain()
 
     def found(self, stream: Stream, holder: str, term: int, duration_ms: int) -> None:
-        """A vote was found on the disk; votes in memory are newer."""
+        """A vote was found on disk; votes in memory are newer."""
         self.voter.found(stream, holder, term, duration_ms, self.now_ms())
 
     def holder_of(self, stream: Stream) -> tuple[str, int, str]:

@@ -43,29 +43,29 @@ class AskItem:
 
 @dataclass(frozen=True, slots=True)
 class LeaseAsk:
-    """Vote for me, for this long."""
+    """Requests a vote for the asker, for ``duration_ms``."""
 
     number: int
     """Names the moment at which the asker asked; only the asker knows which."""
     holder: str
-    """One life of a broker: another one of the same region is another holder."""
+    """A life of a broker: after a restart, the same region is another holder."""
     duration_ms: int
     items: tuple[AskItem, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerItem:
-    """A vote, durable, or the reason why there is none."""
+    """A vote, which is durable, or the reason for refusing it."""
 
     stream: Stream
     term: int
     granted: bool
     known_term: int = 0
-    """The highest the voter knows: an attempt needs a higher one."""
+    """The highest term that the voter knows: an attempt needs a higher one."""
     left_ms: int = 0
     """How long the vote is promised to another holder."""
     holder: str = ""
-    """Who holds the vote."""
+    """The holder that has the vote."""
     reason: str = ""
 
 
@@ -79,13 +79,15 @@ class LeaseAnswer:
 
 @dataclass(frozen=True, slots=True)
 class LeaseRenewal:
-    """Go on voting for me for all that you granted me, and that I know of (``grant_digests.py``)."""
+    """Requests that the voter renew everything it granted to the asker, as far as the asker knows
+    (``grant_digests.py``).
+    """
 
     number: int
-    """As in :class:`LeaseAsk`: this is a kind of it."""
+    """As in :class:`LeaseAsk`, with which it shares the sequence."""
     holder: str
     parts: tuple[tuple[int, int], ...]
-    """Each part in which there is something, and its digest."""
+    """Each non-empty part, and its digest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ class VotersItem:
 
 @dataclass(frozen=True, slots=True)
 class VotersAsk:
-    """Do you know this?"""
+    """Asks whether the receiver knows these voters."""
 
     items: tuple[VotersItem, ...]
 

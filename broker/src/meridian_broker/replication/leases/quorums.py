@@ -35,16 +35,16 @@ from typing import Final
 from meridian_broker.positions import ZERO, Stamp
 
 LISTS_MAX: Final = 8
-"""More do not count at once: a region's own list waits until one of them is committed."""
+"""Maximum number of lists in force: a region's own list waits until one of them is committed."""
 BEGUN: Final = Stamp(0, 1, "-")
-"""The first list is committed: it takes its majority only."""
+"""The first list is committed: its majority is enough."""
 
 Voters = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class VoterSets:
-    """See the module's text."""
+    """Who votes, as far as one region knows."""
 
     lists: tuple[tuple[Stamp, Voters], ...] = ()
     """Lists in force, by the stamp at which they were last set. Each is sorted."""
@@ -53,12 +53,12 @@ class VoterSets:
 
     @classmethod
     def of(cls, *voters: str) -> VoterSets:
-        """One list, and everybody knows it."""
+        """One list that all its voters know."""
         return cls(((Stamp(0, 2, "-"), tuple(sorted(voters))),), BEGUN)
 
     @property
     def is_committed(self) -> bool:
-        """One list counts, and it takes its majority."""
+        """Whether one list is in force, so that its majority is enough."""
         return len(self.lists) == 1 and self.committed != ZERO
 
     @property
@@ -134,7 +134,7 @@ class VoterSets:
 
     @property
     def mark(self) -> int:
-        """A number that differs where anything does."""
+        """A number that changes whenever anything in here does."""
         return _mark(self)
 
 
@@ -152,7 +152,7 @@ def to_json(known: VoterSets) -> dict[str, object]:
 
 
 def from_json(value: object) -> VoterSets:
-    """:raises ValueError: these are not lists of voters."""
+    """:raises ValueError: these are not valid lists of voters."""
     try:
         fields = dict(value)  # type: ignore[call-overload]
         lists = tuple((Stamp.parse(said), tuple(sorted(map(str, voters)))) for said, *voters in fields["lists"])

@@ -23,14 +23,14 @@ from typing import Final
 
 
 class State(Enum):
-    """Of a claim."""
+    """State of a claim."""
 
     IDLE = "idle"
-    """Not asked for at the moment."""
+    """Not requested at the moment."""
     ASKING = "asking"
     """Voters are being asked."""
     HELD = "held"
-    """Ours until its time is over, and renewed."""
+    """Ours until it expires, and renewed."""
     YIELDING = "yielding"
     """Held, and being handed over: it is not renewed."""
 
@@ -45,22 +45,22 @@ class Event(Enum):
     HOPELESS = "cannot succeed"
     """Too many voters refused, or cannot be reached."""
     ENDED = "promises end"
-    """Its time is over, or the promises are not enough any more."""
+    """It expired, or the promises are not enough any more."""
     PREFERRED_ASKS = "preferred holder asks"
-    """The region that has precedence for this stream asks this one's voter for it."""
+    """The preferred holder of this stream requests it from this region's voter."""
     ANOTHER_ASKS = "another goes first"
-    """Somebody else asks, whose attempt comes before this one's."""
+    """Another candidate asks whose attempt goes before this one's."""
     GIVEN_BACK = "given back"
-    """Nobody reads it here any more."""
+    """The stream is not read here any more."""
 
 
 class Action(Enum):
-    """What the holder does about it."""
+    """What the holder does."""
 
     ASK = "ask"
     """Begin an attempt, if enough voters can be reached; the claim stays idle otherwise."""
     ASK_AGAIN = "ask again"
-    """Ask every voter by name."""
+    """Request it from every voter by name."""
     WIN = "win"
     """It may be read from now on."""
     EXTEND = "extend"
@@ -70,9 +70,9 @@ class Action(Enum):
     LOSE = "lose"
     """Stop reading, and plan the next attempt."""
     HAND_OVER = "hand over"
-    """Stop reading in good order, then give it back."""
+    """Stop reading in an orderly way, then release it."""
     LET_GO = "let go"
-    """Tell voters that they are free, and forget their promises."""
+    """Tell the voters that they are free, and forget their promises."""
 
 
 TRANSITIONS: Final[dict[tuple[State, Event], tuple[State, Action]]] = {

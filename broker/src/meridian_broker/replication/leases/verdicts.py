@@ -30,7 +30,7 @@ from meridian_broker.replication.leases.messages import HELD, NOT_SERVED, OTHER_
 
 
 class Verdict(Enum):
-    """The value is what ``AnswerItem.reason`` says."""
+    """The value is what ``AnswerItem.reason`` contains."""
 
     GRANTED = ""
     NOT_SERVED = NOT_SERVED
@@ -40,37 +40,37 @@ class Verdict(Enum):
 
 
 class Asked(NamedTuple):
-    """What somebody asks for."""
+    """The request."""
 
     holder: str
     term: int
     mark: int
-    """Of what the asker knows of who votes."""
+    """Mark of the voters that the asker knows of."""
     preferred: str
 
 
 class Known(NamedTuple):
-    """What the voter knows of who votes."""
+    """What the voter knows of the voters."""
 
     mark: int
     preferred: str
-    """Empty where it does not matter to this voter."""
+    """Empty if it does not matter to this voter."""
 
 
 class Promise(NamedTuple):
-    """What the voter promised last of the stream."""
+    """The voter's last promise of the stream."""
 
     holder: str
     term: int
     is_released: bool
     is_over: bool
-    """Its time has passed."""
+    """It has expired."""
 
 
 def decide(asked: Asked, known: Known | None, promise: Promise | None) -> Verdict:
-    """What to answer; see the table above.
+    """The answer; see the table above.
 
-    :param known: None: the voter has not read yet what it promised.
+    :param known: None: the voter has not read its promises yet.
     :param promise: None: it never promised the stream.
     """
     if known is None:

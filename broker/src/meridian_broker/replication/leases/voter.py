@@ -72,8 +72,9 @@ class Ballots(Protocol):
     """A voter's durable record of its votes."""
 
     def voter_sets(self, stream: Stream) -> tuple[VoterSets, str] | None:
-        """The voters on the stream, and its preferred holder, empty where that does not matter; None: the stream is not
-        known or not served here."""
+        """The voters on the stream, and its preferred holder, which is empty if it does not matter; None: the stream
+        is unknown or not served here.
+        """
 
     def has(self, stream: Stream, vote: Vote) -> bool:
         """Whether this is the last written vote where the stream is stored now; it may have been created again
@@ -86,8 +87,9 @@ class Ballots(Protocol):
         """Call ``confirmed`` once it is certain that no later broker has begun to vote for this voter."""
 
     def write(self, votes: list[tuple[Stream, Vote]], durable: Callable[[list[Stream]], None]) -> None:
-        """Write votes down. ``durable`` is called, once or several times, with the streams whose votes are durable;
-        never for votes that could not be written."""
+        """Store votes. ``durable`` is called, once or several times, with the streams whose votes are durable; never
+        for votes that could not be written.
+        """
 
 
 class Voter:
@@ -108,7 +110,7 @@ class Voter:
         self._origins.setdefault(stream[:2], set()).add(stream[2])
 
     def _strike(self, stream: Stream) -> None:
-        """The stream's grant can no longer be renewed without naming it."""
+        """The stream's grant can no longer be renewed without naming the stream."""
         vote = self.votes.get(stream)
         granted = None if vote is None else self._granted.get(vote.holder)
         if vote is not None and granted is not None:
@@ -117,7 +119,7 @@ class Voter:
                 del self._granted[vote.holder]
 
     def _keep_grant(self, stream: Stream, vote: Vote) -> None:
-        """Its holder is about to learn that the stream is promised and the promise durable."""
+        """Keep a grant whose holder is about to learn that the promise is durable."""
         if vote.basis is not None:
             item = AskItem(stream, vote.term, vote.mark, vote.preferred)
             self._granted.setdefault(vote.holder, GrantDigests(vote.holder)).put(item, vote)
@@ -186,7 +188,7 @@ class Voter:
             )
 
     def _grant(self, number: int, votes: list[tuple[Stream, Vote]], reply: Reply) -> None:
-        """These are on the disk, and no later broker votes for this voter."""
+        """Send votes that are durable, once it is certain that no later broker votes for this voter."""
         for stream, vote in votes:
             now = self.votes.get(stream)
             if now is not None and now.ballot == vote.ballot:
@@ -196,7 +198,7 @@ class Voter:
             reply(LeaseAnswer(number, tuple(AnswerItem(stream, vote.term, True) for stream, vote in votes)))
 
     def renew(self, renewal: LeaseRenewal, reply: Reply, now_ms: int) -> None:
-        """Somebody wants all that it was promised to be promised again (``grant_digests.py``)."""
+        """A holder asks to renew everything it was promised (``grant_digests.py``)."""
         granted = self._granted.get(renewal.holder)
         differing: list[int] = []
         for index, digest in renewal.parts:
@@ -217,7 +219,7 @@ class Voter:
             self._ballots.confirm(lambda: reply(answer))
 
     def _refusal(self, ask: LeaseAsk, item: AskItem, now_ms: int) -> AnswerItem | None:
-        """What to answer if it is not granted."""
+        """The refusal, if the stream is not granted."""
         voter_sets, vote = self._ballots.voter_sets(item.stream), self.votes.get(item.stream)
         verdict = decide(
             Asked(ask.holder, item.term, item.mark, item.preferred),
@@ -234,7 +236,7 @@ class Voter:
         return replace(refusal, known_term=vote.term, left_ms=vote.until_ms - now_ms, holder=vote.holder)
 
     def released(self, release: LeaseRelease) -> None:
-        """A holder stopped. That is written as well, so that a voter that comes back does not wait for nothing."""
+        """A holder stopped. That is stored as well, so that a restarted voter does not wait for it."""
         freed: list[tuple[Stream, Vote]] = []
         for stream, term in release.items:
             vote = self.votes.get(stream)
@@ -247,7 +249,7 @@ class Voter:
 
 
 def _stand(votes: Iterable[Vote], now_ms: int) -> bool:
-    """Would each of them be promised again by name, as it is, and without being written?"""
+    """Whether each of them would be promised again by name, unchanged and without a write."""
     for vote in votes:
         basis = vote.basis
         if basis is None or now_ms >= vote.until_ms or not basis.still_valid():

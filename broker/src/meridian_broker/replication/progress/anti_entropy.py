@@ -79,7 +79,7 @@ class Comparing:
         self.announce_some(peer)
 
     def announce_some(self, peer: Peer) -> None:
-        """One message more of the round. A region of 10,000 topics is through in half a second and never held up."""
+        """One more message of the round. A region of 10,000 topics is done in half a second and never blocked."""
         if peer.send is None:
             return
         limits = self._context.limits
@@ -94,7 +94,7 @@ class Comparing:
         summary = self._context.digests.summary(peer.region)
         for topic in topics:
             summary.changed(topic)
-        summary.work_out()  # a message's topics at a time: all of them at once would hold up everything
+        summary.work_out()  # a message's topics at a time: all of them at once would block the loop
         self._tell(peer, [self._digest_of(peer, topic) for topic in topics], peer.send)
         peer.forced.difference_update(topics)
         peer.next_announce_ms = self._context.now_ms + ANNOUNCE_PAUSE_MS if peer.to_announce else None
@@ -201,7 +201,7 @@ class Comparing:
     # -- their state, compared
 
     def compare(self, peer: Peer, digest: Digest, reply: Reply) -> None:
-        """A DIGEST came: compare now, or when everything sent before it is durable here."""
+        """A DIGEST arrived: compare now, or when everything sent before it is durable here."""
         incoming = peer.incoming
         if any(number <= digest.sent for number in incoming.merging):
             if len(incoming.held) < self._context.limits.held_digests:
@@ -222,18 +222,18 @@ class Comparing:
             elif not self._moving(peer, digest, theirs, pending):
                 self._context.counters.topics_differing += 1
                 questions.append(Question(theirs.topic))
-        # A link keeps the order: a delta sent before this digest that did not arrive will not arrive any more.
+        # A link preserves order: a delta sent before this digest that has not arrived is lost.
         incoming.highest = max(incoming.highest, digest.sent)
         if questions:
             reply(Fetch(tuple(questions)))
         if not peer.up and not digest.answer:
-            # No link of our own to say it on: the peer learns of our state on its own link.
+            # There is no link of our own to send it on: the peer learns of our state on its own link.
             asked = {question.topic for question in questions}
             ours = [self._digest_of(peer, theirs.topic) for theirs in digest.topics if theirs.topic not in asked]
             listings = (piece for topic in asked for piece in self._listing(peer, topic, None))
             self._tell(peer, chain(ours, listings), reply, answer=True)
         elif peer.version >= PARTS_VERSION and not digest.answer:
-            # What it could not send has arrived by another way: say so, because it may find no other quiet moment.
+            # What it could not send has arrived another way: report that, because it may find no other quiet moment.
             healed = [
                 one.topic for one in digest.topics if one.forced and one.topic in peer.in_sync and one not in differing
             ]

@@ -69,7 +69,7 @@ class Barriers:
         for peer in peers:
             wait.waiting[peer.region] = set()
         whole = host.progress(*key)
-        if whole is None or not peers:  # nothing is sent, so nothing has to be on disk first
+        if whole is None or not peers:  # nothing is sent, so nothing has to be durable first
             self._push_to(wait, peers, None, None)
             return
         whole, record = whole.copy(), host.record(*key)
@@ -88,7 +88,7 @@ class Barriers:
         key, now_ms, incarnation = wait.key, self._context.now_ms, self._context.host.incarnation(wait.key[0])
         peers = [peer for peer in peers if peer.region in wait.waiting]
         for peer in peers:
-            # Something may have been given up before: only the whole is sure to be all.
+            # Something may have been given up before: only the whole is certain to be complete.
             is_offered = (
                 key[0] in peer.in_sync
                 or whole is None
@@ -148,7 +148,7 @@ class Barriers:
             self._waits.settle(wait, peer.region, answer.reason, refused=True)
             return
         if self._context.is_now(wait.key[0], wait.incarnation):
-            peer.release(wait.key[0])  # it answered to the incarnation that we have
+            peer.release(wait.key[0])  # it accepted our incarnation
         if not answer.progress:
             self._waits.settle(wait, peer.region)
             return

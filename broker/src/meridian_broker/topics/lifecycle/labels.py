@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ledgers on the volume say that they belong to which topic (``ledgers/labels.py``)."""
+"""The ledgers on the volume, by the topic that their labels name (``ledgers/labels.py``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class Labelled(NamedTuple):
-    """A ledger that says whose it is."""
+    """A ledger with a label."""
 
     ledger_id: int
     label: Label
@@ -21,9 +21,9 @@ class Labelled(NamedTuple):
 
 
 class Labels:
-    """All ledgers by the topic that they say they belong to, as the volume has them when the first topic is opened.
+    """The labelled ledgers of the volume by topic, as of the time when the first topic is opened.
 
-    What is made later is put on record by this broker. Forgotten topic by topic, as they are opened.
+    Ledgers created later are recorded by this broker. A topic's ledgers are forgotten when it is opened.
     """
 
     def __init__(self, store: LedgerStore) -> None:
@@ -31,15 +31,15 @@ class Labels:
         self._by_topic: dict[str, list[Labelled]] | None = None
 
     async def of(self, topic: str) -> list[Labelled]:
-        """In the order in which they were made."""
+        """In order of creation."""
         return (await self._all()).get(topic, [])
 
     async def topics(self) -> list[str]:
-        """Of which there are ledgers."""
+        """The topics that have ledgers."""
         return list(await self._all())
 
     def forget(self, topic: str) -> None:
-        """It is open: what there is of it is on record."""
+        """The topic is open: its ledgers are recorded."""
         if self._by_topic is not None:
             self._by_topic.pop(topic, None)
 

@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ledgers on the volume that the metadata do not name: metadata were restored alone, from an older copy (R5).
+"""Ledgers on the volume that the metadata do not name, because the metadata alone were restored from an older copy
+(R5).
 
-Such metadata do not know the ledgers that were begun since, nor the topics; but each ledger's label says whose it is
+Such metadata lack the ledgers created since, and perhaps whole topics; but each ledger's label names its topic
 (``ledgers/labels.py``). So opening a topic *adopts* what is found:
 
-- Ledgers with messages that are newer than any that the record ever named. One that is older was on record and was
-  trimmed: its owner ended between the record and the deletion, which is done now (``TopicLog.open``).
-- Progress ledgers, newer ones likewise (``ProgressLog.open``): what was acknowledged in them counts.
-- Compacted views, newer ones likewise (``Compaction.open``), as far as they were finished.
-- Ledgers of a later incarnation: the topic was deleted and made again meanwhile, and what the record says is of before.
-  So too where the record says that the topic was just being deleted when the copy was made (``deletion.claimed``).
-  Where messages that the record names are still on the volume, they were set aside (R8), and are set aside again.
-  Ledgers of an earlier incarnation than the record's, or than the last deletion on record, are of a topic that is gone.
-- Ledgers of a copy that was set aside are that one's, which names them, though they say that they are the topic's.
+- Ledgers with messages that are newer than any that the record ever named. An older one was recorded and trimmed: its
+  owner stopped between the record and the deletion, which is done now (``TopicLog.open``).
+- Newer progress ledgers (``ProgressLog.open``): the acknowledgements in them count.
+- Newer compacted views (``Compaction.open``), as far as they are complete.
+- Ledgers of a later incarnation: the topic was deleted and created again meanwhile, and the record describes the
+  earlier one. The same holds if the record says that the topic was being deleted when the copy was made
+  (``deletion.claimed``). If messages that the record names are still on the volume, they were set aside (R8), and are
+  set aside again. Ledgers of an earlier incarnation than the record's, or than the last deletion on record, belong to
+  a topic that no longer exists.
+- Ledgers of a copy that was set aside belong to that copy, whose record names them, although their labels name the
+  topic.
 
-A ledger that somebody began and could not put on record has no entries, for none is stored before it is on record: it
-is deleted. Whoever may still write to what is adopted is fenced, as every earlier owner is (R10).
+A ledger that was created but not recorded has no entries, because none is stored before it is recorded: it is
+deleted. Any earlier owner that could still write to adopted ledgers is fenced, as always (R10).
 """
 
 from __future__ import annotations
@@ -44,23 +47,23 @@ log = logging.getLogger(__name__)
 
 
 class Adopted(NamedTuple):
-    """What a topic takes over, oldest first."""
+    """The ledgers that a topic takes over, oldest first."""
 
     messages: list[Span]
     progress: list[int]
     views: list[tuple[int, Position]]
     """Ledgers of compacted views, with their horizons."""
     trimmed: list[int]
-    """Ledgers with messages that are no longer on record: to be deleted."""
+    """Ledgers with messages that are no longer recorded: to be deleted."""
 
 
 def newest(ledgers: Iterable[Labelled]) -> str:
-    """The latest incarnation of a topic that its ledgers know."""
+    """The latest incarnation of a topic among its ledgers."""
     return max((one.label.belonging.incarnation for one in ledgers), key=stamp_of, default="")
 
 
 async def make_topics(parts: BrokerParts) -> None:
-    """Put topics on record that are on the volume only. Before anybody asks which topics there are.
+    """Record topics that exist on the volume only, before clients ask which topics there are.
 
     :raises MetadataError: the metadata store does not answer.
     """
@@ -80,7 +83,7 @@ async def make_topics(parts: BrokerParts) -> None:
         incarnation = newest(ledgers)
         known = await parts.catalog.topics.incarnation(name)
         if stamp_of(incarnation) < stamp_of(known):
-            continue  # deleted
+            continue  # the topic was deleted
         try:
             if incarnation != known:
                 await parts.catalog.topics.mark_deleted(name, stamp_of(incarnation))
@@ -97,7 +100,7 @@ async def make_topics(parts: BrokerParts) -> None:
 
 
 async def _ledgers_aside(parts: BrokerParts, name: TopicName) -> set[int]:
-    """Ledgers that say that they are the topic's, and are those of copies of it that were set aside."""
+    """Ledgers with the topic's label that belong to copies which were set aside."""
     found: set[int] = set()
     for record in await parts.catalog.topics.aside(name):
         found |= {*record.progress_ledgers, *record.obsolete_ledgers, *(one.ledger_id for one in record.ledgers)}
@@ -107,7 +110,7 @@ async def _ledgers_aside(parts: BrokerParts, name: TopicName) -> set[int]:
 
 
 async def make_partitioned(parts: BrokerParts, base: TopicName, count: int) -> None:
-    """Have at least so many partitions, as found on the volume."""
+    """Have at least ``count`` partitions, as found on the volume."""
     record = await parts.catalog.partitioned.find(base)
     try:
         if record is None:
@@ -119,9 +122,9 @@ async def make_partitioned(parts: BrokerParts, base: TopicName, count: int) -> N
 
 
 async def adopt(parts: BrokerParts, name: TopicName, metadata: TopicMetadata) -> Adopted:
-    """What on the volume belongs to a topic that was just claimed, and not on record.
+    """The unrecorded ledgers on the volume of a topic that was just acquired.
 
-    :raises MetadataError: that the record is of an earlier incarnation cannot be written.
+    :raises MetadataError: the change of a record of an earlier incarnation cannot be written.
     """
     ledgers = await parts.labels.of(str(name))
     incarnation = newest(ledgers)
@@ -165,7 +168,7 @@ def _messages(unnamed: Iterable[Labelled], metadata: TopicMetadata) -> list[Span
 
 
 async def _set_aside(parts: BrokerParts, name: TopicName, metadata: TopicMetadata, stamp: Stamp) -> None:
-    """Set aside again what the record names; afterwards the record is of the topic that was made after the deletion."""
+    """Set aside again what the record names; afterwards the record is that of the topic created after the deletion."""
     record, unnamed = metadata.record, await _unnamed(parts, name, metadata)
     spans = [*metadata.spans(), *_messages(unnamed, metadata)]
     await metadata.save_spans(spans, record.last_own, record.last_origins, record.holes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What opening and deleting a topic takes of the broker that does it."""
+"""What opening and deleting a topic need from the broker."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class BrokerParts(Protocol):
-    """See the module's text. ``service/open_topics.py`` has them."""
+    """The parts of a broker that topics use; ``service/open_topics.py`` provides them."""
 
     region: str
     catalog: Catalog
@@ -44,49 +44,49 @@ class BrokerParts(Protocol):
     schemas: SchemaRegistry
     workshop: Workshop
     publishing: Throttle | None
-    """Of all topics together."""
+    """Rate limits of all topics together."""
     backlog_quotas: bool
-    """They are enforced."""
+    """Whether backlog quotas are enforced."""
     exchange: Exchange | None
     before: Before | None
 
     @property
     def peers(self) -> Peers | None:
-        """The other regions, asked for what is missing here; None: there are none."""
+        """The other regions, which are asked for missing entries; None: there are none."""
         ...
 
     def new_lock(self) -> AbstractAsyncContextManager[Any]:
-        """A lock that nobody holds."""
+        """A new lock, not held."""
         ...
 
     def rules(self, name: TopicName) -> Rules:
-        """What holds for a topic, as last seen in the metadata."""
+        """The rules of a topic, as last read from the metadata."""
         ...
 
     def regions_of(self, topic: str) -> frozenset[str]:
-        """Regions of a topic, this one included."""
+        """The regions of a topic, including this one."""
         ...
 
     def is_shared(self, name: TopicName) -> bool:
-        """Whether the topic lives in other regions, too."""
+        """Whether the topic exists in other regions, too."""
         ...
 
     async def add_schema(self, name: TopicName, schema: pb.Schema, check: Callable[[], None], /) -> bytes:
-        """The version of the schema, which is added when it is new; ``check`` raises when it must not be any more."""
+        """The version of a schema, which is added if it is new; ``check`` raises if it must not be added any more."""
         ...
 
     def fenced(self, topic: Topic) -> None:
-        """The topic cannot go on."""
+        """The topic was fenced."""
         ...
 
     def deleted_elsewhere(self, topic: Topic, told: DeletionNotice) -> None:
-        """Another region knows of another deletion of the topic than we do (R8)."""
+        """Another region knows of another deletion of the topic than this one (R8)."""
         ...
 
     def forget(self, name: str) -> None:
-        """The topic is no longer on record."""
+        """The topic is no longer recorded."""
         ...
 
     def open_later(self, name: TopicName) -> None:
-        """The topic is on record and should be open; nobody has asked for it yet."""
+        """The topic is recorded and should be opened in the background."""
         ...

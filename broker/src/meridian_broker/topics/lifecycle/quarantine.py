@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of topics that are set aside: kept under another name, in their region alone, until deleted by hand (R8)."""
+"""Copies of topics that were set aside: kept under another name, in this region alone, until deleted by hand (R8)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 async def move(parts: BrokerParts, name: TopicName, why: str, stamp: Stamp | None) -> TopicName:
-    """Give the record of a topic that nobody has open the name of a copy, which is returned."""
+    """Move the record of a topic that is not open to the name of a copy, which is returned."""
     time_ms = parts.scheduler.now_ms() if stamp is None else stamp.time_ms
     to = await _free_name(parts, name, time_ms)
     await parts.catalog.topic_policies.set_policy(to, REPLICATION, {parts.region: True})
@@ -30,7 +30,7 @@ async def move(parts: BrokerParts, name: TopicName, why: str, stamp: Stamp | Non
 
 
 async def _free_name(parts: BrokerParts, name: TopicName, time_ms: int) -> TopicName:
-    """A copy of that time may be there: of another life of the metadata (R5), or of the same millisecond."""
+    """The name with this time may be in use: from before a restore of the metadata (R5), or of the same millisecond."""
     aside = f"{name.local_name}{ASIDE}{time_ms}"
     for again in count(2):
         to = TopicName(name.domain, name.tenant, name.namespace, aside)

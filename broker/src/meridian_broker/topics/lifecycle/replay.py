@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the progress log keeps of a topic: how its subscriptions come back, and what a new ledger of it begins with.
+"""Replay of a topic's progress log, which rebuilds its subscriptions, and the snapshot that a new ledger begins with.
 
 A log may hold a hundred thousand acknowledgements, and a broker opens many topics while it serves others. So records
-are read in slices, and of each slice the acknowledgements of one subscription are joined to each other first: its
-progress, which may be large, is joined with the sum. The outcome is that of joining one record after the other.
+are read in slices, and within a slice the acknowledgements of one subscription are joined to each other first: its
+progress, which may be large, is joined with the sum. The result is the same as joining one record after the other.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 _DELTAS: Final = frozenset((Kind.ACKED, Kind.MERGED))
 
 OnAcked = Callable[[str, int, Progress], None]
-"""Hears of every acknowledgement of this region's clients: subscription, milliseconds, what it claims."""
+"""Called with every acknowledgement of this region's clients: subscription, time in milliseconds, claimed progress."""
 
 
 async def recover(topic: Topic, on_acked: OnAcked | None = None) -> None:
-    """Rebuild the subscriptions from what the progress log holds. Others run in between.
+    """Rebuild the subscriptions from the progress log. Others run in between.
 
     :raises LedgerError: the log cannot be read.
-    :raises ValueError: a record of it cannot be.
+    :raises ValueError: a record of it is not valid.
     """
     async for changes in topic.progress_log.changes(topic.lost_records.met):
         take(topic, changes, on_acked)
@@ -46,7 +46,7 @@ async def recover(topic: Topic, on_acked: OnAcked | None = None) -> None:
 
 
 def take(topic: Topic, changes: list[Change], on_acked: OnAcked | None = None) -> None:
-    """Some changes, in their order."""
+    """Apply some changes, in order."""
     sums: dict[str, _Sum] = {}
     for change in changes:
         kind, name, time_ms, payload = change
@@ -70,7 +70,7 @@ def take(topic: Topic, changes: list[Change], on_acked: OnAcked | None = None) -
 
 
 class _Sum:
-    """Changes of one subscription's progress that follow each other."""
+    """Consecutive changes of one subscription's progress."""
 
     __slots__ = ("_acked", "_merged", "_subscription")
 
@@ -97,12 +97,12 @@ class _Sum:
             self.join()
 
     def _takes_drops_back(self, delta: Progress) -> bool:
-        """Which drops a rewind takes back depends on what it ruled when it was heard of, and that may grow (R12)."""
+        """Which drops a rewind takes back depends on what it ruled when it arrived, and that may grow (R12)."""
         dropped = self._subscription.cursor.dropped
         return dropped is not None and not dropped.is_empty and delta.count_rewinds() > 0
 
     def join(self) -> None:
-        """To what is known of the subscription."""
+        """Join the sum to the subscription."""
         subscription, acked, merged = self._subscription, self._acked, self._merged
         self._acked = self._merged = None
         if acked is not None:
@@ -114,7 +114,7 @@ class _Sum:
 
 
 def _take_one(topic: Topic, change: Change) -> None:
-    """A change that is no delta of progress."""
+    """Apply a change that is not a delta of progress."""
     kind, name, time_ms, payload = change
     if kind == Kind.SEQUENCES:
         topic.deduplication.recall(payload)
@@ -155,8 +155,9 @@ def _recall(topic: Topic, stood: Whole, name: str, time_ms: int) -> None:
 
 
 def snapshot(topic: Topic) -> Iterator[tuple[Kind, str, bytes]]:
-    """Everything the progress log must begin a ledger with, each as it stands when it is asked for: what changes after
-    that is in the log behind it."""
+    """Everything that a new ledger of the progress log begins with. Each record is current when it is requested;
+    later changes are in the log behind it.
+    """
     yield from topic.deduplication.snapshot()
     for subscription in list(topic.subscriptions.values()):
         if subscription.durable and subscription.is_there:

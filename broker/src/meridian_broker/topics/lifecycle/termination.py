@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The end of a topic that stays readable: no more messages, for ever, in this region.
+"""Termination: the topic accepts no more messages in this region, and stays readable.
 
-From the first moment nothing is taken any more; once all that was taken before is durable, the last entry is put on
-record, and only then anybody is told. Consumers that have acknowledged everything hear that this was the end.
+From the first moment no message is accepted. Once everything accepted before is durable, the last entry is recorded,
+and only then clients are told. Consumers that have acknowledged everything are told that they reached the end.
 
-Other regions go on: each has its own topic of that name, and is terminated by itself. What their clients publish is not
-stored here then (``topics/backfill/intake.py``). Their replicators are refused with this reason, keep what they have,
-and show it in their status. What a restore lost of this region's own entries is asked for before the end is recorded.
+Other regions are not affected: each has its own topic of that name, and terminates it by itself. Messages published
+there are not stored here any more (``topics/backfill/intake.py``). Their replicators are refused with this reason,
+keep their backlog, and show the reason in their status. Entries of this region's own that a restore lost are
+requested before the end is recorded.
 
-The log has the last word on the end, because what it holds was acknowledged (``recall``).
+If record and log disagree about the end, the log is right, because what it holds was acknowledged (``recall``).
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ log = logging.getLogger(__name__)
 
 
 async def terminate(topic: Topic) -> Position:
-    """Take no more messages. Returns the last entry; asked again, the same one.
+    """Accept no more messages. Returns the last entry, the same one each time.
 
-    :raises TopicFenced: somebody else is about to do it, or the topic was closed meanwhile; ask again.
-    :raises MetadataError: it is not on record: the topic goes on.
+    :raises TopicFenced: another request is doing it, or the topic was closed meanwhile; try again.
+    :raises MetadataError: it was not recorded: the topic stays open.
     """
     topic.check_open()
     if topic.recall is not None:
@@ -58,17 +59,17 @@ async def terminate(topic: Topic) -> Position:
 
 
 async def recall(topic: Topic, metadata: TopicMetadata, end: Position) -> None:
-    """The topic is being opened, and its record says that it ended at ``end``.
+    """Check the recorded end when the topic is opened.
 
-    A log that took messages behind that place shows that the topic went on: the record is an older copy, of before the
-    region was rebuilt; or nobody could tell whether the end had been written, and the topic was left open. Then the
-    termination is forgotten. To keep it would refuse producers that were let in, for ever; whoever still wants the
-    topic to end terminates it again.
+    If the log has messages behind ``end``, the topic continued: the record is an older copy from before the region
+    was rebuilt, or it was unknown whether the end had been written, and the topic was left open. Then the termination
+    is forgotten. Keeping it would refuse producers that were admitted, forever; it can be terminated again.
 
-    What was given back of this region's own messages from before the end moves the end: it stands in later ledgers.
+    If messages of this region's own from before the end were fetched back, the end moves: they are stored in later
+    ledgers.
 
     :raises LedgerError: the log cannot be read.
-    :raises MetadataError: what became of the end cannot be written.
+    :raises MetadataError: the change cannot be recorded.
     """
     last = topic.log.last_confirmed
     if last > end:
@@ -86,7 +87,7 @@ async def recall(topic: Topic, metadata: TopicMetadata, end: Position) -> None:
 
 
 def ended(topic: Topic, last: Position) -> None:
-    """It is on record that ``last`` is the end: producers go, and consumers may be told."""
+    """``last`` is recorded as the end: disconnect producers, and notify consumers."""
     topic.is_ended, topic.terminated = True, last
     topic.admission.end(str(topic.refusal()))
     for producer in list(topic.producers.values()):

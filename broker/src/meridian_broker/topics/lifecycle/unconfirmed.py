@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a region that is away had not confirmed before this broker started: found again in the progress log.
+"""What an unreachable region had not confirmed before this broker started, restored from the progress log.
 
-How far others are behind is counted in memory, for an acknowledgement costs nothing on disk beside its own record.
-After a restart that count is worked out anew: the region's metadata say since when another region may lack what was
-acknowledged here (``server/behind.py``, a write when it goes and one when it has all again), and the progress log says
-what was acknowledged since, and when. It is a lower bound: a progress ledger that was rolled over since keeps no single
-acknowledgements, and of a long log only the newest entries are looked at.
+The lag of other regions is counted in memory, because an acknowledgement should cost nothing on disk besides its own
+record. After a restart it is computed again: the region's metadata say since when another region may lack
+acknowledgements of this one (``server/behind.py``: one write when it becomes unreachable, one when it has everything
+again), and the progress log says what was acknowledged since, and when. The result is a lower bound: a progress
+ledger that was rolled over since contains no individual acknowledgements, and of a long log only the newest entries
+are examined.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ if TYPE_CHECKING:
     from meridian_broker.topics.topic import Topic
 
 LOOKS: Final = 50_000
-"""Entries looked at per topic, the newest ones, for all its subscriptions together."""
+"""Entries examined per topic, newest first, for all its subscriptions together."""
 SLICE: Final = 500
-"""Of them before others run."""
+"""Entries examined before others run."""
 
 
 class Before(Protocol):
-    """What the broker's life before knew, and who is told what follows from it."""
+    """What was known before the restart, and the receiver of the results."""
 
     @property
     def since_ms(self) -> Mapping[str, int]:
-        """Region -> since when it may lack something, by the wall clock. Only those not compared with since."""
+        """Region -> since when it may lack something, by the wall clock. Only regions that were not compared since."""
         ...
 
     def found(self, topic: str, subscription: str, region: str, entries: int, since_ms: int) -> None:
-        """The region lacks at least so many of the subscription's entries, and since then."""
+        """The region has lacked at least ``entries`` entries of the subscription since then."""
         ...
 
 
 @dataclass(slots=True)
 class _Owed:
-    """Acknowledged here by clients of one subscription since a region went."""
+    """What clients acknowledged on one subscription since a region became unreachable."""
 
     since_ms: int
     progress: Progress = field(default_factory=Progress)
@@ -51,7 +52,7 @@ class _Owed:
 
 
 class Unconfirmed:
-    """Collects what regions lack while the progress log is read."""
+    """Collects what regions lack during the replay of the progress log."""
 
     def __init__(self, regions: Collection[str], before: Before) -> None:
         """:param regions: those of the topic."""
@@ -67,13 +68,13 @@ class Unconfirmed:
                 owed.progress.join(delta)
 
     async def tell(self, topic: Topic) -> None:
-        """Tell what other regions of the topic lack, now that its subscriptions are rebuilt."""
+        """Report what other regions of the topic lack, once its subscriptions are rebuilt."""
         for names in self._owed.values():
             for name in list(names):
                 subscription = topic.subscriptions.get(name)
                 if subscription is None or not subscription.replicated:
                     del names[name]
-        with suppress(LedgerError):  # an index that cannot be read costs a figure, and no topic
+        with suppress(LedgerError):  # an index that cannot be read costs a figure, not the topic
             await _count(topic, [one for names in self._owed.values() for one in names.values()])
         for region, since_ms in self._since.items():
             for name, one in self._owed[since_ms].items():
@@ -81,7 +82,7 @@ class Unconfirmed:
 
 
 async def _count(topic: Topic, owed: list[_Owed]) -> None:
-    """Entries stored here, from the newest on, and others run in between."""
+    """Count entries stored here, newest first; others run in between."""
     left = LOOKS // max(1, len(owed))
     for ledger, entries, _ in reversed(list(topic.log.counts())):
         if not owed or left <= 0:

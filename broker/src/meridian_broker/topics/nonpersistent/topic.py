@@ -47,7 +47,7 @@ class NonPersistentTopic:
     """One topic, or one partition of it."""
 
     metadata: Final = None
-    """Nothing of it is on record: an exclusive producer's epoch lasts as long as the topic."""
+    """Nothing is recorded: an exclusive producer's epoch lasts as long as the topic."""
 
     def __init__(self, name: str, partition: int, scheduler: Scheduler, limits: TopicLimits) -> None:
         self.name = name
@@ -64,11 +64,11 @@ class NonPersistentTopic:
         self.messages_in = 0
         self.bytes_in = 0
         self.dropped = 0
-        """Messages that a subscription's consumers could not take."""
+        """Messages that the consumers of a subscription could not take."""
         self.created_ms = self.last_used_ms = scheduler.now_ms()
 
     def follow(self, rules: Rules) -> None:
-        """These rules hold from now on."""
+        """Apply these rules from now on."""
         self.rules = rules
         self.bounds = bounds(self.limits, rules)
         self.admission.limit = self.bounds.producers
@@ -76,18 +76,18 @@ class NonPersistentTopic:
     # -- producers -----------------------------------------------------------------------------------------------
 
     def entered(self, _: Producer) -> None:
-        """A producer is let in."""
+        """A producer was admitted."""
         self.last_used_ms = self.scheduler.now_ms()
 
     def remove_producer(self, producer: Producer) -> None:
-        """It is gone, or does not want to come in any more."""
+        """A producer left, or does not want to be admitted any more."""
         if self.producers.get(producer.name) is producer:
             del self.producers[producer.name]
         self.admission.gone(producer)
         self.last_used_ms = self.scheduler.now_ms()
 
     def publish(self, producer: Producer, sends: list[Send]) -> int:
-        """Hand messages to every subscription, and answer. Returns the bytes that wait for a disk: none."""
+        """Send messages to every subscription, and answer. Returns the bytes in flight to a disk: none."""
         largest = self.bounds.body_bytes
         for send in sends:
             body = send.body
@@ -108,7 +108,7 @@ class NonPersistentTopic:
         return 0
 
     def publish_foreign(self, _producer: Producer, _send: Send) -> None:
-        """:raises NotAllowed: always; there is no origin without a place."""
+        """:raises NotAllowed: always, because messages without a position have no origin."""
         raise NotAllowed(f"{self.name} stores nothing, so it cannot be replicated")
 
     # -- subscriptions -------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class NonPersistentTopic:
         return made
 
     def delete_subscription(self, name: str, done: Done | None = None) -> None:
-        """:raises SubscriptionNotFound: there is none."""
+        """:raises SubscriptionNotFound: there is none of that name."""
         subscription = self.subscriptions.pop(name, None)
         if subscription is None:
             raise SubscriptionNotFound(f"there is no subscription {name!r} on {self.name}")
@@ -151,11 +151,11 @@ class NonPersistentTopic:
         if done is not None:
             done(None)
 
-    # -- its end -------------------------------------------------------------------------------------------------
+    # -- closing -------------------------------------------------------------------------------------------------
 
     @property
     def clients(self) -> int:
-        """Producers and consumers."""
+        """The number of producers and consumers."""
         return len(self.producers) + sum(len(one.consumers) for one in self.subscriptions.values())
 
     def check_open(self) -> None:
@@ -168,7 +168,7 @@ class NonPersistentTopic:
         self.check_open()
 
     def fence(self, reason: str) -> None:
-        """Send every client away, for good."""
+        """Disconnect all clients, for good."""
         self.failure = reason
         for producer in list(self.producers.values()):
             producer.port.disconnect_producer(producer)
@@ -180,10 +180,10 @@ class NonPersistentTopic:
 
 
 class NonPersistentSubscription:
-    """Consumers that share, or compete for, what comes."""
+    """The consumers of one subscription."""
 
     pace: Final = None
-    """Who cannot keep up misses messages; nobody is slowed down."""
+    """Consumers that cannot keep up miss messages; nothing is slowed down."""
     durable: Final = False
     replicated: Final = False
 
@@ -208,11 +208,11 @@ class NonPersistentSubscription:
 
     @property
     def active(self) -> Consumer | None:
-        """Exclusive and Failover: who gets the messages."""
+        """Exclusive and Failover: the consumer that gets the messages."""
         return self._selection.active
 
     def add_consumer(self, consumer: Consumer, kind: SubscriptionType) -> None:
-        """:raises ConsumerBusy, ConsumerAssignError: it does not go with those that are here."""
+        """:raises ConsumerBusy, ConsumerAssignError: it does not fit the connected consumers."""
         if kind != self.type:
             raise ConsumerBusy(f"subscription {self.name!r} has {self.type.name} consumers: use the same type")
         if self.consumers and kind.admits_one:
@@ -224,14 +224,14 @@ class NonPersistentSubscription:
             self._selection.remove(consumer)
 
     def leave(self, consumer: Consumer) -> None:
-        """The consumer is gone; the last one takes the subscription along."""
+        """The consumer left; the subscription is removed with the last one."""
         self.remove_consumer(consumer)
         if not self.consumers:
             self.topic.subscriptions.pop(self.name, None)
         self.topic.last_used_ms = self.topic.scheduler.now_ms()
 
     def disconnect_consumers(self) -> None:
-        """Send every consumer away to subscribe again."""
+        """Disconnect all consumers, so that they subscribe again."""
         for consumer in list(self.consumers):
             self.remove_consumer(consumer)
             consumer.port.disconnect_consumer(consumer)
@@ -252,10 +252,10 @@ class NonPersistentSubscription:
         consumer.port.deliver(consumer, NOWHERE, entry, 0, None)
         return 0
 
-    # -- what consumers ask: nothing is remembered of what they had -----------------------------------------------
+    # -- requests of consumers: no state is kept of what they received --------------------------------------------
 
     def dispatch_soon(self) -> None:
-        """There is nothing that waits."""
+        """Nothing ever waits here."""
 
     def acknowledge(
         self,

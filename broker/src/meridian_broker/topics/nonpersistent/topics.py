@@ -17,11 +17,11 @@ from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import NON_PERSISTENT, TopicName
 
 UNUSED_MS: Final = 60_000
-"""A topic without clients is forgotten after so long."""
+"""A topic without clients is removed after this time."""
 
 
 class NonPersistentTopics:
-    """See the module's text. Partition numbers are in the catalog, as those of other topics."""
+    """The non-persistent topics in use. Numbers of partitions are in the catalog, as for other topics."""
 
     def __init__(self, catalog: Catalog, scheduler: Scheduler, limits: TopicLimits, defaults: Rules) -> None:
         self._catalog = catalog
@@ -32,7 +32,7 @@ class NonPersistentTopics:
         self._closed: str | None = None
 
     async def topic(self, name: TopicName, *, create: bool) -> NonPersistentTopic:
-        """The topic. :raises TopicError: it is not there and may not be made."""
+        """The topic. :raises TopicError: it does not exist and must not be created."""
         found = self.topics.get(str(name))
         if found is not None:
             return found
@@ -47,7 +47,7 @@ class NonPersistentTopics:
             validation.new_topic(name)
         if self._closed is not None:
             raise TopicFenced(f"{name} is no longer served ({self._closed}): look it up again")
-        found = self.topics.get(str(name))  # somebody else may have been as fast
+        found = self.topics.get(str(name))  # created concurrently
         if found is None:
             found = self.topics[str(name)] = NonPersistentTopic(
                 str(name), name.partition, self._scheduler, self._limits
@@ -56,20 +56,20 @@ class NonPersistentTopics:
         return found
 
     async def create(self, name: TopicName) -> None:
-        """Make one without partitions. :raises AlreadyExists: there is one of that name."""
+        """Create a topic without partitions. :raises AlreadyExists: the name is in use."""
         if str(name) in self.topics or await self._catalog.partitioned.find(name) is not None:
             raise AlreadyExists(f"topic {name} already exists")
         await self.topic(name, create=True)
 
     def names(self, namespace: str) -> list[str]:
-        """Those of ``tenant/namespace`` that are in use, partitions by their own names."""
+        """Topics of ``tenant/namespace`` that are in use; partitions under their own names."""
         prefix = f"{NON_PERSISTENT}://{namespace}/"
         return sorted(name for name in self.topics if name.startswith(prefix))
 
     def delete(self, names: list[TopicName], *, force: bool, partitioned: bool) -> None:
-        """Forget topics, or the partitions of one, of which only those in use are here.
+        """Remove topics, or the partitions of one, of which only those in use are here.
 
-        :raises TopicNotFound: it is not there. :raises TopicInUse: it has clients and ``force`` is not given.
+        :raises TopicNotFound: it does not exist. :raises TopicInUse: it has clients, and ``force`` is not set.
         """
         topics = [self.topics[str(name)] for name in names if str(name) in self.topics]
         if not topics and not partitioned:
@@ -82,12 +82,12 @@ class NonPersistentTopics:
             topic.fence("the topic was unloaded or deleted")
 
     def follow_policies(self) -> None:
-        """Rules may have changed."""
+        """The rules may have changed."""
         for name, topic in self.topics.items():
             topic.follow(self._catalog.rules(self._defaults, topic_name.parse(name)))
 
     def tidy(self) -> None:
-        """Forget what nobody uses."""
+        """Remove topics that are no longer used."""
         before = self._scheduler.now_ms() - UNUSED_MS
         for name, topic in list(self.topics.items()):
             if not topic.clients and topic.last_used_ms < before:
@@ -95,7 +95,7 @@ class NonPersistentTopics:
                 topic.fence("nobody used it")
 
     def close(self, reason: str) -> None:
-        """Send everybody away, and let nobody in any more."""
+        """Disconnect all clients, and accept none any more."""
         self._closed = reason
         for topic in self.topics.values():
             topic.fence(reason)
