@@ -143,7 +143,7 @@ def texture(entries: int, holes: int, seed: int) -> AckSet:
     acks = AckSet(place(-1))
     detail = acks._claims_of(LEDGER)  # one by one would take longer than all the rest
     detail.bits = bits
-    acks._settle()
+    acks._normalise()
     return acks
 
 

@@ -191,7 +191,7 @@ def test_runs_join_exactly_what_follows_each_other(entries: list[EntryHeader], d
     for at in damaged:
         region, origin = entries[at].region, entries[at].origin
         assert region is not None and origin is not None
-        index.settle_foreign(at, region, origin, entries[at].prev)
+        index.identify_foreign(at, region, origin, entries[at].prev)
     if data.draw(st.booleans()):
         index.pack()
     first = data.draw(st.integers(0, len(entries)))

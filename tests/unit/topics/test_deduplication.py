@@ -65,8 +65,8 @@ async def test_only_the_last_switch_counts() -> None:
     for wanted in (False, True):
         known.follow(wanted)
     seen = []
-    while written._settled < asked + 2:
-        seen.append((written._settled - asked, known.status))
+    while written._finished < asked + 2:
+        seen.append((written._finished - asked, known.status))
         await asyncio.sleep(0)
     assert {status for _, status in seen} == {"Recovering"}
     assert known.status == "Enabled"

@@ -189,7 +189,7 @@ class LanesWorld:
             position = sorted(self.in_flight)[choice % len(self.in_flight)]
             del self.in_flight[position]
             self.done.add(position)
-            self.lanes.settled(self.slots[position])
+            self.lanes.acked(self.slots[position])
 
     def give_back(self, choice: int) -> None:
         if self.in_flight:
@@ -205,7 +205,7 @@ class LanesWorld:
             for position in [one for one in self.in_flight if one <= mark_delete]:
                 del self.in_flight[position]
                 self.done.add(position)
-                self.lanes.settled(self.slots[position])
+                self.lanes.acked(self.slots[position])
             self.done |= {one for one in self.waiting if one <= mark_delete}
             self.waiting = {one for one in self.waiting if one > mark_delete}
             self.lanes.passed(mark_delete)

@@ -129,7 +129,7 @@ class _Client:
         self._log = log
 
     def succeed(self, request_id: int) -> None:
-        self.heard.append(self._log._settled == self._log._asked)
+        self.heard.append(self._log._finished == self._log._asked)
 
 
 async def test_a_client_hears_of_a_seek_once_it_is_on_the_disk() -> None:

@@ -336,7 +336,7 @@ class Rebuilding:
             )
         for count, number in enumerate(self._unknown, 1):
             if number not in nameless:
-                self._index.settle_own(number)
+                self._index.identify_own(number)
             if count % AT_ONCE == 0:
                 yield
 
@@ -347,13 +347,13 @@ class Rebuilding:
             # Of many consecutive damaged entries most stay unknown: look only at those behind the named one.
             behind = bisect_right(unknown, named)
             if named in self._guessed:
-                self._index.settle_own(named)
+                self._index.identify_own(named)
                 if behind and unknown[behind - 1] == named:
                     behind -= 1
                     del unknown[behind]
             self._not_own.update(unknown[behind:])
         elif prev > last and self._unknown:
-            self._index.settle_foreign(self._unknown.pop(), region, prev, last)
+            self._index.identify_foreign(self._unknown.pop(), region, prev, last)
 
     def _entry_here(self, position: Position) -> int:
         """Its number in this ledger: -1 if it is in an earlier one, behind all of them if in a later one."""

@@ -151,12 +151,12 @@ class LedgerIndex:
             self._size(1)
         self._append(NO_PLACE, (0, 0, 0, 0))
 
-    def settle_own(self, entry: int) -> None:
+    def identify_own(self, entry: int) -> None:
         """The entry that ``add_unknown`` added was first stored here."""
         assert isinstance(self.kinds, bytearray)
         self.kinds[entry] = OWN
 
-    def settle_foreign(self, entry: int, region: str, origin: Position, prev: Position) -> None:
+    def identify_foreign(self, entry: int, region: str, origin: Position, prev: Position) -> None:
         """The entry that ``add_unknown`` added was first stored in another region."""
         assert isinstance(self.kinds, bytearray) and self._columns is not None
         kind, values = self.codes.code(region), (*origin, *prev)

@@ -23,7 +23,7 @@ from meridian_broker.ledgers.entry import MARKER, NO_ORIGIN, EntryHeader, pack_f
 from meridian_broker.ledgers.holes import Hole, Holes, is_break
 from meridian_broker.ledgers.index import LedgerIndex
 from meridian_broker.ledgers.notifying import notify_all
-from meridian_broker.ledgers.pending import AppendedToLog, Held, OwnEntry, Pending
+from meridian_broker.ledgers.pending import AppendedToLog, OwnEntry, Pending, Waiting
 from meridian_broker.ledgers.reading import ReadableLog
 from meridian_broker.ledgers.restored import standing
 from meridian_broker.ledgers.scheduling import Scheduler, next_turn
@@ -66,7 +66,7 @@ class TopicLog(ReadableLog):
         self._leaving = 0
         """The first ``_leaving`` ledgers are being removed from the record."""
         self._rolled: list[Callable[[], None]] = []  # callbacks waiting for the current roll-over
-        self._held: deque[Held] = deque()
+        self._waiting: deque[Waiting] = deque()
         self._pending: deque[Pending] = deque()
         self._durable = -1
         """The last entry of the writer's ledger that the store called durable."""
@@ -91,8 +91,8 @@ class TopicLog(ReadableLog):
         """Before which first entry ever of a region there were others (R21)."""
         self.appended_bytes = 0
         self._asked = 0
-        self._settled = 0
-        self._settling: deque[tuple[int, Callable[[LedgerError | None], None]]] = deque()
+        self._finished = 0
+        self._awaiting: deque[tuple[int, Callable[[LedgerError | None], None]]] = deque()
 
     # -- opening and closing -------------------------------------------------------------------------------------
 
@@ -183,7 +183,7 @@ class TopicLog(ReadableLog):
         """Seal the ledger being written, so that the next owner need not recover it."""
         if self.failure is None:
             self.failure = LedgerError("the topic is being closed: look its owner up again")
-        self._fail_held(self.failure)
+        self._fail_waiting(self.failure)
         if self._rolling:
             await self._rolled_over()
         writer, self._writer = self._writer, None
@@ -192,7 +192,7 @@ class TopicLog(ReadableLog):
             self._take_durable()
             self._chapters[-1].sealed_ms = self._scheduler.now_ms()
             await self._save()
-        self._settle()
+        self._answer()
         self._forget_tail()
 
     async def _save(self) -> None:
@@ -207,7 +207,7 @@ class TopicLog(ReadableLog):
         """
         writer = self._writer
         if writer is None or self._rolling or self._own_waits:
-            self._hold(Held(done, tokens, entries))
+            self._wait_for_ledger(Waiting(done, tokens, entries))
             return
         now_ms, ledger = self._scheduler.now_ms(), self._writing
         number = first = writer.next_entry
@@ -250,7 +250,7 @@ class TopicLog(ReadableLog):
             self._roll()
             if count < len(entries):
                 self._pending[-1].tokens = tokens[:count]
-                self._hold(Held(done, tokens[count:], entries[count:]))
+                self._wait_for_ledger(Waiting(done, tokens[count:], entries[count:]))
 
     def append_foreign(self, header: EntryHeader, body: bytes | memoryview, done: AppendedToLog, token: Any) -> None:
         """Append an entry of another region; the caller has checked that it is the next one of its origin (R4).
@@ -263,7 +263,7 @@ class TopicLog(ReadableLog):
             self._heard(header.region, header.prev, header.origin)
         writer = self._writer
         if writer is None or self._rolling:
-            self._hold(Held(done, [token], [], header, body))
+            self._wait_for_ledger(Waiting(done, [token], [], header, body))
             return
         number = writer.next_entry
         if not self._append(writer, [entry], done, [token]):
@@ -313,13 +313,13 @@ class TopicLog(ReadableLog):
                 self.holes.open(region, last, origin)
             self.last_origin[region] = origin
 
-    def _hold(self, held: Held) -> None:
+    def _wait_for_ledger(self, waiting: Waiting) -> None:
         if self.failure is not None:
             failure = self.failure
-            self._scheduler.defer(lambda: held.done(held.tokens, failure))
+            self._scheduler.defer(lambda: waiting.done(waiting.tokens, failure))
             return
-        self._asked += len(held.tokens)
-        self._held.append(held)
+        self._asked += len(waiting.tokens)
+        self._waiting.append(waiting)
         if self._writer is None or self._own_waits:
             self._roll()
 
@@ -356,7 +356,7 @@ class TopicLog(ReadableLog):
             self._cache.used += size
             self.last_confirmed = Position(chapter.ledger_id, self._durable)
             for group in told:
-                self._settled += len(group.entries)
+                self._finished += len(group.entries)
                 try:
                     group.done(group.tokens, Position(chapter.ledger_id, group.first))
                 except Exception as raised:
@@ -366,21 +366,21 @@ class TopicLog(ReadableLog):
             self._fail(refusal)
             failed, self._pending = self._pending, deque()
             notify_all([partial(group.done, group.tokens) for group in failed], refusal)
-        if self._settling:
-            self._settle()
+        if self._awaiting:
+            self._answer()
         if mistake is not None:
             raise mistake
 
     def when_durable(self, callback: Callable[[LedgerError | None], None]) -> None:
         """``callback`` hears once everything appended so far is durable, at once when it is, or that it never will."""
-        self._settling.append((self._asked, callback))
-        self._settle()
+        self._awaiting.append((self._asked, callback))
+        self._answer()
 
-    def _settle(self) -> None:
+    def _answer(self) -> None:
         due: list[Callable[[], None]] = []
-        while self._settling and (self._settling[0][0] <= self._settled or self.failure is not None):
-            asked, callback = self._settling.popleft()
-            due.append(partial(callback, None if asked <= self._settled else self.failure))
+        while self._awaiting and (self._awaiting[0][0] <= self._finished or self.failure is not None):
+            asked, callback = self._awaiting.popleft()
+            due.append(partial(callback, None if asked <= self._finished else self.failure))
         notify_all(due)
 
     def _wake(self) -> None:
@@ -409,13 +409,13 @@ class TopicLog(ReadableLog):
             self.failure = error
             self._writer = None
             self._forget_tail()
-            self._scheduler.defer(lambda: self._fail_held(error))
-            self._settle()
+            self._scheduler.defer(lambda: self._fail_waiting(error))
+            self._answer()
             notify_all(tuple(self._watchers))
 
-    def _fail_held(self, error: LedgerError) -> None:
-        held, self._held = self._held, deque()
-        notify_all([partial(each.done, each.tokens) for each in held], error)
+    def _fail_waiting(self, error: LedgerError) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        notify_all([partial(each.done, each.tokens) for each in waiting], error)
 
     # -- roll-over -----------------------------------------------------------------------------------------------
 
@@ -479,8 +479,8 @@ class TopicLog(ReadableLog):
             return
         self._forget_tail()
         self._rolling = self._own_waits = False
-        held, self._held = self._held, deque()
-        for each in held:
+        waiting, self._waiting = self._waiting, deque()
+        for each in waiting:
             self._asked -= len(each.tokens)
             try:
                 if each.header is None:

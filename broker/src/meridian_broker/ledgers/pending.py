@@ -24,8 +24,8 @@ OwnEntry = tuple[int, int, int, int, int, bytes, bytes | memoryview]
 
 
 @dataclass(slots=True)
-class Held:
-    """Waits for a ledger to be written to."""
+class Waiting:
+    """Entries that wait for a ledger to be written to."""
 
     done: AppendedToLog
     tokens: list[Any]

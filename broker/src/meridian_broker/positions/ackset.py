@@ -49,7 +49,7 @@ class AckSet(RunSet):
             self._ledger, self._entry = other._ledger, other._entry
         for ledger, theirs in other._detail.items():
             self._claims_of(ledger).absorb(theirs)
-        self._settle()
+        self._normalise()
         return True
 
     def within(self, other: AckSet) -> bool:
@@ -75,7 +75,7 @@ class AckSet(RunSet):
                 detail[ledger] = lacking
         if detail:
             result._detail = detail
-            result._settle()
+            result._normalise()
         return result
 
     def extract(self, ledgers: set[int]) -> AckSet:
@@ -84,7 +84,7 @@ class AckSet(RunSet):
         detail = {ledger: claims.copy() for ledger, claims in self._ledgers() if ledger in ledgers}
         if detail:
             result._detail = detail
-            result._settle()
+            result._normalise()
         return result
 
     def last(self) -> Position | None:
@@ -191,7 +191,7 @@ class AckSet(RunSet):
             result._detail = detail
             # The usual delta, one ledger's entries and no floor, is canonical as it came.
             if result._ledger >= 0 or len(detail) > 1 or claims.link is not None or claims.partial is not None:
-                result._settle()
+                result._normalise()
         return result
 
     def encode(self) -> bytes:

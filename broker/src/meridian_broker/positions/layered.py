@@ -80,7 +80,7 @@ class LayeredAcks:
         if self._base_counts():
             yield self._base
 
-    def _settle(self) -> None:
+    def _normalise(self) -> None:
         """Add the timeless acks to each layer for which they count, so that layers can be read individually."""
         layers = self._layers
         if layers is not None and layers.timeless:
@@ -117,7 +117,7 @@ class LayeredAcks:
 
     def raise_floor(self, region: str, position: Position) -> bool:
         """Everything of a region up to here is done with, in every epoch: forget the detail (R11)."""
-        self._settle()
+        self._normalise()
         changed = False
         for layer in () if self._layers is None else self._layers.all():
             changed |= acks_of(layer.acks, region).raise_floor(position)
@@ -163,7 +163,7 @@ class LayeredAcks:
         if timeless is not None and timeless.touches(after, upto):
             if timeless.covers(after, upto):
                 return True
-            self._settle()
+            self._normalise()
         newest_first = [] if self._layers is None else list(self._layers.over(region, after, upto))
         return covered_over(region, after, upto, self._base.get(region), self.start(region), newest_first)
 
@@ -195,7 +195,7 @@ class LayeredAcks:
 
     def goes_beyond(self, places: Mapping[str, Position]) -> bool:
         """Whether any entry of these regions is acked behind these places, in any epoch."""
-        self._settle()
+        self._normalise()
         return any(
             acks[region].goes_beyond(place)
             for acks in self._all_acks()
@@ -218,13 +218,13 @@ class LayeredAcks:
 
     def regions(self) -> frozenset[str]:
         """Origins with acked entries, a beginning, or entries that a rewind rules."""
-        self._settle()
+        self._normalise()
         names = {region for acks in self._all_acks() for region, one in acks.items() if not one.is_empty}
         return frozenset(names.union(self.beginning.places, *(layer.rules for layer in self._layers or ())))
 
     def floors(self) -> dict[str, Position]:
         """Per origin: every entry up to here is acked. Seeks by time can only make it lower than it might be."""
-        self._settle()
+        self._normalise()
         base, places = self._base, self.beginning.places
         if self._layers is None:
             none = AckSet()
@@ -238,7 +238,7 @@ class LayeredAcks:
 
     def acks(self, epoch: Stamp, region: str) -> AckSet | None:
         """The acks of one layer, for reading; None when there are none."""
-        self._settle()
+        self._normalise()
         if epoch == ZERO:
             return self._base.get(region)
         layer = None if self._layers is None else self._layers.find(epoch)
@@ -250,7 +250,7 @@ class LayeredAcks:
 
     def count_detail(self) -> int:
         """Entry ids and partly acked batches remembered above the floors, all layers."""
-        self._settle()
+        self._normalise()
         return sum(one.count_detail() for acks in self._all_acks() for one in acks.values())
 
     # -- layers --------------------------------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ class Progress(LayeredAcks):
         """
         if self._layers is None or len(self._layers) < 2:
             return None
-        self._settle()
+        self._normalise()
         heads = [layer.head() for layer in self._layers]
         acked = {region: AckSet(min(self.start(region), end)) for region, end in done.items()}
         for acks in self._all_acks():
@@ -208,7 +208,7 @@ class Progress(LayeredAcks):
 
     def cool(self, like: Progress | None = None) -> None:
         """Called periodically: encode idle parts compactly, and share with ``like`` the parts that are equal."""
-        self._settle()
+        self._normalise()
         for epoch, acks in self._by_epoch():
             for region, one in acks.items():
                 one.cool(None if like is None else like.acks(epoch, region))
@@ -234,7 +234,7 @@ class Progress(LayeredAcks):
         if other._layers is not None and other._layers.timeless:
             changed |= self._join_timeless(other, other._layers)
         if other._base or (other._layers and any(layer.publish_time_ms is not None for layer in other._layers)):
-            self._settle()  # only then is it visible what is new
+            self._normalise()  # only then is it visible what is new
         if other._layers:
             changed |= self._join_layers(other._layers)
         if self._base_counts():
@@ -250,7 +250,7 @@ class Progress(LayeredAcks):
         layers = self._layers
         is_known = layers is not None and (theirs.known is layers.known or theirs.heads == layers.heads)
         if layers is None or not is_known or any(map(_has_floor, theirs.timeless.values())):
-            other._settle()
+            other._normalise()
             return False
         if not _is_surely_new(theirs.timeless, layers.timeless, next(layers.timed_acks())):
             rest = acks_minus(theirs.timeless, layers.timeless)
@@ -269,7 +269,7 @@ class Progress(LayeredAcks):
             elif not their.head_within(known):
                 is_wider = True
         if is_wider or any(layers.known.find(one.epoch) is None for one in new):
-            self._settle()  # timeless acks count in the rewinds that were known when they were added
+            self._normalise()  # timeless acks count in the rewinds that were known when they were added
         for their in theirs:
             known = layers.find(their.epoch)
             if known is not None:
@@ -288,8 +288,8 @@ class Progress(LayeredAcks):
 
     def within(self, other: Progress) -> bool:
         """Whether the other has everything this one has: ``other.join(self)`` would change nothing."""
-        self._settle()
-        other._settle()
+        self._normalise()
+        other._normalise()
         if self.beginning.life != other.beginning.life:
             return self.beginning.life < other.beginning.life
         if other.beginning.joined(self.beginning) != other.beginning:
@@ -312,8 +312,8 @@ class Progress(LayeredAcks):
 
     def minus(self, other: Progress) -> Progress:
         """The part of this that the other lacks, see ``AckSet.minus``. Empty exactly if this is within the other."""
-        self._settle()
-        other._settle()
+        self._normalise()
+        other._normalise()
         result = Progress()
         beginning = self.beginning
         if beginning.life != other.beginning.life:
@@ -382,8 +382,8 @@ class Progress(LayeredAcks):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Progress):
             return NotImplemented
-        self._settle()
-        other._settle()
+        self._normalise()
+        other._normalise()
         if self.beginning != other.beginning or self.reports != other.reports:
             return False
         return list(self._layers or ()) == list(other._layers or ()) and same_acks(self._base, other._base)
@@ -404,7 +404,7 @@ class Progress(LayeredAcks):
             put_bytes(out, self._layers.heads)
             put_acks(out, self._layers.timeless)
             return bytes(out + self._encode_layers())
-        self._settle()
+        self._normalise()
         return bytes(self._encode_layers())
 
     def _encode_layers(self) -> bytearray:
@@ -486,7 +486,7 @@ class Progress(LayeredAcks):
 
         Parts of different lives never have equal digests.
         """
-        self._settle()
+        self._normalise()
         result: dict[DigestKey, int] = {}
         if self.beginning is not UNKNOWN:
             result[ZERO, "", FLOOR] = self.beginning.digest()
@@ -514,7 +514,7 @@ class Progress(LayeredAcks):
 
     def extract(self, keys: Collection[DigestKey]) -> Progress:
         """The part under these keys, as progress of its own. Keys of parts that do not exist do no harm."""
-        self._settle()
+        self._normalise()
         wanted: dict[Stamp, dict[str, set[int]]] = {}
         for epoch, region, ledger in keys:
             wanted.setdefault(epoch, {}).setdefault(region, set()).add(ledger)

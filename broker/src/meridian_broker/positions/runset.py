@@ -13,7 +13,7 @@ Equal sets are equal in every part, in whatever order claims were made. Links re
 as far up, so runs are always maximal, and ``(after, upto]`` is claimed exactly if one run covers all of it.
 
 **Speed.** In-order acks only move the floor; an ack out of order sets one bit. Both are fast paths. Everything that
-  involves links, several ledgers or batches goes through ``_settle``, which restores the form in time linear in the
+  involves links, several ledgers or batches goes through ``_normalise``, which restores the form in time linear in the
   ledgers with detail.
 """
 
@@ -113,7 +113,7 @@ class RunSet:
         joined = batch if known is None else join_partial(batch, known)
         claims.partial[entry] = joined
         if joined.acked == (1 << joined.size) - 1:
-            self._settle()
+            self._normalise()
         return joined != known
 
     def raise_floor(self, position: Position) -> bool:
@@ -125,7 +125,7 @@ class RunSet:
             raise _refused(EARLIEST, position)
         self._ledger, self._entry = ledger, entry
         if self._detail is not None:
-            self._settle()
+            self._normalise()
         return True
 
     # -- questions -----------------------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ class RunSet:
         return sorted(self._detail.items()) if self._detail is not None else []
 
     def _claims_of(self, ledger: int) -> Claims:
-        """A ledger's claims, made when missing: for the caller to fill, or else to settle."""
+        """A ledger's claims, made when missing: for the caller to fill, or else to normalise."""
         if self._detail is None:
             self._detail = {}
         claims = self._detail.get(ledger)
@@ -303,7 +303,7 @@ class RunSet:
         if self.covers(after, upto):
             return False
         self._claim_raw(after, upto)
-        self._settle()
+        self._normalise()
         return True
 
     def _claim_raw(self, after: Position, upto: Position) -> None:
@@ -327,7 +327,7 @@ class RunSet:
         claims = detail.get(self._ledger)
         plain = claims is not None and claims.link is None and claims.tail is None and claims.partial is None
         if claims is None or not plain or len(detail) > 1:
-            self._settle()
+            self._normalise()
             return
         bits = claims.bits
         following = self._entry + 1
@@ -340,7 +340,7 @@ class RunSet:
         if not bits:
             self._detail = None
 
-    def _settle(self) -> None:
+    def _normalise(self) -> None:
         """Restore the canonical form."""
         detail = self._detail
         if detail is None:
@@ -352,14 +352,14 @@ class RunSet:
             self._ledger, self._entry = advance(detail, order, (self._ledger, self._entry))
             links = [(ledger, link) for ledger in order if (link := detail[ledger].link) is not None]
             self._links = links or None
-            again = self._settle_batches(order)
+            again = self._normalise_batches(order)
         for ledger in order:
             if detail[ledger].is_empty:
                 del detail[ledger]
         if not detail:
             self._detail = self._links = None
 
-    def _settle_batches(self, order: list[int]) -> bool:
+    def _normalise_batches(self, order: list[int]) -> bool:
         """Turn whole batches into claims, and forget those that are claimed.
 
         :returns: whether that claimed anything, so that the form has to be restored once more.

@@ -159,10 +159,10 @@ class MemoryLedgerStore:
         if self._stopped is not None:
             return 0
         part, self._queue = (self._queue, []) if writes is None else (self._queue[:writes], self._queue[writes:])
-        notify_all([partial(self._settle, write) for write in part])
+        notify_all([partial(self._finish, write) for write in part])
         return len(part)
 
-    def _settle(self, write: _Write) -> None:
+    def _finish(self, write: _Write) -> None:
         self.pending_bytes -= write.size
         if write.refusal is None and self._failure is None:
             write.apply()

@@ -389,14 +389,14 @@ class Connection(FlowControl):
 
     def dropped(self, sends: list[Send]) -> None:
         """These messages will get no receipt: their topic was fenced, and the client resends them."""
-        self._settled(len(sends))
+        self._answered(len(sends))
 
     @property
     def owes_receipts(self) -> bool:
         """Are messages of it being stored?"""
         return self._pending > 0
 
-    def _settled(self, count: int) -> None:
+    def _answered(self, count: int) -> None:
         """This many were stored, or failed. Their bytes are estimated as the average: exact sums would cost each
         message."""
         broker, pending = self.broker, self._pending
@@ -410,18 +410,18 @@ class Connection(FlowControl):
             self.read_on(PENDING)
 
     def stored(self, producer: Producer, sends: list[Send], first: Position) -> None:
-        self._settled(len(sends))
+        self._answered(len(sends))
         if self.transport is not None:
             self.write(encode.send_receipts(producer.producer_id, sends, first.ledger, first.entry))
 
     def repeated(self, producer: Producer, send: Send) -> None:
-        self._settled(1)
+        self._answered(1)
         if self.transport is not None:
             highest = send.highest_sequence_id
             self.write(encode.send_receipt(producer.producer_id, send.sequence_id, -1, -1, highest))
 
     def refused(self, producer: Producer, send: Send, error: Exception) -> None:
-        self._settled(1)
+        self._answered(1)
         self.write(encode.send_error(producer.producer_id, send.sequence_id, code_of(error), str(error)))
 
     def disconnect_producer(self, producer: Producer) -> None:

@@ -383,9 +383,7 @@ class Leases:
     def _reckon(self, claim: Claim, now_ms: int) -> None:
         """Recompute until when the stream is ours."""
         first = self._until(claim, claim.asked_ms)
-        has_expired = (
-            claim.is_held and now_ms >= claim.until_ms
-        )  # readers have stopped already: it has to be acquired again
+        has_expired = claim.is_held and now_ms >= claim.until_ms  # readers have stopped: acquire it again
         if first is not None and first + self._usable > now_ms and not has_expired:
             self._happened(claim, Event.ENOUGH, now_ms, first + self._usable)
         elif claim.is_held:

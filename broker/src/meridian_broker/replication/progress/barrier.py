@@ -77,7 +77,7 @@ class Barriers:
         def shown(reason: str) -> None:
             if reason:
                 for peer in peers:
-                    self._waits.settle(wait, peer.region, reason)
+                    self._waits.resolve(wait, peer.region, reason)
             is_now = self._context.is_now(key[0], wait.incarnation)
             self._push_to(wait, peers, whole if is_now else None, record)
 
@@ -95,14 +95,14 @@ class Barriers:
                 or peer.offer((*key, False), whole, incarnation=incarnation, now_ms=now_ms, record=record)
             )
             if not is_offered:
-                self._waits.settle(wait, peer.region, QUEUE_FULL)
+                self._waits.resolve(wait, peer.region, QUEUE_FULL)
                 continue
             numbers, queued = peer.carries(key)
             self._waits.watch_deltas(wait, peer.region, numbers, queued=queued)
         for peer in peers:
             self._deltas.send_due(peer, at_once=True)
             if peer.region not in wait.queued and wait.waiting.get(peer.region) == set():
-                self._waits.settle(wait, peer.region)
+                self._waits.resolve(wait, peer.region)
         self._waits.end_if_complete(wait)
 
     def answer(self, peer: Peer, question: Barrier, reply: Reply) -> None:
@@ -145,16 +145,16 @@ class Barriers:
         if wait is None:
             return
         if answer.reason:
-            self._waits.settle(wait, peer.region, answer.reason, refused=True)
+            self._waits.resolve(wait, peer.region, answer.reason, refused=True)
             return
         if self._context.is_now(wait.key[0], wait.incarnation):
             peer.release(wait.key[0])  # it accepted our incarnation
         if not answer.progress:
-            self._waits.settle(wait, peer.region)
+            self._waits.resolve(wait, peer.region)
             return
 
         def settled(_: str, reason: str, __: Progress | None) -> None:
-            self._waits.settle(wait, peer.region, reason, refused=True)
+            self._waits.resolve(wait, peer.region, reason, refused=True)
 
         self._context.merge(peer.region, wait.key, wait.incarnation, answer.progress, answer.record, settled)
 

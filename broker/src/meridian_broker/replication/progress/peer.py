@@ -40,7 +40,7 @@ HEALED_MS: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class Withheld:
     """Why nothing of a topic is offered to the peer."""
 
     trouble: Trouble
@@ -104,7 +104,7 @@ class Peer:
         """Since when it may lack something; None: it was found to have all, or to be about to get it."""
         self.heard_ms = 0
         """When the region last sent anything, on any link."""
-        self.waiting: dict[str, Held] = {}
+        self.waiting: dict[str, Withheld] = {}
         """Topics that are not offered until both regions are known to have the same incarnation."""
         self.troubles: dict[SubscriptionKey, Trouble] = {}
         """Why the peer refused a subscription's last delta, or we could not send it."""
@@ -278,7 +278,7 @@ class Peer:
         known = self.waiting.get(topic)
         if known is not None or len(self.waiting) < self._limits.topics_apart:
             trouble = _trouble(None if known is None else known.trouble, why, text, now_ms)
-            self.waiting[topic] = Held(trouble, refused, True) if shown is None else Held(trouble, shown, False)
+            self.waiting[topic] = Withheld(trouble, refused, True) if shown is None else Withheld(trouble, shown, False)
         if topic in self.in_sync:
             self.give_up(topic)
 

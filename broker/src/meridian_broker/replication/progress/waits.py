@@ -110,19 +110,19 @@ class Waits:
             if numbers is not None:
                 numbers.discard(number)
                 if not numbers and region not in wait.queued:
-                    self.settle(wait, region)
+                    self.resolve(wait, region)
 
     def delta_lost(self, region: str, keys: Iterable[SubscriptionKey], reason: str) -> None:
         """Nobody will confirm these, or the region refused them."""
         for wait in self._of(keys):
-            self.settle(wait, region, reason)
+            self.resolve(wait, region, reason)
 
     def region_gone(self, region: str) -> None:
         """The link is down: nothing more comes from there."""
         for wait in list(self._waits.values()):
-            self.settle(wait, region, LINK_DOWN)
+            self.resolve(wait, region, LINK_DOWN)
 
-    def settle(self, wait: Wait, region: str, missing: str = "", *, refused: bool = False) -> None:
+    def resolve(self, wait: Wait, region: str, missing: str = "", *, refused: bool = False) -> None:
         """The region is done with, for good or with a reason. :param refused: it gave the reason itself."""
         if wait.waiting.pop(region, None) is None:
             return
@@ -151,7 +151,7 @@ class Waits:
             if wait.deadline_ms > now_ms:
                 return
             for region in list(wait.waiting):
-                self.settle(wait, region, TOO_LATE)
+                self.resolve(wait, region, TOO_LATE)
 
     def next_deadline(self) -> int | None:
         return next(iter(self._waits.values())).deadline_ms if self._waits else None

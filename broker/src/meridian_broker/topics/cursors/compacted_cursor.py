@@ -23,7 +23,7 @@ from meridian_broker.positions import ZERO, AckSet
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.cursors import acknowledging, log_walks
 from meridian_broker.topics.cursors.view_acks import Claim, Epochs, LookUps, UpTo, note
-from meridian_broker.topics.cursors.view_deliveries import Held
+from meridian_broker.topics.cursors.view_deliveries import ViewDeliveries
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.store import Done
@@ -59,19 +59,19 @@ class CompactedReading:
         """Which messages of a batch were delivered; compaction may remove some before the ack arrives."""
         self._ids_sent = AckSet()
         """Entries that were sent and may be owed: compaction and trimming may remove one before it is acked."""
-        self._held = Held()
+        self._held = ViewDeliveries()
         self._look_ups = LookUps(cursor)
 
     def reset(self) -> None:
         """The subscription was rewound: what was acknowledged may be owed again."""
         self._settled = self._claimed = EARLIEST
         self._ids_sent = AckSet()
-        self._held = Held()
+        self._held = ViewDeliveries()
         self._thinned_done.clear()
 
     def begin_anew(self) -> None:
         """Everything that is not acknowledged is about to be sent again, as far as the view contains it."""
-        self._held = Held()
+        self._held = ViewDeliveries()
 
     def compare(self, view: CompactedView) -> None:
         """A new view is in force. Entries that it removed while a consumer held them may be trimmed before they are
@@ -123,7 +123,7 @@ class CompactedReading:
         """An entry was sent, from the view or from the log behind it."""
         self._ids_sent.claim_point(position)
         if self._held.acker is not acker:
-            self._held = Held(acker)
+            self._held = ViewDeliveries(acker)
         self._held.note(position, self.compaction.view)
         if not position.entry % SLICE_ENTRIES:
             start = self.start()
@@ -213,7 +213,7 @@ class CompactedReading:
         """
         view = self.compaction.view
         following = None if view is None else view.after(self._claimed)
-        held = self._held if self._held.acker is acker else Held()
+        held = self._held if self._held.acker is acker else ViewDeliveries()
         if (following is None or following > position) and not held.taken_out(behind, position, 1):
             return False
         resent, pieces = self._cursor.resent, acker.pieces
@@ -239,7 +239,7 @@ class CompactedReading:
         for position in positions:
             if position not in batches:
                 self._sent.pop(position, None)
-                self._held.settle(position)
+                self._held.acked(position)
 
     async def _acknowledge_up_to(self, ack: UpTo, confirmed: Done | None) -> None:
         await self._acknowledge_view(ack)
@@ -289,7 +289,7 @@ class CompactedReading:
                 if claim is not None and (dropped is None or not dropped.contains(*claim.place[::2])):
                     claims.append(claim)
                 if not ack.remaining(position):
-                    ack.held.settle(position)
+                    ack.held.acked(position)
             behind = positions[-1]
             self._claim(ack.epoch, claims, None)
             await next_turn(self._cursor.context.scheduler)

@@ -14,7 +14,7 @@ from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions import ZERO, Progress, Stamp
 from meridian_broker.positions.position import Position
-from meridian_broker.topics.cursors.view_deliveries import Held
+from meridian_broker.topics.cursors.view_deliveries import ViewDeliveries
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.store import Done
@@ -50,7 +50,7 @@ class UpTo:
     behind: Position
     """It does not apply to anything at or before this position."""
     resent: Resent | None
-    held: Held
+    held: ViewDeliveries
     withheld: frozenset[Position]
     """Chunks of messages that the consumer does not have completely (R18)."""
 

@@ -5,8 +5,8 @@ The cursor passes entries that the view lacks without acknowledging them, becaus
 that a consumer was sent before compaction removed it is different: that consumer has it, so its cumulative
 acknowledgement covers it, and no other region needs to send it again.
 
-A ``Held`` belongs to one consumer, from the moment when delivery of everything unacknowledged begins. When reading
-restarts, for another consumer or for a redelivery, a new ``Held`` replaces it: entries removed from the view are not
+A ``ViewDeliveries`` belongs to one consumer, from the moment when delivery of everything unacknowledged begins. When
+reading restarts, for another consumer or for a redelivery, a new one replaces it: entries removed from the view are not
 sent again, so no consumer holds them any more.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from meridian_broker.topics.cursors.ack_state import AckState
 
 
-class Held:
+class ViewDeliveries:
     """Entries that one consumer was sent, as a bitmap per ledger; those removed from the view since are kept
     separately.
     """
@@ -86,7 +86,7 @@ class Held:
                 found.append(Position(ledger, entry))
         return found
 
-    def settle(self, position: Position) -> None:
+    def acked(self, position: Position) -> None:
         """The entry was acknowledged."""
         for part in (self._sent, self._taken_out):
             entries = part.get(position.ledger)

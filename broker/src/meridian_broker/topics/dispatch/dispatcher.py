@@ -146,7 +146,7 @@ class Dispatcher:
             self.rewind()
             self.delivery.dispatch_soon()
 
-    def settled(self, position: Position) -> None:
+    def acked(self, position: Position) -> None:
         """An entry in flight was acked."""
 
     def acked_elsewhere(self) -> None:

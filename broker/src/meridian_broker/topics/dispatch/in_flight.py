@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from meridian_broker.ledgers.entry import deliver_at_ms
 from meridian_broker.topics.dispatch.delayed import Delays
 from meridian_broker.topics.dispatch.dispatcher import Dispatcher
-from meridian_broker.topics.dispatch.remote_acks import Settling
+from meridian_broker.topics.dispatch.remote_acks import RemoteAcks
 
 if TYPE_CHECKING:
     from meridian_broker.positions.position import Position
@@ -30,7 +30,7 @@ REPLAY_TURN: Final = 100
 class InFlightDispatcher(Dispatcher):
     """Tracks which consumer holds which entry. Each subclass decides how returned entries wait for their turn."""
 
-    __slots__ = ("_delays", "_left_out", "_redeliveries", "_settling", "_turn")
+    __slots__ = ("_delays", "_left_out", "_redeliveries", "_remote_acks", "_turn")
 
     tracks_holders = True
 
@@ -42,7 +42,7 @@ class InFlightDispatcher(Dispatcher):
         bounds it.
         """
         self._delays: Delays | None = None
-        self._settling: Settling | None = None
+        self._remote_acks: RemoteAcks | None = None
         self._left_out: set[Position] | None = None
         """Damaged entries that were skipped."""
 
@@ -59,8 +59,8 @@ class InFlightDispatcher(Dispatcher):
         if self._delays is not None:
             self._delays.clear()
         self._left_out = None
-        if self._settling is not None:
-            self._settling.cancel()
+        if self._remote_acks is not None:
+            self._remote_acks.cancel()
         self.holders = None
         for consumer in self.consumers:
             self.delivery.unacked_messages -= consumer.unacked_messages
@@ -135,15 +135,15 @@ class InFlightDispatcher(Dispatcher):
         self._left_out.discard(position)
         self._send_late(position, entry)
 
-    def settled(self, position: Position) -> None:
+    def acked(self, position: Position) -> None:
         if self._redeliveries:
             self._redeliveries.pop(position, None)
 
     def acked_elsewhere(self) -> None:
         if self.delivery.unacked_messages:
-            if self._settling is None:
-                self._settling = Settling(self.cursor, self.delivery)
-            self._settling.soon()
+            if self._remote_acks is None:
+                self._remote_acks = RemoteAcks(self.cursor, self.delivery)
+            self._remote_acks.soon()
 
     def _due_later(self, entry: bytes) -> int:
         """When the entry may be delivered, in milliseconds since 1970; 0: now."""

@@ -106,7 +106,7 @@ class Lanes(Generic[C]):
         lane.in_flight += 1
         lane.last_sent = max(lane.last_sent, position)
 
-    def settled(self, slot: int) -> None:
+    def acked(self, slot: int) -> None:
         """An entry in flight was acknowledged."""
         lane = self._lanes[slot]
         self._lower(lane)

@@ -94,11 +94,11 @@ class KeySharedDispatcher(InFlightDispatcher):
 
     # -- what happens to entries in flight -----------------------------------------------------------------------
 
-    def settled(self, position: Position) -> None:
-        super().settled(position)
+    def acked(self, position: Position) -> None:
+        super().acked(position)
         slot = self._slots.pop(position, None)
         if slot is not None:
-            self._lanes.settled(slot)
+            self._lanes.acked(slot)
             if self._lanes.waiting:
                 self.delivery.dispatch_soon()
 

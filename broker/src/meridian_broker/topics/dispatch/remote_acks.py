@@ -24,7 +24,7 @@ SLICE: Final = 500
 """Entries scanned before others run."""
 
 
-class Settling:
+class RemoteAcks:
     """Scans for entries in flight here that were acknowledged elsewhere. One per dispatcher that tracks holders."""
 
     __slots__ = ("_cursor", "_delivery", "_is_asked", "_is_looking", "_timer")
@@ -54,7 +54,7 @@ class Settling:
         self._timer = None
         if self._cursor.context.failure is None:
             self._is_looking = True
-            self._cursor.context.serve(self._look(), "settle what was acknowledged elsewhere")
+            self._cursor.context.serve(self._look(), "release what was acknowledged elsewhere")
 
     async def _look(self) -> None:
         delivery = self._delivery

@@ -176,8 +176,8 @@ class ProgressLog:
         self.on_failure: Callable[[str], None] | None = None
         """Called once when nothing more can be written: the topic must not continue without its source of truth."""
         self._asked = 0
-        self._settled = 0
-        self._settling: deque[tuple[int, Done]] = deque()
+        self._finished = 0
+        self._awaiting: deque[tuple[int, Done]] = deque()
 
     async def open(self, ledgers: list[int], unnamed: Collection[int] = ()) -> None:
         """Fence the earlier owner (R10). ``changes`` returns what is on record.
@@ -273,13 +273,13 @@ class ProgressLog:
 
     def when_durable(self, done: Done) -> None:
         """Call ``done`` once everything appended so far is durable, at once if it is."""
-        self._settling.append((self._asked, done))
-        self._settle()
+        self._awaiting.append((self._asked, done))
+        self._answer()
 
-    def _settle(self) -> None:
+    def _answer(self) -> None:
         due: list[Done] = []
-        while self._settling and (self._settling[0][0] <= self._settled or self.failure is not None):
-            due.append(self._settling.popleft()[1])
+        while self._awaiting and (self._awaiting[0][0] <= self._finished or self.failure is not None):
+            due.append(self._awaiting.popleft()[1])
         notify_all(due, self.failure)
 
     def _write_change(self, writer: Writer, record: bytes, done: Done | None) -> None:
@@ -296,8 +296,8 @@ class ProgressLog:
                 if done is not None:
                     done(error)
             finally:
-                self._settled += 1
-                self._settle()
+                self._finished += 1
+                self._answer()
 
         writer.append(record, finished)
 
@@ -346,7 +346,7 @@ class ProgressLog:
                 error if isinstance(error, LedgerError) else LedgerError(f"cannot begin a new progress ledger: {error}")
             )
             self._fail(failure)
-            self._settle()
+            self._answer()
             self._refuse_held(failure)
             raise
         held, self._held = self._held, []
@@ -413,7 +413,7 @@ class ProgressLog:
 
         :param written: records of the new ledger written so far. :param snapshot: records of its snapshot so far.
         """
-        self._settling = deque((at + snapshot if at > written else at, done) for at, done in self._settling)
+        self._awaiting = deque((at + snapshot if at > written else at, done) for at, done in self._awaiting)
         self._asked += snapshot
 
     async def _forget(self, old: list[int]) -> None:
@@ -441,7 +441,7 @@ class ProgressLog:
         writer, self._writer = self._writer, None
         self.failure = self.failure or LedgerError("the topic is being closed: look its owner up again")
         self._refuse_held(self.failure)
-        self._settle()
+        self._answer()
         if writer is not None:
             await writer.seal()
         if self._spare is not None:

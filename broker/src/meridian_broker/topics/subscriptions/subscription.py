@@ -351,7 +351,7 @@ class Subscription:
         messages = holder.unacked.pop(position)
         holder.unacked_messages -= messages
         self.unacked_messages -= messages
-        dispatcher.settled(position)
+        dispatcher.acked(position)
         if holder is not acker:
             self.unblock(holder)
 
