@@ -46,7 +46,7 @@ from meridian_broker.positions.position import EARLIEST, Position
 log = logging.getLogger(__name__)
 
 AT_ONCE: Final = 2000
-"""Damaged entries that are dealt with before others run."""
+"""Damaged entries that are processed before others run."""
 _NO_LINK: Final = MARKER | NO_ORIGIN
 
 
@@ -68,16 +68,16 @@ class Damage:
         self.damaged: dict[Position, Place] = {}
         """Entries that are neither replaced nor lost, with what an acknowledgement of each claims. Read only."""
         self.copies: dict[Position, Position] = {}
-        """Where the copies stand that replace damaged entries."""
+        """Positions of the copies that replace damaged entries."""
         self.lost: set[Position] = set()
-        """Those that are given up: everybody passes over them."""
+        """Entries that were given up: they are passed over."""
         self._mends: list[Mend] = []
         """The recorded mends, and those being recorded, in order."""
         self._numbers: dict[int, BitMap] = {}
         """By ledger the entries that are damaged or lost."""
 
     def found(self, places: Mapping[Position, Place]) -> int:
-        """These are damaged. Says how many of them were not known of."""
+        """Add damaged entries. Returns how many of them are new."""
         new = {at: place for at, place in places.items() if at not in self.damaged and at not in self.lost}
         self.damaged.update(new)
         for ledger, entry in new:
@@ -85,7 +85,7 @@ class Damage:
         return len(new)
 
     def forget(self, position: Position) -> None:
-        """The entry is whole again, or not stored any more."""
+        """The entry is intact again, or no longer stored."""
         if self.damaged.pop(position, None) is not None:
             self._numbers_of(position.ledger).discard(position.entry)
 
@@ -113,11 +113,11 @@ class Damage:
         return tuple(runs)
 
     def plan(self, mends: tuple[Mend, ...]) -> None:
-        """This is going to be on record: the next record says it, too."""
+        """The mends are about to be recorded: the next record includes them."""
         self._mends = list(mends)
 
     def replace(self, more: Iterable[Mend]) -> Iterator[None]:
-        """It is on record: copies stand in the place of these, or they are lost."""
+        """The mends are recorded: these entries are replaced by copies, or lost."""
         yield from self._apply(more)
 
     def _apply(self, mends: Iterable[Mend]) -> Iterator[None]:
@@ -145,7 +145,7 @@ class Damage:
         return found
 
     def is_any_in(self, ledger: int, first: int, last: int) -> bool:
-        """Whether one of these entries of a ledger is damaged, and not replaced."""
+        """Whether one of these entries of a ledger is damaged and not replaced."""
         numbers = self._numbers.get(ledger)
         return numbers is not None and numbers.range_cardinality(first, last + 1) > 0
 
@@ -159,7 +159,7 @@ class Damage:
 
 
 def mends_of(copies: Mapping[Position, Position | None]) -> list[Mend]:
-    """As stretches. :param copies: where each one's copy stands; None: it is lost."""
+    """The entries as ranges. :param copies: position of each one's copy; None: it is lost."""
     runs: list[Mend] = []
     for position in sorted(copies):
         one = Mend(position, 1, copies[position])
@@ -176,7 +176,7 @@ def _first(mend: Mend) -> Position:
 
 
 def _each(mend: Mend) -> Iterator[tuple[int, int, Position | None]]:
-    """Each entry, and where its copy stands."""
+    """Each entry, and the position of its copy."""
     ledger, first = mend.first
     for step in range(mend.count):
         copy = None if mend.copies is None else Position(mend.copies.ledger, mend.copies.entry + step)
@@ -184,7 +184,7 @@ def _each(mend: Mend) -> Iterator[tuple[int, int, Position | None]]:
 
 
 def _joined(one: Mend, other: Mend) -> Mend | None:
-    """Both as one stretch; None: the other does not follow."""
+    """Both as one range; None: the second does not follow the first."""
     if other.first != (one.first.ledger, one.first.entry + one.count) or (one.copies is None) != (other.copies is None):
         return None
     if one.copies is not None and other.copies != (one.copies.ledger, one.copies.entry + one.count):
@@ -202,7 +202,7 @@ def _part(mend: Mend, begin: Position, end: int) -> Mend | None:
 
 
 def _outside(mends: Iterable[Mend], others: Sequence[Mend]) -> Iterator[Mend]:
-    """The parts of stretches that no other one touches, which are in order."""
+    """The parts of ranges that no other range covers. Both are in order."""
     ends = [Position(other.first.ledger, other.first.entry + other.count) for other in others]
     for mend in mends:
         ledger, begin = mend.first
@@ -281,7 +281,7 @@ class Rebuilding:
         """Those of them that the chain of own entries passes over."""
 
     def add(self, header: EntryHeader) -> None:
-        """The next entry is whole, or its header is beyond doubt."""
+        """Add the next entry: it is intact, or its header is beyond doubt."""
         number = len(self._index)
         self._index.add(header)
         if header.flags & _NO_LINK or (header.region == self._region and header.origin is not None):
@@ -292,7 +292,7 @@ class Rebuilding:
             region, origin = header.region, header.origin
         last = self._last.get(region, EARLIEST)
         if origin < last:
-            return  # it came back late
+            return  # it was fetched back late
         if self._guessed:
             self._explain(region, header.prev, last)
         self._last[region] = origin
@@ -341,10 +341,10 @@ class Rebuilding:
                 yield
 
     def _explain(self, region: str, prev: Position, last: Position) -> None:
-        """The next entry of a chain, or its end, names the one before it."""
+        """The next entry of a chain, or its end, names the previous one."""
         if region == self._region:
             unknown, named = self._unknown, self._entry_here(prev)
-            # Of many consecutive damaged entries most stay unknown: look only at those behind the named one.
+            # Of many consecutive damaged entries most stay unknown: examine only those behind the named one.
             behind = bisect_right(unknown, named)
             if named in self._guessed:
                 self._index.identify_own(named)

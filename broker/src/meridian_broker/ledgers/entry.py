@@ -31,7 +31,7 @@ FORMAT_VERSION: Final = 1
 MARKER: Final = 0x01
 """Never shown to clients (PIP-33)."""
 FOREIGN: Final = 0x02
-"""First stored in another region; its origin follows the fixed part."""
+"""First stored in another region; its origin follows the fixed part of the header."""
 BATCH: Final = 0x04
 """The body is a client's batch: its messages share one entry."""
 CHUNK: Final = 0x08
@@ -60,9 +60,9 @@ _U64: Final = struct.Struct(">Q")
 _PLACE: Final = struct.Struct(">qq")
 _U32: Final = struct.Struct(">I")
 _MESSAGES: Final = 4
-"""Where it stands in the header."""
+"""Offset in the header."""
 _PUBLISH_TIME: Final = 16
-"""Where it stands in the header."""
+"""Offset in the header."""
 _MAX_OFFSET: Final = (1 << 16) - 1
 
 
@@ -80,13 +80,13 @@ def sound_count(messages: int) -> int:
 
 
 def messages(entry: bytes) -> int:
-    """How many messages a stored entry holds, without looking at the rest."""
+    """The number of messages of a stored entry, without reading the rest."""
     (count,) = _U32.unpack_from(entry, _MESSAGES)
     return count if 0 < count <= BATCH_LIMIT else 1
 
 
 def publish_time_ms(entry: bytes) -> int:
-    """When a stored entry was published, without looking at the rest; never 0, which stands for "not known".
+    """The publish time of a stored entry, without reading the rest; never 0, which means "unknown".
 
     At most ``LATEST_TIME_MS``, for the same reason as in ``sound_count``.
     """

@@ -64,7 +64,7 @@ class Holes:
             self.ranges[region] = [(origin, b) if a < origin < b else (a, b) for a, b in known]
 
     def close(self, region: str, before: Position | None = None) -> None:
-        """Nothing more is to come: in the hole that ends there, or in all of the region's."""
+        """No more entries will arrive: in the hole that ends there, or in all of the region's."""
         left = [] if before is None else [hole for hole in self.ranges.get(region, ()) if hole[1] != before]
         if left:
             self.ranges[region] = left

@@ -129,7 +129,7 @@ class TopicLog(ReadableLog):
         if self._chapters:
             new = {span.ledger_id for span in (stands.chapters if stands.is_older else found)}
             named = sum(chapter.ledger_id not in new for chapter in self._chapters)
-            for chapter in self._chapters[max(named - 1, 0) :]:  # the last one on record got more since it was written
+            for chapter in self._chapters[max(named - 1, 0) :]:  # the last recorded one grew since it was recorded
                 await self._hear_again(chapter, is_new=chapter.ledger_id in new)
             last = self._chapters[-1]
             self.last_confirmed = Position(last.ledger_id, last.entries - 1)
@@ -167,14 +167,14 @@ class TopicLog(ReadableLog):
                     self.holes.fill(place.region, place.origin)
 
     def join(self) -> None:
-        """Every region was asked: all existing entries of this region are stored here."""
+        """Every region was asked: all remaining entries of this region are stored here."""
         self.is_joined = True
         self.holes.close(self.region)
         if self._writer is not None and self._own_link.entry < 0 and not self._chapters[-1].is_joined:
             self._own_link, self._own_waits = self._own_appended, True
 
     def follow(self, end: Position) -> None:
-        """The next own entry comes after ``end``, which is stored nowhere any more (R5)."""
+        """The next own entry follows ``end``, which is stored nowhere any more (R5)."""
         if end > self._own_appended:
             self._own_appended = self._own_link = self._known_own = end
             self._own_waits = True
@@ -299,12 +299,14 @@ class TopicLog(ReadableLog):
         return True
 
     def pass_over(self, region: str, after: Position, upto: Position) -> None:
-        """The entries of another region between the two will not come; of no effect when others came after them."""
+        """The entries of another region between the two will not arrive; without effect if others arrived after
+        them.
+        """
         if self.last_origin.get(region, EARLIEST) == after:
             self.last_origin[region] = upto
 
     def _heard(self, region: str, prev: Position, origin: Position) -> None:
-        """The last one of another region, unless it fills a hole."""
+        """Record the last entry of another region, unless it fills a hole."""
         last = self.last_origin.get(region, EARLIEST)
         if origin > last:
             if last == EARLIEST < prev:
@@ -324,7 +326,7 @@ class TopicLog(ReadableLog):
             self._roll()
 
     def _on_durable(self, result: int | LedgerError) -> None:
-        """The store's word for one entry. All of them that come in one turn are dealt with together, after it."""
+        """The store's result for one entry. All results of one turn are processed together, after it."""
         if isinstance(result, int):
             self._durable = result
         elif self._refusal is None:
@@ -334,8 +336,9 @@ class TopicLog(ReadableLog):
             self._scheduler.defer(self._wake)
 
     def _take_durable(self) -> None:
-        """Publish what became durable, then call all waiting callbacks: an exception of one is raised after the
-        others."""
+        """Publish what became durable, then call all waiting callbacks; an exception of one is raised after the
+        others.
+        """
         mistake: Exception | None = None
         told: list[Pending] = []
         while self._pending and self._pending[0].first <= self._durable:
@@ -372,7 +375,9 @@ class TopicLog(ReadableLog):
             raise mistake
 
     def when_durable(self, callback: Callable[[LedgerError | None], None]) -> None:
-        """``callback`` hears once everything appended so far is durable, at once when it is, or that it never will."""
+        """Call ``callback`` once everything appended so far is durable, at once if it is, or with the error that
+        prevents it.
+        """
         self._awaiting.append((self._asked, callback))
         self._answer()
 
@@ -395,7 +400,9 @@ class TopicLog(ReadableLog):
             notify_all(tuple(self._watchers))
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """``callback`` runs, once per turn of the loop, after entries became durable. Returns how to stop it."""
+        """Call ``callback``, once per turn of the loop, after entries became durable. Returns a function that ends
+        this.
+        """
         self._watchers.append(callback)
 
         def unwatch() -> None:
@@ -425,7 +432,9 @@ class TopicLog(ReadableLog):
             self._scheduler.spawn(self._roll_over(), "roll a ledger over")
 
     async def roll(self) -> None:
-        """Go on in another ledger, so that all stored until now can be trimmed. :raises LedgerError: the log failed."""
+        """Continue in another ledger, so that everything stored so far can be trimmed. :raises LedgerError: the log
+        failed.
+        """
         if self.failure is None and self._chapters and self._chapters[-1].entries:
             self._roll()
         if self._rolling:
@@ -487,7 +496,7 @@ class TopicLog(ReadableLog):
                     self.append_own(each.entries, each.done, each.tokens)
                 else:
                     self.append_foreign(each.header, each.body, each.done, each.tokens[0])
-            except Exception as raised:  # those behind it wait for an answer, too
+            except Exception as raised:  # callers behind it need an answer, too
                 _log.exception("ledger %d: entries that waited for it cannot be stored", self._writing)
                 each.done(each.tokens, LedgerError(f"entries cannot be stored: {raised!r}"))
 
@@ -548,7 +557,7 @@ class TopicLog(ReadableLog):
         return [chapter.ledger_id for chapter in gone]
 
     async def delete(self) -> None:
-        """Delete every ledger; the topic is gone."""
+        """Delete every ledger: the topic is deleted."""
         self.failure = self.failure or LedgerError("the topic was deleted")
         writer, self._writer = self._writer, None
         if writer is not None:

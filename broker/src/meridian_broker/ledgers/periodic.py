@@ -150,5 +150,5 @@ class PeriodicWork:
 
 
 def _is_bug(error: Exception) -> bool:
-    """Errors of our own are made for situations and explain themselves; any other one needs its traceback."""
+    """Our own errors are raised for expected situations and explain themselves; any other one needs its traceback."""
     return not type(error).__module__.startswith("meridian_broker.")

@@ -189,7 +189,7 @@ class EtcdProcess:
         return self._process.pid
 
     async def stop(self) -> None:
-        """End it in good order, at the latest after ``STOP_SECONDS`` by force."""
+        """Stop it in an orderly way, after ``STOP_SECONDS`` by force."""
         await self._end(signal.SIGTERM)
 
     async def kill(self) -> None:
@@ -220,7 +220,7 @@ class EtcdProcess:
 
 
 class _PortTaken(Exception):
-    """Somebody was faster."""
+    """Another process took the port first."""
 
 
 def command(binary: EtcdBinary, directory: Path, client: str) -> list[str]:

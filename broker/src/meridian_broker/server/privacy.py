@@ -12,7 +12,7 @@ from typing import Final
 log = logging.getLogger(__name__)
 
 OTHERS: Final = 0o077
-"""The bits of a mode that let the group and everybody else in."""
+"""The bits of a mode that give access to the group and to others."""
 
 
 def create_for_ourselves() -> None:

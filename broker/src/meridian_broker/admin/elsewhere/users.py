@@ -15,7 +15,7 @@ from meridian_broker.admin.http.state import AdminState
 from meridian_broker.wire.pulsar.topic_name import in_path, parse
 
 SECONDS: Final = 5.0
-"""A region that takes longer to answer cannot be asked."""
+"""A region that takes longer to answer counts as unreachable."""
 
 
 async def objections(admin: AdminState, topic: str, subscription: str) -> str | None:

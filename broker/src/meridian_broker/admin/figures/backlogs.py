@@ -22,7 +22,7 @@ HOLES_KEPT: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a subscription stands."""
+    """The state of a subscription."""
 
     mark_delete: Position
     backlog: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rates out of counters: how much a counter grew since it was last looked at."""
+"""Rates of counters: their growth since the last reading."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LEAST_SECONDS: Final = 1.0
 
 
 class Rates:
-    """Per counter, the rate since it was last looked at, or since it began to count."""
+    """Per counter, the rate since it was last read, or since it began to count."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         """:param now: a monotone clock in seconds."""

@@ -11,11 +11,13 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 TURN_SECONDS: Final = 0.002
-"""For which a walk goes on before the event loop gets its turn."""
+"""How long a walk continues before the event loop gets its turn."""
 
 
 async def in_turns(items: Iterable[T]) -> AsyncIterator[T]:
-    """The items as they are now, with pauses in between. One that is gone by then comes all the same."""
+    """The items as they are now, with pauses in between. An item that was removed meanwhile is returned
+    nevertheless.
+    """
     began = time.monotonic()
     for item in tuple(items):
         yield item

@@ -25,9 +25,9 @@ from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.topics.topic import Topic
 
 ASK_SECONDS: Final = 5.0
-"""A region that takes longer to answer cannot be asked."""
+"""A region that takes longer to answer counts as unreachable."""
 FAULTS: Final = 1000
-"""Entries that one call may lose."""
+"""Maximum number of entries that one call may lose."""
 
 
 async def status(request: web.Request) -> web.Response:

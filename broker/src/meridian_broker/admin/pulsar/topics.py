@@ -318,7 +318,7 @@ async def trim(request: web.Request) -> web.Response:
 
 
 async def truncate(request: web.Request) -> web.Response:
-    """Let go of everything stored so far, for all subscriptions; ``?allRegions=true`` in every region."""
+    """Drop everything stored so far, for all subscriptions; ``?allRegions=true`` in every region."""
     admin = state(request)
     topics = await opened(request)
     for topic in topics:
@@ -330,7 +330,7 @@ async def truncate(request: web.Request) -> web.Response:
 
 
 async def unload(request: web.Request) -> web.Response:
-    """Close the topic in good order; it is opened again when it is needed."""
+    """Close the topic in an orderly way; it is opened again on demand."""
     name = any_topic_of(request)
     service = state(request).service
     record = await state(request).catalog.partitioned.find(name) if name.partition < 0 else None

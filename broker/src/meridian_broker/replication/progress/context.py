@@ -26,7 +26,7 @@ from meridian_broker.replication.progress.messages import (
 from meridian_broker.replication.progress.peer import Peer
 
 Reply: TypeAlias = Callable[[PeerMessage], None]
-"""Answers on the link a message came on. On a link that is gone it does nothing."""
+"""Answers on the link that a message arrived on. Without effect once that link is down."""
 
 SETTLE_MS: Final = 1000
 """How long after a merge from a third region a difference is taken for a race with that region."""
@@ -212,8 +212,7 @@ class ExchangeContext:
         self.told_once_durable(partial(self.host.when_durable, topic), tell)
 
     def changed(self, key: SubscriptionKey, durable: WhenDurable, tell: Callable[[], None]) -> None:
-        """The host changed something: ``tell`` it once it is durable. Until then the topic's digest is not the last
-        word."""
+        """The host changed something: ``tell`` it once it is durable. Until then the topic's digest is not final."""
         topic = key[0]
         self._undurable[topic] += 1
         self.digests.mark(*key)

@@ -208,7 +208,7 @@ class Deltas:
     # -- in
 
     def merge(self, peer: Peer, delta: Delta, reply: Reply) -> None:
-        """A DELTA came: merge its items, and confirm when all of them are settled."""
+        """A DELTA arrived: merge its items, and confirm once all of them are merged or refused."""
         incoming = peer.incoming
         incoming.highest = max(incoming.highest, delta.number)
         incoming.merging.add(delta.number)

@@ -66,7 +66,7 @@ from meridian_broker.replication.progress.waits import BarrierResult, FlushResul
 
 @dataclass(frozen=True, slots=True)
 class PeerStatus:
-    """How one subscription's progress stands with one region."""
+    """The progress of one subscription as known about one other region."""
 
     region: str
     connected: bool
@@ -157,10 +157,7 @@ class ProgressExchange:
             self._context.digests.forget_summary(region)
 
     def connected(self, region: str, send: Callable[[PeerMessage], None], now_ms: int) -> None:
-        """Our link to the region is up; ``send`` puts a message on it, and does nothing once the link is gone.
-
-        :raises KeyError: no such peer.
-        """
+        """Our link to the region is up. ``send`` puts a message on it; it has no effect once the link is down."""
         peer = self._peers[region]
         if peer.send is not None:
             self.disconnected(region, now_ms)
@@ -258,7 +255,7 @@ class ProgressExchange:
             self.leases.tick()
 
     def next_deadline(self) -> int | None:
-        """When ``tick`` has something to do, in ``now_ms``'s clock; None: not before something else happens."""
+        """The time of the next ``tick`` by the clock of ``now_ms``; None: not before something else happens."""
         times = [self._waits.next_deadline(), self._refusals.next_deadline()]
         times.append(None if self.leases is None else self.leases.next_deadline())
         times.append(None if self._ends is None else self._ends.next_deadline())
@@ -273,7 +270,7 @@ class ProgressExchange:
     # -- messages of the peer
 
     def received(self, region: str, message: PeerMessage, reply: Reply, now_ms: int) -> None:
-        """A message of the region came, on its link or ours. Whatever it says, this does not raise."""
+        """A message of the region arrived, on its link or ours. This raises nothing, whatever the message contains."""
         self._context.now_ms = now_ms
         peer = self._peers.get(region)
         if peer is None:

@@ -126,9 +126,9 @@ class Ends:
         return peer is not None and peer.up and peer.version >= PARTS_VERSION
 
     def look(self, origins: Collection[str]) -> None:
-        """Called every second: tell one slice more.
+        """Called every second: send one more slice.
 
-        :param origins: those that do not bring their entries themselves; nothing else is compared.
+        :param origins: those that do not send their entries themselves; nothing else is compared.
         """
         pairs = sorted((r, o) for r in self._context.peers if self.compares_with(r) for o in origins)
         self._rounds = {pair: one for pair, one in self._rounds.items() if pair in pairs}
@@ -178,9 +178,9 @@ class Ends:
         return True
 
     def answer(self, peer: Peer, theirs: EndsSlice, reply: Reply) -> None:
-        """A slice of the peer's: tell the ends in those buckets that differ.
+        """Answer a slice of the peer's with the ends in the buckets that differ.
 
-        One that comes while an earlier one is being answered is ignored: the next round asks again.
+        One that arrives while an earlier one is being answered is ignored: the next round asks again.
         """
         last = theirs.first + len(theirs.numbers)
         if theirs.bits > MOST_BITS or last > 1 << theirs.bits or peer.region in self._answering:

@@ -175,7 +175,7 @@ class Lag:
         behind = self.of(key)
         waiting = behind.outstanding
         if waiting and waiting[0] is pending:
-            del waiting[0]  # confirmations come in order, nearly always
+            del waiting[0]  # confirmations nearly always arrive in order
         else:
             behind.outstanding = [one for one in waiting if one is not pending]
         return behind
@@ -209,7 +209,7 @@ class Lag:
             behind.has_all()
 
     def forget(self, is_known: Callable[[str], bool]) -> None:
-        """Let go of topics that are gone."""
+        """Forget topics that no longer exist."""
         for topic in [topic for topic in self._behind if not is_known(topic)]:
             self._count -= len(self._behind.pop(topic))
             self._missed.pop(topic, None)

@@ -243,7 +243,7 @@ class Peer:
         return number
 
     def confirm(self, number: int) -> Flight | None:
-        """A DELTA's answer came; None: it was given up before, or answered already."""
+        """The answer to a DELTA arrived; None: it was given up before, or answered already."""
         flight = self._in_flight.pop(number, None)
         if flight is not None:
             self.confirmed = max(self.confirmed, number)
@@ -297,7 +297,7 @@ class Peer:
         return True
 
     def drop(self) -> list[tuple[PendingKey, Pending]]:
-        """The link is gone: forget deltas in flight, and return them."""
+        """The link is down: forget deltas in flight, and return them."""
         lost = [item for flight in self._in_flight.values() for item in flight.items]
         lost.extend(self._pending.items())
         self._in_flight.clear()

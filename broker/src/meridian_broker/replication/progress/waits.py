@@ -113,12 +113,12 @@ class Waits:
                     self.resolve(wait, region)
 
     def delta_lost(self, region: str, keys: Iterable[SubscriptionKey], reason: str) -> None:
-        """Nobody will confirm these, or the region refused them."""
+        """These will not be confirmed, or the region refused them."""
         for wait in self._of(keys):
             self.resolve(wait, region, reason)
 
     def region_gone(self, region: str) -> None:
-        """The link is down: nothing more comes from there."""
+        """The link is down: nothing more will arrive from the region."""
         for wait in list(self._waits.values()):
             self.resolve(wait, region, LINK_DOWN)
 

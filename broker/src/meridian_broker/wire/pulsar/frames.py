@@ -75,7 +75,7 @@ _MAGIC_NUMBER: Final = 0x0E01
 _SMALLEST_BODY: Final = 10
 _SIZES_BYTES: Final = 8
 LARGE_BYTES: Final = 16 << 10
-"""From here on copying a body costs more than looking at it where it lies."""
+"""From this size on, copying a body costs more than referring to it in the buffer."""
 _INT32_MAX: Final = (1 << 31) - 1
 _PARTS_MAX: Final = 64
 """Pieces of one incomplete frame kept apart; a sender of single bytes must not cost an object for each."""

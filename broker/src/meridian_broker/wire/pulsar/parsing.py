@@ -28,9 +28,9 @@ from meridian_broker.wire.pulsar.commands import (
 )
 
 MAGIC: Final = b"\x0e\x01"
-"""Stands before the checksum of a payload."""
+"""Precedes the checksum of a payload."""
 BROKER_ENTRY_MAGIC: Final = b"\x0e\x02"
-"""Stands before the broker's own metadata of an entry."""
+"""Precedes the broker's own metadata of an entry."""
 _U32: Final = struct.Struct(">I")
 _FIELDS: Final[dict[int, str]] = {
     field.number: field.name for field in pb.BaseCommand.DESCRIPTOR.fields if field.message_type is not None
