@@ -558,3 +558,11 @@ def test_a_subscription_that_is_made_again_has_nothing_acked() -> None:
     assert not progress.join(old)
     assert old.join(progress)
     assert old == progress
+
+
+@pytest.mark.parametrize("time_ms", [-1, 1 << 63, (1 << 64) - 1])
+def test_a_rewind_to_a_time_that_could_not_be_read_again_is_refused(time_ms: int) -> None:
+    progress = Progress()
+    with pytest.raises(ValueError, match="cannot be stored"):
+        progress.rewind(Stamp(1, 0, "us"), {}, publish_time_ms=time_ms)
+    assert progress.count_rewinds() == 0

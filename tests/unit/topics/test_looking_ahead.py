@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from meridian_broker.positions import Stamp
@@ -55,6 +56,23 @@ async def test_a_seek_back_takes_back_what_is_acknowledged_while_it_looks() -> N
     await one.settle()
     assert acked(one) == [0, 1, 2]
     assert one.topic.log.after(subscription.cursor.mark_delete) == one.stored[3]
+
+
+async def test_a_seek_to_the_largest_time_of_the_wire_leaves_progress_that_a_restart_can_read() -> None:
+    one = await region(s=True)
+    subscription = one.topic.subscriptions["s"]
+
+    def stored(_: Any, first: Any) -> None:
+        one.stored.append(first)
+        one.acknowledge("s", [12])
+
+    one.scheduler.spawn(subscription.seek_to_time((1 << 64) - 1), "seek")
+    one.topic.log.append_own([(0, 1, 0, 0, one.scheduler.ms, b"", b"x")], stored, [0])
+    await one.settle()
+    assert subscription.cursor.progress.count_rewinds() == 1, "the acknowledgement came while the seek looked"
+    await one.start()
+    assert one.topic.subscriptions["s"].cursor.progress == subscription.cursor.progress
+    assert subscription.backlog() == 0
 
 
 async def test_what_is_published_while_a_seek_looks_is_owed() -> None:

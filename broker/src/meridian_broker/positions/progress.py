@@ -108,8 +108,10 @@ class Progress(LayeredAcks):
         :param publish_time_ms: a seek by time: it also rules every entry published at that time or later, including
             entries that are not stored or not known here yet.
         :returns: whether anything was new.
-        :raises ValueError: the epoch is that of the base layer, or a range is empty.
+        :raises ValueError: the epoch is that of the base layer, a range is empty, or the time has more than 63 bits.
         """
+        if publish_time_ms is not None and not 0 <= publish_time_ms < 1 << 63:
+            raise ValueError(f"a rewind cannot be stored for the time {publish_time_ms}")
         if epoch <= ZERO:
             raise ValueError(f"a rewind needs a stamp later than {ZERO}, not {epoch}: take one from the region's clock")
         for region, (low, high) in rules.items():

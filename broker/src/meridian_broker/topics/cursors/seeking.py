@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from meridian_broker.bounds.clients import LATEST_TIME_MS
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.times import first_since
 from meridian_broker.positions import Progress, Stamp
@@ -97,7 +98,7 @@ async def seek_to_time(cursor: Cursor, time_ms: int) -> None:
     :raises LedgerError: the entries' headers cannot be read.
     :raises LimitReached: it was rewound too often recently.
     """
-    time_ms, compacted = max(time_ms, 0), cursor.compacted
+    time_ms, compacted = min(max(time_ms, 0), LATEST_TIME_MS + 1), cursor.compacted  # no entry counts as later
     target = await position_at(cursor.context.log, None if compacted is None else compacted.compaction, time_ms)
     await _seek(cursor, target, time_ms)
 
