@@ -41,7 +41,12 @@ BROKER_PROGRAM: Final = (sys.executable, "-P", "-m", "meridian_broker.server.mai
 
 
 def run_up(options: UpOptions, say: Say, program: Sequence[str] = BROKER_PROGRAM) -> int:
-    """Run the regions until SIGTERM or SIGINT. Returns 0 if all stopped in an orderly way, else 1."""
+    """Run the regions until SIGTERM or SIGINT. Returns 0 if all stopped in an orderly way, else 1.
+
+    :param program: tests pass another program to see how a misbehaving child is treated.
+    :raises UpFailed: the regions could not be started; those that were are stopped again.
+    :raises SettingsError: a setting cannot be used.
+    """
     given = collect(None, options.assignments, os.environ)
     plans = plan_regions(options, given)
     directory = Directory(options.data_directory)

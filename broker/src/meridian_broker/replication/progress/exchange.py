@@ -157,7 +157,10 @@ class ProgressExchange:
             self._context.digests.forget_summary(region)
 
     def connected(self, region: str, send: Callable[[PeerMessage], None], now_ms: int) -> None:
-        """Our link to the region is up. ``send`` puts a message on it; it has no effect once the link is down."""
+        """Our link to the region is up. ``send`` puts a message on it; it has no effect once the link is down.
+
+        :raises KeyError: no such peer.
+        """
         peer = self._peers[region]
         if peer.send is not None:
             self.disconnected(region, now_ms)

@@ -195,6 +195,7 @@ class Gaps:
         """Continue behind damaged entries that no region has and no subscription is owed.
 
         :raises TopicFenced: the topic was closed meanwhile.
+        :raises MetadataError: it was not recorded; they are asked for again.
         """
         await self._accept(Accepted(gap.origin, gap.after, gap.upto, self._topic.scheduler.now_ms(), NOBODY))
         await self._give_up(gap)
