@@ -19,6 +19,7 @@ from typing import Final
 
 import meridian_broker
 
+PACKAGE: Final = Path(meridian_broker.__file__).parent
 BUGS: Final = Path(__file__).parent / "bugs"
 _TESTS: Final = Path(__file__).resolve().parent.parent
 SEEDS: Final = 1000
@@ -53,21 +54,31 @@ def all_bugs() -> list[Bug]:
     return [read(path) for path in sorted(BUGS.glob("*.txt"))]
 
 
-def plant(bug: Bug, folder: Path) -> None:
-    """Copy the package into ``folder``, with the bug.
+def with_bug(bug: Bug) -> dict[str, str]:
+    """The modules that the bug changes, by their path in the package, with the bug.
 
     :raises BugDoesNotApply: a text is not found exactly once.
     """
-    package = Path(meridian_broker.__file__).parent
-    shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__"))
     if not bug.replacements:
         raise BugDoesNotApply(f"{bug.name} replaces nothing: is its file written as the others are?")
+    changed: dict[str, str] = {}
     for one in bug.replacements:
-        path = folder / package.name / one.path
-        text = path.read_text(encoding="utf-8")
+        text = changed.get(one.path) or (PACKAGE / one.path).read_text(encoding="utf-8")
         if text.count(one.old) != 1:
             raise BugDoesNotApply(f"{bug.name}: {one.path} has {text.count(one.old)} times:\n{one.old}")
-        path.write_text(text.replace(one.old, one.new), encoding="utf-8")
+        changed[one.path] = text.replace(one.old, one.new)
+    return changed
+
+
+def plant(bug: Bug, folder: Path) -> None:
+    """Copy the package into ``folder``, with the bug.
+
+    :raises BugDoesNotApply: see ``with_bug``.
+    """
+    changed = with_bug(bug)
+    shutil.copytree(PACKAGE, folder / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+    for path, text in changed.items():
+        (folder / PACKAGE.name / path).write_text(text, encoding="utf-8")
 
 
 def hunt(folder: Path, seeds: int, *options: str) -> subprocess.CompletedProcess[str]:

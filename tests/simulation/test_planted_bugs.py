@@ -8,7 +8,18 @@ import re
 from pathlib import Path
 
 import pytest
-from simulation.planted import SEEDS, Bug, BugDoesNotApply, Replacement, all_bugs, hunt, plant, run_tests, tell_stories
+from simulation.planted import (
+    SEEDS,
+    Bug,
+    BugDoesNotApply,
+    Replacement,
+    all_bugs,
+    hunt,
+    plant,
+    run_tests,
+    tell_stories,
+    with_bug,
+)
 
 ALL = all_bugs()
 QUICK = ("claim-without-chain", "receipt-before-fsync", "union-replaced-by-overwrite")
@@ -72,10 +83,9 @@ BY_TESTS = {
 
 
 @pytest.mark.parametrize("bug", ALL, ids=lambda bug: bug.name)
-def test_the_bug_applies(bug: Bug, tmp_path: Path) -> None:
-    plant(bug, tmp_path)
-    for one in bug.replacements:
-        compile((tmp_path / "meridian_broker" / one.path).read_text(), one.path, "exec")
+def test_the_bug_applies(bug: Bug) -> None:
+    for path, text in with_bug(bug).items():
+        compile(text, path, "exec")
 
 
 @pytest.mark.parametrize("file", sorted({*BY_TESTS.values()}))
@@ -83,10 +93,10 @@ def test_the_tests_that_find_bugs_are_there(file: str) -> None:
     assert (Path(__file__).parents[1] / file).is_file()
 
 
-def test_a_bug_that_no_longer_applies_is_named(tmp_path: Path) -> None:
+def test_a_bug_that_no_longer_applies_is_named() -> None:
     bug = Bug("gone", "", (Replacement("ledgers/log.py", "no such text", ""),))
     with pytest.raises(BugDoesNotApply, match="gone"):
-        plant(bug, tmp_path)
+        with_bug(bug)
 
 
 @pytest.mark.slow
