@@ -11,7 +11,7 @@ SEED ?=
 JSON ?=
 SECONDS ?= 60
 VERSION ?= 0.1.0
-JOBS ?= 3
+JOBS ?= 4
 SEEDS ?= 1000
 FIRST ?= 0
 ORDER ?= 0
@@ -26,10 +26,11 @@ setup: ## make .venv with the pinned dependencies; by apt: python3-venv and Java
 demo: setup ## three regions, a year of New York's flights, one region killed; SEED=n, JSON=1
 	@$(BIN)/python demo/run.py $(if $(JSON),--json) $(if $(SEED),--seed $(SEED))
 
-# Folders with long test files come first, so that no worker is left alone with one at the end. With
+# Tests of real brokers wait more than they compute, so four files at a time keep two processors busy. Folders with long
+# test files come first, so that no worker is left alone with one at the end. With
 # PYTHONDONTWRITEBYTECODE cleared pytest keeps the test modules it compiles: every worker needs all of them.
 .PHONY: test
-test: setup ## unit, simulation, integration and scenario tests, JOBS=3 files at a time
+test: setup ## unit, simulation, integration and scenario tests, JOBS=4 files at a time
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
 	    tests/simulation tests/scenarios tests/integration tests/unit
 

@@ -286,7 +286,7 @@ def test_raising_a_floor_acks_all_below(
     assert not progress.raise_floor(region, floor)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(st.tuples(st.sampled_from([b"\x01", b"\x02", b"\x03", b"\x04"]), st.binary(max_size=60)).map(b"".join))
 def test_garbage_is_refused_with_value_error(data: bytes) -> None:
     try:
@@ -296,7 +296,7 @@ def test_garbage_is_refused_with_value_error(data: bytes) -> None:
     assert Progress.decode(progress.encode()) == progress
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(plans, histories, st.data())
 def test_damaged_encodings_are_refused_with_value_error(
     plan: list[tuple[Any, ...]], history: tuple[Any, ...], data: st.DataObject
@@ -375,7 +375,7 @@ origins = st.lists(st.text("ooowf", max_size=8), min_size=1, max_size=4).map(str
 streams = st.fixed_dictionaries({"us-east": origins, "us-west": origins, "eu-central": origins})
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(streams, st.lists(st.integers(0, 1 << 20), max_size=30))
 def test_never_claims_what_nobody_acked(streams: dict[str, list[Own]], moves: list[int]) -> None:
     replicas = [Progress() for _ in range(3)]
