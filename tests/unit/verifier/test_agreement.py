@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_operator.plan.outcome import Finding as Condition
-from meridian_operator.plan.verdicts import aligned, rows_of, run_of, verdict_of
+from meridian_operator.plan.verdicts import Verdicts, aligned
 from meridian_verifier.align.facts import EARLIEST, Cursor, Link, RegionState, TopicState, World
 from meridian_verifier.align.findings import Finding, Reason
 from meridian_verifier.align.patience import undecided
@@ -201,21 +201,14 @@ def on_page(verdict: Verdict) -> dict[tuple[str, str], State]:
 class Operator:
     """What the operator makes of ConfigMaps."""
 
-    def __init__(self, written: Iterable[dict[str, Any]]) -> None:
-        self.rows: dict[tuple[str, str], list[Any]] = {}
-        self.runs: dict[tuple[str, str], list[str]] = {}
+    def __init__(self, written: list[dict[str, Any]]) -> None:
+        self._verdicts = Verdicts({one["metadata"]["labels"][LABEL] for one in written})
         for one in written:
-            verifier = ("meridian-system", one["metadata"]["labels"][LABEL])
-            for subject, some in rows_of(verifier, one["data"]).items():
-                self.rows.setdefault(subject, []).append(some)
-            run = run_of(one["data"])
-            if run is not None:
-                self.runs.setdefault(verifier, []).append(run)
+            self._verdicts.put(one)
 
     def condition(self, topic: str, subscription: str, now: datetime = NOW) -> Condition:
-        of_topic = self.rows.get((topic, ""), []) if subscription else []
-        row = verdict_of(self.rows.get((topic, subscription), []), of_topic, self.runs)
-        return aligned(row, now.strftime("%Y-%m-%dT%H:%M:%SZ"))
+        time = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+        return aligned(self._verdicts.on(topic, subscription, time), time)
 
 
 CONDITIONS = {State.ALIGNED: "True", State.MISALIGNED: "False", State.UNKNOWN: "Unknown"}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from meridian_operator.plan.verdicts import rows_of, run_of, verdict_of
+from meridian_operator.plan.verdicts import Verdicts
 from meridian_verifier.cluster import Cluster, ClusterError
 from meridian_verifier.report.configmap import (
     GENERATIONS,
@@ -47,17 +47,14 @@ def listed(count: int, misaligned: int, detail: str = DETAIL) -> list[dict[str, 
 
 
 def read(written: list[dict[str, Any]]) -> dict[tuple[str, str], Any]:
-    """Every subject's verdict as the operator reads it."""
-    runs: dict[Any, list[str]] = {}
-    found: dict[Any, list[Any]] = {}
+    """Every subject's verdict as the operator reads it, a day after the second run."""
+    verdicts = Verdicts({one["metadata"]["labels"][LABEL] for one in written})
+    subjects: dict[tuple[str, str], None] = {}
     for one in written:
-        verifier = ("meridian-system", one["metadata"]["labels"][LABEL])
-        run = run_of(one["data"])
-        if run is not None:
-            runs[verifier] = [run]
-        for subject, rows in rows_of(verifier, one["data"]).items():
-            found.setdefault(subject, []).append(rows)
-    told = {subject: verdict_of(rows, (), runs) for subject, rows in found.items()}
+        verdicts.put(one)
+        for row in json.loads(one["data"]["verdict.json"])["subscriptions"]:
+            subjects[row["topic"], row["subscription"]] = None
+    told = {subject: verdicts.on(*subject, "2026-01-03T00:00:00Z") for subject in subjects}
     return {subject: row for subject, row in told.items() if row is not None}
 
 
