@@ -3,11 +3,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from meridian_operator.api.settings import Settings
 from meridian_operator.api.shared import GROUP
+from meridian_operator.handlers.deleting import FINALIZER
+from meridian_operator.handlers.geo_topics import GeoTopics
+from meridian_operator.handlers.reconciling import look
+from meridian_operator.handlers.subject import Views
+from meridian_operator.plan.observed import RegionSeen
 from meridian_operator.plan.outcome import Finding
 from meridian_operator.plan.verdicts import LABEL, Verdicts, aligned
 
@@ -188,6 +196,30 @@ def test_an_aligned_verdict_expires_a_misaligned_one_does_not(indexed: Indexed) 
     assert (told.status, told.reason) == ("Unknown", "VerdictExpired")
     assert NEW_YEAR in told.message
     assert indexed.condition("lost", now="2026-01-03T00:00:00Z").status == "False"
+
+
+@pytest.mark.parametrize("annotation", ["paused", "dry-run"])
+@pytest.mark.parametrize("leaving", [False, True])
+def test_an_object_that_is_left_alone_does_not_stay_aligned(indexed: Indexed, annotation: str, leaving: bool) -> None:
+    """Its other conditions stay, but this one says when it ends."""
+
+    async def see(*_: Any) -> list[RegionSeen]:
+        return []
+
+    indexed.see("head", document(row("aligned", subscription=""), expires=NEW_YEAR))
+    before = {"type": "Aligned", "status": "True", "reason": "Aligned", "message": "", "lastTransitionTime": NEW_YEAR}
+    meta = {"name": "orders", "namespace": "shop", "uid": "1", "annotations": {f"{GROUP}/{annotation}": "true"}}
+    if leaving:
+        meta |= {"deletionTimestamp": NEW_YEAR, "finalizers": [FINALIZER]}
+    spec = {"topic": TOPIC, "regions": ["a", "b"], "deletionPolicy": "Delete" if leaving else "Retain"}
+    settings = Settings(tenants_by_namespace={"shop": ["public"]})
+    world: Any = SimpleNamespace(
+        now=lambda: NEXT_DAY, settings=settings, gone=frozenset(), verdicts=indexed.verdicts, see=see
+    )
+    body = {"metadata": meta, "spec": spec, "status": {"conditions": [before]}}
+    answer = asyncio.run(look(GeoTopics(), body, Views({}, {}, {}), world))
+    told = {one["type"]: one["reason"] for one in answer.status["conditions"]}
+    assert told["Aligned"] == "VerdictExpired" and told["Ready"] in ("Paused", "DryRun", "DeletionBlocked")
 
 
 @pytest.mark.parametrize("fields", [{}, {"expires": "9999-01-01T00:00:00Z"}])

@@ -16,7 +16,6 @@ from meridian_operator.plan.claims import Claim
 from meridian_operator.plan.history import History
 from meridian_operator.plan.observed import RegionSeen, TopicName
 from meridian_operator.plan.outcome import Finding, Plan
-from meridian_operator.plan.verdicts import aligned
 
 RESOURCE: Final = (GROUP, VERSION, GEO_TOPIC.plural)
 
@@ -65,9 +64,8 @@ class GeoTopics(Subject[GeoTopicSpec]):
     def deletion(self, wish: Wish[GeoTopicSpec], seen: Sequence[RegionSeen], abandoned: Sequence[str]) -> Plan:
         return geo_topic.deletion(wish.spec, seen, abandoned)
 
-    def report(self, wish: Wish[GeoTopicSpec], look: Look, now: str) -> tuple[list[Finding], ReconciledStatus]:
-        verified = aligned(wish.verdicts.on(wish.spec.topic, "", now), now, wish.verdicts.problem)
-        return [geo_topic.replicating(wish.spec, look.seen), verified], _status(wish.spec, wish.history, look)
+    def report(self, wish: Wish[GeoTopicSpec], look: Look) -> tuple[list[Finding], ReconciledStatus]:
+        return [geo_topic.replicating(wish.spec, look.seen)], _status(wish.spec, wish.history, look)
 
 
 def _status(spec: GeoTopicSpec, history: History, look: Look) -> GeoTopicStatus:

@@ -20,6 +20,7 @@ from meridian_operator.handlers.world import World
 from meridian_operator.plan.claims import ruler
 from meridian_operator.plan.history import History
 from meridian_operator.plan.outcome import READY, drifted, judge
+from meridian_operator.plan.verdicts import Row, aligned
 
 
 async def look(subject: Subject[Spec], body: Mapping[str, Any], views: Views, world: World) -> Answer:
@@ -37,7 +38,9 @@ async def look(subject: Subject[Spec], body: Mapping[str, Any], views: Views, wo
         spec: Spec = subject.model.model_validate(dict(body["spec"]))
     except ValidationError as error:
         return farewell_unread(body, report) if leaving else report.refused("InvalidSpec", str(error))
-    wish = Wish(spec, body, views, history_of(body), world.settings, world.gone, world.verdicts)
+    wish = Wish(spec, body, views, history_of(body), world.settings, world.gone)
+    verdict = world.verdicts.on(spec.topic, subject.place(wish)[1] or "", report.now)
+    report.verified = aligned(verdict, report.now, world.verdicts.problem)
     if leaving:
         return await farewell(subject, wish, world, report)
     first = ruler(subject.claims(wish))
@@ -52,10 +55,12 @@ async def look(subject: Subject[Spec], body: Mapping[str, Any], views: Views, wo
     if not rules:
         text = f"{first} is older and controls {subject.what(wish)}; this object has no effect: delete one of the two"
         return report.refused("ConflictingResource", text)
-    return await _reconcile(subject, wish, world, report)
+    return await _reconcile(subject, wish, verdict, world, report)
 
 
-async def _reconcile(subject: Subject[Spec], wish: Wish[Spec], world: World, report: Report) -> Answer:
+async def _reconcile(
+    subject: Subject[Spec], wish: Wish[Spec], verdict: Row | None, world: World, report: Report
+) -> Answer:
     refusal = subject.refusal(wish)
     if refusal is not None:
         return report.waiting(*refusal) if refusal[0].startswith("Waiting") else report.refused(*refusal)
@@ -72,7 +77,7 @@ async def _reconcile(subject: Subject[Spec], wish: Wish[Spec], world: World, rep
         seen = await world.see(asked, *subject.place(wish))
         planned = subject.plan(wish, seen)
     findings = [*judge(planned, names, failures), drifted(first.changes if history.settled else ())]
-    more, status = subject.report(wish, Look(seen, planned), world.now())
+    more, status = subject.report(wish, Look(seen, planned, verdict))
     made_again = history.recreate and not failures
     token = value_of(wish.body, RECREATE)[:64] if made_again else (wish.body.get("status") or {}).get("recreated", "")
     return report.found([*findings, *more], status.model_copy(update={"recreated": token}), done)

@@ -23,7 +23,6 @@ from meridian_operator.plan.claims import Claim
 from meridian_operator.plan.history import History
 from meridian_operator.plan.observed import RegionSeen, TopicName
 from meridian_operator.plan.outcome import Finding, Plan
-from meridian_operator.plan.verdicts import Row, aligned
 
 RESOURCE: Final = (GROUP, VERSION, REPLICATED_SUBSCRIPTION.plural)
 
@@ -41,7 +40,7 @@ def topic_regions(meta: Mapping[str, Any], spec: Mapping[str, Any], **_: Any) ->
 
 
 class ReplicatedSubscriptions(Subject[ReplicatedSubscriptionSpec]):
-    """ReplicatedSubscription. The verifier's verdict becomes the condition Aligned."""
+    """ReplicatedSubscription. The verifier's verdict is part of its status."""
 
     kind = REPLICATED_SUBSCRIPTION
     model = ReplicatedSubscriptionSpec
@@ -71,12 +70,8 @@ class ReplicatedSubscriptions(Subject[ReplicatedSubscriptionSpec]):
     ) -> Plan:
         return replicated_subscription.deletion(wish.spec, seen, abandoned)
 
-    def report(
-        self, wish: Wish[ReplicatedSubscriptionSpec], look: Look, now: str
-    ) -> tuple[list[Finding], ReconciledStatus]:
-        verdict = wish.verdicts.on(wish.spec.topic, wish.spec.subscription, now)
-        status = _status(self._named(wish, look.seen), look, verdict, wish.history)
-        return [aligned(verdict, now, wish.verdicts.problem)], status
+    def report(self, wish: Wish[ReplicatedSubscriptionSpec], look: Look) -> tuple[list[Finding], ReconciledStatus]:
+        return [], _status(self._named(wish, look.seen), look, wish.history)
 
     def _named(self, wish: Wish[ReplicatedSubscriptionSpec], seen: Sequence[RegionSeen]) -> list[RegionSeen]:
         """Without regions removed from the topic: the subscription there is no longer replicated."""
@@ -90,7 +85,7 @@ def _of_topic(wish: Wish[ReplicatedSubscriptionSpec]) -> list[str]:
     return sorted({name for claim, names in topics if wish.counts(claim) for name in names})
 
 
-def _status(seen: list[RegionSeen], look: Look, verdict: Row | None, history: History) -> ReplicatedSubscriptionStatus:
+def _status(seen: list[RegionSeen], look: Look, history: History) -> ReplicatedSubscriptionStatus:
     problems = look.planned.first_problems()
     rows = []
     for region in seen:
@@ -111,6 +106,7 @@ def _status(seen: list[RegionSeen], look: Look, verdict: Row | None, history: Hi
             )
         )
     good = [row for row in rows if row.exists and row.replicated and row.name not in problems]
+    verdict = look.verdict
     told = Verdict() if verdict is None else Verdict(verdict=verdict.verdict, time=verdict.time, detail=verdict.detail)
     return ReplicatedSubscriptionStatus(
         regions_ready=f"{len(good)}/{len(seen)}",

@@ -12,6 +12,7 @@ from meridian_operator.api.shared import Condition, Status
 from meridian_operator.kube.client import Event
 from meridian_operator.plan.changes import Change
 from meridian_operator.plan.outcome import (
+    ALIGNED,
     DELETION_BLOCKED,
     PROGRESSING,
     READY,
@@ -52,7 +53,9 @@ class Report:
 
     def __init__(self, body: Mapping[str, Any], now: str) -> None:
         self._body = body
-        self._now = now
+        self.now = now
+        self.verified: Finding | None = None
+        """The condition Aligned: it expires even where the other conditions stay as they were."""
         self._before = [Condition.model_validate(one) for one in (body.get("status") or {}).get("conditions", ())]
 
     def found(self, findings: Iterable[Finding], status: Status, done: Sequence[Change] = ()) -> Answer:
@@ -61,7 +64,8 @@ class Report:
         :param done: the changes that were made.
         """
         rest = status.model_dump(mode="json", by_alias=True, exclude={"conditions", "observed_generation"})
-        made = self._answer(findings := list(findings), rest)
+        findings = [*findings, *([] if self.verified is None else [self.verified])]
+        made = self._answer(findings, rest)
         if any(one.type == READY and one.reason == "Progressing" for one in findings):
             made = replace(made, again_seconds=AGAIN_SECONDS)
         if not done or (made.event is not None and made.event.warning):
@@ -119,8 +123,11 @@ class Report:
         self, findings: Iterable[Finding], rest: Mapping[str, Any] = MappingProxyType({}), *, keep: bool = False
     ) -> Answer:
         generation = int(self._body["metadata"].get("generation", 0))
-        short = [replace(one, message=one.message[:MESSAGE_CHARACTERS]) for one in findings]
-        after = merged(self._before, short, generation, self._now, keep=keep)
+        found = [*findings]
+        if keep and self.verified is not None and any(one.type == ALIGNED for one in self._before):
+            found.append(self.verified)
+        short = [replace(one, message=one.message[:MESSAGE_CHARACTERS]) for one in found]
+        after = merged(self._before, short, generation, self.now, keep=keep)
         status = {
             **rest,
             "observedGeneration": generation,

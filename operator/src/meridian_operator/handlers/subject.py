@@ -16,7 +16,7 @@ from meridian_operator.plan.claims import Claim
 from meridian_operator.plan.history import History
 from meridian_operator.plan.observed import RegionSeen, TopicName
 from meridian_operator.plan.outcome import Finding, Plan
-from meridian_operator.plan.verdicts import Verdicts
+from meridian_operator.plan.verdicts import Row
 
 Spec = TypeVar("Spec", bound=GeoTopicSpec | ReplicatedSubscriptionSpec)
 
@@ -43,6 +43,8 @@ class Look:
     """The regions that the object names, followed by those that it used to name."""
     planned: Plan
     """What remains to be changed."""
+    verdict: Row | None
+    """The verifier's; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,6 @@ class Wish(Generic[Spec]):
     settings: Settings
     gone: Container[str]
     """UIDs of objects that are still in the views but no longer exist."""
-    verdicts: Verdicts
 
     @property
     def claim(self) -> tuple[str, str]:
@@ -110,5 +111,5 @@ class Subject(ABC, Generic[Spec]):
         """What to change to delete it everywhere except in abandoned regions."""
 
     @abstractmethod
-    def report(self, wish: Wish[Spec], look: Look, now: str) -> tuple[list[Finding], ReconciledStatus]:
+    def report(self, wish: Wish[Spec], look: Look) -> tuple[list[Finding], ReconciledStatus]:
         """Further findings, and the status."""
