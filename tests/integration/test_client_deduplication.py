@@ -134,35 +134,49 @@ def test_ids_survive_a_stop_in_good_order(tmp_path: Path, topic: str) -> None:
         client.close()
 
 
-@pytest.mark.parametrize("batching", [True, False])
-def test_what_is_sent_through_kills_is_stored_once_and_in_order(tmp_path: Path, topic: str, batching: bool) -> None:
+class Sender:
+    """Sends numbers without pause, through every restart."""
+
+    def __init__(self, client: pulsar.Client, topic: str, *, batching: bool) -> None:
+        self.received: list[pulsar.Result] = []
+        self.sent = 0
+        self._stop = threading.Event()
+        self._producer = client.create_producer(
+            topic, "p", batching_enabled=batching, block_if_queue_full=True, max_pending_messages=200
+        )
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._producer.send_async(b"%d" % self.sent, lambda result, _place: self.received.append(result))
+            self.sent += 1
+
+    def finish(self) -> None:
+        """Stop, and wait for the last receipt."""
+        self._stop.set()
+        self._thread.join()
+        self._producer.flush()
+
+
+def test_what_is_sent_through_kills_is_stored_once_and_in_order(tmp_path: Path, topic: str) -> None:
     """The client sends again whatever had no receipt; part of it was stored before the kill."""
     with BrokerProcess("one", tmp_path, settings={**ON, "brokerDeduplicationEntriesInterval": "50"}) as broker:
         client = connect(broker.service_url)
-        producer = client.create_producer(
-            topic, "p", batching_enabled=batching, block_if_queue_full=True, max_pending_messages=200
-        )
-        received: list[pulsar.Result] = []
-        sent = [0]
-        stop = threading.Event()
-
-        def send() -> None:
-            while not stop.is_set():
-                producer.send_async(b"%d" % sent[0], lambda result, _place: received.append(result))
-                sent[0] += 1
-
-        sender = threading.Thread(target=send)
-        sender.start()
+        sending = {
+            f"{topic}-batches": Sender(client, f"{topic}-batches", batching=True),
+            f"{topic}-singles": Sender(client, f"{topic}-singles", batching=False),
+        }
         for kill in range(6):
-            goal = len(received) + 150 + 37 * kill
-            wait_until(lambda goal=goal: len(received) >= goal, "receipts")
+            goals = {name: len(one.received) + 150 + 37 * kill for name, one in sending.items()}
+            for name, goal in goals.items():
+                wait_until(lambda name=name, goal=goal: len(sending[name].received) >= goal, "receipts")
             broker.kill()
             broker.start()
-        stop.set()
-        sender.join()
-        producer.flush()
-        heard(received, sent[0])
-        assert stored(broker, topic) == numbers(0, sent[0] - 1)
+        for name, one in sending.items():
+            one.finish()
+            heard(one.received, one.sent)
+            assert stored(broker, name) == numbers(0, one.sent - 1)
         client.close()
 
 
