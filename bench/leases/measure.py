@@ -102,7 +102,7 @@ class Region:
         self.log = Log()
         self.spent = 0.0
         self.topics: dict[str, Copy] = {}
-        service: Any = SimpleNamespace(region=region, topics=self.topics, closing=True)
+        service: Any = SimpleNamespace(parts=SimpleNamespace(region=region), topics=self.topics, closing=True)
         shares: Any = SharedStreams(service)
         shares.witness = self.log
         self.manager = LeaseManager(shares, f"{region}#1", lambda: world.now_ms)

@@ -136,7 +136,7 @@ async def write(directory: Path, shape: Shape, records: int) -> None:
     progress_log.ROLL_BYTES = progress_log.ROLL_RECORDS = sys.maxsize  # type: ignore[misc]
     async with AsyncExitStack() as stack:
         process = await BrokerProcess.start(settings(directory), stack)
-        topic = await process.service.topic(parse(NAME), create=True)
+        topic = await process.service.opener.topic(parse(NAME), create=True)
         for number in range(shape.subscriptions):
             topic.create_subscription(f"sub-{number}", EARLIEST, replicated=shape.replicated)
         await _append(topic, shape, records)
@@ -161,7 +161,7 @@ async def read(directory: Path, shape: Shape, records: int) -> Opened:
         gc.set_threshold(*server.GC_THRESHOLD)
         start_mib = reset_peak()
         async with Turns() as opening:
-            topic = await process.service.topic(parse(NAME), create=False)
+            topic = await process.service.opener.topic(parse(NAME), create=False)
         opened_mib = peak_mib()
         for name, entry in acknowledged(shape, records):
             assert topic.subscriptions[name].cursor.progress.is_acked("eu", Position(LEDGER, entry)), f"{name}: {entry}"

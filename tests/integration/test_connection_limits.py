@@ -203,7 +203,7 @@ def only_connection(inside: Inside) -> Connection:
 
 async def test_so_many_topics_are_opened_at_the_same_time(tmp_path: Path) -> None:
     async with broker_inside(tmp_path, maxConcurrentTopicLoadRequest=3) as inside:
-        open_one, opening, most = inside.service._open, 0, 0
+        open_one, opening, most = inside.service.opener._open, 0, 0
 
         async def counted(*arguments: Any) -> Any:
             nonlocal opening, most
@@ -214,9 +214,9 @@ async def test_so_many_topics_are_opened_at_the_same_time(tmp_path: Path) -> Non
             finally:
                 opening -= 1
 
-        inside.service._open = counted  # type: ignore[method-assign, assignment]
+        inside.service.opener._open = counted  # type: ignore[method-assign, assignment]
         names = [topic_name.parse(f"{TOPIC}-{number}") for number in range(20)]
-        topics = await asyncio.gather(*(inside.service.topic(name, create=True) for name in names))
+        topics = await asyncio.gather(*(inside.service.opener.topic(name, create=True) for name in names))
         assert [topic.name for topic in topics] == [str(name) for name in names]
         assert most == 3
 

@@ -65,7 +65,7 @@ def entries(region: Region) -> int:
 
 
 async def opened(process: BrokerProcess) -> Topic:
-    return await process.service.topic(parse(TOPIC), create=False)
+    return await process.service.opener.topic(parse(TOPIC), create=False)
 
 
 def exported(topic: Topic, directory: Path) -> list[Row]:

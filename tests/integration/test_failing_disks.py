@@ -18,6 +18,7 @@ from meridian_broker.ledgers.store import LedgerUnreadable
 from meridian_broker.server import chores
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.topics.errors import TopicFenced
+from meridian_broker.topics.service import closing
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.topic_name import parse
 from support.brokers.broker_inside import broker_on
@@ -139,7 +140,7 @@ async def test_a_consumer_is_served_once_the_disk_can_be_read_again(tmp_path: Pa
     async with region.started() as inside, Consumer(inside, ONE, kind).running():
         await publish(inside, ONE, 12)
     async with region.started() as inside:
-        await inside.service.topic(parse(ONE), create=False)
+        await inside.service.opener.topic(parse(ONE), create=False)
         region.disk.fault = broken(READS)
         async with Consumer(inside, ONE, kind).running() as consumer:
             await until(lambda: region.disk.faults > 5)
@@ -180,7 +181,7 @@ async def test_quotas_are_enforced_once_the_disk_can_be_read_again(tmp_path: Pat
             async with Consumer(inside, topic, pb.CommandSubscribe.Exclusive).running():
                 await publish(inside, topic, 7)
     async with region.started() as inside:
-        one, other = [await inside.service.topic(parse(name), create=False) for name in (ONE, OTHER)]
+        one, other = [await inside.service.opener.topic(parse(name), create=False) for name in (ONE, OTHER)]
         region.disk.fault = broken(READS)
         await until(lambda: problem(inside, QUOTAS) is not None)
         assert f"2 of 2 failed: {ONE}" in str(problem(inside, QUOTAS))
@@ -235,14 +236,14 @@ async def test_a_topic_that_nobody_could_open_is_opened_by_itself_with_its_ackno
         receipts = {consumer.acknowledge(place, receipt=True) for place in consumer.got[:4]}
         await until(lambda: consumer.answers.keys() >= receipts)
     async with region.started() as inside:
-        await inside.service.unload(name)
+        await closing.unload(inside.service.opener, name)
         assert problem(inside, OPENING) is None
         region.disk.fault = broken(READS)
 
         async def is_told_to_wait() -> bool:
             """The broker tries as well meanwhile, so either of the two may make the second attempt."""
             with pytest.raises((LedgerUnreadable, TopicFenced), match="Input/output error") as refused:
-                await inside.service.topic(name, create=False)
+                await inside.service.opener.topic(name, create=False)
             return re.search(r"failed \d+ times in a row", str(refused.value)) is not None
 
         await until(is_told_to_wait)

@@ -12,7 +12,7 @@ from meridian_broker.ledgers.periodic import SomeFailed
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.replication.leases.quorums import VoterSets
 from meridian_broker.server.broker import BrokerProcess
-from meridian_broker.topics.service import rounds
+from meridian_broker.topics.service import closing, rounds
 from meridian_broker.topics.service.witness import WitnessStore
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.topic_name import parse
@@ -39,7 +39,7 @@ async def test_a_consumer_that_is_closed_while_it_is_made_is_none_and_the_next_o
     inside: BrokerProcess, wire: RawConnection
 ) -> None:
     """As clients do when an answer takes too long."""
-    async with inside.service.lock(ONE):
+    async with inside.service.registry.lock(ONE):
         wire.say(T.SUBSCRIBE, subscribe(1))
         wire.say(T.CLOSE_CONSUMER, pb.CommandCloseConsumer(consumer_id=1, request_id=2))
         wire.say(T.SUBSCRIBE, subscribe(3))
@@ -58,7 +58,7 @@ async def test_a_consumer_that_is_closed_while_it_is_made_is_none_and_the_next_o
 async def test_a_producer_that_is_closed_while_it_is_made_is_none_and_the_next_of_its_id_is_the_only_one(
     inside: BrokerProcess, wire: RawConnection
 ) -> None:
-    async with inside.service.lock(ONE):
+    async with inside.service.registry.lock(ONE):
         first = wire.ask_producer(ONE, producer_name="p", producer_access_mode=pb.Exclusive)
         wire.close_producer()
         closed = await wire.hear(T.SUCCESS)
@@ -79,7 +79,7 @@ def broken(*_: Any) -> Any:
 async def test_one_topic_whose_space_cannot_be_given_back_does_not_keep_the_others(
     inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = [await inside.service.topic(parse(name), create=True) for name in (ONE, OTHER)]
+    one, other = [await inside.service.opener.topic(parse(name), create=True) for name in (ONE, OTHER)]
     looked: list[str] = []
     monkeypatch.setattr(one.log, "trim", broken)
     monkeypatch.setattr(other.log, "cool_indexes", lambda _: looked.append(OTHER))
@@ -91,16 +91,16 @@ async def test_one_topic_whose_space_cannot_be_given_back_does_not_keep_the_othe
 async def test_one_topic_that_cannot_be_sealed_does_not_keep_a_broker_from_closing_the_others(
     inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = [await inside.service.topic(parse(name), create=True) for name in (ONE, OTHER)]
+    one, other = [await inside.service.opener.topic(parse(name), create=True) for name in (ONE, OTHER)]
     monkeypatch.setattr(one.log, "close", broken)
-    await inside.service.close()
+    await closing.close(inside.service.opener)
     assert one.failure is not None
     assert other.failure is not None
 
 
 async def test_a_stop_closes_its_topics_together(inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """With thousands of them, one after another would not end in time."""
-    some = [await inside.service.topic(parse(f"{ONE}-{number}"), create=True) for number in range(5)]
+    some = [await inside.service.opener.topic(parse(f"{ONE}-{number}"), create=True) for number in range(5)]
     everyone = asyncio.Barrier(len(some))
 
     def meeting_first(close: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
@@ -113,7 +113,7 @@ async def test_a_stop_closes_its_topics_together(inside: BrokerProcess, monkeypa
     for topic in some:
         monkeypatch.setattr(topic.log, "close", meeting_first(topic.log.close))
     async with asyncio.timeout(10):
-        await inside.service.close()
+        await closing.close(inside.service.opener)
 
 
 async def test_names_that_were_only_asked_for_leave_no_locks_behind(inside: BrokerProcess, wire: RawConnection) -> None:
@@ -122,14 +122,14 @@ async def test_names_that_were_only_asked_for_leave_no_locks_behind(inside: Brok
         asked_for.topic, asked_for.force_topic_creation = f"{ONE}-{number}", False
         wire.say(T.SUBSCRIBE, asked_for)
         assert (await wire.hear(T.ERROR)).request_id == number
-    assert not [name for name in inside.service._locks if name.startswith(ONE)]
+    assert not [name for name in inside.service.registry._locks if name.startswith(ONE)]
 
 
 async def test_a_witness_knows_nothing_of_what_it_could_not_write(
     inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = WitnessStore(inside.service)
-    store.open_soon()
+    store = WitnessStore(inside.service.registry)
+    store.bind(inside.leases)
     await until(lambda: store.is_open)
     told: list[VoterSets] = []
     assert store._log is not None

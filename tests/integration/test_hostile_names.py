@@ -15,6 +15,7 @@ from meridian_broker.positions.position import EARLIEST
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.server.log_lines import LogLines
 from meridian_broker.topics.errors import InvalidName
+from meridian_broker.topics.service import creation
 from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, topic_name
@@ -138,9 +139,9 @@ async def test_a_topic_whose_name_would_not_be_shown_as_it_is_is_not_made(inside
         assert (await wire.hear(T.ERROR)).error == ServerError.INVALID_TOPIC_NAME
     for name in (ODD, "persistent://public/default/.."):
         with pytest.raises(InvalidName):
-            await inside.service.create_topic(topic_name.parse(name), {})
+            await creation.create_plain(inside.service.opener, topic_name.parse(name), {})
         with pytest.raises(InvalidName):
-            await inside.service.create_partitioned(topic_name.parse(name), 2, {})
+            await creation.create_partitioned(inside.service.opener, topic_name.parse(name), 2, {})
     assert await inside.catalog.topics.names("public/default") == []
     await wire.close()
 

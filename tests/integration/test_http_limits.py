@@ -18,6 +18,7 @@ from meridian_broker.bounds.http import BODY_BYTES, HEADER_BYTES, HEADERS
 from meridian_broker.gateway.places import Hall, Places
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.server.descriptors import RESERVE_MAX, limit, shares
+from meridian_broker.topics.service import creation
 from meridian_broker.wire.pulsar.topic_name import parse
 from support.brokers.broker_inside import broker_inside
 from support.brokers.free_ports import free_port
@@ -115,7 +116,7 @@ async def test_answers_that_a_client_does_not_take_end_its_connection(
     inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     size, count = 200_000, 100
-    await inside.service.create_topic(parse("persistent://public/default/t"), {"k": "v" * size})
+    await creation.create_plain(inside.service.opener, parse("persistent://public/default/t"), {"k": "v" * size})
     monkeypatch.setattr(connections, "STALLED_SECONDS", 0.05)
     stalled, abort = asyncio.Event(), HttpConnection._abort
 

@@ -48,7 +48,7 @@ async def publish(region: Region, count: int, size: int = 100) -> None:
 
 async def opened(region: Region, entries: int) -> Topic:
     """The topic there, once so many entries have come."""
-    topic = await region.process.service.topic(parse(TOPIC), create=True)
+    topic = await region.process.service.opener.topic(parse(TOPIC), create=True)
     await until(lambda: topic.log.entries == entries)
     return topic
 
@@ -85,7 +85,7 @@ async def test_a_backlog_quota_holds_for_what_other_regions_publish(tmp_path: Pa
         here.create_subscription("slow", EARLIEST)
         service = us.process.service
         quota = BacklogQuota(1000, -1, backlog_quotas.HOLD).to_json()
-        await service.catalog.topic_policies.set_policy(
+        await service.parts.catalog.topic_policies.set_policy(
             parse(TOPIC), policy_table.BACKLOG_QUOTAS, quota, backlog_quotas.SIZE
         )
         await until(lambda: bool(here.rules.backlog_quotas))
@@ -110,10 +110,9 @@ async def test_a_terminated_topic_does_not_grow(tmp_path: Path) -> None:
 
 async def test_what_is_larger_than_this_broker_takes_stays_where_it_is(tmp_path: Path) -> None:
     async with regions(tmp_path, "us", "eu") as (us, eu):
-        service = us.process.service
-        service.topic_limits = replace(service.topic_limits, message_bytes=1000)
         await publish(eu, 3)
         here = await opened(us, 3)
+        here.limits = replace(here.limits, message_bytes=1000)
         await publish(eu, 1, size=6000)
         await publish(eu, 3)
         await nothing_comes(here, eu, "maxMessageSize")
@@ -129,9 +128,9 @@ async def test_what_is_fetched_names_its_schema_by_this_regions_number(tmp_path:
     ]
     async with regions(tmp_path, "us", "eu", "ap") as (us, eu, ap):
         for region, order in ((us, (1, 0)), (eu, (0, 1, 2)), (ap, (2, 1, 0))):
-            await region.process.service.topic(parse(TOPIC), create=True)
+            await region.process.service.opener.topic(parse(TOPIC), create=True)
             for number in order:
-                await region.process.service.add_schema(parse(TOPIC), schemas[number])
+                await region.process.service.parts.schemas.add(parse(TOPIC), schemas[number])
         eu.process.runner.stop(TOPIC)  # nobody hears of eu's messages by itself
         connection = await eu.connect()
         producer = await Producer.open(connection, TOPIC)

@@ -11,7 +11,7 @@ from meridian_broker.metadata.errors import AlreadyExists
 from meridian_broker.topics.errors import OtherKind
 from meridian_broker.topics.service import creation, kinds
 from meridian_broker.topics.service.kinds import Carried, Creation
-from meridian_broker.topics.service.service import TopicService
+from meridian_broker.topics.service.opener import TopicOpener
 from meridian_broker.wire.pulsar.topic_name import TopicName, parse
 from support.brokers.broker_regions import regions, until
 
@@ -19,8 +19,8 @@ NAME = parse("persistent://public/default/t")
 PATH = "/admin/v2/persistent/public/default/t/partitions"
 
 
-async def keep_both(service: TopicService, name: TopicName, theirs: Creation) -> list[Carried]:
-    found = await kinds.creation(service, name)
+async def keep_both(opener: TopicOpener, name: TopicName, theirs: Creation) -> list[Carried]:
+    found = await kinds.creation(opener, name)
     if found is not None and found.kind is not theirs.kind:
         raise OtherKind("this test keeps them apart")
     return []
@@ -36,9 +36,9 @@ async def test_a_copy_is_not_ready_while_another_region_has_the_other_kind(
     monkeypatch.setattr(kinds, "make_way", keep_both)
     monkeypatch.setattr(creation, "_tell", tell_nobody)
     async with regions(tmp_path, "us", "eu") as (us, eu):
-        plain = await eu.process.service.topic(NAME, create=True)
-        await us.process.service.create_partitioned(NAME, 1, {})
-        part = await us.process.service.topic(NAME.with_partition(0), create=False)
+        plain = await eu.process.service.opener.topic(NAME, create=True)
+        await creation.create_partitioned(us.process.service.opener, NAME, 1, {})
+        part = await us.process.service.opener.topic(NAME.with_partition(0), create=False)
         for topic, said in ((plain, "us has .* with partitions"), (part, "eu has .* without partitions")):
             recall = topic.recall
             assert recall is not None
@@ -55,10 +55,10 @@ async def test_a_creation_is_refused_where_another_region_made_the_other_kind_ea
         ours, theirs = us.process.service, eu.process.service
         await eu.process.catalog.topics.create(NAME)  # nobody opened it yet, so nobody told us
         with pytest.raises(AlreadyExists, match="without partitions, created earlier"):
-            await ours.create_partitioned(NAME, 3, {})
-        assert await ours.catalog.partitioned.find(NAME) is None
-        assert await ours.topic_names("public/default") == []
-        await theirs.topic(NAME, create=False)
+            await creation.create_partitioned(ours.opener, NAME, 3, {})
+        assert await ours.parts.catalog.partitioned.find(NAME) is None
+        assert await ours.registry.names("public/default") == []
+        await theirs.opener.topic(NAME, create=False)
         await until(lambda: str(NAME) in ours.topics)
 
 
@@ -70,7 +70,7 @@ async def test_a_creation_that_another_region_tells_of_has_a_stamp_and_counts_un
             url = f"{us.admin_url}{PATH}?incarnation=&created={created}"
             async with http.put(url, json=2) as answer:
                 assert answer.status == status, await answer.text()
-        later = f"{us.process.service.scheduler.now_ms()}.0@eu"
+        later = f"{us.process.service.parts.scheduler.now_ms()}.0@eu"
         for method, known, status in (
             ("GET", "", 200),
             ("GET", later, 404),  # what is here was deleted there

@@ -33,7 +33,7 @@ TOPIC = "persistent://public/default/one-of-many"
 async def inside(tmp_path: Path) -> AsyncIterator[BrokerProcess]:
     async with broker_inside(tmp_path) as broker:
         for number in range(TOPICS):
-            await broker.service.topic(parse(f"{TOPIC}-{number}"), create=True)
+            await broker.service.opener.topic(parse(f"{TOPIC}-{number}"), create=True)
         for number in range(SUBSCRIPTIONS):
             broker.service.topics[f"{TOPIC}-0"].create_subscription(f"s{number}", EARLIEST)
         wire = await RawConnection.open(broker.settings.network.broker_service_port)

@@ -10,6 +10,7 @@ import pytest
 from meridian_broker.positions import Progress
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.topics.cursors import rewinding
+from meridian_broker.topics.service import closing
 from meridian_broker.wire.pulsar.topic_name import parse
 from support.brokers.broker_regions import regions
 
@@ -27,11 +28,11 @@ async def test_progress_that_cannot_be_joined_is_refused(
 
     async with regions(tmp_path, "us") as (us,):
         service = us.process.service
-        topic = await service.topic(parse(TOPIC), create=True)
+        topic = await service.opener.topic(parse(TOPIC), create=True)
         topic.create_subscription("s", EARLIEST, replicated=True)
         record = topic.lives.record("s")
         if not is_open:
-            await service.unload(parse(TOPIC))
+            await closing.unload(service.opener, parse(TOPIC))
         monkeypatch.setattr(rewinding, "merge", refuses)
         answered: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         try:

@@ -8,13 +8,14 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pytest
 from meridian_broker.metadata.policy_values import InactiveTopics
 from meridian_broker.metadata.store import MetadataUnavailable
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST
-from meridian_broker.topics.service import removal
+from meridian_broker.topics.service import closing, creation, partition_growth, removal
 from meridian_broker.topics.service.removal import delete_as_elsewhere, remove_unused
 from meridian_broker.topics.service.service import TopicService
 from meridian_broker.wire.pulsar.topic_name import TopicName, parse
@@ -38,7 +39,7 @@ class WatchedLock(asyncio.Lock):
             self.waiting.discard(asyncio.current_task())
 
 
-def watch_locks(service: TopicService) -> set[asyncio.Task[Any] | None]:
+def watch_locks(service: TopicService, monkeypatch: pytest.MonkeyPatch) -> set[asyncio.Task[Any] | None]:
     """Those who wait for locks of topics, from now on."""
     waiting: set[asyncio.Task[Any] | None] = set()
 
@@ -47,34 +48,35 @@ def watch_locks(service: TopicService) -> set[asyncio.Task[Any] | None]:
         lock.waiting = waiting
         return lock
 
-    service.new_lock = new_lock
+    locks: WeakValueDictionary[str, WatchedLock] = WeakValueDictionary()
+    monkeypatch.setattr(service.registry, "lock", lambda name: locks.setdefault(name, new_lock()))
     return waiting
 
 
 async def subscribed(service: TopicService, partitions: int) -> None:
-    await service.create_partitioned(NAME, partitions, {})
+    await creation.create_partitioned(service.opener, NAME, partitions, {})
     for index in range(partitions):
-        topic = await service.topic(NAME.with_partition(index), create=False)
+        topic = await service.opener.topic(NAME.with_partition(index), create=False)
         topic.create_subscription("old", EARLIEST)
 
 
 async def subscriptions_if_made_again(service: TopicService, partitions: int) -> list[str]:
-    await service.create_partitioned(NAME, partitions, {})
-    opened = [await service.topic(NAME.with_partition(index), create=False) for index in range(partitions)]
+    await creation.create_partitioned(service.opener, NAME, partitions, {})
+    opened = [await service.opener.topic(NAME.with_partition(index), create=False) for index in range(partitions)]
     return [name for topic in opened for name in topic.subscriptions]
 
 
 def by_command(service: TopicService) -> Coroutine[Any, Any, Any]:
-    return service.delete_topic(NAME, force=True)
+    return removal.delete(service.opener, NAME, force=True)
 
 
 def unused(service: TopicService) -> Coroutine[Any, Any, Any]:
-    return remove_unused(service)
+    return remove_unused(service.opener)
 
 
 def by_another_region(service: TopicService) -> Coroutine[Any, Any, Any]:
-    stamp = Stamp(service.scheduler.now_ms(), 0, "us-west")
-    return delete_as_elsewhere(service, NAME, stamp, partitioned=True)
+    stamp = Stamp(service.parts.scheduler.now_ms(), 0, "us-west")
+    return delete_as_elsewhere(service.opener, NAME, stamp, partitioned=True)
 
 
 @pytest.mark.parametrize("first", [by_command, unused, by_another_region])
@@ -89,15 +91,15 @@ async def test_two_deletions_do_not_wait_for_each_other(
     partitions = 11  # by name, partition 10 comes before partition 2
     async with broker_inside(tmp_path) as inside:
         service = inside.service
-        await service.create_partitioned(NAME, partitions, {})
+        await creation.create_partitioned(service.opener, NAME, partitions, {})
         for index in range(partitions):
-            await service.unload(NAME.with_partition(index))
+            await closing.unload(service.opener, NAME.with_partition(index))
         for index in reversed(range(partitions)):  # clients come in any order
-            topic = await service.topic(NAME.with_partition(index), create=False)
+            topic = await service.opener.topic(NAME.with_partition(index), create=False)
             topic.rules = replace(topic.rules, inactive_topics=InactiveTopics(True, "delete_when_no_subscriptions", 0))
         monkeypatch.setattr(removal, "is_unused", lambda topic, *, alone: topic.name.startswith(str(NAME)))  # noqa: ARG005
-        waiting = watch_locks(service)
-        held = [service.lock(str(NAME.with_partition(index))) for index in (0, 2)]
+        waiting = watch_locks(service, monkeypatch)
+        held = [service.registry.lock(str(NAME.with_partition(index))) for index in (0, 2)]
         for lock in held:
             await lock.__aenter__()
         deletions = [asyncio.create_task(deletion(service)) for deletion in (first, second)]
@@ -106,7 +108,7 @@ async def test_two_deletions_do_not_wait_for_each_other(
             await lock.__aexit__(None, None, None)
         async with asyncio.timeout(PATIENCE):
             await asyncio.gather(*deletions, return_exceptions=True)
-        assert await service.topic_names("public/default") == []
+        assert await service.registry.names("public/default") == []
 
 
 async def test_a_topic_that_is_deleted_while_it_grows_leaves_no_partition(
@@ -115,25 +117,25 @@ async def test_a_topic_that_is_deleted_while_it_grows_leaves_no_partition(
     """Who made the topic anew got the subscriptions of the deleted one, in some of its partitions."""
     async with broker_inside(tmp_path) as inside:
         service = inside.service
-        waiting = watch_locks(service)
+        waiting = watch_locks(service, monkeypatch)
         await subscribed(service, 2)
         reached, go_on = asyncio.Event(), asyncio.Event()
-        grow = service.catalog.partitioned.grow
+        grow = service.parts.catalog.partitioned.grow
 
         async def slow(name: TopicName, partitions: int) -> object:
             reached.set()
             await go_on.wait()
             return await grow(name, partitions)
 
-        monkeypatch.setattr(service.catalog.partitioned, "grow", slow)
-        growing = asyncio.create_task(service.grow(NAME, 4))
+        monkeypatch.setattr(service.parts.catalog.partitioned, "grow", slow)
+        growing = asyncio.create_task(partition_growth.grow(service.opener, NAME, 4))
         await reached.wait()
-        deleting = asyncio.create_task(service.delete_topic(NAME, force=True))
+        deleting = asyncio.create_task(removal.delete(service.opener, NAME, force=True))
         await until(lambda: deleting.done() or deleting in waiting)
         go_on.set()
         async with asyncio.timeout(PATIENCE):
             await asyncio.gather(growing, deleting, return_exceptions=True)
-        assert await service.topic_names("public/default") == []
+        assert await service.registry.names("public/default") == []
         assert await subscriptions_if_made_again(service, 4) == []
 
 
@@ -143,7 +145,7 @@ async def test_growth_that_fails_leaves_no_partition_beyond_the_number(
     async with broker_inside(tmp_path) as inside:
         service = inside.service
         await subscribed(service, 2)
-        partitioned = service.catalog.partitioned
+        partitioned = service.parts.catalog.partitioned
 
         async def fail(name: TopicName, partitions: int) -> object:
             raise MetadataUnavailable(f"{name} cannot get {partitions} partitions: the store is away")
@@ -151,11 +153,11 @@ async def test_growth_that_fails_leaves_no_partition_beyond_the_number(
         with monkeypatch.context() as patched:
             patched.setattr(partitioned, "grow", fail)
             with pytest.raises(MetadataUnavailable):
-                await service.grow(NAME, 4)
+                await partition_growth.grow(service.opener, NAME, 4)
         kept = [str(NAME.with_partition(index)) for index in (0, 1)]
-        assert await service.topic_names("public/default") == kept
-        await service.grow(NAME, 3)
-        opened = [await service.topic(NAME.with_partition(index), create=False) for index in range(3)]
+        assert await service.registry.names("public/default") == kept
+        await partition_growth.grow(service.opener, NAME, 3)
+        opened = [await service.opener.topic(NAME.with_partition(index), create=False) for index in range(3)]
         assert [list(topic.subscriptions) for topic in opened] == [["old"]] * 3
 
 
@@ -165,10 +167,10 @@ async def test_partitions_that_a_broken_growth_left_go_with_their_topic(tmp_path
     async with broker_inside(tmp_path) as inside:
         service = inside.service
         await subscribed(service, 2)
-        left = await service.topic(NAME.with_partition(3), create=True, growing_to=4)
+        left = await service.opener.topic(NAME.with_partition(3), create=True, growing_to=4)
         left.create_subscription("old", EARLIEST)
-        await (by_another_region(service) if told else service.delete_topic(NAME, force=True))
-        assert await service.topic_names("public/default") == []
+        await (by_another_region(service) if told else removal.delete(service.opener, NAME, force=True))
+        assert await service.registry.names("public/default") == []
         assert await subscriptions_if_made_again(service, 4) == []
 
 
@@ -181,7 +183,7 @@ async def test_partitions_that_a_link_deletes_meanwhile_do_not_fail_a_deletion(
         service = inside.service
         await subscribed(service, 3)
         reached, go_on = asyncio.Event(), asyncio.Event()
-        find = service.catalog.topics.find
+        find = service.parts.catalog.topics.find
 
         async def slow(name: TopicName) -> object:
             found = await find(name)
@@ -190,12 +192,12 @@ async def test_partitions_that_a_link_deletes_meanwhile_do_not_fail_a_deletion(
                 await go_on.wait()
             return found
 
-        monkeypatch.setattr(service.catalog.topics, "find", slow)
+        monkeypatch.setattr(service.parts.catalog.topics, "find", slow)
         deleting = asyncio.create_task(by_another_region(service))
         await reached.wait()
-        await service.delete_topic(NAME.with_partition(1), force=True)
-        await service.catalog.partitioned.delete(NAME)
+        await removal.delete(service.opener, NAME.with_partition(1), force=True)
+        await service.parts.catalog.partitioned.delete(NAME)
         go_on.set()
         async with asyncio.timeout(PATIENCE):
             await deleting
-        assert await service.topic_names("public/default") == []
+        assert await service.registry.names("public/default") == []

@@ -23,8 +23,8 @@ async def test_clients_come_in_once_the_topic_is_served_again(
 ) -> None:
     """C++ clients try PRODUCER again by themselves, and SUBSCRIBE never."""
     async with broker_inside(tmp_path) as inside:
-        service = inside.service
-        serve, refused = service.served, list[str]()
+        opener = inside.service.opener
+        serve, refused = opener.served, list[str]()
 
         async def served(name: Any, **options: Any) -> Any:
             if len(refused) < TIMES:
@@ -32,7 +32,7 @@ async def test_clients_come_in_once_the_topic_is_served_again(
                 raise TopicFenced(f"{name} is being closed: look it up again")
             return await serve(name, **options)
 
-        monkeypatch.setattr(service, "served", served)
+        monkeypatch.setattr(opener, "served", served)
         makes: dict[str, Callable[[pulsar.Client], Any]] = {
             "producer": lambda client: client.create_producer("t"),
             "consumer": lambda client: client.subscribe("t", "s"),

@@ -15,6 +15,7 @@ from meridian_broker.positions.position import Position
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.topics.compaction.compaction import Status
 from meridian_broker.topics.compaction.view import CompactedView
+from meridian_broker.topics.service import closing
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.metadata import build_body
@@ -28,7 +29,7 @@ SMALL_LEDGERS = {"managedLedgerMaxEntriesPerLedger": 4}
 
 
 async def unload(inside: BrokerProcess) -> None:
-    await inside.service.unload(parse(NAME))
+    await closing.unload(inside.service.opener, parse(NAME))
 
 
 async def drain(inside: BrokerProcess) -> None:
@@ -89,7 +90,7 @@ async def published(directory: Path, count: int) -> list[Position]:
 
 
 async def opened(inside: BrokerProcess) -> Topic:
-    return await inside.service.topic(parse(NAME), create=False)
+    return await inside.service.opener.topic(parse(NAME), create=False)
 
 
 async def acked(directory: Path, places: list[Position]) -> list[bool]:

@@ -21,7 +21,7 @@ from meridian_broker.topics.compaction.compaction import Status
 from meridian_broker.topics.errors import CompactionRunning
 from meridian_broker.topics.journal import topic_record
 from meridian_broker.topics.retention import trimming
-from meridian_broker.topics.service import incarnations, removal
+from meridian_broker.topics.service import closing, creation, incarnations, removal
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.metadata import build_body
@@ -90,8 +90,8 @@ async def test_a_view_that_cannot_be_deleted_stays_in_force_and_keeps_what_it_ne
     await topic.log.roll()
     await trimming.trim(topic)
     assert await read_compacted(topic) == [b"old", b"new"]
-    await inside.service.unload(parse(NAME))
-    assert (await read_compacted(await inside.service.topic(parse(NAME), create=False)))[-1:] == [b"new"]
+    await closing.unload(inside.service.opener, parse(NAME))
+    assert (await read_compacted(await inside.service.opener.topic(parse(NAME), create=False)))[-1:] == [b"new"]
 
 
 async def test_no_compaction_begins_while_its_view_is_being_deleted(
@@ -142,7 +142,7 @@ async def test_an_epoch_that_was_not_recorded_fences_nobody(inside: BrokerProces
 async def test_a_copy_counts_as_filled_once_that_is_on_record(
     inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic = await inside.service.topic(parse(NAME), create=True)
+    topic = await inside.service.opener.topic(parse(NAME), create=True)
     assert topic.metadata is not None
     joining = Joining(topic, topic.subscriptions, SimpleNamespace(), set, is_joining=True)
     joining._saved = (True, {})
@@ -159,11 +159,11 @@ async def test_a_copy_counts_as_filled_once_that_is_on_record(
 async def test_a_deletion_told_by_another_region_is_tried_again_when_the_log_has_failed(
     inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topic = await inside.service.topic(parse(NAME), create=True)
-    told = DeletionNotice(str(Stamp(inside.service.scheduler.now_ms(), 0, "inside")), {}, False)
+    topic = await inside.service.opener.topic(parse(NAME), create=True)
+    told = DeletionNotice(str(Stamp(inside.service.parts.scheduler.now_ms(), 0, "inside")), {}, False)
     monkeypatch.setattr(topic.log, "when_durable", lambda ready: ready(LedgerError("the disk refused a write")))
     monkeypatch.setattr(incarnations, "RETRY_SECONDS", 0.01)
-    await incarnations.follow(inside.service, topic, told)
+    await incarnations.follow(inside.service.opener, topic, told)
     await until(lambda: inside.service.topics.get(NAME) not in (None, topic))
     assert inside.service.topics[NAME].failure is None
 
@@ -174,7 +174,7 @@ async def test_a_deletion_that_a_full_disk_refuses_disconnects_nobody(
 ) -> None:
     name, service = parse(NAME), inside.service
     if is_partitioned:
-        await service.create_partitioned(name, 2, {})
+        await creation.create_partitioned(service.opener, name, 2, {})
     one = name.with_partition(0) if is_partitioned else name
     await wire.producer(str(one), 1, producer_name="p")
     topic = service.topics[str(one)]
@@ -182,7 +182,7 @@ async def test_a_deletion_that_a_full_disk_refuses_disconnects_nobody(
     async def delete() -> list[Stamp]:
         begun: list[Stamp] = []
         try:
-            await removal.delete(service, name, force=True, begun=begun.append)
+            await removal.delete(service.opener, name, force=True, begun=begun.append)
         except MetadataFull as error:
             assert "the disk is full" in str(error)
         return begun
@@ -195,7 +195,7 @@ async def test_a_deletion_that_a_full_disk_refuses_disconnects_nobody(
     await wire.producer(str(one), 2, producer_name="q")
     assert len(await delete()) == 1
     assert (await wire.hear(T.CLOSE_PRODUCER)).producer_id == 1
-    assert await service.catalog.topics.find(one) is None
+    assert await service.parts.catalog.topics.find(one) is None
 
 
 async def test_nobody_is_admitted_while_a_deletion_is_put_on_record(
@@ -203,7 +203,7 @@ async def test_nobody_is_admitted_while_a_deletion_is_put_on_record(
 ) -> None:
     """A client that the check did not see would get receipts for messages that are deleted. What those who are
     connected publish meanwhile is part of the deletion, and other regions hear so."""
-    topic = await inside.service.topic(parse(NAME), create=True)
+    topic = await inside.service.opener.topic(parse(NAME), create=True)
     assert topic.metadata is not None
     await wire.producer(NAME, 1, producer_name="p")
     begin, asked, gate = topic.metadata.begin_deletion, asyncio.Event(), asyncio.Event()
@@ -214,7 +214,7 @@ async def test_nobody_is_admitted_while_a_deletion_is_put_on_record(
         await gate.wait()
 
     monkeypatch.setattr(topic.metadata, "begin_deletion", slow)
-    deleting = asyncio.ensure_future(removal.delete(inside.service, parse(NAME), force=True))
+    deleting = asyncio.ensure_future(removal.delete(inside.service.opener, parse(NAME), force=True))
     await asked.wait()
     wire.ask_producer(NAME, 2, producer_name="q")
     assert "is being deleted" in (await wire.hear(T.ERROR)).message
@@ -231,8 +231,8 @@ async def test_nobody_is_admitted_while_a_deletion_is_put_on_record(
     gate.set()
     await deleting
     assert (await wire.hear(T.CLOSE_PRODUCER)).producer_id == 1
-    deletion = await inside.service.catalog.topics.deletion(parse(NAME))
-    assert deletion is not None and deletion.ends == {inside.service.region: end}
+    deletion = await inside.service.parts.catalog.topics.deletion(parse(NAME))
+    assert deletion is not None and deletion.ends == {inside.service.parts.region: end}
 
 
 @pytest.mark.parametrize("is_on_record", [False, True])
@@ -244,17 +244,17 @@ async def test_a_topic_whose_deletion_fails_is_opened_again_or_goes_by_itself(
     async def refused(*_: Any) -> None:
         raise LedgerError("the disk refused a write")
 
-    topic = await inside.service.topic(parse(NAME), create=True)
+    topic = await inside.service.opener.topic(parse(NAME), create=True)
     if is_on_record:
         monkeypatch.setattr(topic.log, "delete", refused)
     else:
         monkeypatch.setattr(topic.metadata, "begin_deletion", away)
     with pytest.raises((MetadataUnavailable, LedgerError)):
-        await removal.delete(inside.service, parse(NAME), force=True)
+        await removal.delete(inside.service.opener, parse(NAME), force=True)
     if is_on_record:
 
         async def is_gone() -> bool:
-            return await inside.service.catalog.topics.find(parse(NAME)) is None
+            return await inside.service.parts.catalog.topics.find(parse(NAME)) is None
 
         await until(is_gone)
     else:

@@ -28,7 +28,7 @@ async def ask(region: Region, method: str, path: str, body: object = None) -> tu
 
 
 async def opened(region: Region) -> Topic:
-    return await region.process.service.topic(topic_name.parse(TOPIC), create=False)
+    return await region.process.service.opener.topic(topic_name.parse(TOPIC), create=False)
 
 
 async def backlog(region: Region) -> int:

@@ -142,7 +142,7 @@ async def test_an_accepted_gap_survives_a_restart(tmp_path: Path) -> None:
         for _ in range(2):
             await eu.stop()
             await eu.start()
-            topic = await eu.process.service.topic(topic_name.parse(TOPIC), create=False)
+            topic = await eu.process.service.opener.topic(topic_name.parse(TOPIC), create=False)
             assert topic.log.last_origin["us"] == gap.upto
             assert [one.by for one in topic.gaps.accepted] == ["a test"]
         await us.start()
@@ -150,7 +150,7 @@ async def test_an_accepted_gap_survives_a_restart(tmp_path: Path) -> None:
         await until(lambda: eu.stored(TOPIC) == 5)
         await eu.stop()
         await eu.start()
-        topic = await eu.process.service.topic(topic_name.parse(TOPIC), create=False)
+        topic = await eu.process.service.opener.topic(topic_name.parse(TOPIC), create=False)
         assert topic.log.last_origin["us"] > gap.upto
 
 

@@ -116,7 +116,7 @@ async def test_a_replicator_keeps_its_rate(tmp_path: Path) -> None:
         rate = {"dispatchThrottlingRateInMsg": 20, "dispatchThrottlingRateInByte": -1, "ratePeriodInSecond": 1}
         async with http.post(policy, json=rate) as response:
             assert response.status == 204, await response.text()
-        topic = await east.process.service.topic(parse(TOPIC), create=True)
+        topic = await east.process.service.opener.topic(parse(TOPIC), create=True)
         await until(lambda: topic.replication_rate.is_limited)
         began = asyncio.get_running_loop().time()
         await publish(east, 0, 60)
@@ -157,7 +157,7 @@ async def test_schema_versions_are_the_receivers_own(tmp_path: Path) -> None:
     second = pb.Schema(name="n", type=pb.Schema.Json, schema_data=b'{"type":"record","name":"F","fields":[]}')
     async with regions(tmp_path, "us-east", "us-west") as (east, west):
         for region in (east, west):  # a schema belongs to a topic that is there
-            await region.process.service.topic(parse(TOPIC), create=True)
+            await region.process.service.opener.topic(parse(TOPIC), create=True)
         for_west = await west.connect()
         await Producer.open(for_west, TOPIC)
         await for_west.get_or_create_schema(TOPIC, first)

@@ -69,7 +69,7 @@ async def test_consumers_may_acknowledge_what_they_have_before_they_are_sent_awa
         await producing.close()
         await consuming.close()
     async with broker_inside(tmp_path) as inside:
-        topic = await inside.service.topic(parse(NAME), create=False)
+        topic = await inside.service.opener.topic(parse(NAME), create=False)
         progress = topic.subscriptions["sub"].cursor.progress
         assert [progress.is_acked("inside", one) for one in (first, second)] == [True, False]
 

@@ -40,7 +40,7 @@ async def add(connection: RawConnection, topic: str, data: bytes) -> Any:
 async def test_a_client_gets_a_part_of_the_metadata_store(inside: BrokerProcess) -> None:
     connection = await RawConnection.open(inside.settings.network.broker_service_port)
     for name in (TOPIC, f"{TOPIC}-2"):
-        await inside.service.topic(parse(name), create=True)
+        await inside.service.opener.topic(parse(name), create=True)
     for number in range(10):
         assert not (await add(connection, TOPIC, b"%0100d" % number)).HasField("error_code")
     refused = await add(connection, TOPIC, bytes(100))
@@ -61,7 +61,7 @@ async def test_a_full_metadata_store_is_seen(inside: BrokerProcess) -> None:
     store = inside._metadata._store
     assert isinstance(store, SqliteMetadataStore)
     assert (await health())["metadataFull"] is None
-    await inside.service.topic(parse(TOPIC), create=True)
+    await inside.service.opener.topic(parse(TOPIC), create=True)
     await store._ask(lambda transaction: transaction.sql.execute("PRAGMA max_page_count = 8"))
     path = f"{inside.listeners.admin_url}/admin/v2/schemas/public/default/schemas/schema"
     schema = {"type": "STRING", "schema": os.urandom(100_000).hex()}

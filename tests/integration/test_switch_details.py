@@ -15,6 +15,7 @@ from meridian_broker.ledgers.store import WhenDurable
 from meridian_broker.metadata.view import Changed
 from meridian_broker.positions import Progress
 from meridian_broker.positions.position import Position
+from meridian_broker.topics.service import creation, partition_growth
 from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
@@ -293,7 +294,7 @@ async def test_new_partitions_have_their_subscriptions_before_anybody_hears_of_t
     """R15: whoever subscribed to a new partition by himself would begin at its latest message."""
     async with regions(tmp_path, "us-east", "us-west") as (east, west):
         name = topic_name.parse("persistent://public/default/grows")
-        await east.process.service.create_partitioned(name, 2, {})
+        await creation.create_partitioned(east.process.service.opener, name, 2, {})
         connection = await east.connect()
         await Consumer.subscribe(connection, str(name.with_partition(0)), "s", kind=SHARED, replicated=True)
         missing: list[str] = []
@@ -309,10 +310,10 @@ async def test_new_partitions_have_their_subscriptions_before_anybody_hears_of_t
 
             await until(lambda topics=topics: "s" in subscriptions_of(topics, name.with_partition(0)))
             region.process.catalog.subscribe(heard)
-        await east.process.service.grow(name, 5)
+        await partition_growth.grow(east.process.service.opener, name, 5)
 
         async def grown() -> bool:
-            return await west.process.service.partitions(name, create=False) == 5
+            return await creation.partitions(west.process.service.opener, name, create=False) == 5
 
         await until(grown)
         assert not missing

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import aiohttp
 import pulsar
 import pytest
+from meridian_broker.admin.elsewhere.users import used_elsewhere
 from meridian_broker.gateway.roles import Consumer
 from meridian_broker.metadata.policy_values import CAUGHT_UP as CAUGHT_UP_MODE
 from meridian_broker.metadata.policy_values import InactiveTopics, Retention
@@ -16,6 +18,7 @@ from meridian_broker.metadata.rules import Rules
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.replication.entries.source import DeletionNotice
+from meridian_broker.topics.service import creation, removal
 from meridian_broker.topics.service.incarnations import follow
 from meridian_broker.topics.service.removal import delete_as_elsewhere, expire_subscriptions, remove_unused
 from meridian_broker.topics.service.service import TopicService
@@ -24,7 +27,7 @@ from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.topic_name import TopicName, parse
 from support.brokers.broker_inside import broker_inside
 from support.brokers.broker_process import BrokerProcess, http, wait_until
-from support.brokers.broker_regions import regions, until
+from support.brokers.broker_regions import Region, regions, until
 from support.brokers.region_clients import PATIENCE_MS
 from support.protocol.raw_connection import RawConnection, T
 
@@ -71,7 +74,7 @@ async def test_a_producer_that_comes_during_a_deletion_leaves_no_schema(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with broker_inside(tmp_path) as inside:
-        await inside.service.topic(parse("t"), create=True)
+        await inside.service.opener.topic(parse("t"), create=True)
         schemas, numbered = inside.catalog.schemas, inside.catalog.schemas._numbering
         looked, deleted = asyncio.Event(), asyncio.Event()
 
@@ -123,31 +126,42 @@ def test_topics_that_nobody_uses_go_where_policies_say_so(broker: BrokerProcess,
 
 def an_hour_passes(service: TopicService, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the clock alone."""
-    now_ms = service.scheduler.now_ms
-    monkeypatch.setattr(service.scheduler, "now_ms", lambda: now_ms() + 3_600_000)
+    now_ms = service.parts.scheduler.now_ms
+    monkeypatch.setattr(service.parts.scheduler, "now_ms", lambda: now_ms() + 3_600_000)
 
 
-async def opened(service: TopicService, rules: Rules) -> Topic:
+def ruled_by(service: TopicService, rules: Rules, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They hold for every topic."""
+    monkeypatch.setattr(service.parts.catalog, "rules", lambda *_: rules)
+
+
+async def opened(service: TopicService, rules: Rules, monkeypatch: pytest.MonkeyPatch) -> Topic:
     """A topic in the default namespace, which these rules hold for."""
-    service.defaults = rules
-    return await service.topic(parse("t"), create=True)
+    ruled_by(service, rules, monkeypatch)
+    return await service.opener.topic(parse("t"), create=True)
+
+
+async def expire(region: Region) -> None:
+    """Delete the subscriptions that were unused for as long as their topics' rules say."""
+    process = region.process
+    await expire_subscriptions(process.service.registry, partial(used_elsewhere, process.admin))
 
 
 async def test_what_may_be_used_in_other_regions_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rules = Rules(inactive_topics=InactiveTopics(True, CAUGHT_UP_MODE, 60), subscription_expiration_minutes=30)
     async with regions(tmp_path, "us-east", "us-west") as (east, west):
         service, there = east.process.service, west.process.service
-        topic = await opened(service, rules)
+        topic = await opened(service, rules, monkeypatch)
         for name, replicated in (("alone", False), ("everywhere", True)):
             topic.create_subscription(name, EARLIEST, replicated=replicated)
         await until(lambda: topic.name in there.topics and "everywhere" in there.topics[topic.name].subscriptions)
-        await expire_subscriptions(service)
+        await expire(east)
         assert set(topic.subscriptions) == {"alone", "everywhere"}, "nobody used them for a moment only"
         an_hour_passes(service, monkeypatch)
-        await remove_unused(service)
+        await remove_unused(service.opener)
         assert service.topics[topic.name] is topic
         assert topic.failure is None
-        await expire_subscriptions(service)
+        await expire(east)
         assert set(topic.subscriptions) == {"everywhere"}
 
 
@@ -158,25 +172,25 @@ async def test_a_subscription_that_no_region_uses_expires_in_all(
     rules = Rules(subscription_expiration_minutes=30)
     async with regions(tmp_path, "us-east", "us-west") as (east, west):
         service, there = east.process.service, west.process.service
-        topic = await opened(service, rules)
+        topic = await opened(service, rules, monkeypatch)
         topic.create_subscription("s", EARLIEST, replicated=True)
         await until(lambda: topic.name in there.topics and "s" in there.topics[topic.name].subscriptions)
         an_hour_passes(service, monkeypatch)
         consumer = await Consumer.subscribe(await west.connect(), topic.name, "s", replicated=True)
         for _ in range(2):
-            await expire_subscriptions(service)
+            await expire(east)
             assert "s" in topic.subscriptions, "it is, or was a moment ago, used in the west"
             await consumer.close()
         an_hour_passes(there, monkeypatch)
         await west.stop()
-        await expire_subscriptions(service)
+        await expire(east)
         assert "s" in topic.subscriptions, "the west cannot be asked"
         await west.start()
         there = west.process.service
         await until(lambda: topic.name in there.topics and "s" in there.topics[topic.name].subscriptions)
         an_hour_passes(there, monkeypatch)
         await until(lambda: not east.process.exchange.status(topic.name, "s")[0].reason)
-        await expire_subscriptions(service)
+        await expire(east)
         assert "s" not in topic.subscriptions
         await until(lambda: "s" not in there.topics[topic.name].subscriptions)
 
@@ -186,30 +200,30 @@ async def test_a_deletion_that_is_told_twice_makes_nothing_and_takes_nothing_mad
     deleted was taken for a new topic by the other regions, and stayed."""
     async with regions(tmp_path, "us-east") as (east,):
         service, base = east.process.service, parse("persistent://public/default/told")
-        topics = service.catalog.topics
-        await service.catalog.partitioned.create(base, 3)
-        used = [await service.topic(base.with_partition(number), create=True) for number in (0, 1)]
-        stamp = Stamp(service.scheduler.now_ms(), 0, "us-west")
+        topics = service.parts.catalog.topics
+        await service.parts.catalog.partitioned.create(base, 3)
+        used = [await service.opener.topic(base.with_partition(number), create=True) for number in (0, 1)]
+        stamp = Stamp(service.parts.scheduler.now_ms(), 0, "us-west")
         made: list[str] = []
         topics.on_change = lambda name, is_made: made.append(str(name)) if is_made else None
         await asyncio.gather(
-            follow(service, used[0], DeletionNotice(str(stamp), {}, True)),
-            delete_as_elsewhere(service, base, stamp, partitioned=True),
+            follow(service.opener, used[0], DeletionNotice(str(stamp), {}, True)),
+            delete_as_elsewhere(service.opener, base, stamp, partitioned=True),
         )
         assert made == []
         assert await topics.names("public/default") == []
-        assert await service.catalog.partitioned.find(base) is None
-        await service.catalog.partitioned.create(base, 1)
-        again = await service.topic(base.with_partition(0), create=True)
-        await delete_as_elsewhere(service, base, stamp, partitioned=True)
-        assert await service.catalog.partitioned.find(base) is not None
+        assert await service.parts.catalog.partitioned.find(base) is None
+        await service.parts.catalog.partitioned.create(base, 1)
+        again = await service.opener.topic(base.with_partition(0), create=True)
+        await delete_as_elsewhere(service.opener, base, stamp, partitioned=True)
+        assert await service.parts.catalog.partitioned.find(base) is not None
         assert service.topics[again.name] is again
         assert again.failure is None
         name = parse("persistent://public/default/alone")
-        await service.topic(name, create=True)
-        await delete_as_elsewhere(service, name, stamp, partitioned=False)
-        alone = await service.topic(name, create=True)
-        await delete_as_elsewhere(service, name, stamp, partitioned=False)
+        await service.opener.topic(name, create=True)
+        await delete_as_elsewhere(service.opener, name, stamp, partitioned=False)
+        alone = await service.opener.topic(name, create=True)
+        await delete_as_elsewhere(service.opener, name, stamp, partitioned=False)
         assert service.topics[alone.name] is alone
         assert alone.failure is None
 
@@ -220,8 +234,8 @@ async def test_who_asks_for_a_topic_that_is_being_deleted_does_not_make_it_again
     """R8: as another region does, before it deletes it too. Its partitions came back, and stayed, in both."""
     async with regions(tmp_path, "us-east") as (east,), aiohttp.ClientSession() as http:
         service, base = east.process.service, parse("persistent://public/default/asked")
-        await service.create_partitioned(base, 2, {})
-        partitioned = service.catalog.partitioned
+        await creation.create_partitioned(service.opener, base, 2, {})
+        partitioned = service.parts.catalog.partitioned
         forget, forgetting, is_asked = partitioned.delete, asyncio.Event(), asyncio.Event()
 
         async def forget_when_asked(name: TopicName, stamp: Stamp | None = None) -> Stamp:
@@ -230,13 +244,13 @@ async def test_who_asks_for_a_topic_that_is_being_deleted_does_not_make_it_again
             return await forget(name, stamp)
 
         monkeypatch.setattr(partitioned, "delete", forget_when_asked)
-        deleting = asyncio.create_task(service.delete_topic(base, force=False))
+        deleting = asyncio.create_task(removal.delete(service.opener, base, force=False))
         await forgetting.wait()
         async with http.get(f"{east.admin_url}{TOPICS}/default/asked/partitioned-stats") as answer:
             assert answer.status == 404, await answer.text()
         is_asked.set()
         await deleting
-        assert await service.catalog.topics.names("public/default") == []
+        assert await service.parts.catalog.topics.names("public/default") == []
 
 
 async def test_what_is_to_be_kept_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,17 +258,17 @@ async def test_what_is_to_be_kept_stays(tmp_path: Path, monkeypatch: pytest.Monk
     rule = InactiveTopics(True, CAUGHT_UP_MODE, 60)
     async with regions(tmp_path, "alone") as (region,):
         service = region.process.service
-        topic = await opened(service, Rules(inactive_topics=rule))
-        await remove_unused(service)
+        topic = await opened(service, Rules(inactive_topics=rule), monkeypatch)
+        await remove_unused(service.opener)
         assert service.topics.get(topic.name) is topic, "nobody used it for a moment only"
         an_hour_passes(service, monkeypatch)
         for retention in (Retention(-1, -1), Retention(-1, 5), Retention(90, 100)):
-            service.defaults = Rules(inactive_topics=rule, retention=retention)
-            topic.follow(service.rules(parse(topic.name)))
-            await remove_unused(service)
+            ruled_by(service, Rules(inactive_topics=rule, retention=retention), monkeypatch)
+            topic.follow(service.parts.rules(parse(topic.name)))
+            await remove_unused(service.opener)
             assert service.topics.get(topic.name) is topic
-        service.defaults = Rules(inactive_topics=rule, retention=Retention(50, 100))
-        topic.follow(service.rules(parse(topic.name)))
-        await remove_unused(service)
+        ruled_by(service, Rules(inactive_topics=rule, retention=Retention(50, 100)), monkeypatch)
+        topic.follow(service.parts.rules(parse(topic.name)))
+        await remove_unused(service.opener)
         assert topic.name not in service.topics
-        assert await service.catalog.topics.find(parse(topic.name)) is None
+        assert await service.parts.catalog.topics.find(parse(topic.name)) is None

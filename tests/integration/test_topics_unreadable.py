@@ -22,7 +22,7 @@ NEWER, PLAIN = "persistent://public/default/a-newer", "persistent://public/defau
 
 async def test_it_is_refused_with_the_reason_and_the_others_are_opened(tmp_path: Path) -> None:
     async with broker_inside(tmp_path) as inside:
-        newer, _ = [await inside.service.topic(parse(name), create=True) for name in (NEWER, PLAIN)]
+        newer, _ = [await inside.service.opener.topic(parse(name), create=True) for name in (NEWER, PLAIN)]
         later = cast("Kind", 200)
         assert await inside.scheduler.answer(lambda done: newer.progress_log.append(later, "s", b"", done)) is None
     async with broker_inside(tmp_path) as inside:

@@ -36,7 +36,7 @@ class SlowAnswer:
 
 
 async def replicated(region: Region) -> Topic:
-    topic = await region.process.service.topic(parse(TOPIC), create=True)
+    topic = await region.process.service.opener.topic(parse(TOPIC), create=True)
     topic.create_subscription("s", EARLIEST, replicated=True)
     return topic
 

@@ -10,6 +10,7 @@ they own the topics: only fencing keeps them from writing.
 from __future__ import annotations
 
 from collections.abc import Coroutine
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
@@ -25,12 +26,19 @@ from meridian_broker.positions import HybridClock, Position, Stamp
 from meridian_broker.replication.leases.manager import LeaseManager
 from meridian_broker.replication.progress.exchange import ProgressExchange
 from meridian_broker.replication.progress.messages import PROTOCOL_VERSION
+from meridian_broker.topics.compaction.compaction import Workshop
+from meridian_broker.topics.compaction.compactor import CompactionLimits
+from meridian_broker.topics.directory.schemas import SchemaRegistry
 from meridian_broker.topics.errors import NotAllowed, TopicError, TopicNotFound
+from meridian_broker.topics.lifecycle.labels import Labels
+from meridian_broker.topics.lifecycle.parts import BrokerParts, OtherRegions
+from meridian_broker.topics.lifecycle.unfinished import Unfinished
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.service.backfill_rounds import StoredEnds
 from meridian_broker.topics.service.cold_encoding import Cooling
 from meridian_broker.topics.service.exchange_host import ExchangeHost
 from meridian_broker.topics.service.leased_topics import SharedStreams
+from meridian_broker.topics.service.registry import TopicRegistry
 from meridian_broker.topics.service.service import TopicService
 from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.topics.topic import Topic
@@ -141,7 +149,8 @@ class SimBroker:
                 break
             except MetadataError:
                 await self.sleep(1)
-        self.service = TopicService(
+        limits = TopicLimits(failover_delay_seconds=0.2)
+        parts = BrokerParts(
             region=home.name,
             catalog=catalog,
             store=self.store,
@@ -149,27 +158,34 @@ class SimBroker:
             clock=clock,
             fence=fence,
             defaults=Rules(),
-            topic_limits=TopicLimits(failover_delay_seconds=0.2),
+            topic_limits=limits,
             log_limits=LogLimits(max_entries=world.ledger_entries, max_bytes=1 << 20, tail_bytes=4096),
             cache=CacheBudget(1 << 20),
             new_lock=Lock,
+            loading=nullcontext(),
+            schemas=SchemaRegistry(catalog, limits, self.scheduler.now_ms),
+            labels=Labels(self.store),
+            workshop=Workshop(self.store, fence, Lock(), CompactionLimits()),
+            unfinished=Unfinished(),
         )
-        leases = LeaseManager(SharedStreams(self.service), f"{home.name}#{fence}", self.mono_ms)
-        core = ProgressExchange(
-            ExchangeHost(self.service), leases=leases, ends=StoredEnds(self.service, self.service.missing)
-        )
+        registry = TopicRegistry(parts)
+        streams = SharedStreams(registry)
+        leases = LeaseManager(streams, f"{home.name}#{fence}", self.mono_ms)
+        streams.witness.bind(leases)
+        host, ends = ExchangeHost(registry), StoredEnds(registry)
+        core = ProgressExchange(host, leases=leases, ends=ends)
         self.exchange = ExchangeLinks(self, core)
         self.replication = ReplicationLinks(self)
-        self.service.exchange = self.service.missing.exchange = self.exchange
-        self.service.leasing = leases
-        self.service.replication = self.replication
+        regions = OtherRegions(exchange=self.exchange, leasing=leases, replication=self.replication)
+        self.service = TopicService(registry, regions, ends, self.exchange)
+        host.bind(self.service.opener)
         is_sure = True
         while True:
             try:
                 if not is_sure:  # the write may have happened; brokers that watch the store see it
                     await catalog.refresh()
                 await catalog.ensure_bootstrap({name: ClusterRecord("http", "", name) for name in world.names})
-                await self.service.make_topics()
+                await self.service.loading.make_topics()
                 break
             except MetadataError:
                 is_sure = False
@@ -182,7 +198,7 @@ class SimBroker:
 
     async def _load(self) -> None:
         try:
-            await self.service.load_all()
+            await self.service.loading.load_all()
         except MetadataError:
             return  # the next look retries
         except SomeFailed as some:
@@ -193,9 +209,9 @@ class SimBroker:
         while True:
             await self.sleep(1)
             await self._load()
-            self.service.follow_policies()
-            self.service.recall_missing()
-            cooling.look(self.service)
+            self.service.policies.follow()
+            self.service.missing.look()
+            cooling.look(self.service.topics)
 
     async def sleep(self, seconds: float) -> None:
         await self.world.loop.sleep(round(seconds * 1_000_000))
@@ -214,7 +230,7 @@ class SimBroker:
         """
         named = topic_name.parse(full_name(name))
         try:
-            return await self.service.topic(named, create=True)
+            return await self.service.opener.topic(named, create=True)
         except (NotAllowed, TopicNotFound) as error:
             if named.partition < 0:
                 raise

@@ -37,6 +37,7 @@ from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.dispatch.types import EXCLUSIVE, FAILOVER, KEY_SHARED, SHARED
 from meridian_broker.topics.errors import TopicError
 from meridian_broker.topics.publishing.producer import Producer
+from meridian_broker.topics.service import subscribing
 from meridian_broker.topics.subscriptions import administration
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import metadata
@@ -102,8 +103,8 @@ class ClientSteps(Teller):
             try:
                 opened = await broker.open_topic(topic)
                 self.world.model.creation_asked(broker.home, topic, name, initial, opened)
-                made = await broker.service.subscription(
-                    opened, name, durable=True, replicated=True, initial=initial, properties={}
+                made = await subscribing.subscription(
+                    broker.service.parts, opened, name, durable=True, replicated=True, initial=initial, properties={}
                 )
                 self.world.model.creation_seen(broker.home, topic, made)
             except (TopicError, LedgerError, MetadataError) as error:

@@ -92,7 +92,7 @@ class Confirming:
     def _counts_in(self, region: str, other: str, topic_name: str) -> bool:
         """Does it count the other among the topic's regions, as far as it was told?"""
         broker = self._world.regions[region].broker_of(topic_name)
-        return broker is None or other in broker.service.regions_of(topic_name)
+        return broker is None or other in broker.service.parts.regions_of(topic_name)
 
     @staticmethod
     def _incarnation(home: Region, topic_name: str) -> str:

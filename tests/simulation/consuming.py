@@ -16,6 +16,7 @@ from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.dispatch.types import SubscriptionType
+from meridian_broker.topics.service import subscribing
 from meridian_broker.topics.subscriptions.closing import leave
 from simulation.broker import REFUSALS
 from simulation.facts import rewinds_of, subscription_of
@@ -85,7 +86,8 @@ class ConsumerServer:
             topic = await broker.open_topic(client.topic)
             if client.subscription not in topic.subscriptions:
                 self._model.creation_asked(broker.home, client.topic, client.subscription, client.initial, topic)
-            subscription = await broker.service.subscription(
+            subscription = await subscribing.subscription(
+                broker.service.parts,
                 *(topic, client.subscription),
                 durable=True,
                 replicated=True,

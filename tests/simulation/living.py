@@ -18,6 +18,6 @@ async def live_in(broker: Broker, topic: str, regions: Iterable[str]) -> None:
     """From now on the region uses this list."""
     value: dict[str, Any] = dict.fromkeys(regions, True)
     name = topic_name.parse(full_name(topic))
-    await broker.service.catalog.topic_policies.set_policy(name, policy_table.REPLICATION, value)
-    await broker.service.catalog.refresh()  # here nothing watches the store, as brokers do
-    broker.service.follow_policies()
+    await broker.service.parts.catalog.topic_policies.set_policy(name, policy_table.REPLICATION, value)
+    await broker.service.parts.catalog.refresh()  # here nothing watches the store, as brokers do
+    broker.service.policies.follow()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.topics.errors import TopicError
+from meridian_broker.topics.service import creation, partition_growth
 from meridian_broker.wire.pulsar import topic_name
 from simulation.names import full_name, number_of
 from simulation.teller import Teller
@@ -29,11 +30,14 @@ class PartitionSteps(Teller):
     def do_partitions(self, region: str, topic: str, count: str) -> None:
         self.world.partitions.names.add(topic)
         name, number = topic_name.parse(full_name(topic)), int(count)
-        self._ask_for(region, topic, number, lambda broker: broker.service.create_partitioned(name, number, {}))
+        self._ask_for(
+            *(region, topic, number),
+            lambda broker: creation.create_partitioned(broker.service.opener, name, number, {}),
+        )
 
     def do_grow(self, region: str, topic: str, count: str) -> None:
         name, number = topic_name.parse(full_name(topic)), int(count)
-        self._ask_for(region, topic, number, lambda broker: broker.service.grow(name, number))
+        self._ask_for(region, topic, number, lambda broker: partition_growth.grow(broker.service.opener, name, number))
 
     def _ask_for(self, region: str, topic: str, count: int, ask: Callable[[SimBroker], Awaitable[None]]) -> None:
         broker, counts = self._broker(region), self.world.partitions

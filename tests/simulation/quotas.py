@@ -64,9 +64,9 @@ class QuotaWatch:
             size, seconds = (-1, int(limit[:-1])) if is_age else (int(limit), -1)
             value = {AGE if is_age else SIZE: BacklogQuota(size, seconds, POLICIES[policy]).to_json()}
         self._changed(str(name))
-        await broker.service.catalog.topic_policies.set_policy(name, policy_table.BACKLOG_QUOTAS, value)
-        await broker.service.catalog.refresh()  # here nothing watches the store, as brokers do
-        broker.service.follow_policies()
+        await broker.service.parts.catalog.topic_policies.set_policy(name, policy_table.BACKLOG_QUOTAS, value)
+        await broker.service.parts.catalog.refresh()  # here nothing watches the store, as brokers do
+        broker.service.policies.follow()
         self._changed(str(name))
         if (found := broker.topic(topic)) is not None:
             await self.look(found)

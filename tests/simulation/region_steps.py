@@ -84,7 +84,7 @@ class RegionSteps(Teller):
     async def _delete(self, broker: SimBroker, topic: str) -> None:
         """As ``admin.topics`` does it, forced."""
         name = topic_name.parse(full_name(topic))
-        others = broker.service.regions_of(str(name)) - {broker.region}
+        others = broker.service.parts.regions_of(str(name)) - {broker.region}
         self.world.trouble()
 
         def tell(stamp: Stamp) -> None:
@@ -99,7 +99,7 @@ class RegionSteps(Teller):
 
         try:
             with self._deleting(broker, topic):
-                await removal.delete(broker.service, name, force=True, begun=tell)
+                await removal.delete(broker.service.opener, name, force=True, begun=tell)
         except (TopicError, LedgerError, MetadataError, NotFound) as error:
             self.say(f"refused: {error}")
 
@@ -107,7 +107,7 @@ class RegionSteps(Teller):
         is_partitioned = topic in self.world.partitions.names
         with self._deleting(broker, topic):
             await removal.delete_as_elsewhere(
-                broker.service, topic_name.parse(full_name(topic)), stamp, partitioned=is_partitioned
+                broker.service.opener, topic_name.parse(full_name(topic)), stamp, partitioned=is_partitioned
             )
 
     @contextlib.contextmanager
@@ -159,7 +159,7 @@ class RegionSteps(Teller):
         broker = self._broker(region)
         if broker is None:
             return
-        shown = " ".join(sorted(broker.service.regions_of(full_name(topic))))
+        shown = " ".join(sorted(broker.service.parts.regions_of(full_name(topic))))
         opened = broker.topic(topic)
         if opened is not None and opened.recall is not None:
             state = opened.recall.joining.readiness()

@@ -15,7 +15,7 @@ from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import Stamp
 from meridian_broker.topics.errors import TopicError
-from meridian_broker.topics.service import incarnations, kinds
+from meridian_broker.topics.service import creation, incarnations, kinds, partition_growth
 from meridian_broker.wire.pulsar import topic_name
 from simulation.loop import Future, Lock
 from yarl import URL
@@ -76,20 +76,20 @@ async def _do(service: TopicService, method: str, asked: URL, number: int | None
     path = unquote(asked.path).removeprefix("/admin/v2/persistent/").removesuffix("/partitions")
     name, known = topic_name.parse(f"persistent://{path}"), asked.query["incarnation"]
     if method == "GET":
-        if order := await incarnations.compare_base(service, name, known):
+        if order := await incarnations.compare_base(service.opener, name, known):
             return DELETED_LATER if order > 0 else 404, "another deletion"
-        return 200, json.dumps({"partitions": await service.partitions(name, create=False)})
+        return 200, json.dumps({"partitions": await creation.partitions(service.opener, name, create=False)})
     assert number is not None
-    if await incarnations.follow_base(service, name, known) is not None:
+    if await incarnations.follow_base(service.opener, name, known) is not None:
         return DELETED_LATER, "it was deleted later"
     if method == "POST":
-        if number < (await service.catalog.partitioned.get(name)).partitions:
+        if number < (await service.parts.catalog.partitioned.get(name)).partitions:
             return FEWER, "it has more"
-        await service.grow(name, number, known)
+        await partition_growth.grow(service.opener, name, number, known)
         return 204, ""
     created = asked.query.get("created")  # brokers of earlier versions do not know when they made it
     if created is None:
-        await service.create_partitioned(name, number, {})
+        await creation.create_partitioned(service.opener, name, number, {})
     else:
-        await kinds.create_as_told(service, name, number, {}, Stamp.parse(created), known)
+        await kinds.create_as_told(service.opener, name, number, {}, Stamp.parse(created), known)
     return 204, ""

@@ -21,7 +21,7 @@ from meridian_broker.replication.entries.source import ReplicationSource, last_o
 from meridian_broker.topics.backfill.questions import Feed, Found, NotWanted, PeerAway, Want
 from meridian_broker.topics.errors import NotAllowed, OtherKind, TopicError, TopicFenced
 from meridian_broker.topics.publishing.producer import Producer
-from meridian_broker.topics.service import incarnations
+from meridian_broker.topics.service import answering, incarnations
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import topic_name
@@ -84,7 +84,7 @@ class ReplicationLinks:
 
         async def answer() -> None:
             try:
-                found = await target.service.answer(broker.region, want)
+                found = await answering.answer(target.service.opener, broker.region, want)
             except NotAllowed as error:
                 refusal = NotWanted(f"{region}: {error}")
                 connection.send(1, lambda: answered.fail(refusal))
@@ -323,13 +323,13 @@ class ReplicationServer:
         run, source = self._run, self._run.source
         try:
             told = await incarnations.differing(
-                self._broker.service, topic_name.parse(source.name), run.core.incarnation
+                self._broker.service.opener, topic_name.parse(source.name), run.core.incarnation
             )
             if told is not None:
                 other = RemotePlace(EARLIEST, told.incarnation, told)
                 self._connection.send(1, lambda: opened.settle(other))
                 return
-            topic = await self._broker.service.topic(
+            topic = await self._broker.service.opener.topic(
                 topic_name.parse(source.name), create=True, incarnation=run.core.incarnation
             )
             if topic.recall is not None:

@@ -41,7 +41,7 @@ from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import Cause
 from meridian_broker.topics.cursors import drops
 from meridian_broker.topics.errors import TopicError
-from meridian_broker.topics.service import rounds
+from meridian_broker.topics.service import closing, rounds
 from simulation.broker import SimRegion, raise_bugs
 from simulation.teller import Teller
 
@@ -98,7 +98,7 @@ class TroubleSteps(Teller):
 
         async def work() -> None:
             try:
-                await broker.service.close()
+                await closing.close(broker.service.opener)
                 stopped()
             except (LedgerError, MetadataError) as error:
                 self.say(f"{region}: {error}")

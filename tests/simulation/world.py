@@ -220,7 +220,7 @@ class World:
             broker = region.broker
             if broker is not None and broker.alive:
                 broker.store.repair()
-                if broker.ready and broker.service.closing:
+                if broker.ready and broker.service.registry.closing:
                     self.crash(region.name)
             if region.name not in self.gone:
                 region.start()

@@ -35,7 +35,7 @@ def service(*sizes: int) -> tuple[Any, list[Watched]]:
         )
         for number, progress in enumerate(made)
     }
-    return SimpleNamespace(topics=topics), [one for progress in made for one in progress]
+    return topics, [one for progress in made for one in progress]
 
 
 @pytest.mark.parametrize("sizes", [(1,), (3, 0, 1), (2,) * (ROUND_SECONDS + 7), (VISITS // 2 + 1,) * 5, (7,) * 20_000])

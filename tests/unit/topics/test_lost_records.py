@@ -19,8 +19,8 @@ from meridian_broker.topics.journal.progress_log import Kind
 from meridian_broker.topics.journal.subscription_record import SubscriptionRecord, encode_record
 from meridian_broker.topics.lifecycle import replay
 from meridian_broker.topics.service.leased_topics import SharedStreams
+from meridian_broker.topics.service.registry import TopicRegistry
 from meridian_broker.topics.service.removal import expire_subscriptions
-from meridian_broker.topics.service.service import TopicService
 from meridian_broker.topics.subscriptions.damaged_records import DOUBT_MS
 from meridian_broker.topics.subscriptions.subscription import Subscription
 from simulation.story import Story
@@ -200,9 +200,7 @@ async def test_one_that_was_made_again_does_not_expire_while_other_regions_may_u
         asked.append(name)
         return "the other region does not answer"
 
-    await expire_subscriptions(
-        cast("TopicService", SimpleNamespace(topics={"t": one.topic}, used_elsewhere=cannot_say))
-    )
+    await expire_subscriptions(cast("TopicRegistry", SimpleNamespace(topics={"t": one.topic})), cannot_say)
     assert (asked, list(one.topic.subscriptions)) == (["s"], ["s"])
 
 

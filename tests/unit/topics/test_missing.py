@@ -18,7 +18,14 @@ from meridian_broker.replication.progress import exchange, high_watermarks, topi
 from meridian_broker.replication.progress.high_watermarks import ROUND_MS, TOPICS
 from meridian_broker.replication.progress.messages import SUMMARY_VERSION, Digest, State
 from meridian_broker.topics.backfill.backfill import Due
-from meridian_broker.topics.service.backfill_rounds import LOOKS, POLLS, POLLS_BESIDE, STARTS, Missing
+from meridian_broker.topics.service.backfill_rounds import (
+    LOOKS,
+    POLLS,
+    POLLS_BESIDE,
+    STARTS,
+    Missing,
+    StoredEnds,
+)
 from support.worlds.exchange_world import ExchangeWorld
 
 
@@ -61,13 +68,19 @@ class Exchange:
         self.compared.append(set(origins))
 
 
+def rounds_of(broker: Any, exchange: Exchange | None = None) -> tuple[Missing, StoredEnds]:
+    """The rounds over these topics, and what the exchange finds that others have more of."""
+    ends = StoredEnds(broker)
+    return Missing(broker, ends, exchange or Exchange()), ends
+
+
 @pytest.mark.parametrize("count", [1, 50, POLLS, POLLS + 1, 3 * POLLS, LOOKS, 2 * LOOKS + 7])
 def test_polls_are_bounded_and_everybody_has_a_turn(count: int) -> None:
     broker, asking = service(POLL=count)
-    missing, before = Missing(), 0
+    (missing, _), before = rounds_of(broker), 0
     rounds = -(-count // POLLS)
     for _ in range(2 * rounds + 1):
-        missing.look(broker)
+        missing.look()
         now = sum(one.asked for one in asking)
         assert now - before <= POLLS
         before = now
@@ -76,53 +89,53 @@ def test_polls_are_bounded_and_everybody_has_a_turn(count: int) -> None:
 
 def test_what_is_missing_does_not_wait_for_polls() -> None:
     broker, asking = service(POLL=3 * POLLS, NOW=50, NOT=50)
-    Missing().look(broker)
+    rounds_of(broker)[0].look()
     assert all(one.asked == 1 for one in asking if one._due is Due.NOW)
     assert all(one.asked == 0 for one in asking if one._due is Due.NOT)
 
 
 def test_a_few_topics_are_looked_at_each_time() -> None:
     broker, asking = service(POLL=3, NOT=3)
-    missing = Missing()
+    missing, _ = rounds_of(broker)
     for _ in range(4):
-        missing.look(broker)
+        missing.look()
     assert [one.looks for one in asking] == [4] * 6
 
 
 @pytest.mark.parametrize(("able", "polls"), [((), POLLS), (("us",), POLLS), (("eu",), POLLS_BESIDE)])
 def test_polls_are_few_where_ends_are_compared(able: tuple[str, ...], polls: int) -> None:
     broker, asking = service(POLL=3 * POLLS, NOT=5)
-    missing = Missing()
-    missing.exchange = compared = Exchange(*able)
-    missing.look(broker)  # nobody was looked at before
+    compared = Exchange(*able)
+    missing, _ = rounds_of(broker, compared)
+    missing.look()  # nobody was looked at before
     before = sum(one.asked for one in asking)
-    missing.look(broker)
+    missing.look()
     assert sum(one.asked for one in asking) - before == polls
     assert compared.compared[-1] == {"us"}
 
 
 def test_what_is_absent_no_more_is_not_compared_for_ever() -> None:
     broker, asking = service(POLL=5)
-    missing = Missing()
-    missing.exchange = compared = Exchange("eu")
-    missing.look(broker)
+    compared = Exchange("eu")
+    missing, _ = rounds_of(broker, compared)
+    missing.look()
     for one in asking:
         one._due = Due.NOT
     for _ in range(3):
-        missing.look(broker)
+        missing.look()
     assert compared.compared == [{"us"}, {"us"}, set(), set()]
 
 
 def test_topics_of_which_others_have_more_ask_in_turn() -> None:
     broker, asking = service(NOT=2 * STARTS + 5)
-    missing = Missing()
+    missing, ends = rounds_of(broker)
     for name in (*broker.topics, "gone"):
-        missing.found(name)
-        missing.found(name)
-    missing.look(broker)
+        ends.more_elsewhere(name)
+        ends.more_elsewhere(name)
+    missing.look()
     assert sum(one.asked for one in asking) == STARTS
     for _ in range(2):
-        missing.look(broker)
+        missing.look()
     assert all(one.asked == 1 for one in asking)
 
 

@@ -75,13 +75,20 @@ from meridian_broker.server.regions_file import listed_regions
 from meridian_broker.server.settings import Settings
 from meridian_broker.server.settings_backlog import BacklogSettings
 from meridian_broker.server.waiting import StartFailed, once_there
+from meridian_broker.topics.compaction.compaction import Workshop
 from meridian_broker.topics.compaction.compactor import CompactionLimits
+from meridian_broker.topics.directory.schemas import SchemaRegistry
+from meridian_broker.topics.lifecycle.labels import Labels
+from meridian_broker.topics.lifecycle.parts import BrokerParts, OtherRegions
+from meridian_broker.topics.lifecycle.unfinished import Unfinished
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.policies import UNLIMITED
 from meridian_broker.topics.retention import backlog_quotas
+from meridian_broker.topics.service import closing
 from meridian_broker.topics.service.backfill_rounds import StoredEnds
 from meridian_broker.topics.service.exchange_host import ExchangeHost
 from meridian_broker.topics.service.leased_topics import SharedStreams
+from meridian_broker.topics.service.registry import TopicRegistry
 from meridian_broker.topics.service.service import TopicService
 from meridian_broker.wire.peer_proof import NONCE_BYTES
 from meridian_broker.wire.peer_requests import Guard
@@ -145,7 +152,7 @@ async def _run(settings: Settings, files: Callable[[Path], FilePort] | None, ear
         gc.collect()
         gc.freeze()  # long-lived objects: collections need not visit them again
         gc.set_threshold(*GC_THRESHOLD)
-        await served(process.catalog, BROKER_ID, process.service.fence, stop)
+        await served(process.catalog, BROKER_ID, process.service.parts.fence, stop)
         log.info("draining")
         await process.drain()
     log.info("stopped")
@@ -257,12 +264,12 @@ class BrokerProcess:
         await process._build(fence, stack)
         await process._open_listeners(stack)
         await process._bootstrap()
-        await process.service.make_topics()
+        await process.service.loading.make_topics()
         await process.behind.open()
         await process.listeners.serve()
         process.speak_with_regions()
         await process.exchange.first_contact(CONTACT_SECONDS)
-        process.chores.start()
+        process.chores.start(partial(used_elsewhere, process.admin))
         process.admin.ready = True
         process.gateway.admit()
         return process
@@ -271,10 +278,11 @@ class BrokerProcess:
         settings = self.settings
         topics, storage, replication = settings.topics, settings.storage, settings.replication
         limits = settings.limits
+        limits_of_topics = _topic_limits(settings)
         everybody = Rate(
             limits.broker_publisher_throttling_max_message_rate, limits.broker_publisher_throttling_max_byte_rate
         )
-        self.service = TopicService(
+        parts = BrokerParts(
             region=self.region,
             catalog=self.catalog,
             store=self.held,
@@ -283,22 +291,7 @@ class BrokerProcess:
             fence=fence,
             defaults=_defaults(settings),
             backlog_quotas=settings.backlog.backlog_quota_check_enabled,
-            compaction_limits=CompactionLimits(
-                bytes_per_second=storage.compaction_rate_in_mb_per_second << 20,
-                keep_keyless=storage.topic_compaction_retain_null_key,
-            ),
-            topic_limits=TopicLimits(
-                message_bytes=settings.network.max_message_size,
-                schema_bytes=topics.max_schema_bytes_per_topic,
-                schema_bytes_in_namespace=topics.max_schema_bytes_per_namespace,
-                new_schemas_per_minute=topics.max_new_schemas_per_minute,
-                dedup_producers=topics.broker_deduplication_max_number_of_producers,
-                dedup_entries=topics.broker_deduplication_entries_interval,
-                dedup_idle_minutes=topics.broker_deduplication_producer_inactivity_timeout_minutes,
-                entries_held_minutes=topics.entries_held_for_regions_minutes,
-                closed_seconds=topics.forced_unsubscribe_closed_seconds,
-                failover_delay_seconds=topics.active_consumer_failover_delay_time_millis / 1000,
-            ),
+            topic_limits=limits_of_topics,
             log_limits=LogLimits(
                 max_entries=storage.managed_ledger_max_entries_per_ledger,
                 max_bytes=storage.managed_ledger_max_size_per_ledger_mbytes << 20,
@@ -307,7 +300,12 @@ class BrokerProcess:
             new_lock=asyncio.Lock,
             loading=asyncio.Semaphore(limits.max_concurrent_topic_load_request),
             publishing=Throttle(everybody, self.scheduler.now_ms()) if everybody.is_limited else None,
+            schemas=SchemaRegistry(self.catalog, limits_of_topics, self.scheduler.now_ms),
+            labels=Labels(self.held),
+            workshop=Workshop(self.held, fence, asyncio.Lock(), _compaction_limits(settings)),
+            unfinished=Unfinished(),
         )
+        registry = TopicRegistry(parts)
         identity = PeerIdentity(self.region, lambda: self.keys.peer_secrets, os.urandom)
         options = peer_options(identity, ClientOptions(tls=self._client_tls))
         self.calls = RegionCalls(identity, self._resolve, self._client_tls, self.scheduler.monotonic_ms)
@@ -321,19 +319,20 @@ class BrokerProcess:
             now_ms=self.scheduler.now_ms,
             queue_size=replication.replication_producer_queue_size,
         )
-        streams = SharedStreams(self.service)
+        streams = SharedStreams(registry)
         stack.push_async_callback(streams.witness.close)
-        shares = LeaseManager(
+        self.leases = LeaseManager(
             streams,
             f"{self.region}#{fence}",
             self.scheduler.monotonic_ms,  # counts suspended time: a lease lasts no longer here than elsewhere (R26)
             LeaseTimes(duration=replication.dispatch_lease_seconds * 1000),
         )
-        self.host = host = ExchangeHost(self.service)
+        streams.witness.bind(self.leases)
+        self.host, ends = ExchangeHost(registry), StoredEnds(registry)
         core = ProgressExchange(
-            host,
-            leases=shares,
-            ends=StoredEnds(self.service, self.service.missing),
+            self.host,
+            leases=self.leases,
+            ends=ends,
             coalesce_ms=replication.progress_coalesce_millis,
             digest_interval_ms=replication.digest_interval_seconds * 1000,
             barrier_ms=replication.barrier_timeout_millis,
@@ -341,10 +340,10 @@ class BrokerProcess:
         self.exchange = ExchangeShell(
             core, self._resolve, options, jitter, self.scheduler.monotonic_ms, self.runner.nudge
         )
-        self.service.exchange = self.service.missing.exchange = self.exchange
-        self.service.leasing = self.leases = shares
-        self.service.before = self.behind = BehindRecord(self.catalog, BROKER_ID, self.exchange, self.scheduler.now_ms)
-        self.service.replication = self.runner
+        self.behind = BehindRecord(self.catalog, BROKER_ID, self.exchange, self.scheduler.now_ms)
+        regions = OtherRegions(exchange=self.exchange, leasing=self.leases, replication=self.runner, before=self.behind)
+        self.service = TopicService(registry, regions, ends, self.exchange)
+        self.host.bind(self.service.opener)
         self.gateway = Broker(
             region=self.region,
             service=self.service,
@@ -400,7 +399,6 @@ class BrokerProcess:
             guard=Guard(self.region, os.urandom(NONCE_BYTES), lambda: self.keys.peer_secrets),
         )
         self.gateway.objections = partial(objections, self.admin)
-        self.service.used_elsewhere = partial(used_elsewhere, self.admin)
         await self.listeners.open(self.gateway, self.admin, stack)
 
     async def _bootstrap(self) -> None:
@@ -445,7 +443,7 @@ class BrokerProcess:
 
     def _producer_name(self) -> str:
         self._names += 1
-        return f"{self.region}-{self.service.fence}-{self._names}"
+        return f"{self.region}-{self.service.parts.fence}-{self._names}"
 
     async def drain(self) -> None:
         """Hand everything over in good order."""
@@ -455,10 +453,10 @@ class BrokerProcess:
         try:
             async with asyncio.timeout(limit):
                 await settled(self.service, self.gateway)
-                await self.service.send_consumers_away()
+                await closing.send_consumers_away(self.service.registry)
                 await self._confirmed()
                 self.leases.release_unwanted()  # other regions take over dispatch at once (R26)
-                await self.service.close()
+                await closing.close(self.service.opener)
         except TimeoutError:
             log.warning(
                 "draining took longer than %.0f s; durable messages are safe, clients send the rest again", limit
@@ -474,6 +472,30 @@ class BrokerProcess:
 
         shared = [(topic, name) for topic in self.host.replicated_topics() for name in self.host.replicated_in(topic)]
         await asyncio.gather(*(flush(topic, name) for topic, name in shared))
+
+
+def _topic_limits(settings: Settings) -> TopicLimits:
+    topics = settings.topics
+    return TopicLimits(
+        message_bytes=settings.network.max_message_size,
+        schema_bytes=topics.max_schema_bytes_per_topic,
+        schema_bytes_in_namespace=topics.max_schema_bytes_per_namespace,
+        new_schemas_per_minute=topics.max_new_schemas_per_minute,
+        dedup_producers=topics.broker_deduplication_max_number_of_producers,
+        dedup_entries=topics.broker_deduplication_entries_interval,
+        dedup_idle_minutes=topics.broker_deduplication_producer_inactivity_timeout_minutes,
+        entries_held_minutes=topics.entries_held_for_regions_minutes,
+        closed_seconds=topics.forced_unsubscribe_closed_seconds,
+        failover_delay_seconds=topics.active_consumer_failover_delay_time_millis / 1000,
+    )
+
+
+def _compaction_limits(settings: Settings) -> CompactionLimits:
+    storage = settings.storage
+    return CompactionLimits(
+        bytes_per_second=storage.compaction_rate_in_mb_per_second << 20,
+        keep_keyless=storage.topic_compaction_retain_null_key,
+    )
 
 
 def _defaults(settings: Settings) -> Rules:

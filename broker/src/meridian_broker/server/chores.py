@@ -54,7 +54,7 @@ class Chores:
         """How each kind of work is doing, as of now."""
         return [work.state() for work in self._works]
 
-    def start(self) -> None:
+    def start(self, used_elsewhere: removal.UsedElsewhere) -> None:
         """Begin all of it. It ends when the scheduler is closed."""
         service = self.service
         storage, removing = self.settings.storage, self.settings.removal
@@ -62,13 +62,13 @@ class Chores:
 
         async def follow_policies() -> None:
             self.speak_with_regions()
-            service.follow_policies()
+            service.policies.follow()
 
         async def recall_missing() -> None:
-            service.recall_missing()
+            service.missing.look()
 
         async def cool() -> None:
-            cooling.look(service)
+            cooling.look(service.topics)
 
         async def end_expired() -> None:
             self.gateway.expiries.look(self.scheduler.now_ms() // 1000)
@@ -83,7 +83,7 @@ class Chores:
             await rounds.trim_all(service)
 
         self._begin(
-            *("open the topics on record", service.load_all, OPEN_SECONDS),
+            *("open the topics on record", service.loading.load_all, OPEN_SECONDS),
             "topics that are not open do not replicate until a client asks for them",
             at_once=True,
         )
@@ -115,12 +115,12 @@ class Chores:
             "backlogs grow beyond their quotas",
         )
         self._begin(
-            *("remove unused topics", lambda: removal.remove_unused(service)),
+            *("remove unused topics", lambda: removal.remove_unused(service.opener)),
             removing.broker_delete_inactive_topics_frequency_seconds,
             "unused topics stay",
         )
         self._begin(
-            *("expire unused subscriptions", lambda: removal.expire_subscriptions(service)),
+            *("expire unused subscriptions", lambda: removal.expire_subscriptions(service.registry, used_elsewhere)),
             removing.subscription_expiry_check_interval_in_minutes * 60,
             "unused subscriptions hold back space",
         )

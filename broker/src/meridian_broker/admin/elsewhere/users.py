@@ -32,7 +32,7 @@ async def used_elsewhere(admin: AdminState, topic: str, subscription: str, withi
 
 async def _reasons(admin: AdminState, topic: str, subscription: str, count: Callable[[Mapping[str, Any]], int]) -> str:
     path = f"/meridian/v1/subscriptions/{in_path(topic)}/{quote(subscription, safe='')}/status"
-    others = sorted(admin.service.regions_of(topic) - {admin.region})
+    others = sorted(admin.service.parts.regions_of(topic) - {admin.region})
     said = await asyncio.gather(*(_asked(admin, region, path, count, "consumers") for region in others))
     return "; ".join(one for one in said if one)
 

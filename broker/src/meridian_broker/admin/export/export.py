@@ -171,7 +171,7 @@ class Exports:
         """One topic, durable as copied; None when it is gone."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                topic = await self._state.service.topic(topic_name.parse(name), create=False)
+                topic = await self._state.service.opener.topic(topic_name.parse(name), create=False)
                 captured = capture_topic(self._state, topic)
                 self._state.held.hold(captured.ledgers)
                 held += captured.ledgers

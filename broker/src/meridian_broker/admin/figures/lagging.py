@@ -52,7 +52,7 @@ def is_in_step(found: Iterable[PeerStatus]) -> bool:
 
 def peer_json(admin: AdminState, peer: PeerStatus) -> Json:
     """One region's standing. Times are milliseconds since 1970."""
-    now = admin.service.scheduler.now_ms()
+    now = admin.service.parts.scheduler.now_ms()
 
     def at(ago: int | None) -> int | None:
         return None if ago is None else now - ago
@@ -80,7 +80,7 @@ def sentence(admin: AdminState, peer: PeerStatus) -> str:
         return ""
     since = " since this broker started"
     if peer.for_ms is not None:
-        began = (admin.service.scheduler.now_ms() - peer.for_ms) / 1000
+        began = (admin.service.parts.scheduler.now_ms() - peer.for_ms) / 1000
         since = f" since {datetime.fromtimestamp(began, UTC).isoformat(timespec='seconds')}"
     link = admin.exchange.links.status().get(peer.region)
     problem = "" if link is None or link.connected or not link.problem else f": {link.problem}"

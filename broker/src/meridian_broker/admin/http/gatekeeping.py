@@ -91,7 +91,7 @@ async def _admit(request: web.Request, header: str) -> web.Response | None:
     :raises Refused: it proves nothing, or brokers of other regions do not ask for that.
     """
     state = request.app[STATE]
-    now_ms = state.service.scheduler.monotonic_ms()
+    now_ms = state.service.parts.scheduler.monotonic_ms()
     try:
         if request.transport is None:
             raise NotProven("the connection is gone")
@@ -101,7 +101,7 @@ async def _admit(request: web.Request, header: str) -> web.Response | None:
             challenge = state.guard.challenge(asked, binding, now_ms)
             return web.json_response({"reason": "prove it"}, status=401, headers={"WWW-Authenticate": challenge})
         call = Call(request.method, request.raw_path, await read_body(request, LARGE_BODY_BYTES))
-        request[ADMITTED] = state.guard.admit(asked, call, binding, state.service.scheduler.monotonic_ms())
+        request[ADMITTED] = state.guard.admit(asked, call, binding, state.service.parts.scheduler.monotonic_ms())
     except (NotProven, ssl.SSLError) as error:
         raise Refused(401, str(error)) from None
     parameter = request.app[PEER_CALLS].get(request.match_info.handler)

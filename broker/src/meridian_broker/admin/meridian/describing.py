@@ -117,10 +117,10 @@ async def describe(request: web.Request) -> web.Response:
     asked = _asked(await body(request, limit=LARGE_BODY_BYTES))
     admin, remembered = state(request), request.app[REMEMBERS]
     clusters = sorted(await admin.catalog.clusters.names())
-    until = admin.service.scheduler.monotonic_ms() + DESCRIBE_MS
+    until = admin.service.parts.scheduler.monotonic_ms() + DESCRIBE_MS
     described: list[Json] = []
     for text, subscriptions in asked:
-        if described and admin.service.scheduler.monotonic_ms() >= until:
+        if described and admin.service.parts.scheduler.monotonic_ms() >= until:
             break
         described.append({"topic": text, **await _described(admin, remembered, text, subscriptions)})
         await asyncio.sleep(0)
@@ -161,7 +161,7 @@ async def _described(admin: AdminState, remembered: Remembered, text: str, subsc
 async def _topic(admin: AdminState, remembered: Remembered, name: TopicName, subscriptions: list[str]) -> Json:
     partitions = 0 if str(name) in admin.service.topics else await remembered.partitions(name)
     names = [name.with_partition(index) for index in range(partitions)] or [name]
-    topics = [await admin.service.topic(one, create=False) for one in names]
+    topics = [await admin.service.opener.topic(one, create=False) for one in names]
     return {
         "namespace": True,
         "exists": True,

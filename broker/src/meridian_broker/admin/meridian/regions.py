@@ -18,7 +18,7 @@ SHOWN: Final = 100
 async def regions(request: web.Request) -> web.Response:
     """Every region, its addresses, and how the links to it are."""
     admin = state(request)
-    now, apart = admin.service.scheduler.now_ms(), admin.exchange.apart()
+    now, apart = admin.service.parts.scheduler.now_ms(), admin.exchange.apart()
     listed = [_region(admin, name, apart.get(name, {})) for name in sorted(admin.catalog.known_clusters())]
     return answer({"region": admin.region, "clock_ms": now, "regions": listed})
 
@@ -54,7 +54,7 @@ def _not_ready(admin: AdminState) -> dict[str, str]:
 
 def _not_open(admin: AdminState) -> dict[str, Any]:
     """Recorded topics that are not open: the state of their subscriptions is not known yet."""
-    unopened = admin.service.unopened()
+    unopened = admin.service.registry.unopened()
     if unopened is None:
         return {"topics": None, "first": []}
     return {"topics": len(unopened), "first": sorted(unopened)[:SHOWN]}

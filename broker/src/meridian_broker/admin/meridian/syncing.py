@@ -57,7 +57,7 @@ async def _status_here(request: web.Request) -> dict[str, Any]:
 async def _status_everywhere(request: web.Request) -> dict[str, Any]:
     admin = state(request)
     await named(request)  # if it does not exist, answer that before asking other regions
-    others = sorted(admin.service.regions_of(str(topic_of(request))) - {admin.region})
+    others = sorted(admin.service.parts.regions_of(str(topic_of(request))) - {admin.region})
     said = await asyncio.gather(*(_status_of(admin, region, request.rel_url.raw_path) for region in others))
     here = await _status_here(request)  # last: the lag grows while this waits for a region that does not answer
     regions = {admin.region: here} | dict(zip(others, said, strict=True))

@@ -68,7 +68,7 @@ async def mode(request: web.Request) -> web.Response:
         )
     admin, source = state(request), given.get("from")
     found = await named(request)
-    regions = admin.service.regions_of(str(topic_of(request)))
+    regions = admin.service.parts.regions_of(str(topic_of(request)))
     if source is not None and (not wanted or source not in regions):
         raise Invalid(f'"from" is one of {", ".join(sorted(regions))}, when replication is switched on')
     if wanted and len(regions) < 2:

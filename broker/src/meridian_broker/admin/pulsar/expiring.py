@@ -96,7 +96,7 @@ async def _drop_old(subscriptions: list[Subscription], seconds: int) -> None:
 async def _elsewhere(request: web.Request, topic: TopicContext) -> None:
     if flag(request, ALL_REGIONS):
         admin = state(request)
-        others = admin.service.regions_of(topic.name) - {admin.region}
+        others = admin.service.parts.regions_of(topic.name) - {admin.region}
         await ask_all(admin, others, request.method, request.rel_url.raw_path)
 
 
@@ -106,7 +106,7 @@ async def _id_elsewhere(request: web.Request, topic: TopicContext, place: Positi
     path = in_path(topic.name)
     name = quote(part(request, "subscription"), safe="")
     problems = []
-    for region in sorted(admin.service.regions_of(topic.name) - {admin.region}):
+    for region in sorted(admin.service.parts.regions_of(topic.name) - {admin.region}):
         there = {"ledgerId": place.ledger, "entryId": place.entry}
         try:
             if place not in (EARLIEST, LATEST):

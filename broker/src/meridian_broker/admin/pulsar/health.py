@@ -87,7 +87,7 @@ async def inside(request: web.Request) -> web.Response:
 
 async def _troubled(admin: AdminState) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """What is wrong with topics that are open: see the three functions below."""
-    now_ms = admin.service.scheduler.monotonic_ms()
+    now_ms = admin.service.parts.scheduler.monotonic_ms()
     gaps: dict[str, list[Gap]] = {}
     losses: dict[str, list[Loss]] = {}
     runs: list[tuple[str, Run]] = []
@@ -144,8 +144,8 @@ def _unread_subscriptions(runs: Sequence[tuple[str, Run]], now_ms: int) -> dict[
 
 def _failing_topics(admin: AdminState) -> dict[str, Any]:
     """Topics that fail soon after they are opened, and stay closed for a while each time."""
-    now_ms = admin.service.scheduler.monotonic_ms()
-    runs = admin.service.failing.all(now_ms)
+    now_ms = admin.service.parts.scheduler.monotonic_ms()
+    runs = admin.service.opener.failing.all(now_ms)
     first = [
         {
             "topic": run.name,

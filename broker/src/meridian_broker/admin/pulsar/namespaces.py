@@ -27,6 +27,7 @@ from meridian_broker.metadata import policies
 from meridian_broker.metadata.errors import NotFound
 from meridian_broker.metadata.policies import NamespaceRecord
 from meridian_broker.topics.errors import TopicNotFound
+from meridian_broker.topics.service import closing, removal
 from meridian_broker.topics.subscriptions.administration import remove_subscriptions, skip
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar import topic_name
@@ -66,10 +67,10 @@ async def delete_namespace(admin: AdminState, name: str, *, force: bool) -> None
     await catalog.namespaces.get(name)
     if force:
         parted = [*await catalog.partitioned.names(name), *await catalog.partitioned.names(name, NON_PERSISTENT)]
-        plain = [topic_name.parse(one) for one in admin.service.non_persistent.names(name)]
+        plain = [topic_name.parse(one) for one in admin.service.registry.non_persistent.names(name)]
         for topic in [*parted, *plain, *await catalog.topics.names(name)]:
             try:
-                await admin.service.delete_topic(topic, force=True)
+                await removal.delete(admin.service.opener, topic, force=True)
             except (NotFound, TopicNotFound):
                 continue  # a partition was deleted with its topic
     await catalog.namespaces.delete(name)
@@ -127,15 +128,17 @@ async def get_topics(request: web.Request) -> web.Response:
     await _record(request)
     mode = request.query.get("mode", "PERSISTENT").upper()
     namespace, service = namespace_of(request), state(request).service
-    names = [] if mode == "NON_PERSISTENT" else await service.topic_names(namespace)
-    return await answer_names(names if mode == "PERSISTENT" else names + service.non_persistent.names(namespace))
+    names = [] if mode == "NON_PERSISTENT" else await service.registry.names(namespace)
+    return await answer_names(
+        names if mode == "PERSISTENT" else names + service.registry.non_persistent.names(namespace)
+    )
 
 
 async def unload(request: web.Request) -> web.Response:
     """Close all topics of the namespace; each is opened again when it is needed."""
     for topic in await _open_topics(request):
         try:
-            await state(request).service.unload(topic_name.parse(topic.name))
+            await closing.unload(state(request).service.opener, topic_name.parse(topic.name))
         except TopicNotFound:
             continue  # deleted meanwhile
     return done()
@@ -184,5 +187,5 @@ async def _open_topics(request: web.Request) -> list[Topic]:
 async def _all_topics(request: web.Request) -> list[Topic]:
     await _record(request)
     service = state(request).service
-    found = await service.topic_names(namespace_of(request))
-    return [await service.topic(topic_name.parse(name), create=False) async for name in in_turns(found)]
+    found = await service.registry.names(namespace_of(request))
+    return [await service.opener.topic(topic_name.parse(name), create=False) async for name in in_turns(found)]

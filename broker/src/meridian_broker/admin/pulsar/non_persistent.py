@@ -24,9 +24,10 @@ async def non_persistent(request: web.Request) -> list[NonPersistentTopic]:
     name, service = any_topic_of(request), state(request).service
     record = await state(request).catalog.partitioned.find(name) if name.partition < 0 else None
     if record is None:
-        return [await service.non_persistent.topic(name, create=False)]
+        return [await service.registry.non_persistent.topic(name, create=False)]
     names = [str(name.with_partition(index)) for index in range(record.partitions)]
-    return [service.non_persistent.topics[one] for one in names if one in service.non_persistent.topics]
+    topics = service.registry.non_persistent.topics
+    return [topics[one] for one in names if one in topics]
 
 
 def non_persistent_stats(stats: TopicStats, topic: NonPersistentTopic) -> Json:

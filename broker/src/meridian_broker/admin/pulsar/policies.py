@@ -175,7 +175,7 @@ async def _existing(request: web.Request) -> TopicName:
 
 def _applied(request: web.Request, policy: str) -> Any:
     """The effective value for the topic in the path."""
-    rules = state(request).service.rules(topic_of(request))
+    rules = state(request).service.parts.rules(topic_of(request))
     return getattr(rules, TABLE[policy].attribute)
 
 
@@ -199,7 +199,7 @@ async def _others(request: web.Request, place: _Place) -> frozenset[str]:
             raise Refused(412, f"this is {admin.region}: send a request for {only} alone to {only}")
         return frozenset()
     if place is _OfTopic:
-        return frozenset(admin.service.regions_of(str(await _existing(request)))) - {admin.region}
+        return frozenset(admin.service.parts.regions_of(str(await _existing(request)))) - {admin.region}
     return (await admin.catalog.namespaces.get(namespace_of(request))).replication_clusters - {admin.region}
 
 
@@ -228,7 +228,7 @@ def setting(place: _Place, endpoint: Endpoint) -> Handler:
             value: Any = number(request.query["messageTTL"], "?messageTTL")
         else:
             value = await body(request)
-        largest = state(request).service.topic_limits.message_bytes
+        largest = state(request).service.parts.topic_limits.message_bytes
         if endpoint.policy == policies.MAX_MESSAGE_SIZE and isinstance(value, int) and value > largest:
             raise Refused(412, f"{value} bytes: this broker takes messages of at most {largest} bytes")
         others = await _others(request, place) if endpoint.everywhere else frozenset()
@@ -269,7 +269,7 @@ def quotas(place: _Place) -> Handler:
 async def topic_regions(request: web.Request) -> web.Response:
     """Regions that the topic has chosen for itself; empty when it lives where its namespace does."""
     if flag(request, "applied"):
-        return answer(sorted(state(request).service.regions_of(str(await _existing(request)))))
+        return answer(sorted(state(request).service.parts.regions_of(str(await _existing(request)))))
     own = (await _OfTopic.own(request)).get(policies.REPLICATION)
     return done() if own is None else answer(sorted(own))
 
@@ -287,7 +287,7 @@ async def set_topic_regions(request: web.Request) -> web.Response:
             412, f"{admin.region}, where you ask, is not among {', '.join(given)}: delete the topic there instead"
         )
     await check_allowed(admin, name.tenant, given)
-    await check_counts(admin, name, set(given) - admin.service.regions_of(str(name)))
+    await check_counts(admin, name, set(given) - admin.service.parts.regions_of(str(name)))
     await admin.catalog.topic_policies.set_policy(name, policies.REPLICATION, dict.fromkeys(given, True))
     return done()
 

@@ -47,9 +47,9 @@ async def add(request: web.Request) -> web.Response:
     schema = _given(await body(request, limit=LARGE_BODY_BYTES))
     service = state(request).service
     name = topic_of(request)
-    await service.check_exists(name)
+    service.registry.check_exists(name)
     author = request.get(ROLE) or request.remote or ""
-    (version,) = VERSION.unpack(await service.add_schema(name, schema, author=author))
+    (version,) = VERSION.unpack(await service.parts.schemas.add(name, schema, author=author))
     return answer(_version(version))
 
 

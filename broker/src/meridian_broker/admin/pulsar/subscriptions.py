@@ -95,7 +95,7 @@ async def create(request: web.Request) -> web.Response:
     targets = [(topic, LATEST) for topic in topics] if given is None else places(topics, given)
     for topic, place in targets:
         if name not in topic.subscriptions:
-            rules = state(request).service.rules(topic_name.parse(topic.name))
+            rules = state(request).service.parts.rules(topic_name.parse(topic.name))
             wanted = rules.replicate_subscriptions if said is None else truth(said, "?replicated")
             await make_subscription(topic.subscribing, name, place, replicated=wanted, properties=having)
     return done()
@@ -203,7 +203,7 @@ async def set_replicated(request: web.Request) -> web.Response:
 async def replicate(request: web.Request, wanted: bool) -> None:
     """:raises Refused: the topic lives in this region alone."""
     found = await named(request)
-    if wanted and len(state(request).service.regions_of(found[0].topic.name)) < 2:
+    if wanted and len(state(request).service.parts.regions_of(found[0].topic.name)) < 2:
         raise Refused(412, f"{found[0].topic.name} exists in this region only: replicate its namespace first")
     for subscription in found:
         await replicate_subscription(subscription, wanted)

@@ -143,7 +143,7 @@ class TopicStats:
             "nonContiguousDeletedMessagesRanges": len(stands.holes),
             "subscriptionProperties": dict(subscription.record.properties),
             "markDeletePosition": str(stands.mark_delete),
-            "regions": sorted(self.state.service.regions_of(topic.name)) if subscription.replicated else [],
+            "regions": sorted(self.state.service.parts.regions_of(topic.name)) if subscription.replicated else [],
             "meridian": lagging.subscription_json(self.state, subscription),
         }
 

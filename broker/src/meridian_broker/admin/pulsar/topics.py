@@ -37,7 +37,7 @@ from meridian_broker.metadata.topic_catalog import MAX_PARTITIONS
 from meridian_broker.positions import Stamp
 from meridian_broker.topics.lifecycle import termination
 from meridian_broker.topics.retention import trimming
-from meridian_broker.topics.service import incarnations, kinds, removal
+from meridian_broker.topics.service import closing, creation, incarnations, kinds, partition_growth, removal
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar.topic_name import NON_PERSISTENT, TopicName
 
@@ -53,11 +53,11 @@ async def opened(request: web.Request, *, create: bool = False) -> list[Topic]:
     name = topic_of(request)
     service = state(request).service
     if create:
-        await service.partitions(name, create=True)
+        await creation.partitions(service.opener, name, create=True)
     record = await state(request).catalog.partitioned.find(name) if name.partition < 0 else None
     if record is None:
-        return [await service.topic(name, create=create)]
-    return [await service.topic(name.with_partition(index), create=False) for index in range(record.partitions)]
+        return [await service.opener.topic(name, create=create)]
+    return [await service.opener.topic(name.with_partition(index), create=False) for index in range(record.partitions)]
 
 
 async def opened_one(request: web.Request) -> Topic:
@@ -68,7 +68,7 @@ async def opened_one(request: web.Request) -> Topic:
     name = topic_of(request)
     if name.partition < 0 and await state(request).catalog.partitioned.find(name) is not None:
         raise Refused(405, f"{name} is partitioned: ask one of its partitions, {name}-partition-0 and so on")
-    return await state(request).service.topic(name, create=False)
+    return await state(request).service.opener.topic(name, create=False)
 
 
 # -- which there are -----------------------------------------------------------------------------------------------
@@ -79,20 +79,23 @@ async def listed(request: web.Request) -> web.Response:
     namespace, service = namespace_of(request), state(request).service
     await state(request).catalog.namespaces.get(namespace)
     if part(request, "domain") == NON_PERSISTENT:
-        return await answer_names(service.non_persistent.names(namespace))
-    return await answer_names(await service.topic_names(namespace))
+        return await answer_names(service.registry.non_persistent.names(namespace))
+    return await answer_names(await service.registry.names(namespace))
 
 
 async def listed_partitioned(request: web.Request) -> web.Response:
     """Names of the namespace's partitioned topics of that domain."""
     namespace, catalog = namespace_of(request), state(request).catalog
     await catalog.namespaces.get(namespace)
-    return await answer_names(await state(request).service.partitioned_names(namespace, part(request, "domain")))
+    return await answer_names(
+        await state(request).service.registry.partitioned_names(namespace, part(request, "domain"))
+    )
 
 
 async def create(request: web.Request) -> web.Response:
     """Make a topic without partitions; the body holds its properties."""
-    await state(request).service.create_topic(any_topic_of(request), properties(await body(request, default=None)))
+    having = properties(await body(request, default=None))
+    await creation.create_plain(state(request).service.opener, any_topic_of(request), having)
     return done()
 
 
@@ -118,9 +121,9 @@ async def _delete(request: web.Request, name: TopicName, *, partitioned: bool) -
     admin = state(request)
     given = request.query.get("stamp")
     if given is not None:
-        await removal.delete_as_elsewhere(admin.service, name, _stamp(admin, given), partitioned=partitioned)
+        await removal.delete_as_elsewhere(admin.service.opener, name, _stamp(admin, given), partitioned=partitioned)
     else:
-        others = admin.service.regions_of(str(name)) - {admin.region} if name.is_persistent else frozenset()
+        others = admin.service.parts.regions_of(str(name)) - {admin.region} if name.is_persistent else frozenset()
         path = request.rel_url.raw_path
         forced = flag(request, "force")
         if others and not forced:
@@ -153,7 +156,7 @@ async def _delete_everywhere(
             told.append(asyncio.create_task(ask_all(admin, others, "DELETE", asked, may_be_away=True)))
 
     try:
-        await removal.delete(admin.service, name, force=force, begun=tell)
+        await removal.delete(admin.service.opener, name, force=force, begun=tell)
     finally:
         for task in told:
             await task
@@ -165,7 +168,7 @@ def _stamp(admin: AdminState, text: str) -> Stamp:
         stamp = Stamp.parse(text)
     except ValueError as error:
         raise Refused(400, str(error)) from None
-    ahead_ms = stamp.time_ms - admin.service.scheduler.now_ms()
+    ahead_ms = stamp.time_ms - admin.service.parts.scheduler.now_ms()
     if (
         stamp.region == admin.region
         or admin.catalog.cluster(stamp.region) is None
@@ -192,7 +195,7 @@ async def get_partitions(request: web.Request) -> web.Response:
     ``?incarnation=``: another region asks, and this is the last deletion that it knows of (R8)."""
     name, service = any_topic_of(request), state(request).service
     known = request.query.get("incarnation")
-    if known is not None and (order := await incarnations.compare_base(service, name, known)):
+    if known is not None and (order := await incarnations.compare_base(service.opener, name, known)):
         status, which = (412, "a later") if order > 0 else (404, "only an earlier")
         raise Refused(
             status, f"{state(request).region} knows of {which} deletion of {name} than {known or 'none'} (R8)"
@@ -200,7 +203,7 @@ async def get_partitions(request: web.Request) -> web.Response:
     create = flag(request, "checkAllowAutoCreation")
     if create:
         check_no_other_site(request)
-    count = await service.partitions(name, create=create)
+    count = await creation.partitions(service.opener, name, create=create)
     record = await state(request).catalog.partitioned.find(name) if count else None
     return answer({"partitions": count, "deleted": False, "properties": dict(record.properties) if record else {}})
 
@@ -219,17 +222,18 @@ async def create_partitioned(request: web.Request) -> web.Response:
     await _follow_base(request, name)
     created = request.query.get("created")
     if created is None or not name.is_persistent:
-        await service.create_partitioned(name, _count(given), having)
+        await creation.create_partitioned(service.opener, name, _count(given), having)
     else:
         known = request.query.get("incarnation", "")
-        await kinds.create_as_told(service, name, _count(given), having, _creation(created), known)
+        await kinds.create_as_told(service.opener, name, _count(given), having, _creation(created), known)
     return done()
 
 
 async def _follow_base(request: web.Request, name: TopicName) -> None:
     """:raises Refused: another region asks, and we know of a later deletion than it does."""
     known = request.query.get("incarnation")
-    if known is not None and (later := await incarnations.follow_base(state(request).service, name, known)) is not None:
+    opener = state(request).service.opener
+    if known is not None and (later := await incarnations.follow_base(opener, name, known)) is not None:
         raise Refused(
             412, f"{name} was deleted ({later.stamp}), and the request knows of {known or 'no deletion'} (R8)"
         )
@@ -245,7 +249,7 @@ async def grow(request: web.Request) -> web.Response:
     record = await state(request).catalog.partitioned.get(name)
     if wanted < record.partitions:
         raise Refused(406, f"{name} has {record.partitions} partitions and cannot go back to {wanted}")
-    await state(request).service.grow(name, wanted, request.query.get("incarnation"))
+    await partition_growth.grow(state(request).service.opener, name, wanted, request.query.get("incarnation"))
     return done()
 
 
@@ -276,7 +280,7 @@ async def get_properties(request: web.Request) -> web.Response:
     record = await state(request).catalog.partitioned.find(name) if name.partition < 0 else None
     if record is not None:
         return answer(dict(record.properties))
-    topic = await state(request).service.topic(name, create=False)
+    topic = await state(request).service.opener.topic(name, create=False)
     return answer({} if topic.metadata is None else dict(topic.metadata.record.properties))
 
 
@@ -305,7 +309,7 @@ async def _change_properties(request: web.Request, added: Mapping[str, str], rem
     if name.partition < 0 and await partitioned.find(name) is not None:
         await partitioned.change(name, lambda record: replace(record, properties=changed(record.properties)))
         return
-    topic = await state(request).service.topic(name, create=False)
+    topic = await state(request).service.opener.topic(name, create=False)
     if topic.metadata is not None:
         await topic.metadata.save_properties(changed(topic.metadata.record.properties))
 
@@ -324,7 +328,7 @@ async def truncate(request: web.Request) -> web.Response:
     for topic in topics:
         await trimming.truncate(topic)
     if flag(request, "allRegions"):
-        others = admin.service.regions_of(topics[0].name) - {admin.region}
+        others = admin.service.parts.regions_of(topics[0].name) - {admin.region}
         await ask_all(admin, others, request.method, request.rel_url.raw_path)
     return done()
 
@@ -337,9 +341,9 @@ async def unload(request: web.Request) -> web.Response:
     names = [name] if record is None else [name.with_partition(index) for index in range(record.partitions)]
     for each in names:
         if each.is_persistent:
-            await service.unload(each)
+            await closing.unload(service.opener, each)
     if not name.is_persistent:
-        service.non_persistent.delete(names, force=True, partitioned=record is not None)
+        service.registry.non_persistent.delete(names, force=True, partitioned=record is not None)
     return done()
 
 

@@ -21,6 +21,7 @@ from meridian_broker.topics.dispatch.key_ranges import KeySharedPolicy
 from meridian_broker.topics.dispatch.types import TYPES
 from meridian_broker.topics.errors import NO_TRANSACTIONS, NotAllowed
 from meridian_broker.topics.nonpersistent.topic import NonPersistentTopic
+from meridian_broker.topics.service import subscribing
 from meridian_broker.topics.subscriptions.administration import move_subscription, move_subscription_to_time
 from meridian_broker.topics.subscriptions.closing import leave
 from meridian_broker.topics.subscriptions.subscription import Subscription
@@ -86,7 +87,7 @@ async def _subscribe(connection: Connection, asked: pb.CommandSubscribe) -> None
 
 def _is_wanted(connection: Connection, asked: pb.CommandSubscribe) -> bool:
     """Whether the client has not closed the consumer meanwhile, and this broker is not disconnecting all clients."""
-    is_there = connection.transport is not None and not connection.broker.service.closing
+    is_there = connection.transport is not None and not connection.broker.service.registry.closing
     return is_there and connection.subscribing.get(asked.consumer_id) is asked
 
 
@@ -95,16 +96,17 @@ async def _found(
 ) -> tuple[Topic | NonPersistentTopic, Subscription | None]:
     """The topic and the subscription. :raises TopicError: refused."""
     service = connection.broker.service
-    await service.check_lives_here(name)
-    topic = await service.served(name, create=asked.force_topic_creation)
+    service.registry.check_lives_here(name)
+    topic = await service.opener.served(name, create=asked.force_topic_creation)
     if asked.HasField("schema") and asked.schema.type not in (pb.Schema.NoSchema, pb.Schema.AutoConsume):
-        await service.add_schema(name, asked.schema, topic.check_open, author=connection.author)
+        await service.parts.schemas.add(name, asked.schema, topic.check_open, author=connection.author)
     return topic, await _subscription(connection, asked, topic) if isinstance(topic, Topic) else None
 
 
 async def _subscription(connection: Connection, asked: pb.CommandSubscribe, topic: Topic) -> Subscription:
     """Find or create the subscription, at the position the client asks for. :raises TopicError: refused."""
-    return await connection.broker.service.subscription(
+    return await subscribing.subscription(
+        connection.broker.service.parts,
         topic,
         asked.subscription,
         durable=asked.durable,

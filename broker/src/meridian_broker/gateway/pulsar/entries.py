@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from meridian_broker.gateway.pulsar.refusals import REFUSALS
 from meridian_broker.positions.position import LATEST, Position
 from meridian_broker.topics.backfill.questions import Want
+from meridian_broker.topics.service import answering
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
@@ -32,7 +33,7 @@ async def _answer(connection: Connection, asked: peer_pb2.EntriesWanted) -> None
     after = Position(asked.after_ledger, asked.after_entry)
     want = Want(asked.topic, asked.incarnation, asked.origin, after, before)
     try:
-        found = await connection.broker.service.answer(asked.region, want)
+        found = await answering.answer(connection.broker.service.opener, asked.region, want)
     except REFUSALS as error:
         connection.fail(asked.request_id, error)
         return

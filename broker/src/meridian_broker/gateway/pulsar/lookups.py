@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from meridian_broker.gateway.pulsar.refusals import REFUSALS, code_of
 from meridian_broker.topics.errors import NO_TRANSACTIONS, IncompatibleSchema, NotAllowed
+from meridian_broker.topics.service import creation
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, topic_name
 from meridian_broker.wire.pulsar.errors import ServerError, ServiceNotReadyError, TooManyRequestsError
@@ -42,7 +43,7 @@ async def _lookup(connection: Connection, asked: pb.CommandLookupTopic) -> None:
     try:
         with _counted(connection.broker):
             name, service = topic_name.parse(asked.topic), connection.broker.service
-            await (service.check_exists(name) if connection.is_peer else service.check_lives_here(name))
+            (service.registry.check_exists if connection.is_peer else service.registry.check_lives_here)(name)
         listener = asked.advertised_listener_name or connection.listener
         addresses = connection.broker.addresses(listener)
         if addresses is None:
@@ -70,8 +71,9 @@ async def _partitions(connection: Connection, asked: pb.CommandPartitionedTopicM
     try:
         name = topic_name.parse(asked.topic)
         with _counted(connection.broker):
-            await connection.broker.service.check_lives_here(name)
-            count = await connection.broker.service.partitions(name, create=asked.metadata_auto_creation_enabled)
+            service, create = connection.broker.service, asked.metadata_auto_creation_enabled
+            service.registry.check_lives_here(name)
+            count = await creation.partitions(service.opener, name, create=create)
         answer.response = pb.CommandPartitionedTopicMetadataResponse.Success
         answer.partitions = count
     except REFUSALS as error:
@@ -103,7 +105,7 @@ async def _get_schema(connection: Connection, asked: pb.CommandGetSchema) -> Non
             version = asked.schema_version if asked.HasField("schema_version") else None
             if version == b"":
                 raise IncompatibleSchema("a schema version cannot be empty: leave it out to get the newest schema")
-            found = await connection.broker.service.schemas.get(topic_name.parse(asked.topic), version)
+            found = await connection.broker.service.parts.schemas.get(topic_name.parse(asked.topic), version)
             if found is None:
                 answer.error_code = ServerError.TOPIC_NOT_FOUND
                 answer.error_message = f"{asked.topic} has no such schema"
@@ -125,8 +127,9 @@ async def _get_or_create_schema(connection: Connection, asked: pb.CommandGetOrCr
     try:
         name = topic_name.parse(asked.topic)
         if not connection.is_peer:  # a replicator has its topic here, if by the name of a partition only
-            await connection.broker.service.partitions(name, create=False)
-        answer.schema_version = await connection.broker.service.add_schema(name, asked.schema, author=connection.author)
+            await creation.partitions(connection.broker.service.opener, name, create=False)
+        schemas = connection.broker.service.parts.schemas
+        answer.schema_version = await schemas.add(name, asked.schema, author=connection.author)
     except REFUSALS as error:
         answer.error_code, answer.error_message = code_of(error), str(error)
     connection.write(encode.simple(40, answer))

@@ -18,7 +18,7 @@ from meridian_broker.topics.publishing.access_modes import AccessMode
 from meridian_broker.topics.publishing.admission import Admitted
 from meridian_broker.topics.publishing.producer import Producer
 from meridian_broker.topics.retention import backlog_quotas
-from meridian_broker.topics.service import incarnations, kinds
+from meridian_broker.topics.service import incarnations, kinds, subscribing
 from meridian_broker.topics.service.kinds import Kind
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import peer_pb2
@@ -76,16 +76,18 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
             )
         name = topic_name.parse(asked.topic)
         incarnation = None if remote is None else asked.replication_source.incarnation
-        if incarnation is not None and (told := await incarnations.differing(service, name, incarnation)) is not None:
+        told = None if incarnation is None else await incarnations.differing(service.opener, name, incarnation)
+        if told is not None:
             _answer_other(connection, asked, told)
             return
         if remote is None:
-            await service.check_lives_here(name)
+            service.registry.check_lives_here(name)
         created = _created(asked)
-        carried = [] if created is None else await kinds.make_way(service, name, kinds.Creation(created, Kind.PLAIN))
-        topic = await service.served(name, create=True, incarnation=incarnation, created=created)
+        plain = None if created is None else kinds.Creation(created, Kind.PLAIN)
+        carried = [] if plain is None else await kinds.make_way(service.opener, name, plain)
+        topic = await service.opener.served(name, create=True, incarnation=incarnation, created=created)
         if isinstance(topic, Topic) and carried:
-            await kinds.carry(service, [topic], carried)
+            await kinds.carry(service.opener, [topic], carried)
         if isinstance(topic, Topic) and topic.recall is not None:
             await topic.scheduler.answer(topic.recall.ready)
         if isinstance(topic, Topic):
@@ -96,9 +98,9 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
             )
         version = b""
         if asked.HasField("schema") and asked.schema.type != pb.Schema.NoSchema:
-            version = await service.add_schema(name, asked.schema, topic.check_open, author=connection.author)
+            version = await service.parts.schemas.add(name, asked.schema, topic.check_open, author=connection.author)
         if asked.initial_subscription_name and isinstance(topic, Topic):
-            await service.ensure_subscription(topic, asked.initial_subscription_name)
+            await subscribing.ensure_subscription(service.parts, topic, asked.initial_subscription_name)
         if connection.transport is None or not _is_wanted(connection, asked):
             return
         made = Producer(

@@ -48,11 +48,11 @@ async def _selected(
     topic_name.parse_namespace(asked.namespace)
     names: list[str] = []
     if asked.mode != _MODE.PERSISTENT:
-        names += service.non_persistent.names(asked.namespace)
+        names += service.registry.non_persistent.names(asked.namespace)
     if asked.mode != _MODE.NON_PERSISTENT:
-        names += await service.topic_names(asked.namespace)
+        names += await service.registry.names(asked.namespace)
     pattern = _pattern(connection, asked.topics_pattern) if asked.HasField("topics_pattern") else None
-    selected = await select(names, pattern, service.scheduler)
+    selected = await select(names, pattern, service.parts.scheduler)
     answer = pb.CommandGetTopicsOfNamespaceResponse(
         request_id=asked.request_id, filtered=pattern is not None, topics_hash=selected.digest, changed=True
     )

@@ -50,8 +50,9 @@ NUMBERS: Final = {name: number for number, name in NAMES.items()}
 class SchemaRegistry:
     """Reads and adds schemas. Partitions share the schemas of their topic."""
 
-    def __init__(self, catalog: Catalog, limits: TopicLimits) -> None:
+    def __init__(self, catalog: Catalog, limits: TopicLimits, now_ms: Callable[[], int]) -> None:
         self._catalog = catalog
+        self._now_ms = now_ms
         self._quota = SchemaQuota(limits.schema_bytes, limits.schema_bytes_in_namespace)
         self._rates = SchemaRates(limits.new_schemas_per_minute)
 
@@ -75,7 +76,6 @@ class SchemaRegistry:
         self,
         topic: TopicName,
         schema: pb.Schema,
-        now_ms: int,
         check: Callable[[], None] = lambda: None,
         author: str | None = None,
     ) -> bytes:
@@ -83,6 +83,7 @@ class SchemaRegistry:
 
         :param author: whose rate limit applies; None: another region, which has the schema already.
         """
+        now_ms = self._now_ms()
         properties = {pair.key: pair.value for pair in schema.properties}
         record = SchemaRecord(NAMES.get(schema.type, str(schema.type)), schema.schema_data, properties, now_ms)
 

@@ -59,7 +59,7 @@ async def delete_ledgers(topic: Topic) -> None:
 async def _forget(parts: BrokerParts, name: TopicName, stamp: Stamp, ends: Mapping[str, Position]) -> None:
     known = {region: end for region, end in ends.items() if end > EARLIEST}
     await parts.catalog.topics.delete(name, stamp, known)
-    parts.forget(str(name))
+    parts.unfinished.forget(str(name))
 
 
 async def claimed(parts: BrokerParts, name: TopicName, with_base: str | None) -> tuple[TopicMetadata, bool]:

@@ -17,18 +17,20 @@ from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.lifecycle.parts import BrokerParts
+    from meridian_broker.topics.lifecycle.parts import BrokerParts, OtherRegions, TopicOwner
 
 
 async def open_topic(
     parts: BrokerParts,
+    regions: OtherRegions,
+    owner: TopicOwner,
     name: TopicName,
     create: bool,
     incarnation: str | None,
     growing_to: int,
     created: Stamp | None,
 ) -> Topic:
-    """As ``TopicService.topic``; the caller holds the topic's lock.
+    """As ``TopicOpener.topic``; the caller holds the topic's lock.
 
     :raises TopicError: it does not exist and may not be made.
     :raises LedgerError: what is stored cannot be recovered.
@@ -48,7 +50,7 @@ async def open_topic(
     if base.partitions is None:
         base = await _base_of(parts, name)  # it may have been made meanwhile
     adopted = await orphans.adopt(parts, name, metadata)
-    topic = await _open(parts, name, metadata, adopted)
+    topic = await _open(parts, regions, name, metadata, adopted)
     topic.rules = parts.rules(name)
     topic.keeps_quotas = parts.backlog_quotas
     await topic.deduplication.open(topic.rules.deduplication)
@@ -61,10 +63,10 @@ async def open_topic(
     if topic.recall is not None:
         topic.log.joined = {**topic.log.joined, **metadata.record.joined}
         topic.log.is_joined = topic.recall.is_settled
-    topic.deleted_elsewhere = lambda told: parts.deleted_elsewhere(topic, told)
+    topic.deleted_elsewhere = lambda told: owner.deleted_elsewhere(topic, told)
     topic.log.watch(topic.dispatch_all)
     topic.mending.noticed()
-    topic.when_fenced(lambda _: parts.fenced(topic))
+    topic.when_fenced(lambda _: owner.fenced(topic))
     parts.labels.forget(str(name))
     return topic
 
@@ -93,7 +95,9 @@ async def _base_of(parts: BrokerParts, name: TopicName) -> _Base:
     return _Base(incarnation, record.partitions, record.created)
 
 
-async def _open(parts: BrokerParts, name: TopicName, metadata: TopicMetadata, adopted: orphans.Adopted) -> Topic:
+async def _open(
+    parts: BrokerParts, regions: OtherRegions, name: TopicName, metadata: TopicMetadata, adopted: orphans.Adopted
+) -> Topic:
     """The topic with what is stored of it."""
     record = metadata.record
     topic_log = TopicLog(
@@ -120,22 +124,22 @@ async def _open(parts: BrokerParts, name: TopicName, metadata: TopicMetadata, ad
         parts.scheduler,
         parts.clock,
         parts.topic_limits,
-        parts.exchange,
+        regions.exchange,
         metadata=metadata,
         regions=lambda: parts.regions_of(str(name)),
         publish_throttle=parts.publishing,
-        peers=parts.peers,
-        add_schema=lambda schema: parts.add_schema(name, schema, topic.check_open),
+        peers=regions.replication,
+        add_schema=lambda schema: parts.schemas.add(name, schema, topic.check_open),
     )
     topic.admission.recall(record.topic_epoch)
     await topic.compaction.open(metadata, parts.workshop, adopted.views)
     if record.terminated is not None:
         await termination.recall(topic, metadata, record.terminated)
     await topic.progress_log.open(list(record.progress_ledgers), adopted.progress)
-    if parts.before is None:
+    if regions.before is None:
         await replay.recover(topic)
     else:
-        lacking = Unconfirmed(parts.regions_of(topic.name), parts.before)
+        lacking = Unconfirmed(parts.regions_of(topic.name), regions.before)
         await replay.recover(topic, lacking.acked)
         await lacking.tell(topic)
     return topic

@@ -177,5 +177,5 @@ async def _set_aside(parts: BrokerParts, name: TopicName, metadata: TopicMetadat
     why = (
         f"{name} was deleted in other regions ({stamp}), and this copy was set aside before the metadata were restored"
     )
-    parts.open_later(await quarantine.move(parts, name, why, stamp))
+    parts.unfinished.later(await quarantine.move(parts, name, why, stamp))
     await metadata.create(parts.fence, joining=parts.is_shared(name), is_found=True)

@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What opening and deleting a topic need from the broker."""
+"""What a broker consists of, as its topics see it: `BrokerParts`, and what connects it to other regions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
+
+from meridian_broker.topics.backfill.questions import Peers
+from meridian_broker.topics.backfill.skipping import Replicators
+from meridian_broker.wire.pulsar import topic_name
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
@@ -14,22 +19,22 @@ if TYPE_CHECKING:
     from meridian_broker.ledgers.throttling import Throttle
     from meridian_broker.metadata.catalog import Catalog
     from meridian_broker.metadata.rules import Rules
-    from meridian_broker.positions import HybridClock
+    from meridian_broker.positions import HybridClock, Stamp
     from meridian_broker.replication.entries.source import DeletionNotice
-    from meridian_broker.topics.backfill.questions import Peers
     from meridian_broker.topics.compaction.compaction import Workshop
     from meridian_broker.topics.directory.schemas import SchemaRegistry
     from meridian_broker.topics.lifecycle.labels import Labels
     from meridian_broker.topics.lifecycle.unconfirmed import Before
+    from meridian_broker.topics.lifecycle.unfinished import Unfinished
     from meridian_broker.topics.limits import TopicLimits
-    from meridian_broker.topics.ports import Exchange
+    from meridian_broker.topics.ports import Exchange, Leasing
     from meridian_broker.topics.topic import Topic
-    from meridian_broker.wire.proto import pulsar_pb2 as pb
     from meridian_broker.wire.pulsar.topic_name import TopicName
 
 
-class BrokerParts(Protocol):
-    """The parts of a broker that topics use; ``service/open_topics.py`` provides them."""
+@dataclass(frozen=True, kw_only=True)
+class BrokerParts:
+    """What all topics of a broker stand on. Nothing in it needs a topic, so it is made before any of them."""
 
     region: str
     catalog: Catalog
@@ -37,43 +42,72 @@ class BrokerParts(Protocol):
     scheduler: Scheduler
     clock: HybridClock
     fence: int
+    """The broker's epoch: what an earlier broker of the region still writes is refused (R10)."""
+    defaults: Rules
+    """What the broker's settings say; namespaces and topics may say otherwise."""
     topic_limits: TopicLimits
     log_limits: LogLimits
     cache: CacheBudget
-    labels: Labels
+    new_lock: Callable[[], AbstractAsyncContextManager[Any]]
+    """A lock that nobody holds."""
+    loading: AbstractAsyncContextManager[Any]
+    """Held while a topic is opened: limits how many are opened at the same time."""
     schemas: SchemaRegistry
+    labels: Labels
     workshop: Workshop
-    publishing: Throttle | None
-    """Rate limits of all topics together."""
-    backlog_quotas: bool
-    """Whether backlog quotas are enforced."""
-    exchange: Exchange | None
-    before: Before | None
-
-    @property
-    def peers(self) -> Peers | None:
-        """The other regions, which are asked for missing entries; None: there are none."""
-        ...
-
-    def new_lock(self) -> AbstractAsyncContextManager[Any]:
-        """A new lock, not held."""
-        ...
+    unfinished: Unfinished
+    publishing: Throttle | None = None
+    """Of all topics together."""
+    backlog_quotas: bool = True
+    """They are enforced."""
 
     def rules(self, name: TopicName) -> Rules:
-        """The rules of a topic, as last read from the metadata."""
-        ...
+        """What holds for a topic, as last seen in the metadata. An open topic keeps it as ``topic.rules``."""
+        return self.catalog.rules(self.defaults, name)
 
     def regions_of(self, topic: str) -> frozenset[str]:
-        """The regions of a topic, including this one."""
-        ...
+        """Regions of a topic, this one included. Where it does not live here any more, the copy here is on its own."""
+        listed = self.catalog.regions(topic_name.parse(topic))
+        return listed if self.region in listed else frozenset((self.region,))
 
     def is_shared(self, name: TopicName) -> bool:
-        """Whether the topic exists in other regions, too."""
+        """Whether the topic lives in other regions, too."""
+        return len(self.regions_of(str(name))) > 1
+
+
+class GeoReplication(Peers, Replicators, Protocol):
+    """The shell that runs replicators, and asks other regions."""
+
+    def start(self, topic: Topic, remote: str, /) -> None: ...
+
+    def stop(self, topic_name: str, remote: str | None = None, /) -> object: ...
+
+    async def make_partitioned(
+        self, region: str, topic: str, partitions: int, incarnation: str, created: Stamp | None, /
+    ) -> None:
+        """Have a region make a partitioned topic, with so many partitions at least.
+
+        :param incarnation: stamp of its last deletion (R8).
+        :param created: stamp of its creation.
+        :raises OtherKind: it made one without partitions earlier.
+        :raises PeerAway: it does not do it now.
+        """
         ...
 
-    async def add_schema(self, name: TopicName, schema: pb.Schema, check: Callable[[], None], /) -> bytes:
-        """The version of a schema, which is added if it is new; ``check`` raises if it must not be added any more."""
-        ...
+
+@dataclass(frozen=True, kw_only=True)
+class OtherRegions:
+    """What connects the topics of a broker to other regions."""
+
+    exchange: Exchange
+    leasing: Leasing
+    replication: GeoReplication
+    before: Before | None = None
+    """What other regions lacked before this broker started; None: nobody asks."""
+
+
+class TopicOwner(Protocol):
+    """Hears what happens to a topic that it opened."""
 
     def fenced(self, topic: Topic) -> None:
         """The topic was fenced."""
@@ -81,12 +115,4 @@ class BrokerParts(Protocol):
 
     def deleted_elsewhere(self, topic: Topic, told: DeletionNotice) -> None:
         """Another region knows of another deletion of the topic than this one (R8)."""
-        ...
-
-    def forget(self, name: str) -> None:
-        """The topic is no longer recorded."""
-        ...
-
-    def open_later(self, name: TopicName) -> None:
-        """The topic is recorded and should be opened in the background."""
         ...

@@ -19,7 +19,7 @@ from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.backfill.backfill import Due
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.service.open_topics import OpenTopics
+    from meridian_broker.topics.service.registry import TopicRegistry
 
 LOOKS: Final = 1000
 """Topics looked at each time."""
@@ -42,63 +42,64 @@ class Comparing(Protocol):
 class StoredEnds:
     """What the exchange compares: ``EndsSource`` (``replication/progress/high_watermarks.py``)."""
 
-    def __init__(self, service: OpenTopics, missing: Missing) -> None:
-        self._service = service
-        self._missing = missing
+    def __init__(self, registry: TopicRegistry) -> None:
+        self._topics = registry.topics
+        self._found: dict[str, None] = {}
+        """Topics of which another region has more, oldest first."""
 
     def open_topics(self) -> Set[str]:
-        return self._service.topics.keys()
+        return self._topics.keys()
 
     def end(self, topic: str, origin: str) -> Position:
-        found = self._service.topics.get(topic)
+        found = self._topics.get(topic)
         if found is None or found.failure is not None:
             return EARLIEST
         return found.log.last_own if origin == found.region else found.log.last_origin.get(origin, EARLIEST)
 
     def more_elsewhere(self, topic: str) -> None:
-        self._missing.found(topic)
+        self._found[topic] = None
+
+    def take(self, most: int) -> list[str]:
+        """Topics of which another region was found to have more, oldest first. They are not returned again."""
+        taken = list(self._found)[:most]
+        for name in taken:
+            del self._found[name]
+        return taken
 
 
 class Missing:
     """Goes round all open topics of a broker."""
 
-    def __init__(self) -> None:
-        self.exchange: Comparing | None = None
-        """None: nothing is compared."""
+    def __init__(self, registry: TopicRegistry, ends: StoredEnds, comparing: Comparing) -> None:
+        self._topics = registry.topics
+        self._ends = ends
+        self._comparing = comparing
         self._waiting: deque[str] = deque()
-        self._found: dict[str, None] = {}
-        """Topics of which another region has more, oldest first."""
         self._absent: set[str] = set()
         """Origins that do not bring their entries to all topics looked at in this round, and in the one before."""
         self._absent_before: set[str] = set()
         self._sources: set[str] = set()
         """Regions that polls ask."""
 
-    def found(self, topic: str) -> None:
-        """Another region has entries of this topic that are not here."""
-        self._found[topic] = None
-
-    def look(self, service: OpenTopics) -> None:
+    def look(self) -> None:
         """Called every second."""
-        for name in list(self._found)[:STARTS]:
-            del self._found[name]
-            topic = service.topics.get(name)
+        for name in self._ends.take(STARTS):
+            topic = self._topics.get(name)
             if topic is not None and topic.failure is None and topic.recall is not None:
                 topic.recall.start()
-        self._go_round(service)
-        if self.exchange is not None:
-            self.exchange.compare_ends(self._absent | self._absent_before)
+        self._go_round()
+        self._comparing.compare_ends(self._absent | self._absent_before)
 
-    def _go_round(self, service: OpenTopics) -> None:
+    def _go_round(self) -> None:
         polls, most = 0, self._polls()
         later: list[str] = []
-        for _ in range(min(LOOKS, len(service.topics))):
+        for _ in range(min(LOOKS, len(self._topics))):
             if not self._waiting:
-                self._waiting.extend(name for name in service.topics if name not in later)
+                self._waiting.extend(name for name in self._topics if name not in later)
                 self._absent, self._absent_before = set(), self._absent
             if not self._waiting:
                 break
-            topic = service.topics.get(name := self._waiting.popleft())
+            topic = self._topics.get(name := self._waiting.popleft())
             if topic is None or topic.failure is not None or topic.recall is None:
                 continue
             due = topic.recall.due()
@@ -118,5 +119,5 @@ class Missing:
     def _polls(self) -> int:
         """How many polls may begin; what they ask is gathered anew."""
         sources, self._sources = self._sources, set()
-        compares = self.exchange is not None and all(map(self.exchange.compares_ends_with, sources))
+        compares = all(map(self._comparing.compares_ends_with, sources))
         return POLLS_BESIDE if sources and compares else POLLS

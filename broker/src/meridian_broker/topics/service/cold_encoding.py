@@ -9,10 +9,10 @@ longer where there are very many.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.service.open_topics import OpenTopics
     from meridian_broker.topics.topic import Topic
 
 ROUND_SECONDS: Final = 30
@@ -28,16 +28,16 @@ class Cooling:
         self._topics_at_once = 0
         self._seconds = 0
 
-    def look(self, service: OpenTopics) -> None:
+    def look(self, topics: Mapping[str, Topic]) -> None:
         """Called every second."""
         self._seconds += 1
         if not self._waiting and self._seconds >= ROUND_SECONDS:
-            self._waiting.extend(service.topics)
+            self._waiting.extend(topics)
             self._topics_at_once = -(-len(self._waiting) // ROUND_SECONDS)
             self._seconds = 0
         visits = 0
         for _ in range(min(self._topics_at_once, len(self._waiting))):
-            topic = service.topics.get(self._waiting.popleft())
+            topic = topics.get(self._waiting.popleft())
             if topic is not None:
                 cool(topic)
                 visits += len(topic.subscriptions)

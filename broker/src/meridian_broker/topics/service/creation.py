@@ -23,107 +23,110 @@ from meridian_broker.topics.service import kinds
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.service.open_topics import OpenTopics
+    from meridian_broker.topics.service.opener import TopicOpener
 
 log = logging.getLogger(__name__)
 
 
-async def partitions(service: OpenTopics, name: TopicName, *, create: bool) -> int:
-    """``TopicService.partitions``."""
-    await service.check_exists(name)
-    record = await service.catalog.partitioned.find(name.base)
+async def partitions(opener: TopicOpener, name: TopicName, *, create: bool) -> int:
+    """Number of partitions, 0 for a topic without. A partitioned topic is made when it may and none is there; one
+    without partitions is made by its first client.
+
+    :raises TopicNotFound: there is none, and none may be made.
+    """
+    opener.registry.check_exists(name)
+    record = await opener.parts.catalog.partitioned.find(name.base)
     if record is not None:
         if name.partition >= record.partitions:
             raise TopicNotFound(f"{name.base} has {record.partitions} partitions, not {name.partition + 1}")
         return record.partitions if name.partition < 0 else 0
-    if str(name) in service.topics or str(name) in service.non_persistent.topics:
+    if str(name) in opener.registry.topics or str(name) in opener.registry.non_persistent.topics:
         return 0
-    if await service.catalog.topics.find(name) is not None:
+    if await opener.parts.catalog.topics.find(name) is not None:
         return 0
-    creation = service.rules(name).auto_topic_creation
+    creation = opener.parts.rules(name).auto_topic_creation
     if not create or not creation.allowed:
         raise TopicNotFound(f"topic {name} does not exist")
     if creation.partitioned and name.partition < 0:
         try:
-            await create_partitioned(service, name, creation.partitions, {})
+            await create_partitioned(opener, name, creation.partitions, {})
         except AlreadyExists as error:  # somebody else was quicker, here or in another region
             try:
-                return await partitions(service, name, create=False)
+                return await partitions(opener, name, create=False)
             except TopicNotFound:
                 raise error from None  # the other region tells us of its topic: clients ask again until then
         return creation.partitions
     return 0
 
 
-async def create_plain(service: OpenTopics, name: TopicName, properties: dict[str, str]) -> None:
+async def create_plain(opener: TopicOpener, name: TopicName, properties: dict[str, str]) -> None:
     """Make a topic without partitions.
 
     :raises AlreadyExists: there is one of that name.
     :raises InvalidName: no topic may be called that.
     """
-    await service.check_exists(name)
+    opener.registry.check_exists(name)
     validation.new_topic(name)
     if not name.is_persistent:
-        await service.non_persistent.create(name)
+        await opener.registry.non_persistent.create(name)
         return
-    await opening.check_room(service, name, 1)
-    await service.catalog.topics.create(name, TopicRecord(properties=properties, joining=service.is_shared(name)))
-    await service.topic(name, create=False)
+    await opening.check_room(opener.parts, name, 1)
+    record = TopicRecord(properties=properties, joining=opener.parts.is_shared(name))
+    await opener.parts.catalog.topics.create(name, record)
+    await opener.topic(name, create=False)
 
 
-async def create_partitioned(service: OpenTopics, name: TopicName, partitions: int, properties: dict[str, str]) -> None:
+async def create_partitioned(opener: TopicOpener, name: TopicName, partitions: int, properties: dict[str, str]) -> None:
     """Make a partitioned topic with all its partitions.
 
     :raises AlreadyExists: there is a topic of that name, here or, without partitions and made earlier, elsewhere.
     :raises InvalidName: no topic may be called that.
     """
-    await service.check_exists(name)
+    opener.registry.check_exists(name)
     validation.new_topic(name)
     if partitions < 1:
         raise InvalidName(f"{partitions} partitions: a partitioned topic needs at least one")
-    if await service.catalog.topics.find(name) is not None:
+    if await opener.parts.catalog.topics.find(name) is not None:
         raise AlreadyExists(f"{name} already exists as a topic without partitions")
     if not name.is_persistent:
-        async with service.lock(str(name)):
-            await opening.check_room(service, name, partitions)
-            await service.catalog.partitioned.create(name, partitions, properties)
+        async with opener.registry.lock(str(name)):
+            await opening.check_room(opener.parts, name, partitions)
+            await opener.parts.catalog.partitioned.create(name, partitions, properties)
         return
-    with service.unfinished.or_later(name):
-        async with service.lock(str(name)):
-            await opening.check_room(service, name, partitions)
-            record = await service.catalog.partitioned.create(name, partitions, properties)
-            await service.catalog.topics.create_partitions(name, TopicRecord(joining=service.is_shared(name)))
-        others = sorted(service.regions_of(str(name)) - {service.region})
-        telling = [partial(_tell, service, region, name, record) for region in others]
-        opening_all = [partial(service.topic, name.with_partition(index), create=False) for index in range(partitions)]
+    with opener.parts.unfinished.or_later(name):
+        async with opener.registry.lock(str(name)):
+            await opening.check_room(opener.parts, name, partitions)
+            record = await opener.parts.catalog.partitioned.create(name, partitions, properties)
+            await opener.parts.catalog.topics.create_partitions(name, TopicRecord(joining=opener.parts.is_shared(name)))
+        others = sorted(opener.parts.regions_of(str(name)) - {opener.parts.region})
+        telling = [partial(_tell, opener, region, name, record) for region in others]
+        opening_all = [partial(opener.topic, name.with_partition(index), create=False) for index in range(partitions)]
         try:
-            await run_all(service.scheduler, [*telling, *opening_all], "make a partition")
+            await run_all(opener.parts.scheduler, [*telling, *opening_all], "make a partition")
         except OtherKind as error:
-            await kinds.take_back(service, name, record.created)
+            await kinds.take_back(opener, name, record.created)
             raise AlreadyExists(f"{name} was not created: {error}") from error
 
 
-async def complete(service: OpenTopics, name: TopicName) -> None:
+async def complete(opener: TopicOpener, name: TopicName) -> None:
     """Make what is missing of a partitioned topic that is on record; its replicators tell the other regions of it.
 
     :raises MetadataError, LedgerError, TopicError: some partitions are not open yet.
     """
-    async with service.lock(str(name)):
-        record = await service.catalog.partitioned.find(name)
+    async with opener.registry.lock(str(name)):
+        record = await opener.parts.catalog.partitioned.find(name)
         if record is None:
             return  # it was never made after all, or is deleted
-        await service.catalog.topics.create_partitions(name, TopicRecord(joining=service.is_shared(name)))
-    opening_all = [partial(service.topic, name.with_partition(n), create=True) for n in range(record.partitions)]
-    await run_all(service.scheduler, opening_all, "open a partition")
+        await opener.parts.catalog.topics.create_partitions(name, TopicRecord(joining=opener.parts.is_shared(name)))
+    opening_all = [partial(opener.topic, name.with_partition(n), create=True) for n in range(record.partitions)]
+    await run_all(opener.parts.scheduler, opening_all, "open a partition")
     log.info("partitioned topic %s: completed a creation that was begun earlier", name)
 
 
-async def _tell(service: OpenTopics, region: str, name: TopicName, record: PartitionedTopicRecord) -> None:
+async def _tell(opener: TopicOpener, region: str, name: TopicName, record: PartitionedTopicRecord) -> None:
     """:raises OtherKind: the region made a topic without partitions earlier."""
-    replication = service.replication
-    if replication is None:
-        return
-    deletion = await service.catalog.partitioned.deletion(name)
+    replication = opener.regions.replication
+    deletion = await opener.parts.catalog.partitioned.deletion(name)
     incarnation = "" if deletion is None else str(deletion.stamp)
     try:
         await replication.make_partitioned(region, str(name), record.partitions, incarnation, record.created)

@@ -18,7 +18,8 @@ from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.errors import InvalidTopicNameError
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.service.open_topics import OpenTopics
+    from meridian_broker.topics.service.opener import TopicOpener
+    from meridian_broker.topics.service.registry import TopicRegistry
     from meridian_broker.topics.subscriptions.registry import Lives
     from meridian_broker.topics.topic import Topic
 
@@ -28,27 +29,41 @@ log = logging.getLogger(__name__)
 class ExchangeHost:
     """See the module's text: ``ProgressHost`` of the exchange. One per broker."""
 
-    def __init__(self, service: OpenTopics) -> None:
-        self._service = service
-        self.region = service.region
-        self.is_served = service.is_served
-        self.regions_of = service.regions_of
+    def __init__(self, registry: TopicRegistry) -> None:
+        self._registry = registry
+        self._opener: TopicOpener | None = None
+        self.region = registry.parts.region
+        self.is_served = registry.is_served
+        self.regions_of = registry.parts.regions_of
         self._wanted: set[str] = set()
         """Topics that are being opened because another region waits for them."""
 
-    def _registry(self, topic: str) -> Lives | None:
-        found = self._service.topics.get(topic)
+    def bind(self, opener: TopicOpener) -> None:
+        """What opens topics. It needs the exchange, and the exchange this host: so it comes last.
+
+        :raises RuntimeError: there is one.
+        """
+        if self._opener is not None:
+            raise RuntimeError("the exchange's host already has what opens topics")
+        self._opener = opener
+
+    async def _open(self, topic: str, *, create: bool, incarnation: str | None = None) -> Topic:
+        assert self._opener is not None, "links are made once everything is bound"
+        return await self._opener.topic(topic_name.parse(topic), create=create, incarnation=incarnation)
+
+    def _lives(self, topic: str) -> Lives | None:
+        found = self._registry.topics.get(topic)
         return None if found is None or found.failure is not None else found.lives
 
     def open_soon(self, topic: str) -> None:
         """Another region waits for a topic on record that is not open: it does not wait for those before it."""
-        if self._service.is_unopened(topic) and topic not in self._wanted and not self._service.closing:
+        if self._registry.is_unopened(topic) and topic not in self._wanted and not self._registry.closing:
             self._wanted.add(topic)
-            self._service.scheduler.spawn(self._open_wanted(topic), "open a topic that another region waits for")
+            self._registry.parts.scheduler.spawn(self._open_wanted(topic), "open a topic that another region waits for")
 
     async def _open_wanted(self, topic: str) -> None:
         try:
-            await self._service.topic(topic_name.parse(topic), create=False)
+            await self._open(topic, create=False)
         except (TopicError, LedgerError, MetadataError) as error:
             log.info("%s cannot be opened for another region: %s", topic, error)
         finally:
@@ -56,15 +71,15 @@ class ExchangeHost:
 
     def progress(self, topic: str, subscription: str) -> Progress | None:
         """Newest progress, this turn's acknowledgements included; None: no such replicated subscription."""
-        found = self._registry(topic)
+        found = self._lives(topic)
         return None if found is None else found.progress(subscription)
 
     def record(self, topic: str, subscription: str) -> bytes | None:
-        return None if (found := self._registry(topic)) is None else found.record(subscription)
+        return None if (found := self._lives(topic)) is None else found.record(subscription)
 
     def when_durable(self, topic: str, done: Done) -> None:
         """``done`` once all that is known now of an open topic's subscriptions is on disk, or why it never will be."""
-        found = self._service.topics.get(topic)
+        found = self._registry.topics.get(topic)
         if found is None:
             done(LedgerError(f"{topic} is no longer open"))
         else:
@@ -72,22 +87,22 @@ class ExchangeHost:
 
     def incarnation(self, topic: str) -> str:
         """Of a topic that is not open: the one it will have. What cannot be a topic's name was never deleted."""
-        found = self._service.topics.get(topic)
+        found = self._registry.topics.get(topic)
         if found is not None:
             return found.incarnation
         try:
-            return self._service.catalog.incarnation(topic_name.parse(topic))
+            return self._registry.parts.catalog.incarnation(topic_name.parse(topic))
         except InvalidTopicNameError:
             return ""
 
     def replicated_topics(self) -> Iterable[str]:
         """Topics open here of which other regions hear."""
-        topics = self._service.topics.values()
+        topics = self._registry.topics.values()
         return (topic.name for topic in topics if topic.failure is None and topic.lives.has_shared())
 
     def replicated_in(self, topic: str) -> list[str]:
         """Its subscriptions that are shared with other regions, deleted ones included."""
-        return [] if (found := self._registry(topic)) is None else found.shared()
+        return [] if (found := self._lives(topic)) is None else found.shared()
 
     def merge(
         self,
@@ -99,12 +114,12 @@ class ExchangeHost:
         done: Callable[[str | None], None],
     ) -> None:
         """Join what another region told; ``done(None)`` once durable, ``done(reason)`` when refused."""
-        found = self._service.topics.get(topic)
+        found = self._registry.topics.get(topic)
         if found is not None and found.failure is None:
             self._merge(found, subscription, incarnation, delta, record, done)
         else:
             work = self._open_and_merge(topic, subscription, incarnation, delta, record, done)
-            self._service.scheduler.spawn(work, "open a topic for another region's progress")
+            self._registry.parts.scheduler.spawn(work, "open a topic for another region's progress")
 
     async def _open_and_merge(
         self,
@@ -116,7 +131,7 @@ class ExchangeHost:
         done: Callable[[str | None], None],
     ) -> None:
         try:
-            found = await self._service.topic(topic_name.parse(topic), create=True, incarnation=incarnation)
+            found = await self._open(topic, create=True, incarnation=incarnation)
         except Exception as error:  # whatever it is, the peer hears it
             done(f"{topic} cannot be opened: {error}")
             return

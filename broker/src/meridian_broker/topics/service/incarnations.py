@@ -30,7 +30,7 @@ from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.service.open_topics import OpenTopics
+    from meridian_broker.topics.service.opener import TopicOpener
     from meridian_broker.topics.topic import Topic
 
 log = logging.getLogger(__name__)
@@ -41,65 +41,65 @@ RETRY_SECONDS: Final = 5.0
 """What could not be deleted now is tried again after so long."""
 
 
-async def differing(service: OpenTopics, name: TopicName, asked: str) -> DeletionNotice | None:
+async def differing(opener: TopicOpener, name: TopicName, asked: str) -> DeletionNotice | None:
     """What to tell a region that knows of another deletion of the topic than we do; None: both know of the same one,
     or it knows of a later one, which is followed then."""
-    found = service.topics.get(str(name))
+    found = opener.registry.topics.get(str(name))
     if found is not None and found.failure is None and found.incarnation == asked:
         return None
-    record, deletion = await service.catalog.topics.find(name), await service.catalog.topics.deletion(name)
+    record, deletion = await opener.parts.catalog.topics.find(name), await opener.parts.catalog.topics.deletion(name)
     known = record[0].incarnation if record is not None else "" if deletion is None else str(deletion.stamp)
     if known == asked:
         return None
-    if record is None and stamp_of(known) < (stamp := stamp_of(asked)) and _is_possible(service, stamp):
-        await service.catalog.topics.mark_deleted(name, stamp)
+    if record is None and stamp_of(known) < (stamp := stamp_of(asked)) and _is_possible(opener, stamp):
+        await opener.parts.catalog.topics.mark_deleted(name, stamp)
         return None
     if deletion is None or str(deletion.stamp) != known:
         return DeletionNotice(known, {}, False)
     return DeletionNotice(known, deletion.ends, deletion.is_of_base)
 
 
-async def compare_base(service: OpenTopics, name: TopicName, asked: str) -> int:
+async def compare_base(opener: TopicOpener, name: TopicName, asked: str) -> int:
     """A region that knows of deletion ``asked`` asks about a partitioned topic: 1 if we know of a later deletion, 0 if
     of the same one, -1 if of an earlier one: what we have then was deleted there."""
-    known = await service.catalog.partitioned.deletion(name)
+    known = await opener.parts.catalog.partitioned.deletion(name)
     ours, theirs = ZERO if known is None else known.stamp, stamp_of(asked)
     return (ours > theirs) - (ours < theirs)
 
 
-async def follow_base(service: OpenTopics, name: TopicName, asked: str) -> Deletion | None:
+async def follow_base(opener: TopicOpener, name: TopicName, asked: str) -> Deletion | None:
     """A region that knows of deletion ``asked`` wants us to have a partitioned topic: the later deletion that we know
     of, which forbids it; None: we may have it. If ours was deleted there, we forget how many partitions it had; each
     of them goes, or is set aside, when its replicators are told."""
-    known = await service.catalog.partitioned.deletion(name)
+    known = await opener.parts.catalog.partitioned.deletion(name)
     stamp = stamp_of(asked)
     if known is not None and known.stamp > stamp:
         return known
-    if stamp > (ZERO if known is None else known.stamp) and _is_possible(service, stamp):
-        await removal.forget_partitioned(service, name.base, stamp)
+    if stamp > (ZERO if known is None else known.stamp) and _is_possible(opener, stamp):
+        await removal.forget_partitioned(opener, name.base, stamp)
     return None
 
 
-async def check_base(service: OpenTopics, name: TopicName, asked: str) -> None:
+async def check_base(opener: TopicOpener, name: TopicName, asked: str) -> None:
     """The same, looked at again by whoever holds the topic's lock. :raises TopicFenced: it was deleted meanwhile."""
-    if await compare_base(service, name, asked) > 0:
+    if await compare_base(opener, name, asked) > 0:
         raise TopicFenced(f"{name} was deleted in the meantime: try again")
 
 
-async def follow(service: OpenTopics, topic: Topic, told: DeletionNotice) -> None:
+async def follow(opener: TopicOpener, topic: Topic, told: DeletionNotice) -> None:
     """Another region told of a deletion that is later than the one we know of: our copy goes, or is set aside."""
     stamp = stamp_of(told.incarnation)
-    if stamp <= stamp_of(topic.incarnation) or not _is_possible(service, stamp):
+    if stamp <= stamp_of(topic.incarnation) or not _is_possible(opener, stamp):
         return
     name = topic_name.parse(topic.name)
     if told.is_of_base:
         try:
-            await removal.forget_partitioned(service, name.base, stamp)
+            await removal.forget_partitioned(opener, name.base, stamp)
         except MetadataError as error:
             log.warning("%s was deleted in another region, which will report it again: %s", name.base, error)
             return
-    async with service.lock(topic.name):
-        if service.topics.get(topic.name) is not topic or topic.failure is not None:
+    async with opener.registry.lock(topic.name):
+        if opener.registry.topics.get(topic.name) is not topic or topic.failure is not None:
             return
         topic.reopen = False
         topic.fence(f"the topic was deleted in another region ({stamp})")
@@ -107,7 +107,7 @@ async def follow(service: OpenTopics, topic: Topic, told: DeletionNotice) -> Non
             try:
                 await topic.scheduler.answer(topic.log.when_durable)
             finally:
-                await service.drop(topic)
+                await opener.drop(topic)
             beyond = {
                 region: end
                 for region, end in {**topic.log.last_origin, topic.region: topic.log.last_own}.items()
@@ -119,27 +119,32 @@ async def follow(service: OpenTopics, topic: Topic, told: DeletionNotice) -> Non
                     f"{name} was deleted in other regions ({stamp}), but this copy has messages of {regions} that "
                     "they never got"
                 )
-                await removal.set_aside(service, topic, name, why, stamp)
+                await removal.set_aside(opener, topic, name, why, stamp)
             else:
-                await deletion.destroy(service, topic, stamp)
+                await deletion.destroy(opener.parts, topic, stamp)
                 log.warning("topic %s was deleted in another region (%s) and now also here", name, stamp)
         except (TopicError, LedgerError, MetadataError) as error:
             log.warning("%s was deleted in another region but not yet here, will retry: %s", name, error)
-            service.scheduler.later(RETRY_SECONDS, lambda: service.scheduler.spawn(_open_again(service, name), "retry"))
+            _open_later(opener, name)
 
 
-async def _open_again(service: OpenTopics, name: TopicName) -> None:
+async def _open_again(opener: TopicOpener, name: TopicName) -> None:
     """Once it is open its replicators hear of the deletion again."""
     try:
-        await service.topic(name, create=False)
+        await opener.topic(name, create=False)
     except TopicNotFound:
         return  # it is deleted after all
     except (TopicError, LedgerError, MetadataError):
-        if not service.closing:
-            service.scheduler.later(RETRY_SECONDS, lambda: service.scheduler.spawn(_open_again(service, name), "retry"))
+        if not opener.registry.closing:
+            _open_later(opener, name)
 
 
-def _is_possible(service: OpenTopics, stamp: Stamp) -> bool:
-    ahead_ms = stamp.time_ms - service.scheduler.now_ms()
-    known = stamp.region == service.region or service.catalog.cluster(stamp.region) is not None
+def _open_later(opener: TopicOpener, name: TopicName) -> None:
+    scheduler = opener.parts.scheduler
+    scheduler.later(RETRY_SECONDS, lambda: scheduler.spawn(_open_again(opener, name), "retry"))
+
+
+def _is_possible(opener: TopicOpener, stamp: Stamp) -> bool:
+    ahead_ms = stamp.time_ms - opener.parts.scheduler.now_ms()
+    known = stamp.region == opener.parts.region or opener.parts.catalog.cluster(stamp.region) is not None
     return known and ahead_ms <= CLOCKS_APART_MS

@@ -35,7 +35,7 @@ from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.service.open_topics import OpenTopics
+    from meridian_broker.topics.service.opener import TopicOpener
     from meridian_broker.topics.topic import Topic
 
 log = logging.getLogger(__name__)
@@ -68,66 +68,66 @@ def gives_way(ours: Creation, theirs: Creation) -> bool:
     return ours.kind is not theirs.kind and theirs < ours
 
 
-async def creation(service: OpenTopics, name: TopicName) -> Creation | None:
+async def creation(opener: TopicOpener, name: TopicName) -> Creation | None:
     """Of the topic of that name in this region; None: there is none."""
-    partitioned = await service.catalog.partitioned.find(name)
+    partitioned = await opener.parts.catalog.partitioned.find(name)
     if partitioned is not None:
         return Creation(partitioned.created or ZERO, Kind.PARTITIONED)
-    plain = await service.catalog.topics.find(name)
+    plain = await opener.parts.catalog.topics.find(name)
     return None if plain is None else Creation(plain[0].created or ZERO, Kind.PLAIN)
 
 
-async def make_way(service: OpenTopics, name: TopicName, theirs: Creation) -> list[Carried]:
+async def make_way(opener: TopicOpener, name: TopicName, theirs: Creation) -> list[Carried]:
     """Another region has a topic of that name: what is here and of the other kind gives way if it was made later.
 
     :returns: its subscriptions, for ``carry`` once the other one is made.
     :raises OtherKind: ours was made earlier.
     :raises TopicError, LedgerError, MetadataError: it could not give way now; asking again goes on with it.
     """
-    ours = await creation(service, name)
+    ours = await creation(opener, name)
     if ours is None or ours.kind is theirs.kind:
         return []
     if not gives_way(ours, theirs):
         made = "without partitions" if ours.kind is Kind.PLAIN else "with partitions"
         raise OtherKind(
-            f"{service.region} has {name} as a topic {made}, created earlier ({ours.stamp}): that one counts"
+            f"{opener.parts.region} has {name} as a topic {made}, created earlier ({ours.stamp}): that one counts"
         )
     why = f"{name} was created earlier ({theirs.stamp}) in another region, " + (
         "with partitions, and this is the topic without" if ours.kind is Kind.PLAIN else "without partitions"
     )
-    names = [name] if ours.kind is Kind.PLAIN else [name, *await removal.partition_names(service, name)]
+    names = [name] if ours.kind is Kind.PLAIN else [name, *await removal.partition_names(opener, name)]
     carried: dict[str, Carried] = {}
     async with AsyncExitStack() as locks:
-        held = await removal.hold(service, names, locks)
-        if await creation(service, name) != ours:
+        held = await removal.hold(opener, names, locks)
+        if await creation(opener, name) != ours:
             raise TopicFenced(f"{name} was deleted or recreated in the meantime: try again")
         for topic in held:
             carried |= _subscriptions(topic)
-            await _give_way(service, topic, why)
+            await _give_way(opener, topic, why)
         if ours.kind is Kind.PARTITIONED:
-            await service.catalog.partitioned.take_back(name)
+            await opener.parts.catalog.partitioned.take_back(name)
     return list(carried.values())
 
 
-async def check_kind(service: OpenTopics, name: TopicName) -> None:
+async def check_kind(opener: TopicOpener, name: TopicName) -> None:
     """Another region asks for a topic that is not here. :raises OtherKind: what is here is of the other kind."""
-    found = await creation(service, name.base)
+    found = await creation(opener, name.base)
     if found is not None and (found.kind is Kind.PLAIN) == (name.partition >= 0):
         kind = "without" if found.kind is Kind.PLAIN else "with"
-        raise OtherKind(f"{service.region} has {name.base} as a topic {kind} partitions")
+        raise OtherKind(f"{opener.parts.region} has {name.base} as a topic {kind} partitions")
 
 
-async def carry(service: OpenTopics, topics: Iterable[Topic], carried: Iterable[Carried]) -> None:
+async def carry(opener: TopicOpener, topics: Iterable[Topic], carried: Iterable[Carried]) -> None:
     """Make subscriptions of a copy that gave way, where they are missing, at the earliest message. Durable after it."""
     for topic in topics:
         for name, replicated in carried:
             if name not in topic.subscriptions:
                 topic.create_subscription(name, EARLIEST, replicated=replicated)
-        await service.scheduler.answer(topic.progress_log.when_durable)
+        await opener.parts.scheduler.answer(topic.progress_log.when_durable)
 
 
 async def create_as_told(
-    service: OpenTopics, name: TopicName, partitions: int, properties: dict[str, str], created: Stamp, known: str
+    opener: TopicOpener, name: TopicName, partitions: int, properties: dict[str, str], created: Stamp, known: str
 ) -> None:
     """Make a partitioned topic that another region has. Its partitions are opened once the caller has the answer.
 
@@ -136,55 +136,55 @@ async def create_as_told(
     :raises OtherKind: this region made one without partitions earlier.
     :raises AlreadyExists: there is a partitioned topic of that name.
     """
-    carried = await make_way(service, name, Creation(created, Kind.PARTITIONED))
-    await service.check_exists(name)
-    async with service.lock(str(name)):
-        await incarnations.check_base(service, name, known)
-        await service.catalog.partitioned.create(name, partitions, properties, created)
-        await service.catalog.topics.create_partitions(name, TopicRecord(joining=service.is_shared(name)))
+    carried = await make_way(opener, name, Creation(created, Kind.PARTITIONED))
+    opener.registry.check_exists(name)
+    async with opener.registry.lock(str(name)):
+        await incarnations.check_base(opener, name, known)
+        await opener.parts.catalog.partitioned.create(name, partitions, properties, created)
+        await opener.parts.catalog.topics.create_partitions(name, TopicRecord(joining=opener.parts.is_shared(name)))
     names = [name.with_partition(index) for index in range(partitions)]
     if carried:
-        topics = [await service.topic(one, create=False) for one in names]
-        await carry(service, topics, carried)
+        topics = [await opener.topic(one, create=False) for one in names]
+        await carry(opener, topics, carried)
     else:
-        service.scheduler.spawn(_open(service, names), f"open the partitions of {name}")
+        opener.parts.scheduler.spawn(_open(opener, names), f"open the partitions of {name}")
 
 
-async def take_back(service: OpenTopics, name: TopicName, created: Stamp | None) -> None:
+async def take_back(opener: TopicOpener, name: TopicName, created: Stamp | None) -> None:
     """A creation here, of a moment ago, does not count: forget it. If messages came meanwhile it stays until the region
     that made the topic earlier tells of it."""
-    async with service.lock(str(name)):
-        record = await service.catalog.partitioned.find(name)
+    async with opener.registry.lock(str(name)):
+        record = await opener.parts.catalog.partitioned.find(name)
         if record is None or record.created != created:
             return
-        names = await removal.partition_names(service, name)
-        await removal.take_back(service, names)
-        if not await service.catalog.topics.partitions(name):
-            await service.catalog.partitioned.take_back(name)
+        names = await removal.partition_names(opener, name)
+        await removal.take_back(opener, names)
+        if not await opener.parts.catalog.topics.partitions(name):
+            await opener.parts.catalog.partitioned.take_back(name)
 
 
-async def _open(service: OpenTopics, names: list[TopicName]) -> None:
+async def _open(opener: TopicOpener, names: list[TopicName]) -> None:
     """A partition that cannot be opened now is opened for whoever asks for it."""
 
     async def open_one(name: TopicName) -> None:
         try:
-            await service.topic(name, create=False)
+            await opener.topic(name, create=False)
         except (TopicError, LedgerError, MetadataError) as error:
             log.info("partition %s is not open yet: %s", name, error)
 
-    await run_all(service.scheduler, [partial(open_one, name) for name in names], "open a partition")
+    await run_all(opener.parts.scheduler, [partial(open_one, name) for name in names], "open a partition")
 
 
-async def _give_way(service: OpenTopics, topic: Topic, why: str) -> None:
+async def _give_way(opener: TopicOpener, topic: Topic, why: str) -> None:
     """The caller holds its lock."""
     if topic.log.after(EARLIEST) is None:
-        await removal.unmake(service, topic, why)
+        await removal.unmake(opener, topic, why)
         return
     topic.reopen = False
     topic.fence(why)
     await topic.scheduler.answer(topic.log.when_durable)
-    await service.drop(topic)
-    await removal.set_aside(service, topic, topic_name.parse(topic.name), why, None)
+    await opener.drop(topic)
+    await removal.set_aside(opener, topic, topic_name.parse(topic.name), why, None)
 
 
 def _subscriptions(topic: Topic) -> dict[str, Carried]:

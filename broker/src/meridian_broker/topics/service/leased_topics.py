@@ -30,21 +30,20 @@ from meridian_broker.topics.service import scopes
 from meridian_broker.topics.service.witness import WitnessStore
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.service.open_topics import OpenTopics
+    from meridian_broker.topics.service.registry import TopicRegistry
     from meridian_broker.topics.subscriptions.subscription import Subscription
 
 
 class SharedStreams:
     """See the module's text. One per broker."""
 
-    def __init__(self, topics: OpenTopics) -> None:
+    def __init__(self, topics: TopicRegistry) -> None:
         self._topics = topics
         self.witness = WitnessStore(topics)
-        self.witness.open_soon()
 
     @property
     def region(self) -> str:
-        return self._topics.region
+        return self._topics.parts.region
 
     def voter_sets(self, stream: Stream) -> tuple[VoterSets, str] | None:
         """Who votes on the stream, and its preferred holder where that matters to this voter; None while it is not

@@ -24,63 +24,64 @@ from meridian_broker.topics.service import incarnations, removal
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.service.open_topics import OpenTopics
+    from meridian_broker.topics.service.opener import TopicOpener
 
 log = logging.getLogger(__name__)
 
 
-async def grow(service: OpenTopics, name: TopicName, partitions: int, known: str | None = None) -> None:
+async def grow(opener: TopicOpener, name: TopicName, partitions: int, known: str | None = None) -> None:
     """Have so many partitions; the topic's subscriptions start at the earliest message of the new ones.
 
     :param known: another region asks, and this is the last deletion that it knows of (R8).
     :raises TopicFenced: it was deleted meanwhile.
     :raises NotFound: there is no such partitioned topic.
     """
-    partitioned = service.catalog.partitioned
+    partitioned = opener.parts.catalog.partitioned
     if not name.is_persistent:
         await partitioned.grow(name, partitions)
         return
-    async with service.lock(str(name)):
+    async with opener.registry.lock(str(name)):
         if known is not None:
-            await incarnations.check_base(service, name, known)
+            await incarnations.check_base(opener, name, known)
         before = (await partitioned.get(name)).partitions
         if not before < partitions <= MAX_PARTITIONS:
             await partitioned.grow(name, partitions)  # says what is wrong with it
             return
-        await _take_back_from(service, name, before)
+        await _take_back_from(opener, name, before)
         try:
-            new = [partial(_prepare_partition, service, name, index, partitions) for index in range(before, partitions)]
-            await run_all(service.scheduler, new, "make a partition")
+            new = [partial(_prepare_partition, opener, name, index, partitions) for index in range(before, partitions)]
+            await run_all(opener.parts.scheduler, new, "make a partition")
             await partitioned.grow(name, partitions)
         except Exception:
-            await _give_up(service, name, before)
+            await _give_up(opener, name, before)
             raise
 
     async def tell(index: int) -> None:
-        (await service.topic(name.with_partition(index), create=False)).partitions = partitions
+        (await opener.topic(name.with_partition(index), create=False)).partitions = partitions
 
-    await run_all(service.scheduler, [partial(tell, index) for index in range(partitions)], "tell a partition's number")
+    telling = [partial(tell, index) for index in range(partitions)]
+    await run_all(opener.parts.scheduler, telling, "tell a partition's number")
 
 
-async def _give_up(service: OpenTopics, name: TopicName, before: int) -> None:
+async def _give_up(opener: TopicOpener, name: TopicName, before: int) -> None:
     try:
-        record = await service.catalog.partitioned.find(name)  # the number may have been written all the same
-        await _take_back_from(service, name, before if record is None else record.partitions)
+        record = await opener.parts.catalog.partitioned.find(name)  # the number may have been written all the same
+        await _take_back_from(opener, name, before if record is None else record.partitions)
     except (MetadataError, LedgerError, TopicError) as error:
         log.warning("%s did not grow; partitions created for that stay until it does: %s", name, error)
 
 
-async def _take_back_from(service: OpenTopics, name: TopicName, number: int) -> None:
+async def _take_back_from(opener: TopicOpener, name: TopicName, number: int) -> None:
     """Partitions on record beyond the number that the topic has."""
-    on_record = await service.catalog.topics.partitions(name)
-    await removal.take_back(service, [one for one in on_record if one.partition >= number])
+    on_record = await opener.parts.catalog.topics.partitions(name)
+    await removal.take_back(opener, [one for one in on_record if one.partition >= number])
 
 
-async def _prepare_partition(service: OpenTopics, name: TopicName, index: int, partitions: int) -> None:
+async def _prepare_partition(opener: TopicOpener, name: TopicName, index: int, partitions: int) -> None:
     """Make a new partition with the subscriptions of the first one."""
-    known = await service.topic(name.with_partition(0), create=False)
-    topic = await service.topic(name.with_partition(index), create=True, growing_to=partitions)
+    known = await opener.topic(name.with_partition(0), create=False)
+    topic = await opener.topic(name.with_partition(index), create=True, growing_to=partitions)
     for subscription in list(known.subscriptions.values()):
         if subscription.durable and subscription.name not in topic.subscriptions:
             topic.create_subscription(subscription.name, EARLIEST, replicated=subscription.replicated)
-    await service.scheduler.answer(topic.progress_log.when_durable)
+    await opener.parts.scheduler.answer(topic.progress_log.when_durable)

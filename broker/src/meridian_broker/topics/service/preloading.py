@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.periodic import each
 from meridian_broker.topics.errors import TopicNotFound
+from meridian_broker.topics.lifecycle import orphans
 from meridian_broker.topics.service import creation, removal
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.service.open_topics import OpenTopics
+    from meridian_broker.topics.service.opener import TopicOpener
     from meridian_broker.wire.pulsar.topic_name import TopicName
 
 log = logging.getLogger(__name__)
@@ -30,8 +31,14 @@ log = logging.getLogger(__name__)
 class Loading:
     """The topics that a broker opens by itself."""
 
-    def __init__(self, topics: OpenTopics) -> None:
-        self._topics = topics
+    def __init__(self, opener: TopicOpener) -> None:
+        self._opener = opener
+        self._registry = opener.registry
+        self._parts = opener.parts
+
+    async def make_topics(self) -> None:
+        """Put on record what only the volume knows, before anybody asks. :raises MetadataError: it cannot be read."""
+        await orphans.make_topics(self._parts)
 
     async def load_all(self) -> None:
         """Open all that is on the list, and finish the making and the deletions of partitioned topics.
@@ -39,9 +46,9 @@ class Loading:
         :raises MetadataError: what is on record cannot be read.
         :raises SomeFailed: some topics cannot be opened.
         """
-        unfinished = self._topics.unfinished
+        unfinished = self._parts.unfinished
         if not unfinished.is_surveyed:
-            names = await self._topics.survey()
+            names = await self._registry.survey()
             for name in names:
                 unfinished.later(name)
             await self._look_for_halves(frozenset(names))
@@ -58,28 +65,28 @@ class Loading:
 
         :param on_record: topics.
         """
-        topics, unfinished = self._topics, self._topics.unfinished
-        for namespace in topics.catalog.known_namespaces():
-            for name, record in await topics.catalog.partitioned.all(namespace):
+        parts, unfinished = self._parts, self._parts.unfinished
+        for namespace in parts.catalog.known_namespaces():
+            for name, record in await parts.catalog.partitioned.all(namespace):
                 if record.deleting is not None:
                     unfinished.finish_later(name)
-                elif topics.is_shared(name) and any(
+                elif parts.is_shared(name) and any(
                     name.with_partition(number) not in on_record for number in range(record.partitions)
                 ):
                     unfinished.coming[str(name)] = name
 
     async def _finish(self, name: TopicName) -> None:
-        if not self._topics.closing:
-            await removal.finish(self._topics, name)
-            self._topics.unfinished.going.pop(str(name), None)
+        if not self._registry.closing:
+            await removal.finish(self._opener, name)
+            self._parts.unfinished.going.pop(str(name), None)
 
     async def _complete(self, name: TopicName) -> None:
-        if not self._topics.closing:
-            await creation.complete(self._topics, name)
-            self._topics.unfinished.coming.pop(str(name), None)
+        if not self._registry.closing:
+            await creation.complete(self._opener, name)
+            self._parts.unfinished.coming.pop(str(name), None)
 
     async def _load(self, name: TopicName) -> None:
-        if not self._topics.closing:
+        if not self._registry.closing:
             with suppress(TopicNotFound):  # it was deleted meanwhile
-                await self._topics.topic(name, create=False)
-            self._topics.unfinished.closed.pop(str(name), None)
+                await self._opener.topic(name, create=False)
+            self._parts.unfinished.closed.pop(str(name), None)

@@ -32,7 +32,8 @@ from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.service.open_topics import OpenTopics
+    from meridian_broker.topics.service.opener import TopicOpener
+    from meridian_broker.topics.service.registry import TopicRegistry
     from meridian_broker.topics.subscriptions.subscription import Subscription
     from meridian_broker.topics.topic import Topic
 
@@ -51,38 +52,38 @@ def _to_nobody(_: Stamp) -> None:
     """Nobody is told."""
 
 
-async def delete(service: OpenTopics, name: TopicName, *, force: bool, begun: Begun = _to_nobody) -> Stamp | None:
+async def delete(opener: TopicOpener, name: TopicName, *, force: bool, begun: Begun = _to_nobody) -> Stamp | None:
     """Delete a topic, or a partitioned one with its partitions. Answers the deletion's stamp, of a persistent topic.
 
     :raises TopicInUse: clients are there and ``force`` is not given.
     :raises NotFound: there is none.
     """
     check = _anyway if force else _check_no_clients
-    partitioned = service.catalog.partitioned
+    partitioned = opener.parts.catalog.partitioned
     if name.partition >= 0 or await partitioned.find(name) is None:
         if not name.is_persistent:
-            service.non_persistent.delete([name], force=force, partitioned=False)
+            opener.registry.non_persistent.delete([name], force=force, partitioned=False)
             return None
         async with AsyncExitStack() as locks:
-            topics = await hold(service, [name], locks)
+            topics = await hold(opener, [name], locks)
             if not topics:
                 raise TopicNotFound(f"topic {name} does not exist")
-            stamp = await _new_stamp(service, name)
-            await _remove(service, topics, check, stamp, begun)
+            stamp = await _new_stamp(opener, name)
+            await _remove(opener, topics, check, stamp, begun)
         return stamp
     async with AsyncExitStack() as locks:
-        await locks.enter_async_context(service.lock(str(name)))
-        names = await partition_names(service, name)
+        await locks.enter_async_context(opener.registry.lock(str(name)))
+        names = await partition_names(opener, name)
         if not name.is_persistent:
-            service.non_persistent.delete(names, force=force, partitioned=True)
+            opener.registry.non_persistent.delete(names, force=force, partitioned=True)
             return await partitioned.delete(name)
-        topics = await hold(service, names, locks)
-        stamp = await _new_stamp(service, name)
-        await _remove(service, topics, check, stamp, begun, partitioned=name)
+        topics = await hold(opener, names, locks)
+        stamp = await _new_stamp(opener, name)
+        await _remove(opener, topics, check, stamp, begun, partitioned=name)
         return await partitioned.delete(name, stamp)  # this counts for partitions that nobody has used yet, too
 
 
-async def delete_as_elsewhere(service: OpenTopics, name: TopicName, stamp: Stamp, *, partitioned: bool) -> None:
+async def delete_as_elsewhere(opener: TopicOpener, name: TopicName, stamp: Stamp, *, partitioned: bool) -> None:
     """Follow the deletion of another region, even if the topic is in use here or does not exist (R8).
 
     A link may have told of the deletion before: what was made since then stays. What is of the other kind here, with
@@ -91,86 +92,86 @@ async def delete_as_elsewhere(service: OpenTopics, name: TopicName, stamp: Stamp
     :raises TopicFenced: it was opened, or grew, meanwhile.
     """
     async with AsyncExitStack() as locks:
-        names = await _names_of_both_kinds(service, name)
-        topics = [one for one in await hold(service, names, locks) if stamp_of(one.incarnation) < stamp]
+        names = await _names_of_both_kinds(opener, name)
+        topics = [one for one in await hold(opener, names, locks) if stamp_of(one.incarnation) < stamp]
         # Links tell of the deletion, too, so partitions may be gone since; but none may have been made.
-        if not set(await _names_of_both_kinds(service, name)) <= set(names):
+        if not set(await _names_of_both_kinds(opener, name)) <= set(names):
             raise TopicFenced(f"{name} gained partitions in the meantime: delete it again")
-        known = await service.catalog.topics.deletion(name)
+        known = await opener.parts.catalog.topics.deletion(name)
         is_told = known is not None and known.stamp >= stamp
         meant = [one for one in topics if (one.name != str(name)) == partitioned or name.partition >= 0]
-        has_count = name.partition < 0 and await service.catalog.partitioned.find(name) is not None
-        await _remove(service, meant, _anyway, stamp, partitioned=name if has_count and not is_told else None)
+        has_count = name.partition < 0 and await opener.parts.catalog.partitioned.find(name) is not None
+        await _remove(opener, meant, _anyway, stamp, partitioned=name if has_count and not is_told else None)
         for topic in topics:
             if topic not in meant:
-                await _leave(service, topic, f"{name} was deleted in another region ({stamp})", stamp)
+                await _leave(opener, topic, f"{name} was deleted in another region ({stamp})", stamp)
         if name.partition < 0 and not is_told:
             with contextlib.suppress(NotFound):
-                await service.catalog.partitioned.delete(name, stamp)
-        await service.catalog.topics.mark_deleted(name, stamp)
+                await opener.parts.catalog.partitioned.delete(name, stamp)
+        await opener.parts.catalog.topics.mark_deleted(name, stamp)
 
 
-async def _leave(service: OpenTopics, topic: Topic, why: str, stamp: Stamp) -> None:
+async def _leave(opener: TopicOpener, topic: Topic, why: str, stamp: Stamp) -> None:
     """A topic goes that nobody else has messages of: it is set aside if it holds any. The caller holds its lock."""
     topic.reopen = False
     topic.fence(why)
     await topic.scheduler.answer(topic.log.when_durable)
-    await service.drop(topic)
+    await opener.drop(topic)
     if topic.log.after(EARLIEST) is None:
-        await deletion.destroy(service, topic, stamp)
+        await deletion.destroy(opener.parts, topic, stamp)
         return
     reason = f"{why}, and no other region has the messages of this topic, which is of the other kind"
-    await set_aside(service, topic, topic_name.parse(topic.name), reason, stamp)
+    await set_aside(opener, topic, topic_name.parse(topic.name), reason, stamp)
 
 
-async def set_aside(service: OpenTopics, topic: Topic, name: TopicName, why: str, stamp: Stamp | None) -> None:
+async def set_aside(opener: TopicOpener, topic: Topic, name: TopicName, why: str, stamp: Stamp | None) -> None:
     """Keep a topic that is fenced and no longer open. The caller holds its lock.
 
     :param why: shown as a property of the copy.
     :param stamp: of the topic's deletion; None: it was not deleted.
     """
     await topic.close(why)
-    to = await quarantine.move(service, name, why, stamp)
-    service.forget(topic.name)
-    await service.open(to)
+    to = await quarantine.move(opener.parts, name, why, stamp)
+    opener.parts.unfinished.forget(topic.name)
+    await opener.open(to)
 
 
-async def _names_of_both_kinds(service: OpenTopics, name: TopicName) -> list[TopicName]:
-    return [name, *await partition_names(service, name)] if name.partition < 0 else [name]
+async def _names_of_both_kinds(opener: TopicOpener, name: TopicName) -> list[TopicName]:
+    return [name, *await partition_names(opener, name)] if name.partition < 0 else [name]
 
 
-async def forget_partitioned(service: OpenTopics, name: TopicName, stamp: Stamp) -> None:
+async def forget_partitioned(opener: TopicOpener, name: TopicName, stamp: Stamp) -> None:
     """A partitioned topic was deleted in another region: the number of its partitions goes with the first of them of
     which we hear, under the topic's lock, so that a thousand who hear of it at once do not contend for one record."""
-    async with service.lock(str(name)):
-        known = await service.catalog.partitioned.deletion(name)
+    async with opener.registry.lock(str(name)):
+        known = await opener.parts.catalog.partitioned.deletion(name)
         if known is not None and known.stamp >= stamp:
             return
         try:
-            await service.catalog.partitioned.delete(name, stamp)
+            await opener.parts.catalog.partitioned.delete(name, stamp)
         except NotFound:
-            await service.catalog.topics.mark_deleted(name, stamp)
+            await opener.parts.catalog.topics.mark_deleted(name, stamp)
 
 
-async def finish(service: OpenTopics, name: TopicName) -> None:
+async def finish(opener: TopicOpener, name: TopicName) -> None:
     """Delete what is left of a partitioned topic whose deletion was begun by an earlier life of the broker, or failed.
 
     :raises MetadataError, LedgerError, TopicError: something is left.
     """
     async with AsyncExitStack() as locks:
-        await locks.enter_async_context(service.lock(str(name)))
-        record = await service.catalog.partitioned.on_record(name)
+        await locks.enter_async_context(opener.registry.lock(str(name)))
+        record = await opener.parts.catalog.partitioned.on_record(name)
         if record is None or record.deleting is None:
             return
         stamp = Stamp.parse(record.deleting)
-        left = await hold(service, await partition_names(service, name), locks)  # opening deletes what is of that life
-        await service.catalog.partitioned.delete(name, stamp)
+        left = await hold(opener, await partition_names(opener, name), locks)  # opening deletes what is of that life
+        await opener.parts.catalog.partitioned.delete(name, stamp)
         log.info("partitioned topic %s: completed a deletion that was begun earlier", name)
     if left:  # made again, and the metadata are an older copy
-        await orphans.make_partitioned(service, name, 1 + max(topic.partition for topic in left))
+        await orphans.make_partitioned(opener.parts, name, 1 + max(topic.partition for topic in left))
 
 
-async def take_back(service: OpenTopics, names: Iterable[TopicName]) -> None:
+async def take_back(opener: TopicOpener, names: Iterable[TopicName]) -> None:
     """Undo the making of partitions that their topic does not have: those of them that hold no message.
 
     The caller holds the topic's lock.
@@ -179,30 +180,30 @@ async def take_back(service: OpenTopics, names: Iterable[TopicName]) -> None:
     """
     for name in names:
         async with AsyncExitStack() as locks:
-            for topic in await hold(service, [name], locks):
+            for topic in await hold(opener, [name], locks):
                 if topic.log.last_own == EARLIEST and not topic.log.last_origin:
-                    await unmake(service, topic, "the topic has no such partition")
+                    await unmake(opener, topic, "the topic has no such partition")
 
 
-async def unmake(service: OpenTopics, topic: Topic, why: str) -> None:
+async def unmake(opener: TopicOpener, topic: Topic, why: str) -> None:
     """Remove a topic that holds no message as if it had never been made; the caller holds its lock."""
     topic.reopen = False
     topic.fence(why)
-    await service.drop(topic)
-    await service.catalog.topics.take_back(topic_name.parse(topic.name))
-    service.forget(topic.name)
+    await opener.drop(topic)
+    await opener.parts.catalog.topics.take_back(topic_name.parse(topic.name))
+    opener.parts.unfinished.forget(topic.name)
     await deletion.delete_ledgers(topic)
 
 
-async def partition_names(service: OpenTopics, name: TopicName) -> list[TopicName]:
+async def partition_names(opener: TopicOpener, name: TopicName) -> list[TopicName]:
     """All partitions that a topic has by number or on record: growth that broke off may have left more than it has."""
-    record = await service.catalog.partitioned.find(name)
+    record = await opener.parts.catalog.partitioned.find(name)
     numbered = [] if record is None else [name.with_partition(number) for number in range(record.partitions)]
-    on_record = await service.catalog.topics.partitions(name) if name.is_persistent else []
+    on_record = await opener.parts.catalog.topics.partitions(name) if name.is_persistent else []
     return list(dict.fromkeys([*numbered, *on_record]))
 
 
-async def hold(service: OpenTopics, names: list[TopicName], locks: AsyncExitStack) -> list[Topic]:
+async def hold(opener: TopicOpener, names: list[TopicName], locks: AsyncExitStack) -> list[Topic]:
     """Those that exist, open, and the locks of all, taken in the order of their names.
 
     Whoever holds the lock of a partitioned topic may take those of its partitions, and nobody takes them the other way
@@ -215,30 +216,30 @@ async def hold(service: OpenTopics, names: list[TopicName], locks: AsyncExitStac
     found: dict[TopicName, Topic] = {}
 
     async def open_one(name: TopicName) -> None:
-        record = await service.catalog.topics.find(name)
+        record = await opener.parts.catalog.topics.find(name)
         if record is not None:
-            service.failing.end_pause(str(name), service.scheduler.monotonic_ms())
+            opener.failing.end_pause(str(name), opener.parts.scheduler.monotonic_ms())
             with contextlib.suppress(TopicNotFound, TopicFenced):  # it is looked at again below
-                found[name] = await service.topic(name, create=False, incarnation=record[0].incarnation)
+                found[name] = await opener.topic(name, create=False, incarnation=record[0].incarnation)
 
-    await run_all(service.scheduler, [partial(open_one, name) for name in names], "open a topic to be deleted")
+    await run_all(opener.parts.scheduler, [partial(open_one, name) for name in names], "open a topic to be deleted")
     ordered = sorted(names, key=str)
     for name in ordered:
-        await locks.enter_async_context(service.lock(str(name)))
+        await locks.enter_async_context(opener.registry.lock(str(name)))
     for name in ordered:
-        if service.topics.get(str(name)) is found.get(name):
+        if opener.registry.topics.get(str(name)) is found.get(name):
             continue
-        if await service.catalog.topics.find(name) is not None:
+        if await opener.parts.catalog.topics.find(name) is not None:
             raise TopicFenced(f"{name} was reopened in the meantime: delete it again")
         found.pop(name, None)  # it was deleted by somebody else: another region may have told of that, too
     return [found[name] for name in names if name in found]
 
 
-async def _new_stamp(service: OpenTopics, name: TopicName) -> Stamp:
+async def _new_stamp(opener: TopicOpener, name: TopicName) -> Stamp:
     """Of a deletion that happens now."""
-    newest = service.catalog.topics.newest_deletion
-    known = await newest(name) if name.partition < 0 else await service.catalog.topics.deletion(name)
-    return service.clock.next(known.stamp if isinstance(known, Deletion) else known)
+    newest = opener.parts.catalog.topics.newest_deletion
+    known = await newest(name) if name.partition < 0 else await opener.parts.catalog.topics.deletion(name)
+    return opener.parts.clock.next(known.stamp if isinstance(known, Deletion) else known)
 
 
 def _anyway(_: Topic) -> None:
@@ -258,7 +259,7 @@ def clients(topic: Topic) -> int:
 
 
 async def _remove(
-    service: OpenTopics,
+    opener: TopicOpener,
     topics: list[Topic],
     check: Check,
     stamp: Stamp,
@@ -285,21 +286,21 @@ async def _remove(
         if partitioned is None:
             await _decide([topic], deletion.begin(topic, stamp))
             begun(stamp)
-        await service.drop(topic)
-        await deletion.destroy(service, topic, stamp)
+        await opener.drop(topic)
+        await deletion.destroy(opener.parts, topic, stamp)
         left.remove(topic)
 
     try:
         if partitioned is not None:
-            service.unfinished.finish_later(partitioned)
-            await _decide(topics, service.catalog.partitioned.begin_deletion(partitioned, stamp))
+            opener.parts.unfinished.finish_later(partitioned)
+            await _decide(topics, opener.parts.catalog.partitioned.begin_deletion(partitioned, stamp))
             begun(stamp)
-        await run_all(service.scheduler, [partial(remove, topic) for topic in topics], "delete a topic")
+        await run_all(opener.parts.scheduler, [partial(remove, topic) for topic in topics], "delete a topic")
     finally:
         for topic in left:
             topic.is_leaving = False
             if topic.failure is not None:
-                service.scheduler.defer(partial(_open_again, service, topic))
+                opener.parts.scheduler.defer(partial(_open_again, opener, topic))
 
 
 async def _decide(topics: list[Topic], write: Awaitable[None]) -> None:
@@ -320,41 +321,41 @@ async def _decide(topics: list[Topic], write: Awaitable[None]) -> None:
             topic.fence("the topic was deleted")
 
 
-def _open_again(service: OpenTopics, topic: Topic) -> None:
-    opening = service.open(topic_name.parse(topic.name))
-    service.scheduler.spawn(opening, "open a topic that could not be deleted")
+def _open_again(opener: TopicOpener, topic: Topic) -> None:
+    opening = opener.open(topic_name.parse(topic.name))
+    opener.parts.scheduler.spawn(opening, "open a topic that could not be deleted")
 
 
 # -- unused topics -------------------------------------------------------------------------------------------------
 
 
-async def remove_unused(service: OpenTopics) -> None:
+async def remove_unused(opener: TopicOpener) -> None:
     """Remove the topics whose rules say so and that nobody uses; a partitioned one's partitions all together or not.
 
     :raises SomeFailed: some could not be removed now.
     """
     found: dict[TopicName, list[Topic]] = {}
-    for name, topic in service.topics.items():
+    for name, topic in opener.registry.topics.items():
         if topic.rules.inactive_topics.remove:
             found.setdefault(topic_name.parse(name).base, []).append(topic)
 
     def check(topic: Topic) -> None:
-        if not is_unused(topic, alone=service.regions_of(topic.name) == {service.region}):
+        if not is_unused(topic, alone=opener.parts.regions_of(topic.name) == {opener.parts.region}):
             raise TopicInUse(f"{topic.name} is in use again")
 
     async def remove(base: TopicName) -> None:
         topics = found[base]
         with contextlib.suppress(TopicInUse):
-            record = await service.catalog.partitioned.find(base)
+            record = await opener.parts.catalog.partitioned.find(base)
             if record is None or len(topics) == record.partitions:
                 for topic in topics:
                     check(topic)
                 async with AsyncExitStack() as locks:
                     names = [topic_name.parse(topic.name) for topic in topics]
                     if record is not None:
-                        await locks.enter_async_context(service.lock(str(base)))
-                    held = await hold(service, names, locks)
-                    await _remove(service, held, check, await _new_stamp(service, base))
+                        await locks.enter_async_context(opener.registry.lock(str(base)))
+                    held = await hold(opener, names, locks)
+                    await _remove(opener, held, check, await _new_stamp(opener, base))
                 log.info("%s was unused and has been removed", base)
 
     await each(found, str, remove)
@@ -391,7 +392,12 @@ ASKED_MAX: Final = 100
 """Shared subscriptions about which other regions are asked in one look; the rest has its turn in the next."""
 
 
-async def expire_subscriptions(service: OpenTopics) -> None:
+UsedElsewhere = Callable[[str, str, int], Awaitable[str | None]]
+"""Why a subscription of a topic may have been used in another region within so many milliseconds; None: it was not
+(R16)."""
+
+
+async def expire_subscriptions(registry: TopicRegistry, used_elsewhere: UsedElsewhere) -> None:
     """Delete the subscriptions that nobody has used for as long as their topic's rules say.
 
     Of one that other regions know, nobody in any region: all are asked, and one that cannot be forbids it (R16).
@@ -407,20 +413,20 @@ async def expire_subscriptions(service: OpenTopics) -> None:
             return
         if subscription.lives.may_be_shared(subscription):
             asked += 1
-            if asked > ASKED_MAX or await _is_used_elsewhere(service, subscription):
+            if asked > ASKED_MAX or await _is_used(subscription, used_elsewhere):
                 return
         await remove_subscriptions([subscription])
         log.info("subscription %s of %s was unused and has expired", subscription.name, topic.name)
 
-    every = [one for topic in service.topics.values() for one in topic.subscriptions.values()]
+    every = [one for topic in registry.topics.values() for one in topic.subscriptions.values()]
     await each(every, lambda one: f"{one.name} of {one.topic.name}", expire)
 
 
-async def _is_used_elsewhere(service: OpenTopics, subscription: Subscription) -> bool:
+async def _is_used(subscription: Subscription, used_elsewhere: UsedElsewhere) -> bool:
     """Also when that cannot be told, or it is used here by now."""
     topic = subscription.topic
     minutes = topic.rules.subscription_expiration_minutes
-    objection = await service.used_elsewhere(topic.name, subscription.name, minutes * 60_000)
+    objection = await used_elsewhere(topic.name, subscription.name, minutes * 60_000)
     if objection is not None:
         log.debug("subscription %s of %s did not expire: %s", subscription.name, topic.name, objection)
     is_there = topic.failure is None and subscription.is_there

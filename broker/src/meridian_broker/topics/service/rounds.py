@@ -27,10 +27,10 @@ async def trim_all(service: TopicService) -> None:
 
     :raises SomeFailed: of some topics that cannot be done now. The others had their turn.
     """
-    service.non_persistent.tidy()
+    service.registry.non_persistent.tidy()
     unruled: Container[str] = ()
     try:
-        service.follow_policies()  # a retention that was set a moment ago is to keep what it says
+        service.policies.follow()  # a retention that was set a moment ago is to keep what it says
     except SomeFailed as error:
         unruled = error.failures
     await _each_topic(service, trim, without=unruled)

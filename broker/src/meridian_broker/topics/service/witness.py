@@ -33,7 +33,8 @@ from meridian_broker.topics.lifecycle import orphans
 from meridian_broker.wire.pulsar import topic_name
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.service.open_topics import OpenTopics
+    from meridian_broker.topics.ports import Leasing
+    from meridian_broker.topics.service.registry import TopicRegistry
 
 NAME: Final = "persistent://pulsar/system/witness"
 """No topic: a namespace that nobody made holds its record, so that it is in no list."""
@@ -69,11 +70,23 @@ class WitnessBasis:
 class WitnessStore:
     """See the module's text. One per broker."""
 
-    def __init__(self, service: OpenTopics) -> None:
-        self._service = service
+    def __init__(self, registry: TopicRegistry) -> None:
+        self._registry = registry
+        self._parts = registry.parts
+        self._leasing: Leasing | None = None
         self._log: ProgressLog | None = None
         self._opening = False
         self._records: dict[Subject, _Record] = {}
+
+    def bind(self, leasing: Leasing) -> None:
+        """Begin: what was voted is told to ``leasing``, which rests on this store, and so cannot be there before it.
+
+        :raises RuntimeError: it has begun.
+        """
+        if self._leasing is not None:
+            raise RuntimeError("the witness's votes already have their leases")
+        self._leasing = leasing
+        self.open_soon()
 
     @property
     def is_open(self) -> bool:
@@ -87,7 +100,7 @@ class WitnessStore:
         record = self._records.get(subject)
         if record is None:
             return None
-        record.asked_ms = self._service.scheduler.now_ms()
+        record.asked_ms = self._parts.scheduler.now_ms()
         return record.known
 
     def hear(self, subject: Subject, told: VoterSets, heard: Callable[[VoterSets], None]) -> None:
@@ -103,7 +116,7 @@ class WitnessStore:
         elif record.known == known:
             writer.when_durable(lambda error: heard(known) if error is None else None)
             return
-        record.known, record.asked_ms = known, self._service.scheduler.now_ms()
+        record.known, record.asked_ms = known, self._parts.scheduler.now_ms()
         self._write(writer, subject, {}, lambda error: heard(known) if error is None else None)
 
     def write(self, subject: Subject, ballots: dict[str, Ballot], done: Done) -> None:
@@ -125,10 +138,10 @@ class WitnessStore:
 
     def is_open_at(self, subject: Subject, record: _Record) -> bool:
         """Is this what the region goes by, and did no copy of the topic come to it? It is asked about, then."""
-        topic, service = subject[0], self._service
-        if self._records.get(subject) is not record or topic in service.topics or not service.is_served(topic):
+        topic, registry = subject[0], self._registry
+        if self._records.get(subject) is not record or topic in registry.topics or not registry.is_served(topic):
             return False
-        record.asked_ms = self._service.scheduler.now_ms()
+        record.asked_ms = self._parts.scheduler.now_ms()
         return True
 
     def confirm(self, confirmed: Callable[[], None]) -> None:
@@ -150,7 +163,7 @@ class WitnessStore:
         return json.dumps(fields, separators=(",", ":")).encode()
 
     def _snapshot(self) -> Iterator[tuple[Kind, str, bytes]]:
-        now = self._service.scheduler.now_ms()
+        now = self._parts.scheduler.now_ms()
         for subject, record in list(self._records.items()):
             if now - record.asked_ms > FORGET_MS:
                 del self._records[subject]
@@ -160,21 +173,22 @@ class WitnessStore:
     # -- opening
 
     def open_soon(self) -> None:
-        """Open it, unless that is being done."""
-        if not self.is_open and not self._opening and not self._service.closing:
+        """Open it, unless that is being done or nothing is bound yet."""
+        leasing = self._leasing
+        if leasing is not None and not self.is_open and not self._opening and not self._registry.closing:
             self._opening = True
-            self._service.scheduler.spawn(self._open(), "open the witness's votes")
+            self._parts.scheduler.spawn(self._open(leasing), "open the witness's votes")
 
-    async def _open(self) -> None:
-        service = self._service
+    async def _open(self, leasing: Leasing) -> None:
+        parts = self._parts
         name = topic_name.parse(NAME)
-        metadata = TopicMetadata(service.catalog, name, service.new_lock(), service.scheduler)
+        metadata = TopicMetadata(parts.catalog, name, parts.new_lock(), parts.scheduler)
         try:
-            if not await metadata.claim(service.fence):
-                await service.catalog.topics.put(name, TopicRecord(owner=service.fence), ABSENT)
-                await metadata.claim(service.fence)
-            store = ProgressLog(service.store, metadata, service.fence, service.scheduler, self._snapshot)
-            adopted = await orphans.adopt(service, name, metadata)
+            if not await metadata.claim(parts.fence):
+                await parts.catalog.topics.put(name, TopicRecord(owner=parts.fence), ABSENT)
+                await metadata.claim(parts.fence)
+            store = ProgressLog(parts.store, metadata, parts.fence, parts.scheduler, self._snapshot)
+            adopted = await orphans.adopt(parts, name, metadata)
             records: dict[Subject, _Record] = {}
             await store.open(list(metadata.record.progress_ledgers), adopted.progress)
             lost: list[Damaged] = []
@@ -184,22 +198,21 @@ class WitnessStore:
                         _recall(records, change.subscription, change.payload)
         except (LedgerError, MetadataError, TopicError, ProgressLogError) as error:
             log.warning("this region cannot be a witness now: %s", error)
-            service.scheduler.later(RETRY_SECONDS, self._may_open_again)
+            parts.scheduler.later(RETRY_SECONDS, self._may_open_again)
             return
-        if lost and service.leasing is not None:
-            pause = service.leasing.promise_ms / 1000
+        if lost:
+            pause = leasing.promise_ms / 1000
             log.error(
                 "%d votes of the witness are damaged: it will vote again in %.0f s, once they have expired",
                 len(lost),
                 pause,
             )
-            await service.scheduler.answer(lambda over: service.scheduler.later(pause, lambda: over(None)))
+            await parts.scheduler.answer(lambda over: parts.scheduler.later(pause, lambda: over(None)))
         self._records = records  # of what could not be written before, nothing is known
         for (topic, subscription), record in records.items():
             for origin, ballot in record.ballots.items():
-                if service.leasing is not None:
-                    service.leasing.found((topic, subscription, origin), *ballot)
-        service.labels.forget(NAME)
+                leasing.found((topic, subscription, origin), *ballot)
+        parts.labels.forget(NAME)
         self._log, self._opening = store, False
 
     def _may_open_again(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a broker still has to open, to make or to delete although nobody asks (``preloading.py``)."""
+"""What a broker still has to open, to make or to delete although nobody asks (``service/preloading.py``)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,18 @@ class Unfinished:
         """Partitioned topics whose deletion was begun."""
         self.coming: dict[str, TopicName] = {}
         """Those that are on record, or may be, while some of their partitions may not be."""
+        self.unopened: set[str] = set()
+        """Topics on record that are not open."""
         self.is_surveyed = False
         """The topics on record are known: before that, one that is not open may be one that was not opened yet."""
 
     def later(self, name: TopicName) -> None:
-        """It could not be opened now."""
+        """It could not be opened now, or nobody has asked for it yet: the next attempt to open all opens it."""
         self.closed[str(name)] = name
+
+    def forget(self, name: str) -> None:
+        """The topic is open, or no longer on record."""
+        self.unopened.discard(name)
 
     def finish_later(self, name: TopicName) -> None:
         """The deletion of a partitioned topic begins; when it breaks off the next attempt finishes it."""

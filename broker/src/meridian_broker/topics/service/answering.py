@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What another region hears when it asks for entries of a topic (R5, R6)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from meridian_broker.positions.position import EARLIEST
+from meridian_broker.topics.backfill.backfill import find
+from meridian_broker.topics.backfill.questions import NOTHING_TO_SEND, Found, Want
+from meridian_broker.topics.errors import NotAllowed, TopicFenced, TopicNotFound
+from meridian_broker.topics.service import kinds
+from meridian_broker.wire.pulsar import topic_name
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.service.opener import TopicOpener
+
+
+async def answer(opener: TopicOpener, asker: str, want: Want) -> Found:
+    """What is here of what another region asks for.
+
+    :raises TopicError: this region cannot say now.
+    :raises LedgerError: it cannot be read.
+    """
+    name = topic_name.parse(want.topic)
+    try:
+        topic = await opener.topic(name, create=False)
+    except TopicNotFound:
+        await kinds.check_kind(opener, name)
+        return Found((), is_chained=True, is_settled=False, feed=NOTHING_TO_SEND)
+    except NotAllowed:
+        await kinds.check_kind(opener, name)
+        raise
+    is_outside = asker not in opener.parts.regions_of(topic.name)
+    if is_outside and want.origin != asker:
+        raise NotAllowed(f"{asker} is not a region of {topic.name} here")
+    if topic.incarnation != want.incarnation:
+        raise TopicFenced(
+            f"{asker} refers to another incarnation of {topic.name}: wait until both regions know it (R8)"
+        )
+    found = await find(topic, topic.recall, asker, want)
+    feed = opener.regions.replication.feed(topic.name, asker)
+    if feed is not None:
+        shared = sum(one.durable and one.replicated for one in topic.subscriptions.values())
+        feed = feed._replace(end=topic.log.last_confirmed, subscriptions=shared)
+    own = {opener.parts.region} if topic.log.last_own > EARLIEST else set()
+    origins = frozenset(topic.log.last_origin.keys() | own)
+    return found._replace(origins=origins, feed=feed, is_outside=is_outside)

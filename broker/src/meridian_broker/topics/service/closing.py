@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How topics are closed in good order: one that is unloaded, and all of them when the broker stops."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+from meridian_broker.ledgers.scheduling import run_all
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.ledgers.under_way import all_over
+from meridian_broker.metadata.store import MetadataError
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.service.opener import TopicOpener
+    from meridian_broker.topics.service.registry import TopicRegistry
+    from meridian_broker.topics.topic import Topic
+    from meridian_broker.wire.pulsar.topic_name import TopicName
+
+log = logging.getLogger(__name__)
+
+
+async def unload(opener: TopicOpener, name: TopicName) -> None:
+    """Close the topic in good order; it is opened again for whoever asks."""
+    opener.failing.end_pause(str(name), opener.parts.scheduler.monotonic_ms())
+    topic = await opener.topic(name, create=False)
+    async with opener.registry.lock(topic.name):
+        topic.reopen = False
+        await _close(opener, topic, "the topic was unloaded: look it up again")
+
+
+async def send_consumers_away(registry: TopicRegistry) -> None:
+    """Consumers have to come again, and what was acknowledged is told to other regions. No topic is opened any more."""
+    registry.closing = True
+    topics = list(registry.topics.values())
+    for topic in topics:
+        for subscription in topic.subscriptions.values():
+            subscription.disconnect_consumers()
+    await all_over([work for topic in topics for work in topic.look_ups()], registry.parts.scheduler)
+    for topic in topics:
+        topic.take_acknowledgements()
+
+
+async def close(opener: TopicOpener) -> None:
+    """The end of a drain: hand every client away and seal what is open."""
+    registry = opener.registry
+    registry.closing = True
+    registry.non_persistent.close("this broker is shutting down")
+    jobs = [partial(_close_for_good, opener, topic) for topic in registry.topics.values()]
+    await run_all(opener.parts.scheduler, jobs, "close a topic")  # together, for they share the group commit
+
+
+async def _close(opener: TopicOpener, topic: Topic, reason: str) -> None:
+    """It is not open any more afterwards, but until then: what it still tells of its acknowledgements says of which
+    topic it is."""
+    try:
+        await topic.close(reason)
+    finally:
+        await opener.drop(topic)
+
+
+async def _close_for_good(opener: TopicOpener, topic: Topic) -> None:
+    topic.reopen = False
+    try:
+        await _close(opener, topic, "this broker is shutting down: look the topic up again")
+    except (LedgerError, MetadataError) as error:  # the others are closed all the same
+        log.warning("%s was not closed cleanly; the next start recovers it: %s", topic.name, error)
+    except Exception:
+        log.exception("%s was not closed cleanly; the next start recovers it", topic.name)

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a topic that is asked for is opened, once, and opened again after a failure.
+
+A topic is opened by whoever asks first; others wait for the same opening. A topic that was fenced is dropped and
+opened anew for the next one who asks, after a pause if that happens often (``reopening``). Whatever makes, grows, moves
+or deletes topics stands on this.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from meridian_broker.ledgers.store import LedgerError, LedgerUnreadable
+from meridian_broker.metadata.store import MetadataError
+from meridian_broker.positions.position import EARLIEST
+from meridian_broker.topics.errors import NotAllowed, TopicError, TopicFenced, TopicUnreadable
+from meridian_broker.topics.lifecycle import opening
+from meridian_broker.topics.reopening import Failing
+from meridian_broker.topics.retention import trimming
+from meridian_broker.topics.service import scopes
+from meridian_broker.wire.pulsar import topic_name
+
+if TYPE_CHECKING:
+    from meridian_broker.positions import Stamp
+    from meridian_broker.replication.entries.source import DeletionNotice
+    from meridian_broker.topics.lifecycle.parts import OtherRegions
+    from meridian_broker.topics.nonpersistent.topic import NonPersistentTopic
+    from meridian_broker.topics.service.registry import TopicRegistry
+    from meridian_broker.topics.topic import Topic
+    from meridian_broker.wire.pulsar.topic_name import TopicName
+
+log = logging.getLogger(__name__)
+
+FollowDeletion = Callable[["TopicOpener", "Topic", "DeletionNotice"], Coroutine[Any, Any, None]]
+"""Another region knows of another deletion of the topic than we do (R8)."""
+
+
+class TopicOpener:
+    """See the module's text. One per broker; the ``TopicOwner`` of its topics."""
+
+    def __init__(self, registry: TopicRegistry, regions: OtherRegions, follow_deletion: FollowDeletion) -> None:
+        self.parts = registry.parts
+        self.registry = registry
+        self.regions = regions
+        self.failing = Failing()
+        """Topics that fail again and again, and how long each stays closed."""
+        self._follow_deletion = follow_deletion
+
+    async def topic(
+        self,
+        name: TopicName,
+        *,
+        create: bool,
+        incarnation: str | None = None,
+        growing_to: int = 0,
+        created: Stamp | None = None,
+    ) -> Topic:
+        """The open topic.
+
+        :param incarnation: another region asks: make the topic only if both mean the same one (R8).
+        :param growing_to: make this partition although the topic has fewer: it is about to have so many.
+        :param created: stamp of the creation, if it is made because another region has it (``topics.kinds``).
+        :raises TopicError: it does not exist and may not be made, or cannot be opened.
+        """
+        key, registry = str(name), self.registry
+        found = registry.topics.get(key)
+        if found is not None and found.failure is None and not registry.closing:
+            return found
+        if not name.is_persistent:
+            raise NotAllowed(f"{name} stores no messages: this is supported for persistent topics only")
+        registry.check_exists(name)
+        async with registry.lock(key):
+            if registry.closing:
+                raise TopicFenced("this broker is shutting down: look the topic up again")
+            found = registry.topics.get(key)
+            if found is not None and found.failure is None:
+                return found
+            self.failing.check(key, self.parts.scheduler.monotonic_ms())
+            if found is not None:
+                await self.drop(found)
+            async with self.parts.loading:
+                return await self._open(name, create, incarnation, growing_to, created)
+
+    async def served(
+        self, name: TopicName, *, create: bool, incarnation: str | None = None, created: Stamp | None = None
+    ) -> Topic | NonPersistentTopic:
+        """The topic of whatever kind, for clients. :raises TopicError: see ``topic``."""
+        if name.is_persistent:
+            return await self.topic(name, create=create, incarnation=incarnation, created=created)
+        self.registry.check_exists(name)
+        return await self.registry.non_persistent.topic(name, create=create)
+
+    async def _open(
+        self, name: TopicName, create: bool, incarnation: str | None, growing_to: int, created: Stamp | None
+    ) -> Topic:
+        try:
+            topic = await opening.open_topic(
+                self.parts,
+                self.regions,
+                self,
+                name,
+                create,
+                incarnation,
+                growing_to,
+                created,
+            )
+        except ValueError as error:
+            raise TopicUnreadable(f"{name} cannot be opened: {error}") from error
+        except LedgerUnreadable as error:  # also of its acknowledgements alone: without them all would come again
+            pause_ms = self.failing.failed(str(name), str(error), self.parts.scheduler.monotonic_ms())
+            self.parts.unfinished.later(name)
+            log.warning("%s stays closed for at least %.1f s, then will be retried: %s", name, pause_ms / 1000, error)
+            raise
+        self.registry.add(topic)
+        scopes.opened(topic, self.regions.leasing)
+        self.follow(topic)
+        if topic.recall is not None and (topic.recall.joining.is_joining or not topic.recall.is_settled):
+            topic.recall.start()
+        return topic
+
+    async def open(self, name: TopicName) -> None:
+        """Open a topic now or, where that fails, with the next attempt to open all."""
+        try:
+            await self.topic(name, create=False)
+        except (TopicError, LedgerError, MetadataError) as error:
+            log.warning("topic %s is not open, will retry, at the latest on the next lookup: %s", name, error)
+            self.parts.unfinished.later(name)
+
+    async def drop(self, topic: Topic) -> None:
+        """It is not open any more."""
+        self.registry.remove(topic)
+        self.regions.replication.stop(topic.name)
+
+    # -- what happens to it --------------------------------------------------------------------------------------
+
+    def fenced(self, topic: Topic) -> None:
+        """It cannot go on: it is opened anew from what is durable."""
+        log.warning("topic %s is fenced: %s", topic.name, topic.failure)
+        self.regions.replication.stop(topic.name)
+        self._open_again_later(topic)
+
+    def _open_again_later(self, topic: Topic) -> None:
+        """After its pause (``topics/reopening.py``)."""
+        if self.registry.closing or not topic.reopen:
+            return
+        scheduler = self.parts.scheduler
+        pause_ms = self.failing.failed(topic.name, str(topic.failure), scheduler.monotonic_ms())
+
+        def begin() -> None:
+            self.failing.end_pause(topic.name, scheduler.monotonic_ms())
+            scheduler.spawn(self._open_again(topic), f"open {topic.name} again")
+
+        if pause_ms:
+            scheduler.later(pause_ms / 1000, begin)
+        else:
+            begin()
+
+    async def _open_again(self, topic: Topic) -> None:
+        registry = self.registry
+        if registry.topics.get(topic.name) is topic and not registry.closing and topic.reopen:
+            await self.open(topic_name.parse(topic.name))
+
+    def deleted_elsewhere(self, topic: Topic, told: DeletionNotice) -> None:
+        """Another region knows of another deletion of the topic than we do (R8)."""
+        self.parts.scheduler.spawn(self._follow_deletion(self, topic, told), "follow a deletion in another region")
+
+    # -- what holds for it ---------------------------------------------------------------------------------------
+
+    def follow(self, topic: Topic) -> None:
+        """Do what the policies say now: its regions, and whatever rules it."""
+        name = topic_name.parse(topic.name)
+        is_shared = self.parts.is_shared(name)
+        if topic.was_alone and is_shared and topic.recall is not None:
+            topic.recall.joining.begin()
+        topic.was_alone = not is_shared
+        self._replicate(topic)
+        for remote in topic.remotes - self.parts.regions_of(topic.name):
+            topic.region_left(remote)
+            self.regions.replication.stop(topic.name, remote)
+        before = topic.rules.message_ttl_seconds
+        topic.follow(self.parts.rules(name))
+        scopes.follow(topic)
+        if topic.rules.message_ttl_seconds != before:
+            self.parts.scheduler.spawn(trimming.expire_soon(topic), "expire old messages")
+
+    def _replicate(self, topic: Topic) -> None:
+        for remote in self.parts.regions_of(topic.name) - {self.parts.region}:
+            if remote not in topic.remotes:
+                topic.remotes.add(remote)
+                skipped = topic.skipped_for(remote)
+                topic.replicated_positions.setdefault(remote, EARLIEST if skipped is None else skipped.upto)
+                self.regions.replication.start(topic, remote)

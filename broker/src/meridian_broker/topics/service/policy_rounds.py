@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Open topics do what the policies say now: where they live, and whatever rules them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from meridian_broker.ledgers.periodic import SomeFailed
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.service.opener import TopicOpener
+
+
+class PolicyRounds:
+    """See the module's text. One per broker."""
+
+    def __init__(self, opener: TopicOpener) -> None:
+        self._opener = opener
+        self._followed = -1
+        """The catalog's revision that open topics go by."""
+
+    def follow(self) -> None:
+        """Have every open topic follow, if any policy changed since the last call.
+
+        :raises SomeFailed: it failed for some topics, which the next call tries again.
+        """
+        opener, registry = self._opener, self._opener.registry
+        revision = opener.parts.catalog.revision
+        if self._followed == revision:
+            return
+        registry.non_persistent.follow_policies()
+        failures: dict[str, Exception] = {}
+        for topic in list(registry.topics.values()):
+            if topic.failure is None:
+                try:
+                    opener.follow(topic)
+                except Exception as error:
+                    failures[topic.name] = error
+        if failures:
+            raise SomeFailed(failures, len(registry.topics))
+        self._followed = revision

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The topics that are open on a broker, and those on record that are not. It opens none itself (``opener.py``)."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
+
+from meridian_broker.topics.directory import listing
+from meridian_broker.topics.errors import NotInThisRegion, TopicNotFound
+from meridian_broker.topics.nonpersistent.topics import NonPersistentTopics
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.lifecycle.parts import BrokerParts
+    from meridian_broker.topics.topic import Topic
+    from meridian_broker.wire.pulsar.topic_name import TopicName
+
+
+class TopicRegistry:
+    """See the module's text. One per broker."""
+
+    def __init__(self, parts: BrokerParts) -> None:
+        self.parts = parts
+        self.topics: dict[str, Topic] = {}
+        """Those that are open, fenced ones included, by name."""
+        self.non_persistent = NonPersistentTopics(parts.catalog, parts.scheduler, parts.topic_limits, parts.defaults)
+        self.closing = False
+        """The broker is shutting down: no topic is opened any more."""
+        self._locks: WeakValueDictionary[str, AbstractAsyncContextManager[Any]] = WeakValueDictionary()
+        """Of each topic, as long as anybody holds it or waits for it."""
+
+    def lock(self, name: str) -> AbstractAsyncContextManager[Any]:
+        """Held while a topic is opened, closed or deleted."""
+        return self._locks.setdefault(name, self.parts.new_lock())
+
+    def add(self, topic: Topic) -> None:
+        """It is open from now on."""
+        self.topics[topic.name] = topic
+        self.parts.unfinished.forget(topic.name)
+
+    def remove(self, topic: Topic) -> None:
+        """It is not open any more, and still on record."""
+        if self.topics.get(topic.name) is topic:
+            del self.topics[topic.name]
+            self.parts.unfinished.unopened.add(topic.name)
+
+    # -- which there are -----------------------------------------------------------------------------------------
+
+    def check_exists(self, name: TopicName) -> None:
+        """:raises TopicNotFound: its namespace does not exist."""
+        if self.parts.catalog.namespace(name.namespace_name) is None:
+            raise TopicNotFound(f"namespace {name.namespace_name} does not exist: create it first")
+
+    def check_lives_here(self, name: TopicName) -> None:
+        """For clients. :raises TopicNotFound: as ``check_exists``. :raises NotInThisRegion: it lives elsewhere only."""
+        self.check_exists(name)
+        here, regions = self.parts.region, self.parts.catalog.regions(name)
+        if regions and here not in regions:
+            raise NotInThisRegion(
+                f"{name} exists in {', '.join(sorted(regions))} but not in {here}: connect there, or add "
+                f"{here} to the clusters of namespace {name.namespace_name}"
+            )
+
+    async def names(self, namespace: str) -> list[str]:
+        """Every persistent topic of a namespace, partitions by their own names; sorted."""
+        return await listing.names_of(await self.parts.catalog.topics.listing(namespace), self.parts.scheduler)
+
+    async def partitioned_names(self, namespace: str, domain: str) -> list[str]:
+        """Every partitioned topic of a namespace, sorted."""
+        found = await self.parts.catalog.partitioned.listing(namespace, domain)
+        return await listing.names_of(found, self.parts.scheduler)
+
+    async def survey(self) -> list[TopicName]:
+        """The topics on record. :raises MetadataError: they cannot be read."""
+        catalog = self.parts.catalog
+        names = [name for space in catalog.known_namespaces() for name in await catalog.topics.names(space)]
+        self.parts.unfinished.unopened.update(str(name) for name in names if str(name) not in self.topics)
+        return names
+
+    def is_served(self, topic: str) -> bool:
+        """Whether what we say about a topic is all that we know: it is open, or there never was one here."""
+        found, unfinished = self.topics.get(topic), self.parts.unfinished
+        is_open = found is None or found.failure is None
+        return unfinished.is_surveyed and topic not in unfinished.unopened and is_open
+
+    def is_unopened(self, topic: str) -> bool:
+        """Whether it is on record and not open."""
+        return topic in self.parts.unfinished.unopened
+
+    def unopened(self) -> set[str] | None:
+        """Topics on record that are not served now; None: which there are is not known yet."""
+        fenced = {name for name, topic in self.topics.items() if topic.failure is not None}
+        unfinished = self.parts.unfinished
+        return unfinished.unopened | fenced if unfinished.is_surveyed else None
