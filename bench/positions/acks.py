@@ -85,7 +85,7 @@ async def topic_of(entries: int, mixed: bool, step: int = 1) -> tuple[Topic, Sub
     clock = HybridClock(scheduler.now_ms, "us")
     topic = Topic("t", -1, "us", "", log, progress_log, scheduler, clock, TopicLimits(), None)
     await topic.progress_log.open([])
-    subscription = topic.create_subscription("s", EARLIEST, replicated=True)
+    subscription = topic.subscribing.create_subscription("s", EARLIEST, replicated=True)
     body, last, now_ms = b"x" * 8, EARLIEST, scheduler.now_ms()
     own = (0, 1, 0, 0, now_ms, b"", body)
     for _ in range(entries // 2000):

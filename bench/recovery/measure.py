@@ -138,7 +138,7 @@ async def write(directory: Path, shape: Shape, records: int) -> None:
         process = await BrokerProcess.start(settings(directory), stack)
         topic = await process.service.opener.topic(parse(NAME), create=True)
         for number in range(shape.subscriptions):
-            topic.create_subscription(f"sub-{number}", EARLIEST, replicated=shape.replicated)
+            topic.subscribing.create_subscription(f"sub-{number}", EARLIEST, replicated=shape.replicated)
         await _append(topic, shape, records)
         await process.drain()
 

@@ -93,7 +93,8 @@ async def test_the_largest_subscriptions_cross_and_one_that_is_too_large_holds_n
         topic = east.process.service.topics[TOPIC]
         with monkeypatch.context() as patch:
             patch.setattr("meridian_broker.topics.validation.subscription", lambda *_: None)
-            topic.create_subscription("older", EARLIEST, replicated=True, properties={"k": "\x01" * 1_000_000})
+            properties = {"k": "\x01" * 1_000_000}
+            topic.subscribing.create_subscription("older", EARLIEST, replicated=True, properties=properties)
         await wire.producer(TOPIC, producer_name="p")
         wire.write(encode.flow(10, 10))
 

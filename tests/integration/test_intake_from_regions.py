@@ -82,7 +82,7 @@ async def test_a_backlog_quota_holds_for_what_other_regions_publish(tmp_path: Pa
         await publish(us, 20)
         here = await opened(us, 20)
         await opened(eu, 20)
-        here.create_subscription("slow", EARLIEST)
+        here.subscribing.create_subscription("slow", EARLIEST)
         service = us.process.service
         quota = BacklogQuota(1000, -1, backlog_quotas.HOLD).to_json()
         await service.parts.catalog.topic_policies.set_policy(

@@ -35,7 +35,7 @@ async def inside(tmp_path: Path) -> AsyncIterator[BrokerProcess]:
         for number in range(TOPICS):
             await broker.service.opener.topic(parse(f"{TOPIC}-{number}"), create=True)
         for number in range(SUBSCRIPTIONS):
-            broker.service.topics[f"{TOPIC}-0"].create_subscription(f"s{number}", EARLIEST)
+            broker.service.topics[f"{TOPIC}-0"].subscribing.create_subscription(f"s{number}", EARLIEST)
         wire = await RawConnection.open(broker.settings.network.broker_service_port)
         for number in range(CLIENTS):
             await wire.producer(f"{TOPIC}-0", number)

@@ -29,7 +29,7 @@ async def test_progress_that_cannot_be_joined_is_refused(
     async with regions(tmp_path, "us") as (us,):
         service = us.process.service
         topic = await service.opener.topic(parse(TOPIC), create=True)
-        topic.create_subscription("s", EARLIEST, replicated=True)
+        topic.subscribing.create_subscription("s", EARLIEST, replicated=True)
         record = topic.lives.record("s")
         if not is_open:
             await closing.unload(service.opener, parse(TOPIC))

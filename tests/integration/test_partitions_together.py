@@ -57,7 +57,7 @@ async def subscribed(service: TopicService, partitions: int) -> None:
     await creation.create_partitioned(service.opener, NAME, partitions, {})
     for index in range(partitions):
         topic = await service.opener.topic(NAME.with_partition(index), create=False)
-        topic.create_subscription("old", EARLIEST)
+        topic.subscribing.create_subscription("old", EARLIEST)
 
 
 async def subscriptions_if_made_again(service: TopicService, partitions: int) -> list[str]:
@@ -168,7 +168,7 @@ async def test_partitions_that_a_broken_growth_left_go_with_their_topic(tmp_path
         service = inside.service
         await subscribed(service, 2)
         left = await service.opener.topic(NAME.with_partition(3), create=True, growing_to=4)
-        left.create_subscription("old", EARLIEST)
+        left.subscribing.create_subscription("old", EARLIEST)
         await (by_another_region(service) if told else removal.delete(service.opener, NAME, force=True))
         assert await service.registry.names("public/default") == []
         assert await subscriptions_if_made_again(service, 4) == []

@@ -172,7 +172,7 @@ async def test_a_backlog_is_dropped_while_the_region_is_connected(tmp_path: Path
         slow = {"dispatchThrottlingRateInMsg": 1, "ratePeriodInSecond": 3600}
         assert (await ask(us, "POST", f"{PATH}/replicatorDispatchRate", slow))[0] == 204
         topic = await opened(us)
-        await until(lambda: topic.replication_rate.messages == 1)
+        await until(lambda: topic.rules.replicator_dispatch_rate.messages == 1)
         await us.publish(TOPIC, 3, 20)
         before = us.process.runner.status(TOPIC)["eu"].connections
         assert await ask(us, "POST", f"{CURSOR}/skip_all") == (204, None)

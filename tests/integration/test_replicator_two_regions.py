@@ -117,7 +117,7 @@ async def test_a_replicator_keeps_its_rate(tmp_path: Path) -> None:
         async with http.post(policy, json=rate) as response:
             assert response.status == 204, await response.text()
         topic = await east.process.service.opener.topic(parse(TOPIC), create=True)
-        await until(lambda: topic.replication_rate.is_limited)
+        await until(lambda: topic.rules.replicator_dispatch_rate.messages > 0)
         began = asyncio.get_running_loop().time()
         await publish(east, 0, 60)
         await caught_up(east, west)

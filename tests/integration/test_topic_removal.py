@@ -153,7 +153,7 @@ async def test_what_may_be_used_in_other_regions_stays(tmp_path: Path, monkeypat
         service, there = east.process.service, west.process.service
         topic = await opened(service, rules, monkeypatch)
         for name, replicated in (("alone", False), ("everywhere", True)):
-            topic.create_subscription(name, EARLIEST, replicated=replicated)
+            topic.subscribing.create_subscription(name, EARLIEST, replicated=replicated)
         await until(lambda: topic.name in there.topics and "everywhere" in there.topics[topic.name].subscriptions)
         await expire(east)
         assert set(topic.subscriptions) == {"alone", "everywhere"}, "nobody used them for a moment only"
@@ -173,7 +173,7 @@ async def test_a_subscription_that_no_region_uses_expires_in_all(
     async with regions(tmp_path, "us-east", "us-west") as (east, west):
         service, there = east.process.service, west.process.service
         topic = await opened(service, rules, monkeypatch)
-        topic.create_subscription("s", EARLIEST, replicated=True)
+        topic.subscribing.create_subscription("s", EARLIEST, replicated=True)
         await until(lambda: topic.name in there.topics and "s" in there.topics[topic.name].subscriptions)
         an_hour_passes(service, monkeypatch)
         consumer = await Consumer.subscribe(await west.connect(), topic.name, "s", replicated=True)

@@ -37,7 +37,7 @@ class SlowAnswer:
 
 async def replicated(region: Region) -> Topic:
     topic = await region.process.service.opener.topic(parse(TOPIC), create=True)
-    topic.create_subscription("s", EARLIEST, replicated=True)
+    topic.subscribing.create_subscription("s", EARLIEST, replicated=True)
     return topic
 
 
@@ -90,7 +90,7 @@ async def test_one_that_was_made_meanwhile_under_the_name_is_not_deleted(
         deletion = asyncio.create_task(asyncio.to_thread(http, "DELETE", us.admin_url + PATH))
         await answer.asked.wait()
         topic.lives.delete("s")
-        later = topic.create_subscription("s", EARLIEST, replicated=True)
+        later = topic.subscribing.create_subscription("s", EARLIEST, replicated=True)
         answer.arrives.set()
         assert (await deletion).status == 404
         assert topic.subscriptions["s"] is later

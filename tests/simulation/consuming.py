@@ -98,7 +98,7 @@ class ConsumerServer:
             self._model.creation_seen(broker.home, client.topic, subscription)
             if self._is_gone:
                 return
-            self._consumer = topic.add_consumer(
+            self._consumer = topic.subscribing.add_consumer(
                 *(subscription, self, 1, client.name, client.kind, 0, None), read_compacted=client.compacted
             )
         except REFUSALS:

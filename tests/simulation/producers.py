@@ -144,7 +144,7 @@ class ProducerServer:
                 topic, self, 1, f"p-{self._client.region}", name_is_given=False, epoch=self._epoch, connected_since_ms=0
             )
             await backlog_quotas.check_producer(topic)
-            topic.add_producer(made)
+            topic.admission.add(made)
         except (TopicTerminated, NoPartition):
             self._connection.send(1, lambda: self._client.ended(self))
             return

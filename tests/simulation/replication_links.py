@@ -347,7 +347,7 @@ class ReplicationServer:
             )
             if run.core.incarnation != topic.incarnation:
                 raise TopicFenced(f"{source.region} has another incarnation of {topic.name}")
-            topic.add_producer(made)
+            topic.admission.add(made)
             if run.core.missing is not None:
                 topic.gaps.told(source.region, run.core.missing)
         except (TopicError, LedgerError, MetadataError) as error:

@@ -145,7 +145,7 @@ class DispatchWorld:
         self.topic = Topic("t", -1, "here", "", log, progress_log, self.scheduler, clock, TopicLimits(), None)
         self.topic.follow(Rules(max_unacked_per_consumer=12, max_unacked_per_subscription=20))
         await self.topic.progress_log.open([])
-        self.subscription: Subscription = self.topic.create_subscription("s", EARLIEST)
+        self.subscription: Subscription = self.topic.subscribing.create_subscription("s", EARLIEST)
         await self.settle()
 
     async def settle(self) -> None:

@@ -65,7 +65,7 @@ class Region:
         await self.topic.progress_log.open(list(self.record.progress))
         self.changes = [change async for some in self.topic.progress_log.changes(lambda _: None) for change in some]
         await replay.recover(self.topic, on_acked)
-        self.topic.lost_records.report()
+        self.topic.lives.lost_records.report()
 
     async def settle(self) -> None:
         quiet = 0
@@ -97,6 +97,6 @@ async def region(**flags: bool) -> Region:
     one = Region()
     await one.start()
     for name, replicated in flags.items():
-        one.topic.create_subscription(name, EARLIEST, replicated=replicated)
+        one.topic.subscribing.create_subscription(name, EARLIEST, replicated=replicated)
     await one.publish(12)
     return one

@@ -108,7 +108,7 @@ class TopicWorld:
         self.fence = 0
         await self._open_topic()
         for name in NAMES:
-            self.topic.create_subscription(name, EARLIEST, replicated=True)
+            self.topic.subscribing.create_subscription(name, EARLIEST, replicated=True)
         await self.settle()
 
     async def _open_topic(self) -> None:

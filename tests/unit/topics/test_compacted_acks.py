@@ -53,7 +53,7 @@ class CompactedWorld(Region):
         store = MemoryLedgerStore(self.disk, schedule=lambda work: loop.call_soon(work))
         workshop = Workshop(store, self.fence, asyncio.Lock(), CompactionLimits(1000, 0, True))
         await self.topic.compaction.open(self.metadata, workshop)  # type: ignore[arg-type]
-        self.subscription: Subscription = self.topic.create_subscription("s", EARLIEST)
+        self.subscription: Subscription = self.topic.subscribing.create_subscription("s", EARLIEST)
         self.consumer = self.new_consumer(compacted=compacted)
         await self.settle()
 

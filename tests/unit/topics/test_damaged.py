@@ -142,7 +142,7 @@ async def test_a_reader_waits_as_others_do_and_passes_what_is_lost(rotten: set[P
     one = await region(s=False)
     rotten.add(one.stored[4])
     await one.start()
-    reader = one.topic.create_subscription("reader", EARLIEST, durable=False)
+    reader = one.topic.subscribing.create_subscription("reader", EARLIEST, durable=False)
     _, port = await consuming(one, reader.name, EXCLUSIVE)
     assert numbers(one, port) == list(range(4))
     await one.topic.gaps.accept("us", one.stored[4], "a test", forced=False)

@@ -73,7 +73,7 @@ async def restarted(one: Region) -> None:
 
 async def subscribed(one: Region, name: str) -> Subscription:
     heard: list[Subscription | Exception] = []
-    one.topic.subscribe(
+    one.topic.subscribing.subscribe(
         *(name,), durable=True, replicated=False, initial=LATEST, properties=None, may_create=True, ready=heard.append
     )
     await one.settle()
@@ -89,12 +89,12 @@ async def test_only_what_a_damaged_record_acknowledged_comes_again(rot: Rot) -> 
     for start in range(2):
         await restarted(one)
         assert (acked(one, "s"), acked(one, "other")) == ([0, 2], [])
-        (loss,) = one.topic.lost_records.recent()
+        (loss,) = one.topic.lives.lost_records.recent()
         assert (loss.records, loss.subscriptions, loss.in_doubt) == (1, ("s",), False)
         assert not rot or start == 0
         rot.clear()  # the first start wrote a snapshot: the damaged ledger is gone, and the report is still there
     one.scheduler.ms += DOUBT_MS
-    assert one.topic.lost_records.recent() == []
+    assert one.topic.lives.lost_records.recent() == []
 
 
 async def test_a_subscription_whose_creation_is_damaged_is_made_again_from_what_follows(rot: Rot) -> None:
@@ -104,7 +104,7 @@ async def test_a_subscription_whose_creation_is_damaged_is_made_again_from_what_
     await restarted(one)
     assert acked(one, "s") == [4]
     assert one.topic.subscriptions["s"].cursor.mark_delete < one.stored[0]
-    (loss,) = one.topic.lost_records.recent()
+    (loss,) = one.topic.lives.lost_records.recent()
     assert loss.subscriptions == ("s",)
 
 
@@ -113,7 +113,7 @@ async def test_a_subscription_whose_creation_is_damaged_is_made_again_from_its_n
     await rot.damage(one, Kind.WHOLE, "s")
     await restarted(one)
     assert acked(one, "s") == []
-    assert one.topic.lost_records.in_doubt, "the name may be damaged as well"
+    assert one.topic.lives.lost_records.in_doubt, "the name may be damaged as well"
 
 
 async def test_a_topic_that_may_lack_a_subscription_keeps_everything_for_it(rot: Rot) -> None:
@@ -246,7 +246,7 @@ async def test_one_made_after_a_deletion_of_its_name_is_not_lost_with_its_creati
 ) -> None:
     one = await region(s=True)
     one.topic.lives.delete("s")
-    life = one.topic.create_subscription("s", EARLIEST, replicated=replicated).record.deleted
+    life = one.topic.subscribing.create_subscription("s", EARLIEST, replicated=replicated).record.deleted
     await one.settle()
     await rot.damage(one, Kind.WHOLE, "s", nth=-1)
     if is_acked:
@@ -264,7 +264,7 @@ async def test_acknowledgements_of_a_life_whose_creation_is_damaged_stay_when_ot
     if not drops:
         await one.ack("s", [7], 0)  # of the life before
     one.topic.lives.delete("s")
-    made = one.topic.create_subscription("s", EARLIEST, replicated=True).record
+    made = one.topic.subscribing.create_subscription("s", EARLIEST, replicated=True).record
     await one.settle()
     await rot.damage(one, Kind.SUBSCRIPTION, "s")
     grave = dict(rot)
@@ -291,7 +291,7 @@ async def test_a_deletion_behind_a_damaged_creation_counts_but_may_be_of_an_earl
     await rot.damage(one, Kind.WHOLE, "s")
     await restarted(one)
     assert "s" not in one.topic.subscriptions
-    assert one.topic.lost_records.in_doubt
+    assert one.topic.lives.lost_records.in_doubt
 
 
 async def test_a_deletion_of_the_region_s_own_behind_a_damaged_creation_counts(rot: Rot) -> None:
@@ -301,7 +301,7 @@ async def test_a_deletion_of_the_region_s_own_behind_a_damaged_creation_counts(r
     await rot.damage(one, Kind.WHOLE, "s")
     await restarted(one)
     assert "s" not in one.topic.subscriptions
-    assert not one.topic.lost_records.in_doubt
+    assert not one.topic.lives.lost_records.in_doubt
 
 
 async def test_a_later_deletion_that_is_damaged_makes_nothing_again(rot: Rot) -> None:
@@ -311,7 +311,7 @@ async def test_a_later_deletion_that_is_damaged_makes_nothing_again(rot: Rot) ->
     await rot.damage(one, Kind.SUBSCRIPTION, "s", nth=-1)
     await restarted(one)
     assert "s" not in one.topic.subscriptions
-    assert one.topic.lost_records.in_doubt
+    assert one.topic.lives.lost_records.in_doubt
 
 
 async def test_a_day_later_one_that_was_made_again_is_the_region_s_own(rot: Rot) -> None:
@@ -343,7 +343,7 @@ async def test_whatever_is_damaged_nothing_counts_as_acknowledged_that_is_not(ro
             if name in found.topic.subscriptions:
                 assert set(acked(found, name)) <= whole
             else:
-                assert found.topic.lost_records.in_doubt
+                assert found.topic.lives.lost_records.in_doubt
         await found.settle()
 
 
@@ -358,7 +358,7 @@ async def test_a_log_that_is_being_written_replaces_what_is_damaged(rot: Rot) ->
     assert Kind.WHOLE in {change.kind for change in changes}
     await restarted(one)
     assert acked(one, "s") == [0]
-    assert one.topic.lost_records.recent() == []
+    assert one.topic.lives.lost_records.recent() == []
 
 
 def test_a_region_that_may_have_forgotten_a_vote_abstains_until_it_is_over() -> None:
@@ -394,7 +394,7 @@ async def test_the_snapshot_that_replaces_a_damaged_ledger_is_not_begun_before_a
     await rot.damage(one, Kind.ACKED, "s")
     await one.settle()
     (before,) = one.topic.progress_log.ledgers
-    log = one.topic.lost_records
+    log = one.topic.lives.lost_records
     await replay.recover(one.topic)
     await one.settle()
     assert one.topic.progress_log.ledgers == [before]

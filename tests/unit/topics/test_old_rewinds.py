@@ -50,7 +50,7 @@ async def seek_back(world: TopicWorld, subscription: Subscription, *, by_time: b
 @pytest.mark.parametrize("by_time", [False, True])
 async def test_where_no_other_region_knows_the_subscription(by_time: bool) -> None:
     world, _ = await opened()
-    subscription = world.topic.create_subscription("own", EARLIEST, replicated=False)
+    subscription = world.topic.subscribing.create_subscription("own", EARLIEST, replicated=False)
     world.told.progress["own"] = Progress()
     for _ in range(TIMES):
         await seek_back(world, subscription, by_time=by_time)

@@ -37,9 +37,9 @@ class Reading:
 
 
 async def reading(world: TopicWorld) -> tuple[Subscription, Reading]:
-    subscription = world.topic.create_subscription("reader", EARLIEST, durable=False)
+    subscription = world.topic.subscribing.create_subscription("reader", EARLIEST, durable=False)
     port = Reading()
-    consumer = world.topic.add_consumer(subscription, port, 1, "r", EXCLUSIVE, 0, None)
+    consumer = world.topic.subscribing.add_consumer(subscription, port, 1, "r", EXCLUSIVE, 0, None)
     consumer.flow(100)
     await world.settle()
     return subscription, port
@@ -59,7 +59,7 @@ async def test_a_reader_that_never_comes_back_after_its_seek_is_forgotten() -> N
     await trimming.trim(world.topic)
     assert "reader" in world.topic.subscriptions, "its client may be on its way"
     again = Reading()
-    consumer = world.topic.add_consumer(subscription, again, 1, "r", EXCLUSIVE, 0, None)
+    consumer = world.topic.subscribing.add_consumer(subscription, again, 1, "r", EXCLUSIVE, 0, None)
     consumer.flow(100)
     await world.settle()
     assert again.sent == port.sent[1:]

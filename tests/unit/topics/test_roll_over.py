@@ -172,7 +172,7 @@ async def change(one: Region, random: Random) -> None:
         case 1:
             fresh = random.choice("abcdefgh")
             if fresh not in names:
-                one.topic.create_subscription(fresh, EARLIEST, replicated=random.random() < 0.5)
+                one.topic.subscribing.create_subscription(fresh, EARLIEST, replicated=random.random() < 0.5)
         case 2:
             upto = one.stored[random.randrange(12)]
             await drops.drop_upto(one.topic, [one.topic.subscriptions[name].cursor], Cause.TTL, upto)

@@ -71,7 +71,7 @@ async def test_a_type_that_is_only_a_row_is_served() -> None:
     subscription = one.topic.subscriptions["sub"]
     poor, rich = Port(), Port()
     for number, (port, permits) in enumerate(((poor, 2), (rich, 10))):
-        consumer = one.topic.add_consumer(subscription, port, number, str(number), RICHEST, 0, None)
+        consumer = one.topic.subscribing.add_consumer(subscription, port, number, str(number), RICHEST, 0, None)
         consumer.flow(permits)
     await one.settle()
     assert sorted(poor.got + rich.got) == one.stored
@@ -95,7 +95,7 @@ async def test_policies_switch_it_on_and_off_by_its_name() -> None:
     one.topic.follow(RULES)
     subscription = one.topic.subscriptions["sub"]
     with pytest.raises(NotAllowed, match="does not accept Shared subscriptions"):
-        one.topic.add_consumer(subscription, Port(), 1, "a", SHARED, 0, None)
+        one.topic.subscribing.add_consumer(subscription, Port(), 1, "a", SHARED, 0, None)
     await one.topic.close("test")
 
 

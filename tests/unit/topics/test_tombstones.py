@@ -19,7 +19,7 @@ HOUR_MS = 3_600_000
 async def jobs(one: Region, first: int, end: int) -> None:
     """Short-lived subscriptions, one after the other."""
     for number in range(first, end):
-        one.topic.create_subscription(f"job-{number}", EARLIEST, replicated=True)
+        one.topic.subscribing.create_subscription(f"job-{number}", EARLIEST, replicated=True)
         one.topic.lives.delete(f"job-{number}")
     await one.settle()
 
@@ -42,7 +42,8 @@ async def test_a_region_that_was_away_brings_no_deleted_subscription_back(monkey
     one.scheduler.ms += HOUR_MS
     assert await told(one, "job-0", elsewhere) is None
     assert "job-0" not in one.topic.subscriptions
-    one.topic.create_subscription("job-3", EARLIEST, replicated=True)  # a name that is remembered takes no more room
+    # A name that is remembered takes no more room.
+    one.topic.subscribing.create_subscription("job-3", EARLIEST, replicated=True)
 
 
 async def test_a_full_memory_of_deletions_refuses_nothing_but_replication(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,16 +53,16 @@ async def test_a_full_memory_of_deletions_refuses_nothing_but_replication(monkey
     with pytest.raises(LimitReached):
         await replicate_subscription(one.topic.subscriptions["kept"], True)
     assert not one.topic.subscriptions["kept"].replicated
-    one.topic.create_subscription("local", EARLIEST)
+    one.topic.subscribing.create_subscription("local", EARLIEST)
     one.scheduler.ms += TOMBSTONE_MS + HOUR_MS
-    one.topic.create_subscription("later", EARLIEST, replicated=True)
+    one.topic.subscribing.create_subscription("later", EARLIEST, replicated=True)
     assert not one.topic.lives.tombstones, "those of more than 30 days ago made room"
 
 
 async def test_a_name_that_is_closed_for_a_while_is_forgotten_afterwards() -> None:
     one = await region()
     for number in range(100):
-        one.topic.create_subscription(f"job-{number}", EARLIEST)
+        one.topic.subscribing.create_subscription(f"job-{number}", EARLIEST)
         one.topic.lives.delete(f"job-{number}", forced=True)
         with pytest.raises(NotAllowed, match="a moment ago"):
             one.topic.lives.check_open(f"job-{number}")

@@ -46,7 +46,7 @@ async def rolled_over(one: Region) -> None:
 async def test_a_subscription_made_after_a_deletion_of_its_name_stays_over_a_full_ledger() -> None:
     one = await region(shared=True)
     one.topic.lives.delete("shared")
-    one.topic.create_subscription("shared", EARLIEST)
+    one.topic.subscribing.create_subscription("shared", EARLIEST)
     await one.ack("shared", [0, 1, 2], 10)
     await rolled_over(one)
     await one.start()
@@ -92,7 +92,7 @@ async def test_an_acknowledgement_of_a_subscription_that_is_gone_counts_for_no_l
     nobody = Consumer(old, _Nobody(), 0, "", 0, 0, None, None, old.cursor.progress.epoch)
     told: list[LedgerError | None] = []
     one.topic.lives.delete("sub")
-    one.topic.create_subscription("sub", EARLIEST)
+    one.topic.subscribing.create_subscription("sub", EARLIEST)
     old.acknowledge(nobody, one.stored[:3], None, told.append)  # its entry's index was being read, say
     await one.settle()
     assert [type(error) for error in told] == [LedgerError]

@@ -300,7 +300,7 @@ async def _topic(
     reading.put("meridian_held_for_regions_given_up_total", labels, topic.holding.entries_let_go)
     reading.put("meridian_replication_holes_given_up_total", labels, topic.log.holes.given_up)
     reading.put("meridian_damaged_entries", labels, len(topic.log.damage.damaged))
-    reading.put("meridian_lost_progress_records", labels, topic.lost_records.records)
+    reading.put("meridian_lost_progress_records", labels, topic.lives.lost_records.records)
     reading.put("meridian_damaged_entries_replaced_total", labels, topic.mending.replaced)
     for remote, status in admin.replication.status(topic.name).items():
         far = (*labels, remote)

@@ -8,6 +8,7 @@ topic itself, so each of them can be read, and made in a test, without the other
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from meridian_broker.ledgers.retired_indexes import Late
@@ -29,6 +30,26 @@ if TYPE_CHECKING:
     from meridian_broker.topics.ports import Exchange, Leasing
 
 
+@dataclass(frozen=True, kw_only=True)
+class TopicSetup:
+    """What the broker knows about a topic when it opens it. The defaults describe a topic of one region, without a
+    record."""
+
+    rules: Rules = field(default_factory=Rules)
+    metadata: TopicMetadata | None = None
+    regions: Callable[[], frozenset[str]] | None = None
+    """The topic's current regions, including this one; None: this one only."""
+    leasing: Leasing | None = None
+    partitions: int | None = None
+    """Number of partitions of the partitioned topic that this is a partition of; None for other topics."""
+    created: Stamp | None = None
+    """Stamp of the creation of the topic, or of its partitioned topic; None: not known."""
+    base_incarnation: str = ""
+    """Stamp of the last deletion of the partitioned topic it belongs to (R8)."""
+    keeps_quotas: bool = True
+    """Backlog quotas are enforced."""
+
+
 class TopicContext:
     """See the module's text. One per open topic or partition."""
 
@@ -44,6 +65,7 @@ class TopicContext:
         clock: HybridClock,
         limits: TopicLimits,
         exchange: Exchange | None,
+        setup: TopicSetup,
     ) -> None:
         self.name = name
         self.partition = partition
@@ -62,28 +84,24 @@ class TopicContext:
         self.late = Late()
         self.unread = Failing()
         """Subscriptions for which the storage lately failed a read."""
-        self.rules = Rules()
+        self.rules = setup.rules
         """What holds for it: its own policies, its namespace's, the broker's settings."""
         self.bounds = bounds(limits, self.rules)
-        self.metadata: TopicMetadata | None = None
-        self.partitions: int | None = None
-        """Of the partitioned topic this is a partition of; None for other topics."""
-        self.created: Stamp | None = None
-        """Of its creation, or of the partitioned topic's that this is a partition of; None: not known."""
-        self.base_incarnation = ""
-        """Stamp of the last deletion of the partitioned topic it belongs to (R8)."""
-        self.regions: Callable[[], frozenset[str]] = lambda: frozenset((region,))
+        self.metadata = setup.metadata
+        self.partitions = setup.partitions
+        self.created = setup.created
+        self.base_incarnation = setup.base_incarnation
+        self.regions = setup.regions or (lambda: frozenset((region,)))
         """Where it lives, this region included."""
         self.followed: frozenset[str] = frozenset()
         """Where it lived when that was looked at last (``service/leased_topics.py``): the same object as long as it is
         the same."""
-        self.leasing: Leasing | None = None
+        self.leasing = setup.leasing
         self.votes: dict[str, dict[str, tuple[str, int, int]]] = {}
         """Subscription -> origin -> what this region voted: holder, term, milliseconds (R26)."""
         self.remotes: set[str] = set()
         """Regions a replicator runs to."""
-        self.keeps_quotas = True
-        """Backlog quotas are enforced."""
+        self.keeps_quotas = setup.keeps_quotas
         self.is_ended = False
         """It takes no more messages."""
         self.terminated: Position | None = None
@@ -92,6 +110,8 @@ class TopicContext:
         """Nothing is dispatched any more: the broker is about to stop."""
         self.failure: str | None = None
         """Why it is not served any more; None: it is."""
+        self.reopens = True
+        """Whether it is reopened after a failure. False once it is closed on purpose."""
         self.last_used_ms = scheduler.now_ms()
         """When a client came or left, or a message came."""
         self.is_leaving = False
@@ -100,8 +120,10 @@ class TopicContext:
 
     # -- the fence -----------------------------------------------------------------------------------------------
 
-    def fence(self, reason: str) -> None:
-        """Stop serving: send every client away. The service opens the topic again when somebody asks for it."""
+    def fence(self, reason: str, *, for_good: bool = False) -> None:
+        """Stop serving: disconnect all clients. The broker then reopens the topic, unless it is fenced ``for_good``."""
+        if for_good:
+            self.reopens = False
         if self.failure is not None:
             return
         self.failure = reason

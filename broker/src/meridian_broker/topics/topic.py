@@ -8,13 +8,12 @@ ledger - fences the topic: clients are told to look it up again, and it is opene
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Final
 
 from meridian_broker.ledgers.log import TopicLog
-from meridian_broker.ledgers.reading import Stored
 from meridian_broker.ledgers.scheduling import Scheduler
-from meridian_broker.ledgers.throttling import Rate, Throttle
+from meridian_broker.ledgers.throttling import Throttle
 from meridian_broker.ledgers.under_way import UnderWay, all_over
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.positions import HybridClock
@@ -23,12 +22,12 @@ from meridian_broker.topics.backfill.backfill import Recall
 from meridian_broker.topics.backfill.gaps import Gaps
 from meridian_broker.topics.backfill.holds import Holding
 from meridian_broker.topics.backfill.intake import Intake
+from meridian_broker.topics.backfill.questions import Peers
 from meridian_broker.topics.backfill.repair import Mending
 from meridian_broker.topics.backfill.schema_numbers import AddSchema
 from meridian_broker.topics.compaction.compaction import Compaction
-from meridian_broker.topics.context import TopicContext
+from meridian_broker.topics.context import TopicContext, TopicSetup
 from meridian_broker.topics.cursors import seeking
-from meridian_broker.topics.dispatch.rates import dispatch_rate
 from meridian_broker.topics.dispatch_scope.shares import follow
 from meridian_broker.topics.journal.progress_log import ProgressLog
 from meridian_broker.topics.journal.topic_record import SET_ASIDE
@@ -42,18 +41,15 @@ from meridian_broker.topics.publishing.rates import PublishRates
 from meridian_broker.topics.publishing.storing import Storing
 from meridian_broker.topics.subscriptions.registry import Lives
 from meridian_broker.topics.subscriptions.subscribing import Subscribing
-from meridian_broker.wire.proto import pulsar_pb2 as pb
-
-if TYPE_CHECKING:
-    from meridian_broker.replication.entries.source import DeletionNotice
-    from meridian_broker.topics.backfill.questions import Peers
-    from meridian_broker.topics.journal.topic_record import TopicMetadata
 
 log = logging.getLogger(__name__)
 
+ALONE: Final = TopicSetup()
+"""Of a topic of one region, without a record."""
+
 
 class Topic(TopicContext):
-    """See the module's text. Made by the topic service; ``await open`` before anything else."""
+    """See the module's text. ``lifecycle/opening.py`` makes it, replays what is stored of it, and calls ``begin``."""
 
     def __init__(
         self,
@@ -67,44 +63,34 @@ class Topic(TopicContext):
         clock: HybridClock,
         limits: TopicLimits,
         exchange: Exchange | None,
+        setup: TopicSetup = ALONE,
         *,
-        metadata: TopicMetadata | None = None,
-        regions: Callable[[], frozenset[str]] | None = None,
         publish_throttle: Throttle | None = None,
         peers: Peers | None = None,
         add_schema: AddSchema | None = None,
     ) -> None:
         """
-        :param regions: where it lives now, this region included; None: here alone.
         :param publish_throttle: shared by all topics of the broker.
-        :param peers: the other regions, which are asked for what is lacking here.
-        :param add_schema: gives a schema of theirs a number here.
+        :param peers: the other regions, which are asked for missing entries.
+        :param add_schema: registers a schema of another region here.
         """
         super().__init__(
             *(name, partition, region, incarnation, log, progress_log(self)),
-            *(scheduler, clock, limits, exchange),
+            *(scheduler, clock, limits, exchange, setup),
         )
-        self.metadata = metadata
-        if regions is not None:
-            self.regions = regions
         self.progress_log.on_failure = self.fence
         self.when_fenced(self._send_clients_away)
         self.producers: dict[str, Producer] = {}
         self.admission = Admission(self)
         self.admit = self.admission.admit
         self.deduplication = Deduplication(self, self.producers)
-        self.publish_rates = PublishRates(scheduler, publish_throttle)
+        self._publish_rates = PublishRates(scheduler, publish_throttle)
         self.compaction: Compaction = Compaction(self)
         self.lives = Lives(self, self.compaction, follow)
         self.subscriptions = self.lives.subscriptions
-        self.lost_records = self.lives.lost_records
-        self.dispatch_rates = self.lives.dispatch_rates
         self.subscribing = Subscribing(self, self.lives)
-        self.subscribe = self.subscribing.subscribe
-        self.create_subscription = self.subscribing.create_subscription
-        self.add_consumer = self.subscribing.add_consumer
         self.intake = Intake(self, self.subscriptions)
-        self.stored = Storing(self, self.publish_rates, self.intake.check_pushed)
+        self.stored = Storing(self, self._publish_rates, self.intake.check_pushed)
         self.publish = self.stored.own
         self.publish_foreign = self.stored.foreign
         self.gaps = Gaps(
@@ -119,17 +105,11 @@ class Topic(TopicContext):
                 *(self, peers, self.subscriptions, self.producers, self.intake, self.gaps),
                 add_schema=add_schema,
                 given_back=self.deduplication.given_back,
-                is_joining=metadata is not None and metadata.record.joining,
+                is_joining=self.metadata is not None and self.metadata.record.joining,
             )
         self.holding = Holding(self, self.recall)
         self.mending: Mending = Mending(self, self.subscriptions, self.gaps, self.recall)
         log.on_damage = self.mending.noticed
-        self.reopen = True  # anew after a failure; false once it is closed on purpose
-        self.deleted_elsewhere: Callable[[DeletionNotice], None] = lambda _: None
-        self.own_before = log.own_before
-        self.schema_source: Callable[[bytes], Awaitable[pb.Schema | None]] | None = None
-        self.was_alone = False
-        """It lived in this region only, when that was last looked at."""
         self.replicated_positions: dict[str, Position] = {}
         """How far each remote region has confirmed, in local positions: retention keeps the rest."""
         self.created_ms = scheduler.now_ms()
@@ -144,8 +124,8 @@ class Topic(TopicContext):
         self.bounds = bounds(self.limits, rules)
         self.admission.limit = self.bounds.producers
         self.deduplication.follow(rules.deduplication)
-        self.publish_rates.follow(rules.publish_rate)
-        self.dispatch_rates.follow(rules.dispatch_rate, rules.subscription_dispatch_rate)
+        self._publish_rates.follow(rules.publish_rate)
+        self.lives.dispatch_rates.follow(rules.dispatch_rate, rules.subscription_dispatch_rate)
         if self.bounds != before:
             for subscription in self.subscriptions.values():
                 for consumer in subscription.consumers:
@@ -167,6 +147,7 @@ class Topic(TopicContext):
 
         What cannot be read or written is waited for a bounded time (``under_way.PATIENCE_SECONDS``).
         """
+        self.reopens = False
         self.take_acknowledgements()
         self.fence(reason)
         if not await all_over(self.look_ups(), self.scheduler):
@@ -189,10 +170,6 @@ class Topic(TopicContext):
             subscription.cursor.flush_pending()
 
     # -- producers -----------------------------------------------------------------------------------------------
-
-    def add_producer(self, producer: Producer) -> None:
-        """A replicator, or a producer of access mode Shared. :raises ProducerBusy: see ``Admission.add``."""
-        self.admission.add(producer)
 
     def entered(self, producer: Producer) -> None:
         """A producer is let in."""
@@ -220,42 +197,17 @@ class Topic(TopicContext):
         """
         return await seeking.position_at(self.log, self.compaction if read_compacted else None, time_ms)
 
-    # -- as the source of replication ----------------------------------------------------------------------------
+    # -- replication ---------------------------------------------------------------------------------------------
 
-    def last_confirmed(self) -> Position:
-        return self.log.last_confirmed
+    def region_joined(self, remote: str) -> None:
+        """A replicator to ``remote`` is about to start: from now on, entries that it still needs are kept."""
+        self.remotes.add(remote)
+        skipped = self.skipped_for(remote)
+        self.replicated_positions.setdefault(remote, EARLIEST if skipped is None else skipped.upto)
 
-    async def read_after(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored]:
-        entries = await self.log.read_after(position, max_entries, max_bytes)
-        if entries:
-            await self.log.load_index(entries[0][0].ledger)
-        return entries
-
-    def rolled_back(self, remote: str) -> None:
-        if self.recall is not None:
-            self.recall.doubt(remote)
-
-    def came_back(self, remote: str, after: Position, before: Position) -> bool:
-        return self.recall is not None and self.recall.came_back(remote, after, before)
-
-    @property
-    def replication_rate(self) -> Rate:
-        return dispatch_rate(self.rules.replicator_dispatch_rate)
-
-    def last_own(self) -> Position:
-        return self.log.last_own
-
-    def entries_after(self, position: Position) -> int:
-        return self.log.distance(position, self.log.last_confirmed)
-
-    async def schema_for(self, version: bytes) -> pb.Schema | None:
-        return None if self.schema_source is None else await self.schema_source(version)
-
-    def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
-        return self.log.watch(callback)
-
-    def replicated_to(self, remote: str, position: Position) -> None:
-        self.replicated_positions[remote] = position
+    def grew(self, partitions: int) -> None:
+        """Its partitioned topic has grown to this many partitions."""
+        self.partitions = partitions
 
     def region_left(self, remote: str) -> None:
         """It is no region of the topic any more: nothing is kept for it."""
@@ -272,7 +224,7 @@ class Topic(TopicContext):
     def needed_from(self) -> Position:
         """Everything at or before this may be trimmed as far as subscriptions and replicators go."""
         is_joining = self.recall is not None and self.recall.joining.keeps_all
-        if self.is_set_aside or is_joining or self.lost_records.in_doubt:
+        if self.is_set_aside or is_joining or self.lives.lost_records.in_doubt:
             return EARLIEST
         positions = [s.cursor.mark_delete for s in self.subscriptions.values() if s.durable]
         positions.extend(self.replicated_positions.values())
@@ -282,7 +234,12 @@ class Topic(TopicContext):
             positions.append(uncompacted)
         return min(positions, default=self.log.last_confirmed)
 
-    def dispatch_all(self) -> None:
+    def begin(self) -> None:
+        """Start dispatching new entries, and repair damage found by the replay. Called once, after the replay."""
+        self.log.watch(self._dispatch_all)
+        self.mending.noticed()
+
+    def _dispatch_all(self) -> None:
         """New entries are there: let every subscription with consumers have them."""
         self.last_used_ms = self.scheduler.now_ms()
         for subscription in self.subscriptions.values():

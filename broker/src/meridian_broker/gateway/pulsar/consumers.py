@@ -150,7 +150,7 @@ def _enter(
     shared = _key_shared(asked)
     if isinstance(topic, Topic):
         assert subscription is not None
-        return topic.add_consumer(
+        return topic.subscribing.add_consumer(
             subscription, *who, kind, asked.priority_level, metadata, shared, read_compacted=asked.read_compacted
         )
     return topic.subscribe(asked.subscription, *who, kind, asked.priority_level, metadata, shared)

@@ -177,7 +177,7 @@ def _enter_replicator(topic: Topic | NonPersistentTopic, made: Producer, source:
         raise TopicFenced(
             f"{made.remote_region} has another incarnation of {topic.name}: wait until both know the same one (R8)"
         )
-    topic.add_producer(made)
+    topic.admission.add(made)
     if source.missing_ledger >= 0:
         topic.gaps.told(source.region, Position(source.missing_ledger, source.missing_entry))
 

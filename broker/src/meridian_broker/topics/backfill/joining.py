@@ -63,6 +63,8 @@ class Joining:
         self._peers = peers
         self._others = others
         self.is_joining = is_joining
+        self._was_alone = False
+        """The topic existed in this region only at the last call of ``follow``."""
         self._times_begun = 0
         self.origins: set[str] = set()
         """Regions of which others have entries, including former regions of the topic."""
@@ -76,8 +78,13 @@ class Joining:
         record = None if topic.metadata is None else topic.metadata.record
         self._saved = None if record is None else (record.joining, dict(record.joined))
 
-    def begin(self) -> None:
-        """The topic existed in this region only, and now has other regions."""
+    def follow(self, *, is_shared: bool) -> None:
+        """Start joining if the topic existed in this region only and now has other regions."""
+        if self._was_alone and is_shared:
+            self._begin()
+        self._was_alone = not is_shared
+
+    def _begin(self) -> None:
         self.is_joining = True
         self._times_begun += 1
         self._targets.clear()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.positions import Stamp
 from meridian_broker.topics import validation
+from meridian_broker.topics.context import TopicSetup
 from meridian_broker.topics.errors import LimitReached, NotAllowed, OtherKind, TopicFenced, TopicNotFound
 from meridian_broker.topics.journal.progress_log import ProgressLog
 from meridian_broker.topics.journal.topic_record import TopicMetadata
@@ -17,13 +18,12 @@ from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
-    from meridian_broker.topics.lifecycle.parts import BrokerParts, OtherRegions, TopicOwner
+    from meridian_broker.topics.lifecycle.parts import BrokerParts, OtherRegions
 
 
 async def open_topic(
     parts: BrokerParts,
     regions: OtherRegions,
-    owner: TopicOwner,
     name: TopicName,
     create: bool,
     incarnation: str | None,
@@ -50,24 +50,13 @@ async def open_topic(
     if base.partitions is None:
         base = await _base_of(parts, name)  # it may have been made meanwhile
     adopted = await orphans.adopt(parts, name, metadata)
-    topic = await _open(parts, regions, name, metadata, adopted)
-    topic.rules = parts.rules(name)
-    topic.keeps_quotas = parts.backlog_quotas
+    topic = await _open(parts, regions, name, metadata, adopted, base, growing_to)
     await topic.deduplication.open(topic.rules.deduplication)
-    topic.lost_records.report()
-    topic.created = metadata.record.created
-    if base.partitions is not None:
-        topic.partitions = growing_to or base.partitions
-        topic.created, topic.base_incarnation = base.created, base.incarnation
-    topic.schema_source = parts.schemas.for_topic(name)
+    topic.lives.lost_records.report()
     if topic.recall is not None:
         topic.log.joined = {**topic.log.joined, **metadata.record.joined}
         topic.log.is_joined = topic.recall.is_settled
-    topic.deleted_elsewhere = lambda told: owner.deleted_elsewhere(topic, told)
-    topic.log.watch(topic.dispatch_all)
-    topic.mending.noticed()
-    topic.when_fenced(lambda _: owner.fenced(topic))
-    parts.labels.forget(str(name))
+    topic.begin()
     return topic
 
 
@@ -96,7 +85,13 @@ async def _base_of(parts: BrokerParts, name: TopicName) -> _Base:
 
 
 async def _open(
-    parts: BrokerParts, regions: OtherRegions, name: TopicName, metadata: TopicMetadata, adopted: orphans.Adopted
+    parts: BrokerParts,
+    regions: OtherRegions,
+    name: TopicName,
+    metadata: TopicMetadata,
+    adopted: orphans.Adopted,
+    base: _Base,
+    growing_to: int,
 ) -> Topic:
     """The topic with what is stored of it."""
     record = metadata.record
@@ -114,6 +109,16 @@ async def _open(
     def progress_log(topic: Topic) -> ProgressLog:
         return ProgressLog(parts.store, metadata, parts.fence, parts.scheduler, lambda: replay.snapshot(topic))
 
+    setup = TopicSetup(
+        rules=parts.rules(name),
+        metadata=metadata,
+        regions=lambda: parts.regions_of(str(name)),
+        leasing=regions.leasing,
+        partitions=None if base.partitions is None else growing_to or base.partitions,
+        created=record.created if base.partitions is None else base.created,
+        base_incarnation="" if base.partitions is None else base.incarnation,
+        keeps_quotas=parts.backlog_quotas,
+    )
     topic = Topic(
         str(name),
         name.partition,
@@ -125,8 +130,7 @@ async def _open(
         parts.clock,
         parts.topic_limits,
         regions.exchange,
-        metadata=metadata,
-        regions=lambda: parts.regions_of(str(name)),
+        setup,
         publish_throttle=parts.publishing,
         peers=regions.replication,
         add_schema=lambda schema: parts.schemas.add(name, schema, topic.check_open),

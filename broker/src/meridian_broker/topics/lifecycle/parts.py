@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from meridian_broker.metadata.catalog import Catalog
     from meridian_broker.metadata.rules import Rules
     from meridian_broker.positions import HybridClock, Stamp
-    from meridian_broker.replication.entries.source import DeletionNotice
+    from meridian_broker.replication.entries.source import ReplicationSource
     from meridian_broker.topics.compaction.compaction import Workshop
     from meridian_broker.topics.directory.schemas import SchemaRegistry
     from meridian_broker.topics.lifecycle.labels import Labels
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from meridian_broker.topics.lifecycle.unfinished import Unfinished
     from meridian_broker.topics.limits import TopicLimits
     from meridian_broker.topics.ports import Exchange, Leasing
-    from meridian_broker.topics.topic import Topic
     from meridian_broker.wire.pulsar.topic_name import TopicName
 
 
@@ -78,7 +77,7 @@ class BrokerParts:
 class GeoReplication(Peers, Replicators, Protocol):
     """The shell that runs replicators, and asks other regions."""
 
-    def start(self, topic: Topic, remote: str, /) -> None: ...
+    def start(self, topic: ReplicationSource, remote: str, /) -> None: ...
 
     def stop(self, topic_name: str, remote: str | None = None, /) -> object: ...
 
@@ -104,15 +103,3 @@ class OtherRegions:
     replication: GeoReplication
     before: Before | None = None
     """What other regions lacked before this broker started; None: nobody asks."""
-
-
-class TopicOwner(Protocol):
-    """Hears what happens to a topic that it opened."""
-
-    def fenced(self, topic: Topic) -> None:
-        """The topic was fenced."""
-        ...
-
-    def deleted_elsewhere(self, topic: Topic, told: DeletionNotice) -> None:
-        """Another region knows of another deletion of the topic than this one (R8)."""
-        ...

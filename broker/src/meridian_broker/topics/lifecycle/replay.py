@@ -35,9 +35,9 @@ async def recover(topic: Topic, on_acked: OnAcked | None = None) -> None:
     :raises LedgerError: the log cannot be read.
     :raises ValueError: a record of it is not valid.
     """
-    async for changes in topic.progress_log.changes(topic.lost_records.met):
+    async for changes in topic.progress_log.changes(topic.lives.lost_records.met):
         take(topic, changes, on_acked)
-    topic.lost_records.finish()
+    topic.lives.lost_records.finish()
     for subscription in list(topic.subscriptions.values()):
         await next_turn(topic.scheduler)
         if subscription.cursor.progress.epoch is not ZERO:
@@ -56,10 +56,10 @@ def take(topic: Topic, changes: list[Change], on_acked: OnAcked | None = None) -
             _take_one(topic, change)
             continue
         subscription = topic.subscriptions.get(name)
-        if subscription is None and on_acked is None and not topic.lost_records.is_any:
+        if subscription is None and on_acked is None and not topic.lives.lost_records.is_any:
             continue
         delta = Progress.decode(payload)
-        subscription = subscription or topic.lost_records.unknown(name, delta.beginning.life)
+        subscription = subscription or topic.lives.lost_records.unknown(name, delta.beginning.life)
         if kind == Kind.ACKED and on_acked is not None:
             on_acked(name, time_ms, delta)
         if subscription is not None:
@@ -128,10 +128,10 @@ def _take_one(topic: Topic, change: Change) -> None:
         topic.lives.recall(decode_record(payload), time_ms)
     elif kind == Kind.REMOVED:
         topic.subscriptions.pop(name, None)
-        topic.lost_records.removed(name)
+        topic.lives.lost_records.removed(name)
     elif kind == Kind.LOST:
-        topic.lost_records.recall(name, payload)
-    elif (subscription := topic.subscriptions.get(name) or topic.lost_records.unknown(name)) is not None:
+        topic.lives.lost_records.recall(name, payload)
+    elif (subscription := topic.subscriptions.get(name) or topic.lives.lost_records.unknown(name)) is not None:
         _take_state(subscription, kind, payload)
 
 
@@ -165,7 +165,7 @@ def snapshot(topic: Topic) -> Iterator[tuple[Kind, str, bytes]]:
             if subscription.cursor.dropped is not None:  # behind its rewinds, which would take them back
                 yield Kind.DROPPED, subscription.name, subscription.cursor.dropped.encode()
     yield from topic.gaps.snapshot()
-    yield from topic.lost_records.snapshot()
+    yield from topic.lives.lost_records.snapshot()
     for record in topic.lives.snapshot():
         yield Kind.SUBSCRIPTION, record.name, encode_record(record)
     yield from votes.snapshot(topic.votes, topic.subscriptions.keys() | topic.lives.tombstones.keys())

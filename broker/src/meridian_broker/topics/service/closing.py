@@ -26,7 +26,6 @@ async def unload(opener: TopicOpener, name: TopicName) -> None:
     opener.failing.end_pause(str(name), opener.parts.scheduler.monotonic_ms())
     topic = await opener.topic(name, create=False)
     async with opener.registry.lock(topic.name):
-        topic.reopen = False
         await _close(opener, topic, "the topic was unloaded: look it up again")
 
 
@@ -61,7 +60,6 @@ async def _close(opener: TopicOpener, topic: Topic, reason: str) -> None:
 
 
 async def _close_for_good(opener: TopicOpener, topic: Topic) -> None:
-    topic.reopen = False
     try:
         await _close(opener, topic, "this broker is shutting down: look the topic up again")
     except (LedgerError, MetadataError) as error:  # the others are closed all the same

@@ -101,8 +101,7 @@ async def follow(opener: TopicOpener, topic: Topic, told: DeletionNotice) -> Non
     async with opener.registry.lock(topic.name):
         if opener.registry.topics.get(topic.name) is not topic or topic.failure is not None:
             return
-        topic.reopen = False
-        topic.fence(f"the topic was deleted in another region ({stamp})")
+        topic.fence(f"the topic was deleted in another region ({stamp})", for_good=True)
         try:
             try:
                 await topic.scheduler.answer(topic.log.when_durable)

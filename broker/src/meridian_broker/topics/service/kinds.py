@@ -122,7 +122,7 @@ async def carry(opener: TopicOpener, topics: Iterable[Topic], carried: Iterable[
     for topic in topics:
         for name, replicated in carried:
             if name not in topic.subscriptions:
-                topic.create_subscription(name, EARLIEST, replicated=replicated)
+                topic.subscribing.create_subscription(name, EARLIEST, replicated=replicated)
         await opener.parts.scheduler.answer(topic.progress_log.when_durable)
 
 
@@ -180,8 +180,7 @@ async def _give_way(opener: TopicOpener, topic: Topic, why: str) -> None:
     if topic.log.after(EARLIEST) is None:
         await removal.unmake(opener, topic, why)
         return
-    topic.reopen = False
-    topic.fence(why)
+    topic.fence(why, for_good=True)
     await topic.scheduler.answer(topic.log.when_durable)
     await opener.drop(topic)
     await removal.set_aside(opener, topic, topic_name.parse(topic.name), why, None)

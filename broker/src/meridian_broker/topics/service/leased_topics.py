@@ -158,9 +158,9 @@ class SharedStreams:
     def _abstains(self, topic_name: str) -> bool:
         """May a promise on shares of this topic bind that the disk damaged?"""
         topic = self._topics.topics.get(topic_name)
-        if topic is None or topic.leasing is None or not topic.lost_records.votes_from_ms:
+        if topic is None or topic.leasing is None or not topic.lives.lost_records.votes_from_ms:
             return False
-        return topic.leasing.now_ms() < topic.lost_records.votes_from_ms
+        return topic.leasing.now_ms() < topic.lives.lost_records.votes_from_ms
 
     def _shares(self, stream: Stream) -> DispatchShares | None:
         topic = self._topics.topics.get(stream[0])

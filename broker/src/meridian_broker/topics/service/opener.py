@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from meridian_broker.ledgers.store import LedgerError, LedgerUnreadable
 from meridian_broker.metadata.store import MetadataError
-from meridian_broker.positions.position import EARLIEST
 from meridian_broker.topics.errors import NotAllowed, TopicError, TopicFenced, TopicUnreadable
 from meridian_broker.topics.lifecycle import opening
 from meridian_broker.topics.reopening import Failing
+from meridian_broker.topics.replication_source import TopicSource
 from meridian_broker.topics.retention import trimming
 from meridian_broker.topics.service import scopes
 from meridian_broker.wire.pulsar import topic_name
@@ -38,7 +39,7 @@ FollowDeletion = Callable[["TopicOpener", "Topic", "DeletionNotice"], Coroutine[
 
 
 class TopicOpener:
-    """See the module's text. One per broker; the ``TopicOwner`` of its topics."""
+    """See the module's text. One per broker."""
 
     def __init__(self, registry: TopicRegistry, regions: OtherRegions, follow_deletion: FollowDeletion) -> None:
         self.parts = registry.parts
@@ -99,7 +100,6 @@ class TopicOpener:
             topic = await opening.open_topic(
                 self.parts,
                 self.regions,
-                self,
                 name,
                 create,
                 incarnation,
@@ -113,8 +113,10 @@ class TopicOpener:
             self.parts.unfinished.later(name)
             log.warning("%s stays closed for at least %.1f s, then will be retried: %s", name, pause_ms / 1000, error)
             raise
+        topic.when_fenced(lambda _: self._fenced(topic))
+        self.parts.labels.forget(topic.name)
         self.registry.add(topic)
-        scopes.opened(topic, self.regions.leasing)
+        scopes.opened(topic)
         self.follow(topic)
         if topic.recall is not None and (topic.recall.joining.is_joining or not topic.recall.is_settled):
             topic.recall.start()
@@ -135,7 +137,7 @@ class TopicOpener:
 
     # -- what happens to it --------------------------------------------------------------------------------------
 
-    def fenced(self, topic: Topic) -> None:
+    def _fenced(self, topic: Topic) -> None:
         """It cannot go on: it is opened anew from what is durable."""
         log.warning("topic %s is fenced: %s", topic.name, topic.failure)
         self.regions.replication.stop(topic.name)
@@ -143,7 +145,7 @@ class TopicOpener:
 
     def _open_again_later(self, topic: Topic) -> None:
         """After its pause (``topics/reopening.py``)."""
-        if self.registry.closing or not topic.reopen:
+        if self.registry.closing or not topic.reopens:
             return
         scheduler = self.parts.scheduler
         pause_ms = self.failing.failed(topic.name, str(topic.failure), scheduler.monotonic_ms())
@@ -159,10 +161,10 @@ class TopicOpener:
 
     async def _open_again(self, topic: Topic) -> None:
         registry = self.registry
-        if registry.topics.get(topic.name) is topic and not registry.closing and topic.reopen:
+        if registry.topics.get(topic.name) is topic and not registry.closing and topic.reopens:
             await self.open(topic_name.parse(topic.name))
 
-    def deleted_elsewhere(self, topic: Topic, told: DeletionNotice) -> None:
+    def _deleted_elsewhere(self, topic: Topic, told: DeletionNotice) -> None:
         """Another region knows of another deletion of the topic than we do (R8)."""
         self.parts.scheduler.spawn(self._follow_deletion(self, topic, told), "follow a deletion in another region")
 
@@ -171,10 +173,8 @@ class TopicOpener:
     def follow(self, topic: Topic) -> None:
         """Do what the policies say now: its regions, and whatever rules it."""
         name = topic_name.parse(topic.name)
-        is_shared = self.parts.is_shared(name)
-        if topic.was_alone and is_shared and topic.recall is not None:
-            topic.recall.joining.begin()
-        topic.was_alone = not is_shared
+        if topic.recall is not None:
+            topic.recall.joining.follow(is_shared=self.parts.is_shared(name))
         self._replicate(topic)
         for remote in topic.remotes - self.parts.regions_of(topic.name):
             topic.region_left(remote)
@@ -188,7 +188,9 @@ class TopicOpener:
     def _replicate(self, topic: Topic) -> None:
         for remote in self.parts.regions_of(topic.name) - {self.parts.region}:
             if remote not in topic.remotes:
-                topic.remotes.add(remote)
-                skipped = topic.skipped_for(remote)
-                topic.replicated_positions.setdefault(remote, EARLIEST if skipped is None else skipped.upto)
-                self.regions.replication.start(topic, remote)
+                topic.region_joined(remote)
+                self.regions.replication.start(self._source(topic), remote)
+
+    def _source(self, topic: Topic) -> TopicSource:
+        schema_for = self.parts.schemas.for_topic(topic_name.parse(topic.name))
+        return TopicSource(topic, schema_for, partial(self._deleted_elsewhere, topic))

@@ -57,7 +57,7 @@ async def grow(opener: TopicOpener, name: TopicName, partitions: int, known: str
             raise
 
     async def tell(index: int) -> None:
-        (await opener.topic(name.with_partition(index), create=False)).partitions = partitions
+        (await opener.topic(name.with_partition(index), create=False)).grew(partitions)
 
     telling = [partial(tell, index) for index in range(partitions)]
     await run_all(opener.parts.scheduler, telling, "tell a partition's number")
@@ -83,5 +83,5 @@ async def _prepare_partition(opener: TopicOpener, name: TopicName, index: int, p
     topic = await opener.topic(name.with_partition(index), create=True, growing_to=partitions)
     for subscription in list(known.subscriptions.values()):
         if subscription.durable and subscription.name not in topic.subscriptions:
-            topic.create_subscription(subscription.name, EARLIEST, replicated=subscription.replicated)
+            topic.subscribing.create_subscription(subscription.name, EARLIEST, replicated=subscription.replicated)
     await opener.parts.scheduler.answer(topic.progress_log.when_durable)

@@ -113,8 +113,7 @@ async def delete_as_elsewhere(opener: TopicOpener, name: TopicName, stamp: Stamp
 
 async def _leave(opener: TopicOpener, topic: Topic, why: str, stamp: Stamp) -> None:
     """A topic goes that nobody else has messages of: it is set aside if it holds any. The caller holds its lock."""
-    topic.reopen = False
-    topic.fence(why)
+    topic.fence(why, for_good=True)
     await topic.scheduler.answer(topic.log.when_durable)
     await opener.drop(topic)
     if topic.log.after(EARLIEST) is None:
@@ -187,8 +186,7 @@ async def take_back(opener: TopicOpener, names: Iterable[TopicName]) -> None:
 
 async def unmake(opener: TopicOpener, topic: Topic, why: str) -> None:
     """Remove a topic that holds no message as if it had never been made; the caller holds its lock."""
-    topic.reopen = False
-    topic.fence(why)
+    topic.fence(why, for_good=True)
     await opener.drop(topic)
     await opener.parts.catalog.topics.take_back(topic_name.parse(topic.name))
     opener.parts.unfinished.forget(topic.name)
@@ -317,8 +315,7 @@ async def _decide(topics: list[Topic], write: Awaitable[None]) -> None:
         raise
     finally:
         for topic in going:
-            topic.reopen = False
-            topic.fence("the topic was deleted")
+            topic.fence("the topic was deleted", for_good=True)
 
 
 def _open_again(opener: TopicOpener, topic: Topic) -> None:
@@ -371,7 +368,7 @@ def is_unused(topic: Topic, *, alone: bool) -> bool:
     if (
         not alone
         or topic.is_set_aside
-        or topic.lost_records.in_doubt
+        or topic.lives.lost_records.in_doubt
         or topic.failure is not None
         or topic.producers
         or topic.admission.is_expecting

@@ -21,12 +21,11 @@ def follow(topic: Topic) -> None:
         shares.follow(subscription)
 
 
-def opened(topic: Topic, leasing: Leasing | None) -> None:
+def opened(topic: Topic) -> None:
     """A topic is served from now on: what this region voted is known, and its shares are asked for."""
-    topic.leasing = leasing
     if topic.leasing is not None:
-        if topic.lost_records.may_have_voted:
-            topic.lost_records.votes_from_ms = topic.leasing.now_ms() + _longest_ms(topic, topic.leasing)
+        if topic.lives.lost_records.may_have_voted:
+            topic.lives.lost_records.votes_from_ms = topic.leasing.now_ms() + _longest_ms(topic, topic.leasing)
         for name, ballots in topic.votes.items():
             for origin, ballot in ballots.items():
                 topic.leasing.found((topic.name, name, origin), *ballot)

@@ -40,7 +40,7 @@ async def subscription(
     if read_compacted:
         await topic.compaction.prepare()
     answer: Subscription = await parts.scheduler.answer(
-        lambda ready: topic.subscribe(
+        lambda ready: topic.subscribing.subscribe(
             name,
             durable=durable,
             replicated=replicated,
