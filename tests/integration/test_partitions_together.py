@@ -16,8 +16,9 @@ from meridian_broker.metadata.store import MetadataUnavailable
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.topics.service import closing, creation, partition_growth, removal
-from meridian_broker.topics.service.removal import delete_as_elsewhere, remove_unused
+from meridian_broker.topics.service.removal import delete_as_elsewhere
 from meridian_broker.topics.service.service import TopicService
+from meridian_broker.topics.service.unused import remove_unused
 from meridian_broker.wire.pulsar.topic_name import TopicName, parse
 from support.brokers.broker_inside import broker_inside
 from support.brokers.broker_regions import until
@@ -97,7 +98,8 @@ async def test_two_deletions_do_not_wait_for_each_other(
         for index in reversed(range(partitions)):  # clients come in any order
             topic = await service.opener.topic(NAME.with_partition(index), create=False)
             topic.rules = replace(topic.rules, inactive_topics=InactiveTopics(True, "delete_when_no_subscriptions", 0))
-        monkeypatch.setattr(removal, "is_unused", lambda topic, *, alone: topic.name.startswith(str(NAME)))  # noqa: ARG005
+        is_unused = "meridian_broker.topics.service.unused.is_unused"
+        monkeypatch.setattr(is_unused, lambda topic, *, alone: topic.name.startswith(str(NAME)))  # noqa: ARG005
         waiting = watch_locks(service, monkeypatch)
         held = [service.registry.lock(str(NAME.with_partition(index))) for index in (0, 2)]
         for lock in held:

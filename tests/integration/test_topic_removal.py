@@ -20,8 +20,9 @@ from meridian_broker.positions.position import EARLIEST
 from meridian_broker.replication.entries.source import DeletionNotice
 from meridian_broker.topics.service import creation, removal
 from meridian_broker.topics.service.incarnations import follow
-from meridian_broker.topics.service.removal import delete_as_elsewhere, expire_subscriptions, remove_unused
+from meridian_broker.topics.service.removal import delete_as_elsewhere
 from meridian_broker.topics.service.service import TopicService
+from meridian_broker.topics.service.unused import expire_subscriptions, remove_unused
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.topic_name import TopicName, parse

@@ -20,7 +20,7 @@ from meridian_broker.topics.journal.subscription_record import SubscriptionRecor
 from meridian_broker.topics.lifecycle import replay
 from meridian_broker.topics.service.leased_topics import SharedStreams
 from meridian_broker.topics.service.registry import TopicRegistry
-from meridian_broker.topics.service.removal import expire_subscriptions
+from meridian_broker.topics.service.unused import expire_subscriptions
 from meridian_broker.topics.subscriptions.damaged_records import DOUBT_MS
 from meridian_broker.topics.subscriptions.subscription import Subscription
 from simulation.story import Story

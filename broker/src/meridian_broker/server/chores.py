@@ -19,7 +19,7 @@ from meridian_broker.server.keys import LOOK_SECONDS as KEYS_SECONDS
 from meridian_broker.server.keys import Keys
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.server.settings import Settings
-from meridian_broker.topics.service import removal, rounds
+from meridian_broker.topics.service import rounds, unused
 from meridian_broker.topics.service.cold_encoding import Cooling
 from meridian_broker.topics.service.service import TopicService
 
@@ -54,7 +54,7 @@ class Chores:
         """How each kind of work is doing, as of now."""
         return [work.state() for work in self._works]
 
-    def start(self, used_elsewhere: removal.UsedElsewhere) -> None:
+    def start(self, used_elsewhere: unused.UsedElsewhere) -> None:
         """Begin all of it. It ends when the scheduler is closed."""
         service = self.service
         storage, removing = self.settings.storage, self.settings.removal
@@ -115,12 +115,12 @@ class Chores:
             "backlogs grow beyond their quotas",
         )
         self._begin(
-            *("remove unused topics", lambda: removal.remove_unused(service.opener)),
+            *("remove unused topics", lambda: unused.remove_unused(service.opener)),
             removing.broker_delete_inactive_topics_frequency_seconds,
             "unused topics stay",
         )
         self._begin(
-            *("expire unused subscriptions", lambda: removal.expire_subscriptions(service.registry, used_elsewhere)),
+            *("expire unused subscriptions", lambda: unused.expire_subscriptions(service.registry, used_elsewhere)),
             removing.subscription_expiry_check_interval_in_minutes * 60,
             "unused subscriptions hold back space",
         )

@@ -12,6 +12,6 @@ Other rooms import only these modules of it::
     reopening  retention.backlog_quotas  retention.trimming  service.answering  service.backfill_rounds
     service.closing  service.cold_encoding  service.creation  service.exchange_host  service.incarnations
     service.kinds  service.leased_topics  service.partition_growth  service.registry  service.removal
-    service.rounds  service.service  service.subscribing  subscriptions.administration  subscriptions.closing
-    subscriptions.damaged_records  subscriptions.subscription  topic  validation
+    service.rounds  service.service  service.subscribing  service.unused  subscriptions.administration
+    subscriptions.closing  subscriptions.damaged_records  subscriptions.subscription  topic  validation
 """

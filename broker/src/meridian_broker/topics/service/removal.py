@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How topics and subscriptions are deleted: on request, or because they were unused for a while.
+"""How topics are deleted on request.
 
 A deletion is put on record before anything else happens. Until then the topic serves the clients that it has, so a
 deletion that a full metadata store refuses harms nobody. No client is admitted after the last check for clients, so no
-message is accepted only to be deleted. A topic of several regions is deleted on request only; a replicated
-subscription also when it was unused in all of them (R16).
+message is accepted only to be deleted. Unused topics are deleted in the same way (``unused.py``).
 """
 
 from __future__ import annotations
@@ -14,12 +13,10 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from meridian_broker.ledgers.periodic import each
 from meridian_broker.ledgers.scheduling import run_all
 from meridian_broker.metadata.errors import NotFound
-from meridian_broker.metadata.policy_values import CAUGHT_UP
 from meridian_broker.metadata.store import MetadataFull
 from meridian_broker.metadata.topic_catalog import Deletion
 from meridian_broker.positions import Stamp
@@ -27,14 +24,11 @@ from meridian_broker.positions.position import EARLIEST
 from meridian_broker.topics.errors import TopicFenced, TopicInUse, TopicNotFound
 from meridian_broker.topics.journal.topic_record import stamp_of
 from meridian_broker.topics.lifecycle import deletion, orphans, quarantine
-from meridian_broker.topics.subscriptions.administration import remove_subscriptions
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
     from meridian_broker.topics.service.opener import TopicOpener
-    from meridian_broker.topics.service.registry import TopicRegistry
-    from meridian_broker.topics.subscriptions.subscription import Subscription
     from meridian_broker.topics.topic import Topic
 
 log = logging.getLogger(__name__)
@@ -43,9 +37,6 @@ Check = Callable[["Topic"], None]
 """Raises when the topic may not go."""
 Begun = Callable[[Stamp], None]
 """Hears the stamp of a deletion that is on record: other regions may be told while it is carried out."""
-
-
-# -- by hand -------------------------------------------------------------------------------------------------------
 
 
 def _to_nobody(_: Stamp) -> None:
@@ -68,8 +59,8 @@ async def delete(opener: TopicOpener, name: TopicName, *, force: bool, begun: Be
             topics = await hold(opener, [name], locks)
             if not topics:
                 raise TopicNotFound(f"topic {name} does not exist")
-            stamp = await _new_stamp(opener, name)
-            await _remove(opener, topics, check, stamp, begun)
+            stamp = await new_stamp(opener, name)
+            await remove(opener, topics, check, stamp, begun)
         return stamp
     async with AsyncExitStack() as locks:
         await locks.enter_async_context(opener.registry.lock(str(name)))
@@ -78,8 +69,8 @@ async def delete(opener: TopicOpener, name: TopicName, *, force: bool, begun: Be
             opener.registry.non_persistent.delete(names, force=force, partitioned=True)
             return await partitioned.delete(name)
         topics = await hold(opener, names, locks)
-        stamp = await _new_stamp(opener, name)
-        await _remove(opener, topics, check, stamp, begun, partitioned=name)
+        stamp = await new_stamp(opener, name)
+        await remove(opener, topics, check, stamp, begun, partitioned=name)
         return await partitioned.delete(name, stamp)  # this counts for partitions that nobody has used yet, too
 
 
@@ -101,7 +92,7 @@ async def delete_as_elsewhere(opener: TopicOpener, name: TopicName, stamp: Stamp
         is_told = known is not None and known.stamp >= stamp
         meant = [one for one in topics if (one.name != str(name)) == partitioned or name.partition >= 0]
         has_count = name.partition < 0 and await opener.parts.catalog.partitioned.find(name) is not None
-        await _remove(opener, meant, _anyway, stamp, partitioned=name if has_count and not is_told else None)
+        await remove(opener, meant, _anyway, stamp, partitioned=name if has_count and not is_told else None)
         for topic in topics:
             if topic not in meant:
                 await _leave(opener, topic, f"{name} was deleted in another region ({stamp})", stamp)
@@ -233,7 +224,7 @@ async def hold(opener: TopicOpener, names: list[TopicName], locks: AsyncExitStac
     return [found[name] for name in names if name in found]
 
 
-async def _new_stamp(opener: TopicOpener, name: TopicName) -> Stamp:
+async def new_stamp(opener: TopicOpener, name: TopicName) -> Stamp:
     """Of a deletion that happens now."""
     newest = opener.parts.catalog.topics.newest_deletion
     known = await newest(name) if name.partition < 0 else await opener.parts.catalog.topics.deletion(name)
@@ -256,7 +247,7 @@ def clients(topic: Topic) -> int:
     return producers + sum(len(subscription.consumers) for subscription in topic.subscriptions.values())
 
 
-async def _remove(
+async def remove(
     opener: TopicOpener,
     topics: list[Topic],
     check: Check,
@@ -280,7 +271,7 @@ async def _remove(
         topic.is_leaving = True
     left = set(topics)
 
-    async def remove(topic: Topic) -> None:
+    async def remove_one(topic: Topic) -> None:
         if partitioned is None:
             await _decide([topic], deletion.begin(topic, stamp))
             begun(stamp)
@@ -293,7 +284,7 @@ async def _remove(
             opener.parts.unfinished.finish_later(partitioned)
             await _decide(topics, opener.parts.catalog.partitioned.begin_deletion(partitioned, stamp))
             begun(stamp)
-        await run_all(opener.parts.scheduler, [partial(remove, topic) for topic in topics], "delete a topic")
+        await run_all(opener.parts.scheduler, [partial(remove_one, topic) for topic in topics], "delete a topic")
     finally:
         for topic in left:
             topic.is_leaving = False
@@ -321,119 +312,3 @@ async def _decide(topics: list[Topic], write: Awaitable[None]) -> None:
 def _open_again(opener: TopicOpener, topic: Topic) -> None:
     opening = opener.open(topic_name.parse(topic.name))
     opener.parts.scheduler.spawn(opening, "open a topic that could not be deleted")
-
-
-# -- unused topics -------------------------------------------------------------------------------------------------
-
-
-async def remove_unused(opener: TopicOpener) -> None:
-    """Remove the topics whose rules say so and that nobody uses; a partitioned one's partitions all together or not.
-
-    :raises SomeFailed: some could not be removed now.
-    """
-    found: dict[TopicName, list[Topic]] = {}
-    for name, topic in opener.registry.topics.items():
-        if topic.rules.inactive_topics.remove:
-            found.setdefault(topic_name.parse(name).base, []).append(topic)
-
-    def check(topic: Topic) -> None:
-        if not is_unused(topic, alone=opener.parts.regions_of(topic.name) == {opener.parts.region}):
-            raise TopicInUse(f"{topic.name} is in use again")
-
-    async def remove(base: TopicName) -> None:
-        topics = found[base]
-        with contextlib.suppress(TopicInUse):
-            record = await opener.parts.catalog.partitioned.find(base)
-            if record is None or len(topics) == record.partitions:
-                for topic in topics:
-                    check(topic)
-                async with AsyncExitStack() as locks:
-                    names = [topic_name.parse(topic.name) for topic in topics]
-                    if record is not None:
-                        await locks.enter_async_context(opener.registry.lock(str(base)))
-                    held = await hold(opener, names, locks)
-                    await _remove(opener, held, check, await _new_stamp(opener, base))
-                log.info("%s was unused and has been removed", base)
-
-    await each(found, str, remove)
-
-
-def is_unused(topic: Topic, *, alone: bool) -> bool:
-    """Has nobody used it for as long as its rules say, and is nothing of it to be kept?
-
-    :param alone: it lives in this region only.
-    """
-    rule, retention = topic.rules.inactive_topics, topic.rules.retention
-    idle_ms = topic.scheduler.now_ms() - topic.last_used_ms
-    if (
-        not alone
-        or topic.is_set_aside
-        or topic.lives.lost_records.in_doubt
-        or topic.failure is not None
-        or topic.producers
-        or topic.admission.is_expecting
-        or clients(topic)
-    ):
-        return False
-    if idle_ms < rule.seconds * 1000 or retention.time_minutes < 0 or idle_ms < retention.time_minutes * 60_000:
-        return False
-    if rule.mode == CAUGHT_UP:
-        return all(one.cursor.mark_delete >= topic.log.last_confirmed for one in topic.subscriptions.values())
-    return not topic.subscriptions
-
-
-# -- unused subscriptions ------------------------------------------------------------------------------------------
-
-
-ASKED_MAX: Final = 100
-"""Shared subscriptions about which other regions are asked in one look; the rest has its turn in the next."""
-
-
-UsedElsewhere = Callable[[str, str, int], Awaitable[str | None]]
-"""Why a subscription of a topic may have been used in another region within so many milliseconds; None: it was not
-(R16)."""
-
-
-async def expire_subscriptions(registry: TopicRegistry, used_elsewhere: UsedElsewhere) -> None:
-    """Delete the subscriptions that nobody has used for as long as their topic's rules say.
-
-    Of one that other regions know, nobody in any region: all are asked, and one that cannot be forbids it (R16).
-
-    :raises SomeFailed: some could not be deleted now.
-    """
-    asked = 0
-
-    async def expire(subscription: Subscription) -> None:
-        nonlocal asked
-        topic = subscription.topic
-        if topic.failure is not None or not is_abandoned(subscription):
-            return
-        if subscription.lives.may_be_shared(subscription):
-            asked += 1
-            if asked > ASKED_MAX or await _is_used(subscription, used_elsewhere):
-                return
-        await remove_subscriptions([subscription])
-        log.info("subscription %s of %s was unused and has expired", subscription.name, topic.name)
-
-    every = [one for topic in registry.topics.values() for one in topic.subscriptions.values()]
-    await each(every, lambda one: f"{one.name} of {one.topic.name}", expire)
-
-
-async def _is_used(subscription: Subscription, used_elsewhere: UsedElsewhere) -> bool:
-    """Also when that cannot be told, or it is used here by now."""
-    topic = subscription.topic
-    minutes = topic.rules.subscription_expiration_minutes
-    objection = await used_elsewhere(topic.name, subscription.name, minutes * 60_000)
-    if objection is not None:
-        log.debug("subscription %s of %s did not expire: %s", subscription.name, topic.name, objection)
-    is_there = topic.failure is None and subscription.is_there
-    return objection is not None or not is_there or not is_abandoned(subscription)
-
-
-def is_abandoned(subscription: Subscription) -> bool:
-    """Has it had no consumer in this region for so long?"""
-    limit_ms = subscription.topic.rules.subscription_expiration_minutes * 60_000
-    if not limit_ms or not subscription.durable or subscription.consumers:
-        return False
-    last_used_ms = max(subscription.cursor.last_acked_ms, subscription.last_left_ms)
-    return subscription.topic.scheduler.now_ms() - last_used_ms > limit_ms
