@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a broker consists of, as its topics see it: `BrokerParts`, and what connects it to other regions."""
+"""What opening and deleting a topic need from the broker, and what connects its topics to other regions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerParts:
-    """What all topics of a broker stand on. Nothing in it needs a topic, so it is made before any of them."""
+    """The parts of a broker that its topics use. None of them needs a topic, so they are constructed first."""
 
     region: str
     catalog: Catalog
@@ -41,41 +41,41 @@ class BrokerParts:
     scheduler: Scheduler
     clock: HybridClock
     fence: int
-    """The broker's epoch: what an earlier broker of the region still writes is refused (R10)."""
+    """The broker's epoch: writes of earlier brokers of the region are refused (R10)."""
     defaults: Rules
-    """What the broker's settings say; namespaces and topics may say otherwise."""
+    """Rules from the broker's settings, which policies of namespaces and topics override."""
     topic_limits: TopicLimits
     log_limits: LogLimits
     cache: CacheBudget
     new_lock: Callable[[], AbstractAsyncContextManager[Any]]
-    """A lock that nobody holds."""
+    """A new lock, not held."""
     loading: AbstractAsyncContextManager[Any]
-    """Held while a topic is opened: limits how many are opened at the same time."""
+    """Held while a topic is opened: limits how many topics are opened at the same time."""
     schemas: SchemaRegistry
     labels: Labels
     workshop: Workshop
     unfinished: Unfinished
     publishing: Throttle | None = None
-    """Of all topics together."""
+    """Rate limits of all topics together."""
     backlog_quotas: bool = True
-    """They are enforced."""
+    """Whether backlog quotas are enforced."""
 
     def rules(self, name: TopicName) -> Rules:
-        """What holds for a topic, as last seen in the metadata. An open topic keeps it as ``topic.rules``."""
+        """The rules of a topic, as last read from the metadata. An open topic keeps them as ``topic.rules``."""
         return self.catalog.rules(self.defaults, name)
 
     def regions_of(self, topic: str) -> frozenset[str]:
-        """Regions of a topic, this one included. Where it does not live here any more, the copy here is on its own."""
+        """The regions of a topic, including this one; only this one if the topic no longer belongs here."""
         listed = self.catalog.regions(topic_name.parse(topic))
         return listed if self.region in listed else frozenset((self.region,))
 
     def is_shared(self, name: TopicName) -> bool:
-        """Whether the topic lives in other regions, too."""
+        """Whether the topic exists in other regions, too."""
         return len(self.regions_of(str(name))) > 1
 
 
 class GeoReplication(Peers, Replicators, Protocol):
-    """The shell that runs replicators, and asks other regions."""
+    """Runs replicators, and sends requests to other regions."""
 
     def start(self, topic: ReplicationSource, remote: str, /) -> None: ...
 
@@ -84,22 +84,22 @@ class GeoReplication(Peers, Replicators, Protocol):
     async def make_partitioned(
         self, region: str, topic: str, partitions: int, incarnation: str, created: Stamp | None, /
     ) -> None:
-        """Have a region make a partitioned topic, with so many partitions at least.
+        """Have a region create a partitioned topic with at least this many partitions.
 
         :param incarnation: stamp of its last deletion (R8).
         :param created: stamp of its creation.
-        :raises OtherKind: it made one without partitions earlier.
-        :raises PeerAway: it does not do it now.
+        :raises OtherKind: the region created one without partitions earlier.
+        :raises PeerAway: the region did not create it.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class OtherRegions:
-    """What connects the topics of a broker to other regions."""
+    """The parts that connect the topics of a broker to other regions."""
 
     exchange: Exchange
     leasing: Leasing
     replication: GeoReplication
     before: Before | None = None
-    """What other regions lacked before this broker started; None: nobody asks."""
+    """What other regions lacked before this broker started; None: not tracked."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What another region hears when it asks for entries of a topic (R5, R6)."""
+"""Answers other regions that ask for entries of a topic (R5, R6)."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 async def answer(opener: TopicOpener, asker: str, want: Want) -> Found:
-    """What is here of what another region asks for.
+    """The entries stored here of those that another region asks for.
 
-    :raises TopicError: this region cannot say now.
-    :raises LedgerError: it cannot be read.
+    :raises TopicError: this region cannot answer now.
+    :raises LedgerError: the entries cannot be read.
     """
     name = topic_name.parse(want.topic)
     try:

@@ -60,7 +60,7 @@ class StoredEnds:
         self._found[topic] = None
 
     def take(self, most: int) -> list[str]:
-        """Topics of which another region was found to have more, oldest first. They are not returned again."""
+        """Up to ``most`` topics of which another region has more, oldest first; each is returned once."""
         taken = list(self._found)[:most]
         for name in taken:
             del self._found[name]

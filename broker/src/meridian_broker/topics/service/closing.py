@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How topics are closed in good order: one that is unloaded, and all of them when the broker stops."""
+"""Closes topics in good order: one topic on unload, all topics when the broker stops."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 async def unload(opener: TopicOpener, name: TopicName) -> None:
-    """Close the topic in good order; it is opened again for whoever asks."""
+    """Close the topic in good order; the next request opens it again."""
     opener.failing.end_pause(str(name), opener.parts.scheduler.monotonic_ms())
     topic = await opener.topic(name, create=False)
     async with opener.registry.lock(topic.name):
@@ -30,7 +30,7 @@ async def unload(opener: TopicOpener, name: TopicName) -> None:
 
 
 async def send_consumers_away(registry: TopicRegistry) -> None:
-    """Consumers have to come again, and what was acknowledged is told to other regions. No topic is opened any more."""
+    """Disconnect all consumers, and send their acknowledgements to the other regions. No more topics are opened."""
     registry.closing = True
     topics = list(registry.topics.values())
     for topic in topics:
@@ -42,7 +42,7 @@ async def send_consumers_away(registry: TopicRegistry) -> None:
 
 
 async def close(opener: TopicOpener) -> None:
-    """The end of a drain: hand every client away and seal what is open."""
+    """The end of a drain: disconnect all clients and seal all open ledgers."""
     registry = opener.registry
     registry.closing = True
     registry.non_persistent.close("this broker is shutting down")
@@ -51,8 +51,7 @@ async def close(opener: TopicOpener) -> None:
 
 
 async def _close(opener: TopicOpener, topic: Topic, reason: str) -> None:
-    """It is not open any more afterwards, but until then: what it still tells of its acknowledgements says of which
-    topic it is."""
+    """The topic stays registered until it is closed: acknowledgements that it still sends are matched to it by name."""
     try:
         await topic.close(reason)
     finally:

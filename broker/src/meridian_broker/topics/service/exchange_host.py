@@ -39,16 +39,16 @@ class ExchangeHost:
         """Topics that are being opened because another region waits for them."""
 
     def bind(self, opener: TopicOpener) -> None:
-        """What opens topics. It needs the exchange, and the exchange this host: so it comes last.
+        """Set what opens topics: the opener needs the exchange, which needs this host, so it is constructed last.
 
-        :raises RuntimeError: there is one.
+        :raises RuntimeError: an opener was bound before.
         """
         if self._opener is not None:
-            raise RuntimeError("the exchange's host already has what opens topics")
+            raise RuntimeError("the exchange's host was bound to an opener before")
         self._opener = opener
 
     async def _open(self, topic: str, *, create: bool, incarnation: str | None = None) -> Topic:
-        assert self._opener is not None, "links are made once everything is bound"
+        assert self._opener is not None, "links are opened after the opener was bound"
         return await self._opener.topic(topic_name.parse(topic), create=create, incarnation=incarnation)
 
     def _lives(self, topic: str) -> Lives | None:

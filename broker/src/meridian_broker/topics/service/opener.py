@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a topic that is asked for is opened, once, and opened again after a failure.
+"""Opens topics on demand, and reopens them after a failure.
 
-A topic is opened by whoever asks first; others wait for the same opening. A topic that was fenced is dropped and
-opened anew for the next one who asks, after a pause if that happens often (``reopening``). Whatever makes, grows, moves
-or deletes topics stands on this.
+The first request opens a topic; concurrent requests wait for it. A fenced topic is dropped and reopened, after a pause
+if that happens often (``reopening``). The modules that create, grow, move or delete topics build on this one.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class TopicOpener:
         self.registry = registry
         self.regions = regions
         self.failing = Failing()
-        """Topics that fail again and again, and how long each stays closed."""
+        """Topics that fail repeatedly, and how long each stays closed."""
         self._follow_deletion = follow_deletion
 
     async def topic(
@@ -87,7 +86,7 @@ class TopicOpener:
     async def served(
         self, name: TopicName, *, create: bool, incarnation: str | None = None, created: Stamp | None = None
     ) -> Topic | NonPersistentTopic:
-        """The topic of whatever kind, for clients. :raises TopicError: see ``topic``."""
+        """The persistent or non-persistent topic, for clients. :raises TopicError: see ``topic``."""
         if name.is_persistent:
             return await self.topic(name, create=create, incarnation=incarnation, created=created)
         self.registry.check_exists(name)
@@ -138,7 +137,7 @@ class TopicOpener:
     # -- what happens to it --------------------------------------------------------------------------------------
 
     def _fenced(self, topic: Topic) -> None:
-        """It cannot go on: it is opened anew from what is durable."""
+        """The topic was fenced: reopen it from its durable state."""
         log.warning("topic %s is fenced: %s", topic.name, topic.failure)
         self.regions.replication.stop(topic.name)
         self._open_again_later(topic)
@@ -171,7 +170,7 @@ class TopicOpener:
     # -- what holds for it ---------------------------------------------------------------------------------------
 
     def follow(self, topic: Topic) -> None:
-        """Do what the policies say now: its regions, and whatever rules it."""
+        """Apply the topic's current regions and rules."""
         name = topic_name.parse(topic.name)
         if topic.recall is not None:
             topic.recall.joining.follow(is_shared=self.parts.is_shared(name))

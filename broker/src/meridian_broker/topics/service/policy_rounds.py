@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Open topics do what the policies say now: where they live, and whatever rules them."""
+"""Applies changed policies to the open topics: their regions and their rules."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class PolicyRounds:
     def __init__(self, opener: TopicOpener) -> None:
         self._opener = opener
         self._followed = -1
-        """The catalog's revision that open topics go by."""
+        """The catalog's revision that the open topics follow."""
 
     def follow(self) -> None:
-        """Have every open topic follow, if any policy changed since the last call.
+        """Apply the policies to every open topic, if any changed since the last call.
 
         :raises SomeFailed: it failed for some topics, which the next call tries again.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The topics that are open on a broker, and those on record that are not. It opens none itself (``opener.py``)."""
+"""Which topics are open on a broker, and which are on record but not open. ``opener.py`` opens them."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ class TopicRegistry:
     def __init__(self, parts: BrokerParts) -> None:
         self.parts = parts
         self.topics: dict[str, Topic] = {}
-        """Those that are open, fenced ones included, by name."""
+        """The open topics by name, including fenced ones."""
         self.non_persistent = NonPersistentTopics(parts.catalog, parts.scheduler, parts.topic_limits, parts.defaults)
         self.closing = False
-        """The broker is shutting down: no topic is opened any more."""
+        """The broker is shutting down: no more topics are opened."""
         self._locks: WeakValueDictionary[str, AbstractAsyncContextManager[Any]] = WeakValueDictionary()
-        """Of each topic, as long as anybody holds it or waits for it."""
+        """One lock per topic, as long as it is held or waited for."""
 
     def lock(self, name: str) -> AbstractAsyncContextManager[Any]:
         """Held while a topic is opened, closed or deleted."""
         return self._locks.setdefault(name, self.parts.new_lock())
 
     def add(self, topic: Topic) -> None:
-        """It is open from now on."""
+        """The topic is open from now on."""
         self.topics[topic.name] = topic
         self.parts.unfinished.forget(topic.name)
 
     def remove(self, topic: Topic) -> None:
-        """It is not open any more, and still on record."""
+        """The topic is no longer open, but still on record."""
         if self.topics.get(topic.name) is topic:
             del self.topics[topic.name]
             self.parts.unfinished.unopened.add(topic.name)
@@ -79,7 +79,7 @@ class TopicRegistry:
         return names
 
     def is_served(self, topic: str) -> bool:
-        """Whether what we say about a topic is all that we know: it is open, or there never was one here."""
+        """Whether this broker's answers about a topic are complete: it is open, or never existed here."""
         found, unfinished = self.topics.get(topic), self.parts.unfinished
         is_open = found is None or found.failure is None
         return unfinished.is_surveyed and topic not in unfinished.unopened and is_open
@@ -89,7 +89,7 @@ class TopicRegistry:
         return topic in self.parts.unfinished.unopened
 
     def unopened(self) -> set[str] | None:
-        """Topics on record that are not served now; None: which there are is not known yet."""
+        """Topics on record that are not served now; None: the topics on record are not known yet."""
         fenced = {name for name, topic in self.topics.items() if topic.failure is not None}
         unfinished = self.parts.unfinished
         return unfinished.unopened | fenced if unfinished.is_surveyed else None

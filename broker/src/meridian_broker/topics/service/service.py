@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All topics of a broker, put together from parts with one job each.
+"""All topics of a broker, composed of parts with one job each.
 
-What is done with topics are functions that take one of these parts: ``creation``, ``removal``, ``partition_growth``,
-``kinds``, ``incarnations``, ``closing`` and ``answering`` the opener, ``subscribing`` what the broker consists of.
+Operations on topics are functions that take the part they need: ``creation``, ``removal``, ``partition_growth``,
+``kinds``, ``incarnations``, ``closing`` and ``answering`` take the opener, ``subscribing`` the broker's parts.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class TopicService:
 
     def __init__(self, registry: TopicRegistry, regions: OtherRegions, ends: StoredEnds, comparing: Comparing) -> None:
         """
-        :param ends: what ``comparing``, the exchange with other regions, compares.
+        :param ends: the high watermarks that ``comparing``, the exchange with other regions, compares.
         """
         self.parts = registry.parts
         self.registry = registry
         self.topics = registry.topics
-        """Those that are open, fenced ones included, by name."""
+        """The open topics by name, including fenced ones."""
         self.opener = TopicOpener(registry, regions, incarnations.follow)
         self.policies = PolicyRounds(self.opener)
         self.loading = Loading(self.opener)

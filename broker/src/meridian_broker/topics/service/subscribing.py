@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a client's subscription is found, or made if it may be."""
+"""Finds a client's subscription, or creates it if that is allowed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ async def subscription(
     properties: dict[str, str],
     read_compacted: bool = False,
 ) -> Subscription:
-    """Find or make one; durable, and at its place, when this returns.
+    """Find or create a subscription. When this returns, it is durable and has its start position.
 
-    :param replicated: None: as the policies say, as they are now; the topic hears of a change a moment later.
+    :param replicated: None: as the current policies say, which may be newer than ``topic.rules``.
     :raises TopicError: refused.
     """
     places = None
@@ -56,9 +56,9 @@ async def subscription(
 
 
 async def ensure_subscription(parts: BrokerParts, topic: Topic, name: str) -> None:
-    """Make the subscription at the earliest message when there is none (a producer's initial subscription).
+    """Create the subscription at the earliest message if it does not exist (a producer's initial subscription).
 
-    :raises NotAllowed: there is none, and consumers may not make any by themselves either.
+    :raises NotAllowed: it does not exist, and subscriptions are not created automatically.
     """
     if name not in topic.subscriptions and not topic.rules.auto_subscription_creation.allowed:
         raise NotAllowed(f"there is no subscription {name!r}, and automatic creation is disabled")

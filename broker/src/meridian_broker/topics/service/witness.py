@@ -79,12 +79,12 @@ class WitnessStore:
         self._records: dict[Subject, _Record] = {}
 
     def bind(self, leasing: Leasing) -> None:
-        """Begin: what was voted is told to ``leasing``, which rests on this store, and so cannot be there before it.
+        """Open the store, and report its votes to ``leasing``, which needs this store and is constructed after it.
 
-        :raises RuntimeError: it has begun.
+        :raises RuntimeError: leases were bound before.
         """
         if self._leasing is not None:
-            raise RuntimeError("the witness's votes already have their leases")
+            raise RuntimeError("the witness's store was bound to leases before")
         self._leasing = leasing
         self.open_soon()
 
@@ -173,7 +173,7 @@ class WitnessStore:
     # -- opening
 
     def open_soon(self) -> None:
-        """Open it, unless that is being done or nothing is bound yet."""
+        """Open the store, unless it is being opened or no leases are bound yet."""
         leasing = self._leasing
         if leasing is not None and not self.is_open and not self._opening and not self._registry.closing:
             self._opening = True
