@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Terminated topics: they stay terminated, and nothing is stored after their end.
 
-Part of ``model.Model``. The end is the one that the region has recorded. A region's own earlier messages, lost in a
-restore and fetched back from other regions, are in later ledgers: that is no violation.
+Part of ``model.Model``. The end is the one that the region has recorded. Earlier messages, lost in a restore and
+fetched back from other regions, are in later ledgers: that is no violation.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from meridian_broker.positions.position import Origin, Position
+from meridian_broker.positions.position import EARLIEST, Origin, Position
 from simulation.names import incarnation_of
 
 if TYPE_CHECKING:
@@ -66,4 +66,5 @@ def _is_behind(topic: TopicContext, place: Position, origin: Origin) -> bool:
     end = topic.terminated
     if end is None or place <= end:
         return False
-    return origin.region != topic.region or origin.position > end
+    before = end if origin.region == topic.region else topic.ends.get(origin.region, EARLIEST)
+    return origin.position > before

@@ -177,6 +177,7 @@ def test_a_newer_format_is_refused_with_a_sentence() -> None:
         holes=st.dictionaries(names, st.lists(st.tuples(positions, positions), min_size=1, max_size=3).map(tuple)),
         skipped=st.dictionaries(names, st.builds(Skipped, positions, positions, positions), max_size=3),
         skipped_before=st.dictionaries(names, st.tuples(st.tuples(positions, positions)), max_size=3),
+        terminated_origins=st.dictionaries(names, positions, max_size=3),
     )
 )
 def test_topic_records_come_back(record: TopicRecord) -> None:

@@ -16,10 +16,13 @@ ENDING = Standing(True, None, False, 1000)
 ENDED = Standing(True, END, False, 1000)
 ENDED_AND_FULL = Standing(True, END, True, 1000)
 FOREIGN, LARGE = Offered(1000), Offered(1001)
-OWN, OWN_AFTER = Offered(1001, END), Offered(10, Position(7, 4))
+OWN, OWN_AFTER = Offered(1001, END, True), Offered(10, Position(7, 4), True)
+FETCHED, FETCHED_AFTER = Offered(1001, END), Offered(10, Position(7, 4))
 
 places = st.builds(Position, st.integers(0, 9), st.integers(0, 9))
-offers = st.builds(Offered, st.integers(0, 2000), st.none() | places)
+offers = st.builds(Offered, st.integers(0, 2000), st.none() | places) | st.builds(
+    Offered, st.integers(0, 2000), places, st.just(True)
+)
 standings = st.builds(Standing, st.booleans(), st.none() | places, st.booleans(), st.integers(0, 2000))
 
 
@@ -39,6 +42,12 @@ standings = st.builds(Standing, st.booleans(), st.none() | places, st.booleans()
         (OWN, ENDING, Verdict.REFUSE_ENDED),
         (OWN, ENDED, Verdict.STORE),
         (OWN_AFTER, ENDED, Verdict.REFUSE_ENDED),
+        (FETCHED, FULL, Verdict.REFUSE_FULL),
+        (FETCHED, OPEN, Verdict.REFUSE_TOO_LARGE),
+        (FETCHED, ENDING, Verdict.REFUSE_ENDED),
+        (FETCHED, ENDED, Verdict.STORE),
+        (FETCHED, ENDED_AND_FULL, Verdict.STORE),
+        (FETCHED_AFTER, ENDED, Verdict.REFUSE_ENDED),
     ],
 )
 def test_each_entry_meets_each_topic(offered: Offered, standing: Standing, verdict: Verdict) -> None:
@@ -50,7 +59,7 @@ def test_each_entry_meets_each_topic(offered: Offered, standing: Standing, verdi
 def test_nothing_of_others_enters_what_is_ended_full_or_too_small(offered: Offered, standing: Standing) -> None:
     if decide(offered, standing) is not Verdict.STORE:
         return
-    if offered.own is None:
-        assert not standing.is_ended and not standing.is_full and offered.size <= standing.largest
-    elif standing.is_ended:
-        assert standing.end is not None and offered.own <= standing.end
+    if standing.is_ended:
+        assert offered.origin is not None and standing.end is not None and offered.origin <= standing.end
+    elif not offered.is_own:
+        assert not standing.is_full and offered.size <= standing.largest

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Final
 
 from meridian_broker.ledgers.entry import unpack
+from meridian_broker.ledgers.index import LedgerIndex
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.reading import Stored
 from meridian_broker.ledgers.store import LedgerNotFound
@@ -42,10 +43,11 @@ async def origins_between(
     return sorted(found)
 
 
-async def goes_on_behind(log: TopicLog, end: Position) -> bool:
-    """Whether messages were accepted behind ``end``. Own entries from before it do not count, though a restore or the
+async def goes_on_behind(log: TopicLog, end: Position, ends: Mapping[str, Position]) -> bool:
+    """Whether messages were accepted behind ``end``. Entries from before it do not count, though a restore or the
     repair of damaged entries may have stored copies of them behind it.
 
+    :param ends: per other region, its last entry before the end.
     :raises LedgerError: a ledger cannot be read.
     """
     for span in log.spans():
@@ -53,7 +55,18 @@ async def goes_on_behind(log: TopicLog, end: Position) -> bool:
             continue
         index = await log.load_index(span.ledger_id)
         first = end.entry + 1 if span.ledger_id == end.ledger else 0
-        if index.is_foreign_from(first) or index.between(log.region, end, LATEST, 1):
+        if index.between(log.region, end, LATEST, 1) or _is_foreign_behind(index, first, ends):
+            return True
+    return False
+
+
+def _is_foreign_behind(index: LedgerIndex, first: int, ends: Mapping[str, Position]) -> bool:
+    """Whether one of the entries from ``first`` on is of another region and later than that one's end."""
+    if not index.is_foreign_from(first):
+        return False
+    for region in index.codes.names[1:]:
+        later = index.between(region, ends.get(region, EARLIEST), LATEST, len(index.kinds))
+        if any(entry >= first for _, entry in later):
             return True
     return False
 

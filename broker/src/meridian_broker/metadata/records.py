@@ -327,6 +327,9 @@ class TopicRecord:
     skipped_before: Mapping[str, tuple[tuple[Position, Position], ...]] = field(default_factory=dict)
     """Per other region, earlier skipped ranges that the region has since passed: own entries ``(after, upto]``, the
     newest ones. They explain to a verifier what the region lacks."""
+    terminated_origins: Mapping[str, Position] = field(default_factory=dict)
+    """Per other region, the last origin that was stored when the topic was terminated; none if an earlier version did
+    it."""
 
     def to_json(self) -> Json:
         return {
@@ -335,13 +338,14 @@ class TopicRecord:
             "ledgers": [ledger.to_json() for ledger in self.ledgers],
             "progressLedgers": list(self.progress_ledgers),
             "lastOwn": str(self.last_own),
-            "lastOrigins": {region: str(position) for region, position in self.last_origins.items()},
+            "lastOrigins": _places_json(self.last_origins),
             "terminated": None if self.terminated is None else str(self.terminated),
+            **({"terminatedOrigins": _places_json(self.terminated_origins)} if self.terminated_origins else {}),
             "topicEpoch": self.topic_epoch,
             "owner": self.owner,
             **({"holes": _ranges_json(self.holes)} if self.holes else {}),
             **({"joining": True} if self.joining else {}),
-            **({"joined": {region: str(place) for region, place in self.joined.items()}} if self.joined else {}),
+            **({"joined": _places_json(self.joined)} if self.joined else {}),
             "compacted": None if self.compacted is None else self.compacted.to_json(),
             "compactionScraps": list(self.obsolete_ledgers),
             **({"newestLedger": self.newest_ledger} if self.newest_ledger >= 0 else {}),
@@ -368,6 +372,7 @@ class TopicRecord:
             joining=take(data, "joining", bool, False),
             joined=positions(data, "joined"),
             terminated=None if data.get("terminated") is None else _position(data, "terminated"),
+            terminated_origins=positions(data, "terminatedOrigins"),
             topic_epoch=take(data, "topicEpoch", int),
             owner=take(data, "owner", int, 0),
             compacted=None if data.get("compacted") is None else CompactedRecord.from_json(data["compacted"]),
@@ -381,6 +386,10 @@ class TopicRecord:
             extra=without(data, *_TOPIC_FIELDS),
             stamp=stamp,
         )
+
+
+def _places_json(places: Mapping[str, Position]) -> Json:
+    return {region: str(place) for region, place in places.items()}
 
 
 _TOPIC_FIELDS: Final = (
@@ -397,6 +406,7 @@ _TOPIC_FIELDS: Final = (
     "joining",
     "joined",
     "terminated",
+    "terminatedOrigins",
     "topicEpoch",
     "owner",
     "compacted",

@@ -7,7 +7,7 @@ topic itself, so each of them can be read, and made in a test, without the other
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +106,8 @@ class TopicContext:
         """It takes no more messages."""
         self.terminated: Position | None = None
         """Its last entry for ever; None: it goes on."""
+        self.ends: Mapping[str, Position] = {}
+        """Per other region, the last of its entries before that end."""
         self.is_resting = False
         """Nothing is dispatched any more: the broker is about to stop."""
         self.failure: str | None = None

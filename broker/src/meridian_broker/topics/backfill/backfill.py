@@ -187,6 +187,8 @@ class Recall:
         """Regions that have entries of ours at a place where our log has none."""
         self._taken_back: set[tuple[str, Position]] = set()
         """What was fetched back of those since the topic was opened, by the entry behind it."""
+        self._searched: set[str] = set()
+        """Regions of which all others returned what they had from before the end of this terminated topic."""
         self._former: set[str] = set()
         """Regions removed from the topic of which others may still have entries."""
         self._unfed_since_ms: dict[str, int] = {}
@@ -272,7 +274,7 @@ class Recall:
         if not others:
             return Due.NOW if self.joining.is_due else Due.NOT
         if self._topic.is_ended and others <= self._asked and not self.joining.is_due:
-            return Due.NOT
+            return Due.NOW if self._lost_before_the_end() else Due.NOT
         absent, sources = self.absent(others)
         is_waiting = self.joining.is_due or self._gaps.open()
         if not sources <= self._asked or self._foreign_holes() or is_waiting:
@@ -350,8 +352,20 @@ class Recall:
         holes = self._topic.log.holes
         return [(region, hole) for region in holes.ranges if region != self._topic.region for hole in holes.of(region)]
 
+    def _lost_before_the_end(self) -> list[tuple[str, Hole]]:
+        """What other regions published before the end of a terminated topic, and a restore of the volume lost."""
+        held, lost = self._topic.log.last_origin, list[tuple[str, Hole]]()
+        for region, end in self._topic.ends.items():
+            last = held.get(region, EARLIEST)
+            if last < end and region not in self._searched:
+                lost.append((region, (last, Position(end.ledger, end.entry + 1))))
+        return lost
+
     async def _ask_for_others(self) -> None:
         topic, others = self._topic, self.others()
+        for region, hole in self._lost_before_the_end():
+            if not await self._fetch(region, hole, others, may_skip=True):
+                self._searched.add(region)
         if why := await self._intake.closed():
             self.problem = why
             return
@@ -530,7 +544,7 @@ class Recall:
             assert header.origin is not None
             size = len(body) - message_metadata.appended_bytes(body, want.origin, *header.origin)
             try:
-                intake.check(Offered(size, header.origin if is_own else None))
+                intake.check(Offered(size, header.origin, is_own), want.origin)
             except TopicError as refusal:
                 self.problem = str(refusal)
                 return taken[:count]

@@ -6,7 +6,8 @@ They arrive in two ways: *pushed* by the replicator of the region that published
 replicator are not fetched instead. ``decide`` is the rule; ``Intake`` knows the state of the topic.
 
 This region's own entries, lost in a restore and returned by others (R5), were accepted once already. No quota and no
-size limit keeps them out, only the end of a topic that was terminated before them.
+size limit keeps them out, only the end of a topic that was terminated before them. The same holds for entries of other
+regions that a terminated topic had before its end.
 """
 
 from __future__ import annotations
@@ -42,8 +43,10 @@ class Offered(NamedTuple):
 
     size: int
     """Size in bytes of the body as its origin stored it."""
-    own: Position | None = None
-    """Its position if this region published it; None: another region did."""
+    origin: Position | None = None
+    """Its position in the region that published it, if it was fetched; None: it was pushed."""
+    is_own: bool = False
+    """This region published it."""
 
 
 class Standing(NamedTuple):
@@ -52,7 +55,7 @@ class Standing(NamedTuple):
     is_ended: bool
     """It accepts no more messages."""
     end: Position | None
-    """The recorded end: the position of the last entry."""
+    """Of the region that published the entry, the last one before the recorded end; None: there is none."""
     is_full: bool
     """It exceeds a backlog quota that keeps producers out."""
     largest: int
@@ -62,9 +65,9 @@ class Standing(NamedTuple):
 def decide(offered: Offered, standing: Standing) -> Verdict:
     """Whether the entry may be stored."""
     if standing.is_ended:
-        is_before_the_end = offered.own is not None and standing.end is not None and offered.own <= standing.end
+        is_before_the_end = offered.origin is not None and standing.end is not None and offered.origin <= standing.end
         return Verdict.STORE if is_before_the_end else Verdict.REFUSE_ENDED
-    if offered.own is not None:
+    if offered.is_own:
         return Verdict.STORE
     if standing.is_full:
         return Verdict.REFUSE_FULL
@@ -83,11 +86,15 @@ class Intake:
         self._turned_away: dict[str, tuple[str, int]] = {}
         """Region -> why its entries were refused last, and when by the monotonic clock."""
 
-    def check(self, offered: Offered) -> None:
-        """:raises TopicTerminated, BacklogQuotaHold, MessageTooLarge: it may not be stored."""
+    def check(self, offered: Offered, region: str) -> None:
+        """
+        :param region: the one that published it.
+        :raises TopicTerminated, BacklogQuotaHold, MessageTooLarge: it may not be stored.
+        """
         topic = self._topic
         largest = topic.limits.message_bytes + METADATA_BYTES
-        verdict = decide(offered, Standing(topic.is_ended, topic.terminated, bool(self._full), largest))
+        end = topic.terminated if region == topic.region else topic.ends.get(region)
+        verdict = decide(offered, Standing(topic.is_ended, end, bool(self._full), largest))
         if verdict is Verdict.STORE:
             return
         if verdict is Verdict.REFUSE_ENDED:
@@ -104,7 +111,7 @@ class Intake:
     def check_pushed(self, region: str, size: int) -> None:
         """As ``check``, for an entry pushed by its region's replicator; a refusal is remembered."""
         try:
-            self.check(Offered(size))
+            self.check(Offered(size), region)
         except TopicError as refusal:
             self.turned_away(region, str(refusal))
             raise
@@ -121,7 +128,7 @@ class Intake:
         """Why no entry of any other region is accepted now; empty: they are accepted."""
         await self.look()
         try:
-            self.check(_ANY)
+            self.check(_ANY, "")
         except TopicError as refusal:
             return str(refusal)
         return ""

@@ -179,10 +179,14 @@ class TopicMetadata:
         async with self._lock:
             await self._write(replace(self.record, topic_epoch=epoch))
 
-    async def save_terminated(self, last: Position | None) -> None:
-        """``None``: the topic is not terminated any more. :raises MetadataError: it was not written."""
+    async def save_terminated(self, last: Position | None, origins: Mapping[str, Position]) -> None:
+        """
+        :param last: None: the topic is not terminated any more.
+        :param origins: per other region, its last entry before the end.
+        :raises MetadataError: it was not written.
+        """
         async with self._lock:
-            await self._write(replace(self.record, terminated=last))
+            await self._write(replace(self.record, terminated=last, terminated_origins=dict(origins)))
 
     async def save_properties(self, properties: dict[str, str]) -> None:
         async with self._lock:

@@ -7,7 +7,8 @@ and only then clients are told. Consumers that have acknowledged everything are 
 Other regions are not affected: each has its own topic of that name, and terminates it by itself. Messages published
 there are not stored here any more (``topics/backfill/intake.py``). Their replicators are refused with this reason,
 keep their backlog, and show the reason in their status. Entries of this region's own that a restore lost are
-requested before the end is recorded.
+requested before the end is recorded; entries of any region from before the end that a restore loses later are
+fetched from the others.
 
 If record and log disagree about the end, the log is right, because what it holds was acknowledged (``recall``).
 """
@@ -15,6 +16,7 @@ If record and log disagree about the end, the log is right, because what it hold
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.finding import goes_on_behind
@@ -48,13 +50,14 @@ async def terminate(topic: Topic) -> Position:
         await topic.scheduler.answer(topic.log.when_durable)
         topic.check_open()
         last = topic.log.last_confirmed
+        ends = dict(topic.log.last_origin)
         if topic.metadata is not None:
-            await topic.metadata.save_terminated(last)
+            await topic.metadata.save_terminated(last, ends)
     except LedgerError as error:
         raise TopicFenced(f"{topic.name} was closed in the meantime: terminate it again ({error})") from error
     finally:
         topic.is_ended = False
-    ended(topic, last)
+    ended(topic, last, ends)
     return last
 
 
@@ -65,30 +68,32 @@ async def recall(topic: Topic, metadata: TopicMetadata, end: Position) -> None:
     was rebuilt, or it was unknown whether the end had been written, and the topic was left open. Then the termination
     is forgotten. Keeping it would refuse producers that were admitted, forever; it can be terminated again.
 
-    If messages of this region's own from before the end were fetched back, the end moves: they are stored in later
-    ledgers.
+    If messages from before the end were fetched back, the end moves: they are stored in later ledgers.
 
     :raises LedgerError: the log cannot be read.
     :raises MetadataError: the change cannot be recorded.
     """
-    last = topic.log.last_confirmed
+    last, ends = topic.log.last_confirmed, metadata.record.terminated_origins
     if last > end:
-        if await goes_on_behind(topic.log, end):
-            await metadata.save_terminated(None)
+        if await goes_on_behind(topic.log, end, ends):
+            await metadata.save_terminated(None, {})
             log.warning(
                 "%s: the metadata say that it was terminated at %s, but it has later messages up to %s: it stays open. "
                 "Terminate it again if it should end",
                 *(topic.name, end, last),
             )
             return
-        await metadata.save_terminated(last)
+        await metadata.save_terminated(last, ends)
         end = last
-    ended(topic, end)
+    ended(topic, end, ends)
 
 
-def ended(topic: Topic, last: Position) -> None:
-    """``last`` is recorded as the end: disconnect producers, and notify consumers."""
-    topic.is_ended, topic.terminated = True, last
+def ended(topic: Topic, last: Position, ends: Mapping[str, Position]) -> None:
+    """``last`` is recorded as the end: disconnect producers, and notify consumers.
+
+    :param ends: per other region, its last entry before the end.
+    """
+    topic.is_ended, topic.terminated, topic.ends = True, last, ends
     topic.admission.end(str(topic.refusal()))
     for producer in list(topic.producers.values()):
         topic.remove_producer(producer)
