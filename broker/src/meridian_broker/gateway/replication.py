@@ -177,7 +177,7 @@ class ReplicatorRunner:
     async def make_partitioned(
         self, region: str, topic: str, partitions: int, incarnation: str, created: Stamp | None
     ) -> None:
-        """Implements ``GeoReplication`` (``topics/service/open_topics.py``).
+        """Implements ``GeoReplication`` (``topics/lifecycle/parts.py``).
 
         A region whose link does not come up at once counts as away.
         """
