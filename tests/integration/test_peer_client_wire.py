@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import struct
 from typing import Any
 
@@ -73,6 +74,26 @@ async def test_of_several_addresses_the_one_that_answers_counts() -> None:
         connection = await PulsarClientConnection.connect(f"pulsar://127.0.0.1:{dead},127.0.0.1:{server.port}")
         assert connection.is_open
         await connection.close()
+
+
+async def test_an_attempt_that_is_cancelled_as_it_connects_leaves_no_error_behind() -> None:
+    left: list[object] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: left.append(context))
+
+    class Cancelled(PulsarClientConnection):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            attempt.cancel()
+
+    async with toy_server() as server:
+        attempt = asyncio.ensure_future(Cancelled.connect(server.url))
+        with pytest.raises(asyncio.CancelledError):
+            await attempt
+        await server.until(lambda: server.accepted == 1 and not server.connections)
+    del attempt
+    gc.collect()
+    assert not left
 
 
 async def test_answers_find_their_requests_in_any_order() -> None:

@@ -101,8 +101,8 @@ class ClientWire(asyncio.Protocol):
     def _give_up(self, error: ClientError) -> None:
         """End a connection that was never handed out."""
         self.failure = error
-        if self._connected.done() and not self._connected.cancelled():
-            self._connected.exception()
+        if not self._connected.cancel() and not self._connected.cancelled():
+            self._connected.exception()  # nobody asks for it any more
         if self._transport is not None:
             self._transport.abort()
 
