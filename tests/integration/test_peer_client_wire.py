@@ -84,14 +84,13 @@ async def test_an_attempt_that_is_cancelled_as_it_connects_leaves_no_error_behin
     class Cancelled(PulsarClientConnection):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
-            attempt.cancel()
+            attempts.pop().cancel()
 
     async with toy_server() as server:
-        attempt = asyncio.ensure_future(Cancelled.connect(server.url))
+        attempts = [asyncio.ensure_future(Cancelled.connect(server.url))]
         with pytest.raises(asyncio.CancelledError):
-            await attempt
+            await attempts[0]
         await server.until(lambda: server.accepted == 1 and not server.connections)
-    del attempt
     gc.collect()
     assert not left
 
