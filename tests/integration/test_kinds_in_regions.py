@@ -3,17 +3,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from pathlib import Path
 
 import aiohttp
 import pytest
+from meridian_broker.engines.local.committer import Committer
 from meridian_broker.metadata.errors import AlreadyExists
+from meridian_broker.metadata.topic_catalog import Topics
+from meridian_broker.positions import Stamp
+from meridian_broker.positions.position import EARLIEST
+from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.topics.errors import OtherKind
 from meridian_broker.topics.service import creation, kinds
-from meridian_broker.topics.service.kinds import Carried, Creation
+from meridian_broker.topics.service.kinds import Carried, Creation, Kind
 from meridian_broker.topics.service.opener import TopicOpener
 from meridian_broker.wire.pulsar.topic_name import TopicName, parse
 from support.brokers.broker_regions import regions, until
+from support.protocol.raw_connection import RawConnection, T
 
 NAME = parse("persistent://public/default/t")
 PATH = "/admin/v2/persistent/public/default/t/partitions"
@@ -81,3 +89,38 @@ async def test_a_creation_that_another_region_tells_of_has_a_stamp_and_counts_un
         ):
             async with http.request(method, f"{us.admin_url}{PATH}?incarnation={known}", json=4) as answer:
                 assert answer.status == status, await answer.text()
+
+
+async def test_a_message_that_is_not_durable_yet_when_its_copy_gives_way_is_set_aside(
+    inside: BrokerProcess, wire: RawConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log looks empty until the disk has answered, and then the client gets a receipt."""
+    sync, answers, asked = Committer._sync, threading.Event(), threading.Event()
+
+    def slow(committer: Committer, seconds: list[float]) -> None:
+        asked.set()
+        assert answers.wait(60)
+        sync(committer, seconds)
+
+    await wire.producer(str(NAME), producer_name="p")
+    topic = inside.service.topics[str(NAME)]
+    take_back = Topics.take_back
+
+    async def take_back_late(catalog: Topics, name: TopicName) -> None:
+        await until(lambda: topic.log.last_confirmed != EARLIEST)
+        await take_back(catalog, name)
+
+    monkeypatch.setattr(Topics, "take_back", take_back_late)
+    monkeypatch.setattr(Committer, "_sync", slow)
+    wire.send("p", 0, b"x")
+    await until(asked.is_set)
+    earlier = Creation(Stamp(1, 0, "elsewhere"), Kind.PARTITIONED)
+    giving_way = asyncio.ensure_future(kinds.make_way(inside.service.opener, NAME, earlier))
+    await until(lambda: topic.failure is not None)
+    answers.set()
+    await giving_way
+    await wire.hear(T.CLOSE_PRODUCER)
+    assert (await wire.hear(T.SEND_RECEIPT)).sequence_id == 0
+    (aside,) = await inside.service.registry.names("public/default")
+    assert "-set-aside-" in aside
+    assert (await inside.service.opener.topic(parse(aside), create=False)).log.entries == 1

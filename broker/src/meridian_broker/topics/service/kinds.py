@@ -176,12 +176,15 @@ async def _open(opener: TopicOpener, names: list[TopicName]) -> None:
 
 
 async def _give_way(opener: TopicOpener, topic: Topic, why: str) -> None:
-    """The caller holds its lock."""
+    """The caller holds its lock.
+
+    Publishes in flight become durable and get receipts after the fence, too. Only then is an empty log empty.
+    """
+    topic.fence(why, for_good=True)
+    await topic.scheduler.answer(topic.log.when_durable)
     if topic.log.after(EARLIEST) is None:
         await removal.unmake(opener, topic, why)
         return
-    topic.fence(why, for_good=True)
-    await topic.scheduler.answer(topic.log.when_durable)
     await opener.drop(topic)
     await removal.set_aside(opener, topic, topic_name.parse(topic.name), why, None)
 
