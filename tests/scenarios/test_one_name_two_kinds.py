@@ -110,11 +110,13 @@ def test_both_at_once_come_to_one_kind_and_lose_nothing(
             return  # its topic has partitions by now
 
     names = [f"at-once-{number}" for number in range(10)]
-    with ThreadPoolExecutor(2) as threads:
+    with ThreadPoolExecutor(len(names)) as threads:
+        producing = []
         for name in names:
-            producing = threads.submit(produce, name)
+            producing.append(threads.submit(produce, name))
             assert regions.http("us", "PUT", f"{TOPICS}/{name}/partitions", PARTITIONS).status in (204, 409)
-            producing.result()
+        for one in producing:
+            one.result()
     for name in names:
         both = (partitioned(name), {name})
 
