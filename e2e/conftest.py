@@ -28,6 +28,7 @@ KINDS = {
     "job": ("batch/v1", "Job"),
 }
 NO_CLUSTER = 2
+MEASURED = pytest.StashKey[list[str]]()
 
 
 class Cluster:
@@ -140,3 +141,15 @@ def _empty(cluster: Cluster) -> None:
         f"kubectl delete namespace {' '.join(NAMESPACES)} team-x --ignore-not-found --timeout=240s", seconds=300
     )
     cluster.run("kubectl get crd -o name | { grep meridian.dev || true; } | xargs -r kubectl delete")
+
+
+@pytest.fixture
+def measured(pytestconfig: pytest.Config) -> Callable[[str], None]:
+    """Takes a sentence with a figure, which the run shows at its end."""
+    return pytestconfig.stash.setdefault(MEASURED, []).append
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """What was measured, one sentence a line."""
+    for line in config.stash.get(MEASURED, []):
+        terminalreporter.write_line(f"measured: {line}")

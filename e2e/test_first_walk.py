@@ -12,7 +12,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -308,7 +308,7 @@ def test_pods_are_restricted(cluster: Cluster) -> None:
         assert "Warning" not in told, told
 
 
-def test_another_replica_of_the_operator_takes_over(cluster: Cluster) -> None:
+def test_another_replica_of_the_operator_takes_over(cluster: Cluster, measured: Callable[[str], None]) -> None:
     def holder() -> str:
         return cluster.run("kubectl -n meridian-system get lease operator -o jsonpath='{.spec.holderIdentity}'")
 
@@ -319,11 +319,13 @@ def test_another_replica_of_the_operator_takes_over(cluster: Cluster) -> None:
     manifest = (cluster.directory / "examples/kubernetes/orders.yaml").read_text().partition("\n---\n")[0]
     (cluster.directory / "later.yaml").write_text(re.sub(r"\borders\b", "later", manifest))
     cluster.run("kubectl apply -f later.yaml && kubectl wait --for=condition=Ready --timeout=30s geotopic/later")
-    print(f"an object was ready {time.monotonic() - killed:.1f} s after the kill")
+    measured(f"an object was ready {time.monotonic() - killed:.1f} s after the acting operator was killed")
     cluster.run("kubectl delete geotopic/later")
 
 
-def test_an_upgrade_under_traffic_loses_nothing(cluster: Cluster, clients: dict[str, pulsar.Client]) -> None:
+def test_an_upgrade_under_traffic_loses_nothing(
+    cluster: Cluster, clients: dict[str, pulsar.Client], measured: Callable[[str], None]
+) -> None:
     """200 messages a second, while a changed setting replaces the broker's pod."""
     topic = "persistent://public/default/upgraded"
     consumer = clients["us-west"].subscribe(topic, "all", consumer_type=pulsar.ConsumerType.Shared)
@@ -370,7 +372,10 @@ def test_an_upgrade_under_traffic_loses_nothing(cluster: Cluster, clients: dict[
         consuming.join()
     producer.flush()
     pause = max(after - before for before, after in itertools.pairwise(receipts))
-    print(f"{len(sent)} messages, longest pause {pause:.2f} s, {len(came) - len(set(came))} came twice")
+    measured(
+        f"helm upgrade under 200 messages a second: {len(sent)} messages, the longest pause of receipts was "
+        f"{pause:.2f} s, {len(came) - len(set(came))} messages came twice"
+    )
     assert not refused
     assert set(came) >= set(range(upto)), "nothing is lost"
     assert len(came) - len(set(came)) <= 20, "what a client acknowledges within a tenth of a second"
