@@ -12,7 +12,8 @@ from simulation.generate import story_of
 from simulation.planted import BUGS, hunt, plant, read
 from simulation.running import run_story, shorten
 
-SEEDS = 200
+SEEDS = 100
+"""CI runs these again with the hundreds behind them (`make simulate`)."""
 PACKAGE = Path(meridian_broker.__file__).parent.parent
 
 
