@@ -13,7 +13,7 @@ import pytest
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataFull, MetadataUnavailable
 from meridian_broker.positions import Stamp
-from meridian_broker.positions.position import EARLIEST
+from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.entries.source import DeletionNotice
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.topics.backfill.joining import Joining
@@ -21,7 +21,8 @@ from meridian_broker.topics.compaction.compaction import Status
 from meridian_broker.topics.errors import CompactionRunning
 from meridian_broker.topics.journal import topic_record
 from meridian_broker.topics.retention import trimming
-from meridian_broker.topics.service import closing, creation, incarnations, removal
+from meridian_broker.topics.service import closing, creation, incarnations, kinds, removal
+from meridian_broker.topics.service.opener import TopicOpener
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.metadata import build_body
@@ -196,6 +197,81 @@ async def test_a_deletion_that_a_full_disk_refuses_disconnects_nobody(
     assert len(await delete()) == 1
     assert (await wire.hear(T.CLOSE_PRODUCER)).producer_id == 1
     assert await service.parts.catalog.topics.find(one) is None
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+async def test_a_deletion_in_another_region_closes_no_topic_while_metadata_are_full(
+    inside: BrokerProcess, wire: RawConnection, is_kept: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A closed topic could not be opened again before there is room."""
+    opener = inside.service.opener
+    await wire.producer(NAME, 1, producer_name="p")
+    topic = inside.service.topics[NAME]
+    wire.send("p", 0, b"before", producer_id=1)
+    assert await wire.receipt() == (0, True)
+    stamp = str(Stamp(opener.parts.scheduler.now_ms(), 0, "inside"))
+    told = DeletionNotice(stamp, {} if is_kept else {"inside": Position(1 << 60, 0)}, False)
+    with full_metadata(inside):
+        await incarnations.follow(opener, topic, told)
+        assert inside.service.topics[NAME] is topic
+        wire.send("p", 1, b"while it was full", producer_id=1)
+        assert await wire.receipt() == (1, True)
+        await wire.producer(NAME, 2, producer_name="q")
+    assert "not yet here" in caplog.text and "the disk is full" in caplog.text
+    await incarnations.follow(opener, topic, told)
+    assert {(await wire.hear(T.CLOSE_PRODUCER)).producer_id for _ in range(2)} == {1, 2}
+    assert await opener.parts.catalog.topics.find(parse(NAME)) is None
+    kept = [one.log.entries for name, one in inside.service.topics.items() if "-set-aside-" in name]
+    assert kept == ([2] if is_kept else [])
+
+
+async def test_a_deletion_that_is_reported_again_while_it_is_followed_is_followed_once(inside: BrokerProcess) -> None:
+    """While metadata are full that takes seconds, and every attempt of a replicator reports it."""
+    topic = await inside.service.opener.topic(parse(NAME), create=True)
+    told, gate, followed = DeletionNotice("", {}, False), asyncio.Event(), list[DeletionNotice]()
+
+    async def follow(_: object, __: object, told: DeletionNotice) -> None:
+        followed.append(told)
+        await gate.wait()
+
+    opener = TopicOpener(inside.service.registry, inside.service.opener.regions, follow)
+    for _ in range(3):
+        opener.deleted_elsewhere(topic, told)
+    await until(lambda: followed == [told])
+    gate.set()
+    await until(lambda: not opener.following)
+    opener.deleted_elsewhere(topic, told)
+    await until(lambda: followed == [told, told])
+
+
+@pytest.mark.parametrize("gives_way", [False, True])
+async def test_a_topic_of_the_other_kind_is_not_closed_while_metadata_are_full(
+    inside: BrokerProcess, wire: RawConnection, gives_way: bool
+) -> None:
+    """It is deleted with the partitioned topic of its name, or gives way to one that was created earlier."""
+    name, opener = parse(NAME), inside.service.opener
+    await wire.producer(NAME, 1, producer_name="p")
+    topic = inside.service.topics[NAME]
+    wire.send("p", 0, b"before", producer_id=1)
+    assert await wire.receipt() == (0, True)
+
+    async def close() -> None:
+        if gives_way:
+            await kinds.make_way(opener, name, kinds.Creation(Stamp(1, 0, "elsewhere"), kinds.Kind.PARTITIONED))
+        else:
+            stamp = Stamp(opener.parts.scheduler.now_ms(), 0, "inside")
+            await removal.delete_as_elsewhere(opener, name, stamp, partitioned=True)
+
+    with full_metadata(inside):
+        with pytest.raises(MetadataFull):
+            await close()
+        assert inside.service.topics[NAME] is topic
+        wire.send("p", 1, b"while it was full", producer_id=1)
+        assert await wire.receipt() == (1, True)
+    await close()
+    assert (await wire.hear(T.CLOSE_PRODUCER)).producer_id == 1
+    assert await opener.parts.catalog.topics.find(name) is None
+    assert [one.log.entries for one in inside.service.topics.values() if one.is_set_aside] == [2]
 
 
 async def test_nobody_is_admitted_while_a_deletion_is_put_on_record(

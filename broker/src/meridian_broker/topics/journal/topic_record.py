@@ -192,6 +192,15 @@ class TopicMetadata:
         async with self._lock:
             await self._write(replace(self.record, properties=properties))
 
+    async def check_writable(self) -> None:
+        """Write the record as it is. A topic that is about to be closed for good, and then deleted or renamed, stays
+        open if the store refuses this: it could not be opened again either.
+
+        :raises MetadataError: it was not written.
+        """
+        async with self._lock:
+            await self._write(self.record)
+
     async def begin_deletion(self, stamp: Stamp, last_own: Position, last_origins: Mapping[str, Position]) -> None:
         """From here on the topic is deleted, even if the deletion is interrupted. Called again, it updates the ends.
 

@@ -101,12 +101,8 @@ async def follow(opener: TopicOpener, topic: Topic, told: DeletionNotice) -> Non
     async with opener.registry.lock(topic.name):
         if opener.registry.topics.get(topic.name) is not topic or topic.failure is not None:
             return
-        topic.fence(f"the topic was deleted in another region ({stamp})", for_good=True)
         try:
-            try:
-                await topic.scheduler.answer(topic.log.when_durable)
-            finally:
-                await opener.drop(topic)
+            await removal.close_for_good(opener, topic, f"the topic was deleted in another region ({stamp})")
             beyond = {
                 region: end
                 for region, end in {**topic.log.last_origin, topic.region: topic.log.last_own}.items()
@@ -124,7 +120,8 @@ async def follow(opener: TopicOpener, topic: Topic, told: DeletionNotice) -> Non
                 log.warning("topic %s was deleted in another region (%s) and now also here", name, stamp)
         except (TopicError, LedgerError, MetadataError) as error:
             log.warning("%s was deleted in another region but not yet here, will retry: %s", name, error)
-            _open_later(opener, name)
+            if opener.registry.topics.get(topic.name) is not topic:
+                _open_later(opener, name)  # an open topic's replicators hear of the deletion again
 
 
 async def _open_again(opener: TopicOpener, name: TopicName) -> None:

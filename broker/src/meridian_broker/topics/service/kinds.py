@@ -176,16 +176,11 @@ async def _open(opener: TopicOpener, names: list[TopicName]) -> None:
 
 
 async def _give_way(opener: TopicOpener, topic: Topic, why: str) -> None:
-    """The caller holds its lock.
-
-    Publishes in flight become durable and get receipts after the fence, too. Only then is an empty log empty.
-    """
-    topic.fence(why, for_good=True)
-    await topic.scheduler.answer(topic.log.when_durable)
+    """The caller holds its lock."""
+    await removal.close_for_good(opener, topic, why)
     if topic.log.after(EARLIEST) is None:
         await removal.unmake(opener, topic, why)
         return
-    await opener.drop(topic)
     await removal.set_aside(opener, topic, topic_name.parse(topic.name), why, None)
 
 

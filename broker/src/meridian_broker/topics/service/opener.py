@@ -46,6 +46,8 @@ class TopicOpener:
         self.regions = regions
         self.failing = Failing()
         """Topics that fail repeatedly, and how long each stays closed."""
+        self.following: set[str] = set()
+        """Topics whose deletion in another region is being followed."""
         self._follow_deletion = follow_deletion
 
     async def topic(
@@ -163,9 +165,18 @@ class TopicOpener:
         if registry.topics.get(topic.name) is topic and not registry.closing and topic.reopens:
             await self.open(topic_name.parse(topic.name))
 
-    def _deleted_elsewhere(self, topic: Topic, told: DeletionNotice) -> None:
-        """Another region knows of another deletion of the topic than we do (R8)."""
-        self.parts.scheduler.spawn(self._follow_deletion(self, topic, told), "follow a deletion in another region")
+    def deleted_elsewhere(self, topic: Topic, told: DeletionNotice) -> None:
+        """Another region knows of another deletion of the topic than we do (R8). Replicators report it again until it
+        is followed."""
+        if topic.name not in self.following:
+            self.following.add(topic.name)
+            self.parts.scheduler.spawn(self._follow_one(topic, told), "follow a deletion in another region")
+
+    async def _follow_one(self, topic: Topic, told: DeletionNotice) -> None:
+        try:
+            await self._follow_deletion(self, topic, told)
+        finally:
+            self.following.discard(topic.name)
 
     # -- what holds for it ---------------------------------------------------------------------------------------
 
@@ -192,4 +203,4 @@ class TopicOpener:
 
     def _source(self, topic: Topic) -> TopicSource:
         schema_for = self.parts.schemas.for_topic(topic_name.parse(topic.name))
-        return TopicSource(topic, schema_for, partial(self._deleted_elsewhere, topic))
+        return TopicSource(topic, schema_for, partial(self.deleted_elsewhere, topic))

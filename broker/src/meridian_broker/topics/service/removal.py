@@ -104,14 +104,31 @@ async def delete_as_elsewhere(opener: TopicOpener, name: TopicName, stamp: Stamp
 
 async def _leave(opener: TopicOpener, topic: Topic, why: str, stamp: Stamp) -> None:
     """A topic goes that nobody else has messages of: it is set aside if it holds any. The caller holds its lock."""
-    topic.fence(why, for_good=True)
-    await topic.scheduler.answer(topic.log.when_durable)
-    await opener.drop(topic)
+    await close_for_good(opener, topic, why)
     if topic.log.after(EARLIEST) is None:
         await deletion.destroy(opener.parts, topic, stamp)
         return
     reason = f"{why}, and no other region has the messages of this topic, which is of the other kind"
     await set_aside(opener, topic, topic_name.parse(topic.name), reason, stamp)
+
+
+async def close_for_good(opener: TopicOpener, topic: Topic, why: str) -> None:
+    """Close a topic that goes because of another region; the caller holds its lock.
+
+    What happens to it depends on what it holds, which is certain only once it is closed: publishes that are under way
+    at the fence become durable and get receipts. So it is not on record before the fence, but whether the store takes
+    writes is known.
+
+    :raises MetadataError: the store takes none now: the topic goes on.
+    :raises LedgerError: its log failed. It is closed.
+    """
+    if topic.metadata is not None:
+        await topic.metadata.check_writable()
+    topic.fence(why, for_good=True)
+    try:
+        await topic.scheduler.answer(topic.log.when_durable)
+    finally:
+        await opener.drop(topic)
 
 
 async def set_aside(opener: TopicOpener, topic: Topic, name: TopicName, why: str, stamp: Stamp | None) -> None:
