@@ -9,19 +9,7 @@ import pytest
 from meridian_broker.replication.leases import transitions, verdicts
 from meridian_broker.replication.leases.transitions import TRANSITIONS, Action, Event, State
 from meridian_broker.replication.leases.verdicts import Asked, Known, Promise, Verdict, decide
-
-
-def rows(text: str | None) -> list[list[str]]:
-    """The cells of the table in a docstring; its lines of ``=`` say where columns begin."""
-    lines = (text or "").splitlines()
-    rulers = [at for at, line in enumerate(lines) if line.startswith("===")]
-    begins = [at for at, sign in enumerate(lines[rulers[0]]) if sign == "=" and lines[rulers[0]][at - 1 : at] != "="]
-    ends = [*begins[1:], None]
-    return [
-        [line[begin:end].strip() for begin, end in zip(begins, ends, strict=True)]
-        for line in lines[rulers[0] + 1 : rulers[2]]
-        if not line.startswith("===")
-    ]
+from support.checkout.printed_tables import rows
 
 
 def test_the_printed_transitions_are_those_that_are_made() -> None:

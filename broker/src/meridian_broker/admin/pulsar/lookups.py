@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from binascii import crc32
 from typing import Final
 
 from aiohttp import web
 
 from meridian_broker.admin.http.requests import Refused, answer, any_topic_of, state
-from meridian_broker.metadata.policies import boundaries
+from meridian_broker.ownership.bundles import Bundles
 from meridian_broker.topics.errors import TopicNotFound
 
 LISTENER_HEADER: Final = "X-Pulsar-ListenerName"
@@ -40,7 +39,4 @@ async def bundle(request: web.Request) -> web.Response:
     namespace = state(request).catalog.namespace(name.namespace_name)
     if namespace is None:
         raise TopicNotFound(f"namespace {name.namespace_name} does not exist")
-    borders = boundaries(namespace.bundles)
-    place = crc32(str(name).encode())
-    upper = next(border for border in borders[1:] if place < int(border, 16) or border == borders[-1])
-    return web.Response(text=f"{borders[borders.index(upper) - 1]}_{upper}")
+    return web.Response(text=Bundles.equal(name.namespace_name, namespace.bundles).of(name).range)

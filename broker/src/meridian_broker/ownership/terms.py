@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this broker owns: the table of a bundle's states, and the terms of ownership that follow from it.
+
+=================  =================  =================  ====================  ====================  =================
+what happens       free               acquiring          owned                 giving up             lost
+=================  =================  =================  ====================  ====================  =================
+wanted             acquiring: claim
+granted                               owned: serve
+refused                               free: forget
+give up                                                  giving up: close
+ended                                 free: forget       lost: drop            lost: drop
+closed                                                                         free: release         free: forget
+=================  =================  =================  ====================  ====================  =================
+
+An empty field: it changes nothing. The difference between *giving up* and *lost* is who may act: while giving up, the
+broker still owns the bundle, so its topics are closed in good order and then the owner's record is removed. Once the
+term has *ended* somebody else may own it: topics are dropped without another write, and no record is touched.
+
+A term has a *fence*, greater than the fences of all terms before it in the region. Topics and ledgers refuse the writes
+of smaller ones (R10), so an owner that has not noticed the end of its term can do no harm. The lease is what lets it
+notice: the holder counts from before it asked for the lease, with a margin, so it stops before anybody else may start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from meridian_broker.ownership.bundles import Bundle
+
+
+class State(Enum):
+    """State of a bundle on this broker."""
+
+    FREE = "free"
+    """Not ours, and not wanted."""
+    ACQUIRING = "acquiring"
+    """A claim is on its way to the store."""
+    OWNED = "owned"
+    """Ours while the lease is valid: its topics are served."""
+    GIVING_UP = "giving up"
+    """Ours while the lease is valid: its topics are being closed."""
+    LOST = "lost"
+    """Not ours any more: its topics are being dropped."""
+
+
+class Event(Enum):
+    """What happens to a bundle."""
+
+    WANTED = "wanted"
+    """This broker should own it."""
+    GRANTED = "granted"
+    """The store has recorded this broker as its owner."""
+    REFUSED = "refused"
+    """Another broker was first, or the store did not answer."""
+    GIVE_UP = "give up"
+    """It is unloaded or transferred, or this broker stops."""
+    ENDED = "ended"
+    """The lease is over by this broker's own clock, or the owner's record is gone or names another broker."""
+    CLOSED = "closed"
+    """No topic of it is open here any more."""
+
+
+class Action(Enum):
+    """What the broker does."""
+
+    CLAIM = "claim"
+    """Record this broker as the owner, if there is none."""
+    SERVE = "serve"
+    """Topics may be opened."""
+    CLOSE = "close"
+    """Close the open topics in good order, and open no more."""
+    DROP = "drop"
+    """Drop the open topics without writing anything."""
+    RELEASE = "release"
+    """Remove the owner's record: others may claim it."""
+    FORGET = "forget"
+    """Nothing is left to do."""
+
+
+TRANSITIONS: Final[dict[tuple[State, Event], tuple[State, Action]]] = {
+    (State.FREE, Event.WANTED): (State.ACQUIRING, Action.CLAIM),
+    (State.ACQUIRING, Event.GRANTED): (State.OWNED, Action.SERVE),
+    (State.ACQUIRING, Event.REFUSED): (State.FREE, Action.FORGET),
+    (State.ACQUIRING, Event.ENDED): (State.FREE, Action.FORGET),
+    (State.OWNED, Event.GIVE_UP): (State.GIVING_UP, Action.CLOSE),
+    (State.OWNED, Event.ENDED): (State.LOST, Action.DROP),
+    (State.GIVING_UP, Event.ENDED): (State.LOST, Action.DROP),
+    (State.GIVING_UP, Event.CLOSED): (State.FREE, Action.RELEASE),
+    (State.LOST, Event.CLOSED): (State.FREE, Action.FORGET),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One time of owning a bundle."""
+
+    fence: int
+    """Greater than that of every term before it in the region."""
+    version: int
+    """Version of the owner's record, which the term ends with."""
+
+
+class Terms:
+    """The bundles of one broker, each in its state. Free ones are not listed."""
+
+    def __init__(self) -> None:
+        self._states: dict[Bundle, State] = {}
+        self._terms: dict[Bundle, Term] = {}
+
+    def happens(self, bundle: Bundle, event: Event, term: Term | None = None) -> Action | None:
+        """What to do about it; None: nothing.
+
+        :param term: the one that is granted.
+        """
+        state, action = TRANSITIONS.get((self.state(bundle), event), (None, None))
+        if state is None:
+            return None
+        self._states[bundle] = state
+        if term is not None:
+            self._terms[bundle] = term
+        if state is State.FREE:
+            del self._states[bundle]
+            self._terms.pop(bundle, None)
+        return action
+
+    def state(self, bundle: Bundle) -> State:
+        return self._states.get(bundle, State.FREE)
+
+    def term(self, bundle: Bundle) -> Term | None:
+        """The term in which topics of the bundle may be opened now; None: they may not."""
+        return self._terms.get(bundle) if self.state(bundle) is State.OWNED else None
+
+    def held(self, bundle: Bundle) -> Term | None:
+        """The term whose record is ours: owned, or giving up."""
+        return self._terms.get(bundle) if self.state(bundle) in (State.OWNED, State.GIVING_UP) else None
+
+    def split(self, bundle: Bundle, parts: list[Bundle], version: int) -> None:
+        """An owned bundle was split by a write of this version; its parts are owned in the same term."""
+        term = self._terms.pop(bundle)
+        state = self._states.pop(bundle)
+        for part in parts:
+            self._states[part], self._terms[part] = state, Term(term.fence, version)
+
+    def __iter__(self) -> Iterator[Bundle]:
+        """The bundles that are not free, as they are now."""
+        return iter(tuple(self._states))
+
+    def __len__(self) -> int:
+        return len(self._states)

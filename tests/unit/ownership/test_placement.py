@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Placement: brokers choose alike, evenly, and little moves when one of them comes or goes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from meridian_broker.ownership.bundles import Bundle, Bundles
+from meridian_broker.ownership.placement import BUSY, SLACK, Candidate, choose
+
+CANDIDATES = st.lists(
+    st.builds(Candidate, st.text("abc0-", min_size=1, max_size=4), st.integers(0, 50), st.floats(0, 2)),
+    unique_by=lambda one: one.broker,
+    max_size=6,
+)
+BUNDLE = st.sampled_from(Bundles.equal("t/n", 64).every())
+
+
+@settings(max_examples=500)
+@given(BUNDLE, CANDIDATES, st.randoms())
+def test_everybody_chooses_alike(bundle: Bundle, candidates: list[Candidate], random: st.DataObject) -> None:
+    chosen = choose(bundle, candidates)
+    assert (chosen is None) == (not candidates)
+    shuffled = sorted(candidates, key=lambda _: random.random())  # type: ignore[attr-defined]
+    assert choose(bundle, shuffled) == chosen
+
+
+@settings(max_examples=500)
+@given(BUNDLE, CANDIDATES)
+def test_a_busy_broker_gets_nothing_while_another_is_not(bundle: Bundle, candidates: list[Candidate]) -> None:
+    usage = {one.broker: one.usage for one in candidates}
+    chosen = choose(bundle, candidates)
+    if any(value < BUSY for value in usage.values()):
+        assert chosen is not None
+        assert usage[chosen] < BUSY
+
+
+def spread(bundles: list[Bundle], brokers: list[str], owners: dict[Bundle, str] | None = None) -> dict[Bundle, str]:
+    """Owners after every bundle that nobody owns was taken, one after the other."""
+    owners = dict(owners or {})
+    for bundle in bundles:
+        if bundle not in owners:
+            counts = Counter(owners.values())
+            chosen = choose(bundle, [Candidate(one, counts[one]) for one in brokers])
+            assert chosen is not None
+            owners[bundle] = chosen
+    return owners
+
+
+def test_bundles_are_spread_evenly() -> None:
+    bundles = [bundle for number in range(16) for bundle in Bundles.equal(f"t/{number}", 16).every()]
+    for count in range(1, 8):
+        owned = Counter(spread(bundles, [f"broker-{number}" for number in range(count)]).values())
+        assert len(owned) == count
+        assert max(owned.values()) <= SLACK * len(bundles) / count + 1
+
+
+def test_only_what_was_a_brokers_moves_when_it_goes() -> None:
+    bundles = Bundles.equal("t/n", 256).every()
+    before = spread(bundles, ["a", "b", "c"])
+    left = {bundle: owner for bundle, owner in before.items() if owner != "b"}
+    after = spread(bundles, ["a", "c"], left)
+    assert all(after[bundle] == owner for bundle, owner in left.items())
+    back = spread(bundles, ["a", "b", "c"])
+    assert back == before

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Terms of ownership: the printed table is what happens, and nothing is served outside a term."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from meridian_broker.ownership import terms
+from meridian_broker.ownership.bundles import Bundle
+from meridian_broker.ownership.terms import TRANSITIONS, Action, Event, State, Term, Terms
+from support.checkout.printed_tables import rows
+
+ONE = Bundle("t/n", 0, 100)
+OURS = {State.OWNED, State.GIVING_UP}
+
+
+def test_the_printed_transitions_are_those_that_are_made() -> None:
+    (_, *states), *events = rows(terms.__doc__)
+    printed = {
+        (State(state), Event(what)): (State(cell.partition(": ")[0]), Action(cell.partition(": ")[2]))
+        for what, *cells in events
+        for state, cell in zip(states, cells, strict=True)
+        if cell
+    }
+    assert printed == TRANSITIONS
+    assert {what for what, *_ in events} == {event.value for event in Event}
+
+
+def test_what_is_ours_ends_in_an_orderly_close_or_in_a_drop() -> None:
+    for (before, event), (after, action) in TRANSITIONS.items():
+        assert (before not in OURS and after in OURS) == (action is Action.SERVE)
+        if before in OURS and after not in OURS:
+            assert action is (Action.DROP if event is Event.ENDED else Action.RELEASE)
+    assert all((state, Event.ENDED) in TRANSITIONS for state in State if state not in (State.FREE, State.LOST))
+
+
+def test_a_record_is_only_removed_by_the_broker_that_still_owns_the_bundle() -> None:
+    assert [before for (before, _), (_, action) in TRANSITIONS.items() if action is Action.RELEASE] == [State.GIVING_UP]
+
+
+@settings(max_examples=500)
+@given(st.lists(st.sampled_from(Event), max_size=12))
+def test_topics_are_opened_only_in_a_term(events: list[Event]) -> None:
+    held = Terms()
+    for fence, event in enumerate(events):
+        before = held.state(ONE)
+        held.happens(ONE, event, Term(fence, 7) if event is Event.GRANTED and before is State.ACQUIRING else None)
+        state = held.state(ONE)
+        assert (held.term(ONE) is not None) == (state is State.OWNED)
+        assert (held.held(ONE) is not None) == (state in OURS)
+        assert list(held) == ([] if state is State.FREE else [ONE])
+
+
+def test_the_parts_of_a_split_bundle_go_on_in_its_term() -> None:
+    held = Terms()
+    held.happens(ONE, Event.WANTED)
+    held.happens(ONE, Event.GRANTED, Term(5, 1))
+    parts = [Bundle("t/n", 0, 50), Bundle("t/n", 50, 100)]
+    held.split(ONE, parts, 2)
+    assert held.state(ONE) is State.FREE
+    assert [held.term(part) for part in parts] == [Term(5, 2)] * 2
