@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One ledger's entries on their way to every bookie of its ensemble.
+
+Every bookie of the ensemble gets every entry. What it has acknowledged is one number, its *mark*: it has all entries
+up to there. The *last confirmed* entry is the highest that as many bookies have passed as the ack quorum counts; it is
+what writers are told, in order, and what later entries carry to readers.
+
+    retained                 sent or waiting; kept until every bookie that counts has it
+    |--------------------------------|
+    base .. confirmed .. released .. next
+            |  nobody is told yet |
+                       |  not sent yet, because the slowest bookie is too far behind  |
+
+A bookie is *lost* when its connection breaks, when it refuses an entry for a reason of its own, or when it is silent
+for too long. From that moment its mark counts no more. Another one takes its place in a new segment of the ledger that
+begins behind the last confirmed entry, and counts once the metadata say so. Meanwhile entries are confirmed by those
+that are left, which is safe: they are in the ensemble before and after the change, whichever of the two a recovery
+finds. If no other bookie is to be had, a lost one that is well again may go on where it was.
+
+An acknowledgement is always true, however late it comes: the bookie has that entry, and its bytes never differ.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from meridian_broker.engines.bookkeeper.packets import Code
+from meridian_broker.engines.bookkeeper.ports import AddLimits, LinkPort, Packet
+from meridian_broker.ledgers.notifying import notify_all
+from meridian_broker.ledgers.store import AppendDone, LedgerError, LedgerFenced, LedgerWriteFailed
+
+StoreEnsemble = Callable[[int, tuple[str, ...]], None]
+"""The first entry, and the bookies."""
+
+
+class _Place:
+    """One of the ensemble's places and the bookie in it."""
+
+    __slots__ = ("again", "bookie", "early", "is_given_up", "is_lost", "mark", "progress_ms", "sent")
+
+    def __init__(self, bookie: str, mark: int, now_ms: int) -> None:
+        self.bookie = bookie
+        self.mark = mark
+        """It has all entries up to this one."""
+        self.early: set[int] = set()
+        """Beyond the mark, after a gap."""
+        self.sent = mark + 1
+        """The next entry to be sent to it."""
+        self.again: set[int] = set()
+        """Refused because the bookie had too much to do. Nothing new is sent until these are."""
+        self.is_lost = False
+        self.is_given_up = False
+        """The metadata may name another bookie in its place already, so this one must never count again."""
+        self.progress_ms = now_ms
+        """When its mark last moved, or when it last had nothing to do."""
+
+    def has(self, entry: int) -> bool:
+        """Take note of an acknowledgement. Whether the mark moved."""
+        if entry != self.mark + 1:
+            if entry > self.mark:
+                self.early.add(entry)
+            return False
+        self.skip_to(entry)
+        return True
+
+    def skip_to(self, mark: int) -> None:
+        """It has everything up to here, or need not have it any more."""
+        if mark <= self.mark:
+            return
+        if self.early:
+            while mark + 1 in self.early:
+                mark += 1
+            self.early = {entry for entry in self.early if entry > mark}
+        self.mark = mark
+        self.sent = max(self.sent, mark + 1)
+
+
+class Adding:
+    """See the module's text. All times are milliseconds of a monotonic clock."""
+
+    def __init__(
+        self,
+        ledger: int,
+        link: LinkPort,
+        store_ensemble: StoreEnsemble,
+        ensemble: Sequence[str],
+        ack_quorum: int,
+        *,
+        confirmed: int = -1,
+        limits: AddLimits,
+        now_ms: int,
+    ) -> None:
+        """
+        :param store_ensemble: makes it known that these bookies store the entries from an entry on; calls
+            ``ensemble_stored`` or ``ensemble_not_stored`` then, maybe at once.
+        :param confirmed: entries up to this one are on the bookies already.
+        """
+        self.ledger = ledger
+        self._link = link
+        self._store_ensemble = store_ensemble
+        self._ack_quorum = ack_quorum
+        self._limits = limits
+        self._now_ms = now_ms
+        self._places = [_Place(bookie, confirmed, now_ms) for bookie in ensemble]
+        self.confirmed = confirmed
+        self.next = self._released = self._base = confirmed + 1
+        self._packets: dict[int, Packet] = {}
+        self._released_bytes = 0
+        self._told: deque[AppendDone] = deque()
+        """Callbacks of the entries behind the confirmed one, in order."""
+        self._refused: list[Callable[[], None]] = []
+        """Told once nothing before them waits any more."""
+        self._when_idle: list[Callable[[], None]] = []
+        self.failure: LedgerError | None = None
+        """Why no entry is accepted or confirmed any more."""
+        self.unconfirmed_bytes = 0
+        """Of the entries that the failure failed."""
+        self._changing: tuple[str, ...] | None = None
+        """The ensemble that is being stored, if one is."""
+        self._change_first = 0
+        self._retry_ms = now_ms
+        self._enough_ms = now_ms
+        """When there last were enough bookies, or when they began to be too few."""
+        self.lost_bookies: dict[str, str] = {}
+        """Bookies that were lost, and why; for messages."""
+
+    @property
+    def ensemble(self) -> tuple[str, ...]:
+        """The bookies that entries are sent to, lost ones too."""
+        return tuple(place.bookie for place in self._places)
+
+    @property
+    def unconfirmed(self) -> int:
+        return len(self._told)
+
+    @property
+    def retained(self) -> int:
+        """Entries that are kept because some bookie may still need them."""
+        return len(self._packets)
+
+    # -- from the writer -----------------------------------------------------------------------------------------
+
+    def add(self, packet: Packet, done: AppendDone) -> int:
+        """Send the next entry; ``done`` hears its id once it is confirmed. Returns the id.
+
+        After a failure nothing is sent, and ``done`` hears the failure in the next turn of the loop.
+        """
+        entry = self.next
+        if self.failure is not None:
+            self.refuse(done, self.failure)
+            return entry
+        self.next = entry + 1
+        self._packets[entry] = packet
+        self._told.append(done)
+        if self._released == entry:
+            self._release()
+        return entry
+
+    def refuse(self, done: AppendDone, error: LedgerError) -> None:
+        """Tell an error behind everything that was added before."""
+        told = partial(done, error)
+        if self._told:
+            self._refused.append(told)
+        else:
+            self._link.defer(told)
+
+    def when_idle(self, told: Callable[[], None]) -> None:
+        """Call it once every entry is confirmed or failed; maybe at once."""
+        if self._told:
+            self._when_idle.append(told)
+        else:
+            told()
+
+    def fail(self, error: LedgerError) -> None:
+        """Fail everything that is not confirmed, and all that comes later."""
+        if self.failure is not None:
+            return
+        self.failure = error
+        self.unconfirmed_bytes = sum(
+            len(packet.data) for entry, packet in self._packets.items() if entry > self.confirmed
+        )
+        self._packets.clear()
+        told = [partial(done, error) for done in self._told]
+        self._told.clear()
+        self._tell(told)
+
+    # -- from the shell ------------------------------------------------------------------------------------------
+
+    def answered(self, bookie: str, entry: int, code: Code) -> None:
+        """A bookie, or the connection to it, said what became of an entry."""
+        place = self._place(bookie)
+        if place is None or self.failure is not None:
+            return
+        if code == Code.OK:
+            if entry < place.sent and place.has(entry):
+                place.progress_ms = self._now_ms
+                if not place.is_lost:
+                    self._advance()
+        elif code in (Code.FENCED, Code.WRONG_KEY):
+            self.fail(
+                LedgerFenced(
+                    f"ledger {self.ledger} was taken over: bookie {bookie} says {code.name} to entry {entry}: "
+                    "close its topic"
+                )
+            )
+        elif code == Code.TOO_MANY_REQUESTS:
+            if place.mark < entry < place.sent and not place.is_lost:
+                place.again.add(entry)
+        else:
+            self._lose(place, code.name)
+
+    def lost(self, bookie: str, why: str) -> None:
+        """The connection to a bookie broke, or it is not registered any more."""
+        place = self._place(bookie)
+        if place is not None and self.failure is None:
+            self._lose(place, why)
+
+    def room(self, bookie: str) -> None:
+        """A bookie may be sent more."""
+        place = self._place(bookie)
+        if place is not None and self.failure is None:
+            self._send(place)
+
+    def tick(self, now_ms: int) -> None:
+        """Time passes. Call it every ``retry_ms`` or more often."""
+        self._now_ms = now_ms
+        if self.failure is not None:
+            return
+        is_blocked = self._released < self.next
+        for place in self._places:
+            if place.is_lost:
+                continue
+            if place.mark + 1 >= place.sent and place.sent >= self._released:
+                place.progress_ms = now_ms
+            silent_ms = now_ms - place.progress_ms
+            is_blocking = is_blocked and place.mark + 1 == self._base
+            if silent_ms >= (self._limits.blocking_ms if is_blocking else self._limits.silent_ms):
+                self._lose(place, f"no answer for {silent_ms} ms")
+            elif place.again:
+                self._send_again(place)
+        if now_ms >= self._retry_ms:
+            self._replace_lost(may_go_on=True)
+        if sum(not place.is_lost for place in self._places) >= self._ack_quorum:
+            self._enough_ms = now_ms
+        elif now_ms - self._enough_ms >= self._limits.patience_ms:
+            self.fail(self._too_few())
+
+    def ensemble_stored(self) -> None:
+        """The ensemble given to ``store_ensemble`` is in the metadata."""
+        assert self._changing is not None
+        ensemble, first, self._changing = self._changing, self._change_first, None
+        if self.failure is not None:
+            return
+        for number, bookie in enumerate(ensemble):
+            if self._places[number].bookie != bookie:
+                self._places[number] = _Place(bookie, first - 1, self._now_ms)
+                # What was confirmed meanwhile is on the others, and not kept here any more.
+                self._places[number].skip_to(self._base - 1)
+        self._enough_ms = self._now_ms
+        for place in self._places:
+            self._send(place)
+        self._advance()
+        self._replace_lost()
+
+    def ensemble_not_stored(self, error: LedgerError | None) -> None:
+        """It is not: try again later, or with an error fail."""
+        self._changing = None
+        self._retry_ms = self._now_ms + self._limits.retry_ms
+        if error is not None:
+            self.fail(error)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _place(self, bookie: str) -> _Place | None:
+        for place in self._places:
+            if place.bookie == bookie:
+                return place
+        return None
+
+    def _release(self) -> None:
+        """Let entries go to the bookies, as far as the slowest one allows."""
+        while self._released < self.next and not self._is_full():
+            self._released_bytes += len(self._packets[self._released].data)
+            self._released += 1
+        for place in self._places:
+            self._send(place)
+
+    def _is_full(self) -> bool:
+        """No more may be sent before the slowest bookie has acknowledged something."""
+        return self._released - self._base >= self._limits.entries or self._released_bytes >= self._limits.bytes
+
+    def _send(self, place: _Place) -> None:
+        if place.is_lost or place.again:
+            return
+        while place.sent < self._released:
+            if not self._link.send(place.bookie, place.sent, self._packets[place.sent]):
+                return
+            place.sent += 1
+
+    def _send_again(self, place: _Place) -> None:
+        for entry in sorted(place.again):
+            if entry > place.mark and not self._link.send(place.bookie, entry, self._packets[entry]):
+                return
+            place.again.discard(entry)
+        self._send(place)
+
+    def _advance(self) -> None:
+        """Some mark moved: confirm what that confirms, and let go what nobody needs any more."""
+        marks = sorted([place.mark for place in self._places if not place.is_lost], reverse=True)
+        if len(marks) < self._ack_quorum:
+            return
+        upto = marks[self._ack_quorum - 1]
+        told: list[Callable[[], None]] = []
+        while self.confirmed < upto:
+            self.confirmed += 1
+            told.append(partial(self._told.popleft(), self.confirmed))
+        self._let_go(min(marks[-1], self.confirmed))
+        if told:
+            self._tell(told)
+
+    def _let_go(self, upto: int) -> None:
+        if self._changing is not None and not self._is_full():
+            upto = min(upto, self._change_first - 1)  # the new bookie shall get all of its segment
+        if self._base > upto:
+            return
+        while self._base <= upto:
+            self._released_bytes -= len(self._packets.pop(self._base).data)
+            self._base += 1
+        for place in self._places:
+            if place.is_lost:
+                place.skip_to(self._base - 1)
+        if self._released < self.next:
+            self._release()
+
+    def _tell(self, told: Iterable[Callable[[], None]]) -> None:
+        behind: list[Callable[[], None]] = []
+        if not self._told:
+            behind = [*self._refused, *self._when_idle]
+            self._refused, self._when_idle = [], []
+        notify_all([*told, *behind])
+
+    def _lose(self, place: _Place, why: str) -> None:
+        if place.is_lost:
+            return
+        place.is_lost = True
+        place.again.clear()
+        self.lost_bookies[place.bookie] = why
+        self._advance()  # what only this one lacked is needed by nobody now
+        self._replace_lost()
+
+    def _replace_lost(self, *, may_go_on: bool = False) -> None:
+        """Look for other bookies in place of the lost ones."""
+        if self.failure is not None or self._changing is not None or not any(place.is_lost for place in self._places):
+            return
+        ensemble = list(self.ensemble)
+        for number, place in enumerate(self._places):
+            if place.is_lost:
+                found = self._link.choose(place.bookie, frozenset(ensemble))
+                if found is not None and found != place.bookie:
+                    ensemble[number] = found
+                    place.is_given_up = True
+                elif found is not None and may_go_on and not place.is_given_up:
+                    self._go_on(place)
+        if tuple(ensemble) == self.ensemble:
+            self._retry_ms = self._now_ms + self._limits.retry_ms
+            return
+        self._changing, self._change_first = tuple(ensemble), self.confirmed + 1
+        self._store_ensemble(self._change_first, self._changing)
+
+    def _go_on(self, place: _Place) -> None:
+        """A lost bookie is well again: it gets everything from its mark on."""
+        place.is_lost = False
+        place.again.clear()
+        place.sent = place.mark + 1
+        place.progress_ms = self._now_ms
+        self._send(place)
+
+    def _too_few(self) -> LedgerError:
+        lost = ", ".join(
+            f"{place.bookie} ({self.lost_bookies[place.bookie]})" for place in self._places if place.is_lost
+        )
+        return LedgerWriteFailed(
+            f"ledger {self.ledger} cannot be written: too few of its bookies are left, and none takes the place of "
+            f"{lost}: are the region's bookies running?"
+        )

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Version 2 of BookKeeper's wire protocol: requests as bytes, and answers as values.
+
+A frame is a length (u32, big endian) and a body. Every body begins with a header that holds the version, the operation
+and flags. An answer does not say which request it belongs to, only the ledger and the entry; batch reads alone have an
+id of their own. So a connection may have one read of an entry under way at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from enum import IntEnum, IntFlag
+from struct import Struct, error
+from typing import Final, NamedTuple
+
+PROTOCOL: Final = 2
+KEY_BYTES: Final = 20
+"""Size of a ledger's master key."""
+LAST_ENTRY: Final = -1
+"""Asks for the last entry that a bookie has, whichever it is."""
+
+
+class Operation(IntEnum):
+    ADD = 1
+    READ = 2
+    BATCH_READ = 7
+
+
+class Flags(IntFlag):
+    NONE = 0
+    FENCE = 1
+    """The bookie refuses every later add of the ledger that does not belong to a recovery."""
+    RECOVERY = 2
+    """An add that a fenced ledger accepts."""
+    HIGH_PRIORITY = 4
+
+
+class Code(IntEnum):
+    """What became of a request. Those below zero are ours: the bookie did not say them."""
+
+    OK = 0
+    NO_LEDGER = 1
+    NO_ENTRY = 2
+    BAD_REQUEST = 100
+    IO_ERROR = 101
+    WRONG_KEY = 102
+    BAD_VERSION = 103
+    FENCED = 104
+    READ_ONLY = 105
+    TOO_MANY_REQUESTS = 106
+    UNKNOWN_LEDGER_STATE = 107
+    DISCONNECTED = -1
+    """There is no connection to the bookie, or it broke."""
+    NO_ANSWER = -2
+    """The bookie did not answer in time."""
+    DAMAGED = -3
+    """The answer's entry fails its checksum, or is another one."""
+    UNKNOWN = -4
+    """The bookie said something that this client does not know."""
+
+
+_CODES: Final = {int(code): code for code in Code if code >= 0}
+
+_ADD = Struct(f">II{KEY_BYTES}s")
+_READ = Struct(">IIqq")
+_FENCING_READ = Struct(f">IIqq{KEY_BYTES}s")
+_BATCH_READ = Struct(">IIqqqiq")
+_ANSWER = Struct(">IIqq")
+_BATCH_ANSWER = Struct(">IIqqq")
+_SIZE = Struct(">I")
+_LENGTH_BYTES: Final = 4
+
+
+class BadFrame(Exception):
+    """A peer said something that is no answer of this protocol: the connection must be closed."""
+
+
+class Answer(NamedTuple):
+    """What a bookie said to one request."""
+
+    operation: int
+    code: Code
+    ledger: int
+    entry: int
+    """As in the request."""
+    request: int
+    """A batch read's id; -1 otherwise."""
+    bodies: list[bytes]
+    """Entries as stored, of a read that found them."""
+
+
+def master_key(password: bytes) -> bytes:
+    """What a client proves itself with to bookies. It is no secret: the password is in the ledger's metadata."""
+    return hashlib.sha1(b"ledger" + password, usedforsecurity=False).digest()
+
+
+def add_request(key: bytes, body_bytes: int, flags: Flags = Flags.NONE) -> bytes:
+    """All of an add's frame but the entry itself, which has ``body_bytes``."""
+    length = _ADD.size - _LENGTH_BYTES + body_bytes
+    return _ADD.pack(length, _header(Operation.ADD, flags), key)
+
+
+def read_request(ledger: int, entry: int, key: bytes, flags: Flags = Flags.NONE) -> bytes:
+    """A whole frame. ``key`` is sent only with ``Flags.FENCE``."""
+    header = _header(Operation.READ, flags)
+    if flags & Flags.FENCE:
+        return _FENCING_READ.pack(_FENCING_READ.size - _LENGTH_BYTES, header, ledger, entry, key)
+    return _READ.pack(_READ.size - _LENGTH_BYTES, header, ledger, entry)
+
+
+def batch_read_request(ledger: int, first: int, request: int, count: int, max_bytes: int) -> bytes:
+    """A whole frame that asks for up to ``count`` entries of ``max_bytes`` together, at least one."""
+    header = _header(Operation.BATCH_READ, Flags.NONE)
+    return _BATCH_READ.pack(_BATCH_READ.size - _LENGTH_BYTES, header, ledger, first, request, count, max_bytes)
+
+
+def parse_answer(body: bytes | memoryview) -> Answer:
+    """
+    :param body: a frame without its length.
+    :raises BadFrame: it is no answer.
+    """
+    try:
+        header, number, ledger, entry = _ANSWER.unpack_from(body)
+        operation = header >> 16 & 0xFF
+        code = _CODES.get(number, Code.UNKNOWN)
+        if header >> 24 != PROTOCOL:
+            raise BadFrame(f"an answer of protocol version {header >> 24} instead of {PROTOCOL}")
+        if operation == Operation.BATCH_READ:
+            *_, request = _BATCH_ANSWER.unpack_from(body)
+            return Answer(operation, code, ledger, entry, request, _batch(body) if code == Code.OK else [])
+    except error:
+        raise BadFrame(f"an answer of {len(body)} bytes is cut short") from None
+    found = [bytes(body[_ANSWER.size :])] if operation == Operation.READ and code == Code.OK else []
+    return Answer(operation, code, ledger, entry, -1, found)
+
+
+def _batch(body: bytes | memoryview) -> list[bytes]:
+    found: list[bytes] = []
+    at = _BATCH_ANSWER.size
+    while at < len(body):
+        (size,) = _SIZE.unpack_from(body, at)
+        at += _SIZE.size
+        if at + size > len(body):
+            raise BadFrame("a batch of entries is cut short")
+        found.append(bytes(body[at : at + size]))
+        at += size
+    return found
+
+
+def _header(operation: Operation, flags: Flags) -> int:
+    return PROTOCOL << 24 | operation << 16 | flags

@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Closing a ledger whose writer is gone, or is thought to be gone, so that nothing confirmed is lost.
+
+1. The metadata say IN_RECOVERY, with the new owner's epoch: the writer can exchange no bookie any more.
+2. The bookies of the last segment are *fenced*: they refuse the writer's adds. Once those that did not answer are fewer
+   than the ack quorum, the writer can confirm nothing any more. What they have last says up to where it surely came.
+3. From there on, each entry is asked of all its bookies. One that any of them has may have been confirmed: it is added
+   again, the same bytes, until an ack quorum has it. The first one that so many do not have that no ack quorum can have
+   it was not confirmed, and neither was any after it: that is the end. If neither can be said, they are asked again;
+   nothing is ever guessed.
+4. The metadata say CLOSED, with the last entry.
+
+Each question fences its bookie as well, so a bookie that says that it lacks an entry never gets it from the writer
+afterwards. Bookies that are lost meanwhile are exchanged in memory and the metadata written with step 4; questions go
+to those that the metadata named at the beginning, because a new bookie lacks entries for another reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from meridian_broker.engines.bookkeeper.adding import Adding
+from meridian_broker.engines.bookkeeper.entries import EntryDamaged, StoredEntry, parse_entry
+from meridian_broker.engines.bookkeeper.ledger_metadata import LedgerMetadata, LedgerState
+from meridian_broker.engines.bookkeeper.packets import LAST_ENTRY, Answer, Code, Flags, add_request, master_key
+from meridian_broker.engines.bookkeeper.ports import (
+    AddLimits,
+    AskPort,
+    LinkPort,
+    MetadataPort,
+    Packet,
+    Versioned,
+)
+from meridian_broker.engines.bookkeeper.updating import Updating
+from meridian_broker.ledgers.store import LedgerError, LedgerFenced, LedgerUnreadable
+
+WINDOW_FIRST: Final = 8
+WINDOW_MAX: Final = 256
+"""Entries asked for at once: few at first, because most ledgers end soon behind what bookies report, then more."""
+WINDOW_BYTES: Final = 8 << 20
+"""Of entries that are read and not yet on an ack quorum again."""
+ASK_AGAIN_MS: Final = 300
+ASKED_MAX: Final = 20
+"""How often one thing is asked until the recovery is given up."""
+STARTS_MAX: Final = 5
+"""How often it starts anew because others changed the metadata."""
+
+_FENCING: Final = Flags.FENCE | Flags.HIGH_PRIORITY
+_ABSENT: Final = frozenset({Code.NO_ENTRY, Code.NO_LEDGER})
+
+
+class _Question:
+    """One entry, asked of its bookies until it is found or surely not confirmed."""
+
+    __slots__ = ("_lack", "_needed", "asked", "found", "waiting")
+
+    def __init__(self, bookies: tuple[str, ...], ack_quorum: int) -> None:
+        self.asked = 0
+        self.waiting = set(bookies)
+        """They have not said yet whether they have it."""
+        self._lack: set[str] = set()
+        self._needed = len(bookies) - ack_quorum + 1
+        self.found: tuple[StoredEntry, bytes] | None = None
+
+    @property
+    def is_absent(self) -> bool:
+        """No ack quorum can have it."""
+        return self.found is None and len(self._lack) >= self._needed
+
+    @property
+    def is_answered(self) -> bool:
+        return self.found is not None or self.is_absent
+
+    def take(self, ledger: int, entry: int, bookie: str, answer: Answer) -> bool:
+        """Note what a bookie said. Whether the question is answered now."""
+        if answer.code in _ABSENT:
+            self.waiting.discard(bookie)
+            self._lack.add(bookie)
+        elif answer.code == Code.OK and self.found is None:
+            try:
+                self.found = parse_entry(ledger, answer.bodies[0], entry), answer.bodies[0]
+            except EntryDamaged:
+                return False  # neither there nor absent: the bookie did store it
+            self.waiting.discard(bookie)
+        return self.is_answered
+
+
+class Recovering:
+    """See the module's text. ``adding`` is for the shell, once there is one."""
+
+    def __init__(
+        self,
+        ledger: int,
+        fence: int,
+        link: LinkPort,
+        ask: AskPort,
+        metadata: MetadataPort,
+        limits: AddLimits,
+        told: Callable[[LedgerMetadata | LedgerError], None],
+        *,
+        now_ms: int,
+    ) -> None:
+        """
+        :param fence: the new owner's epoch.
+        :param told: hears the closed ledger's metadata, or why it could not be closed: LedgerFenced when a newer owner
+            was here.
+        """
+        self.ledger = ledger
+        self._fence = fence
+        self._link = link
+        self._ask = ask
+        self._metadata_port = metadata
+        self._limits = limits
+        self._tell = told
+        self._now_ms = now_ms
+        self._starts = 0
+        self._is_done = False
+        self.adding: Adding | None = None
+
+    def start(self) -> None:
+        """Begin, or begin anew: everything but the fences on the bookies is forgotten."""
+        self._starts += 1
+        self.adding = None
+        self._questions: dict[int, _Question] = {}
+        self._unfenced: set[str] = set()
+        self._heard = -1
+        Updating(self.ledger, self._metadata_port, None, self._begin, self._begun).start()
+
+    def tick(self, now_ms: int) -> None:
+        self._now_ms = now_ms
+        if self.adding is not None:
+            self.adding.tick(now_ms)
+
+    def stop(self, error: LedgerError) -> None:
+        """Give up."""
+        if not self._is_done:
+            self._is_done = True
+            self._tell(error)
+
+    # -- 1: the metadata -----------------------------------------------------------------------------------------
+
+    def _begin(self, metadata: LedgerMetadata) -> LedgerMetadata:
+        fence = metadata.fence
+        if fence is None:
+            raise LedgerUnreadable(f"ledger {self.ledger} was not made by Meridian: it is not recovered")
+        if fence > self._fence:
+            raise LedgerFenced(
+                f"ledger {self.ledger} belongs to owner epoch {fence}, and {self._fence} is older: close the topic"
+            )
+        if metadata.state is LedgerState.CLOSED:
+            return metadata
+        if metadata.write_quorum != metadata.ensemble_size:
+            raise LedgerUnreadable(
+                f"ledger {self.ledger} is striped over {metadata.ensemble_size} bookies with {metadata.write_quorum} "
+                "copies: this client recovers none such"
+            )
+        return metadata.in_recovery(self._fence)
+
+    def _begun(self, outcome: Versioned | LedgerError) -> None:
+        if self._is_done:
+            return
+        if isinstance(outcome, LedgerError):
+            self.stop(outcome)
+        elif outcome.metadata.state is LedgerState.CLOSED:
+            self._done(outcome.metadata)
+        else:
+            self._stored = outcome
+            self._working = outcome.metadata
+            self._key = master_key(outcome.metadata.password)
+            self._last_segment = outcome.metadata.segments[-1]
+            self._heard = self._last_segment.first - 1
+            self._unfenced = set(self._last_segment.ensemble)
+            self._fence_all(self._starts, 1)
+
+    # -- 2: fence ------------------------------------------------------------------------------------------------
+
+    def _fence_all(self, start: int, asked: int) -> None:
+        if self._is_over(start) or self.adding is not None:
+            return
+        if asked > ASKED_MAX:
+            self.stop(self._unknown(f"{', '.join(sorted(self._unfenced))} did not answer", "fenced"))
+            return
+        for bookie in sorted(self._unfenced):
+            self._ask.read(bookie, LAST_ENTRY, _FENCING, partial(self._fenced, start, bookie))
+        self._ask.later(ASK_AGAIN_MS, partial(self._fence_all, start, asked + 1))
+
+    def _fenced(self, start: int, bookie: str, answer: Answer) -> None:
+        if self._is_over(start) or self.adding is not None:
+            return
+        if answer.code == Code.OK:
+            try:
+                self._heard = max(self._heard, parse_entry(self.ledger, answer.bodies[0]).last_confirmed)
+            except EntryDamaged:
+                pass  # the bookie is fenced; how far the writer came is learned from the others, or entry by entry
+        elif answer.code not in _ABSENT:
+            return
+        self._unfenced.discard(bookie)
+        if len(self._unfenced) < self._working.ack_quorum:
+            self._start_adding()
+
+    def _start_adding(self) -> None:
+        working = self._working
+        self.adding = Adding(
+            *(self.ledger, self._link, self._store_ensemble, self._last_segment.ensemble, working.ack_quorum),
+            confirmed=self._heard,
+            limits=self._limits,
+            now_ms=self._now_ms,
+        )
+        self._end: int | None = None
+        self._window = WINDOW_FIRST
+        self._window_bytes = 0
+        self._length = 0
+        # The last entry that was surely confirmed says how long the ledger is up to there; it is not added again.
+        self._next_question = max(self._heard, 0)
+        self._next_add = self._heard + 1
+        self._ask_more()
+
+    # -- 3: find, and add again ----------------------------------------------------------------------------------
+
+    def _ask_more(self) -> None:
+        while (
+            self._end is None
+            and len(self._questions) < self._window
+            and (self._window_bytes < WINDOW_BYTES or not self._questions)
+        ):
+            entry = self._next_question
+            self._next_question += 1
+            self._questions[entry] = _Question(self._stored.metadata.bookies_of(entry), self._working.ack_quorum)
+            self._ask_for(self._starts, entry)
+
+    def _ask_for(self, start: int, entry: int) -> None:
+        question = None if self._is_over(start) else self._questions.get(entry)
+        if question is None or question.is_answered:
+            return
+        question.asked += 1
+        if question.asked > ASKED_MAX:
+            self.stop(self._unknown(f"{', '.join(sorted(question.waiting))} did not say", f"asked for entry {entry}"))
+            return
+        for bookie in sorted(question.waiting):
+            self._ask.read(bookie, entry, _FENCING, partial(self._answered, start, entry, bookie))
+        self._ask.later(ASK_AGAIN_MS, partial(self._ask_for, start, entry))
+
+    def _answered(self, start: int, entry: int, bookie: str, answer: Answer) -> None:
+        question = None if self._is_over(start) else self._questions.get(entry)
+        if question is None or question.is_answered:
+            return
+        if question.take(self.ledger, entry, bookie, answer):
+            if question.found is not None:
+                self._window_bytes += len(question.found[1])
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Add what was found, in order, up to the end."""
+        adding = self.adding
+        assert adding is not None
+        while self._end is None and self._questions:
+            entry = next(iter(self._questions))
+            question = self._questions[entry]
+            if not question.is_answered:
+                break
+            if question.found is None:
+                if entry <= self._heard:
+                    self.stop(self._lost(entry))
+                    return
+                self._end = entry - 1
+                break
+            stored, body = question.found
+            self._length = stored.length
+            del self._questions[entry]
+            if entry <= self._heard:
+                self._window_bytes -= len(body)
+            else:
+                head = add_request(self._key, len(body), Flags.RECOVERY | Flags.HIGH_PRIORITY)
+                adding.add(Packet(head, body), partial(self._added, len(body)))
+        if self._is_done:
+            return
+        if self._end is not None:
+            self._questions.clear()
+            adding.when_idle(partial(self._close, self._starts))
+        else:
+            self._ask_more()
+
+    def _added(self, size: int, outcome: int | LedgerError) -> None:
+        if isinstance(outcome, LedgerError):
+            self.stop(outcome)
+            return
+        self._window_bytes -= size
+        self._window = min(self._window * 2, WINDOW_MAX)
+        if self._end is None and not self._is_done:
+            self._ask_more()
+
+    def _store_ensemble(self, first: int, ensemble: tuple[str, ...]) -> None:
+        assert self.adding is not None
+        self._working = self._working.with_ensemble(first, ensemble)
+        self.adding.ensemble_stored()
+
+    # -- 4: close ------------------------------------------------------------------------------------------------
+
+    def _close(self, start: int) -> None:
+        if self._is_over(start):
+            return
+        assert self._end is not None
+        wanted = self._working.closed(self._end, self._length)
+
+        def close(metadata: LedgerMetadata) -> LedgerMetadata:
+            if metadata == self._stored.metadata:
+                return wanted
+            if metadata.state is LedgerState.CLOSED and (metadata.fence or 0) <= self._fence:
+                return metadata
+            if (metadata.fence or 0) > self._fence:
+                raise LedgerFenced(
+                    f"ledger {self.ledger} was taken over by owner epoch {metadata.fence}: close the topic"
+                )
+            raise _ChangedMeanwhile(f"the metadata of ledger {self.ledger} keep changing while it is recovered")
+
+        Updating(self.ledger, self._metadata_port, self._stored, close, partial(self._closed, start)).start()
+
+    def _closed(self, start: int, outcome: Versioned | LedgerError) -> None:
+        if self._is_over(start):
+            return
+        if isinstance(outcome, _ChangedMeanwhile) and self._starts < STARTS_MAX:
+            self.start()
+        elif isinstance(outcome, LedgerError):
+            self.stop(outcome)
+        else:
+            self._done(outcome.metadata)
+
+    def _done(self, metadata: LedgerMetadata) -> None:
+        self._is_done = True
+        self._tell(metadata)
+
+    def _is_over(self, start: int) -> bool:
+        """Whether this is about a recovery that ended, or began anew."""
+        return self._is_done or start != self._starts
+
+    def _unknown(self, who: str, what: str) -> LedgerError:
+        return LedgerUnreadable(
+            f"ledger {self.ledger} cannot be recovered now: {who} when {what}, and without them it is not known what "
+            "was confirmed: are the region's bookies running?"
+        )
+
+    def _lost(self, entry: int) -> LedgerError:
+        return LedgerUnreadable(
+            f"ledger {self.ledger} cannot be recovered: entry {entry} was confirmed, and none of its bookies has it: "
+            "was a bookie's disk wiped?"
+        )
+
+
+class _ChangedMeanwhile(LedgerError):
+    """Somebody else wrote the metadata during the recovery."""

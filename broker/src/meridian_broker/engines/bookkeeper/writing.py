@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one writer of a ledger: adds entries, exchanges lost bookies, seals.
+
+Changes of the metadata are made one after another. One that finds the ledger in recovery or closed by somebody else
+means that this writer was fenced.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from meridian_broker.engines.bookkeeper.adding import Adding
+from meridian_broker.engines.bookkeeper.entries import OVERHEAD, entry_header
+from meridian_broker.engines.bookkeeper.ledger_metadata import LedgerMetadata, LedgerState
+from meridian_broker.engines.bookkeeper.packets import add_request, master_key
+from meridian_broker.engines.bookkeeper.ports import AddLimits, LinkPort, MetadataPort, Packet, Versioned
+from meridian_broker.engines.bookkeeper.updating import Change, MetadataAway, Updating
+from meridian_broker.ledgers.store import AppendDone, LedgerError, LedgerFenced, LedgerNotFound, LedgerWriteFailed
+
+Sealed = Callable[[LedgerMetadata | LedgerError], None]
+
+
+class Writing:
+    """See the module's text. ``adding`` is for the shell: what bookies answer goes there."""
+
+    def __init__(
+        self,
+        ledger: int,
+        stored: Versioned,
+        link: LinkPort,
+        metadata: MetadataPort,
+        limits: AddLimits,
+        *,
+        data_bytes_max: int,
+        now_ms: int,
+    ) -> None:
+        """:param stored: the metadata of a ledger that was just created."""
+        self.ledger = ledger
+        self._stored = stored
+        self._metadata_port = metadata
+        self._data_bytes_max = data_bytes_max
+        self._key = master_key(stored.metadata.password)
+        self.size = 0
+        self._refusal: LedgerError | None = None
+        self._changes: deque[tuple[Change, Callable[[Versioned | LedgerError], None]]] = deque()
+        self._is_changing = False
+        self._is_closing = False
+        self.adding = Adding(
+            *(ledger, link, self._store_ensemble, stored.metadata.segments[-1].ensemble, stored.metadata.ack_quorum),
+            limits=limits,
+            now_ms=now_ms,
+        )
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """As last written or read by this writer."""
+        return self._stored.metadata
+
+    @property
+    def next_entry(self) -> int:
+        return self.adding.next
+
+    @property
+    def is_closed(self) -> bool:
+        return self._stored.metadata.state is LedgerState.CLOSED
+
+    def append(self, data: bytes, done: AppendDone) -> int:
+        """As ``Writer.append``."""
+        adding = self.adding
+        refusal = self._refusal or adding.failure
+        if refusal is None and len(data) > self._data_bytes_max:
+            refusal = LedgerWriteFailed(
+                f"an entry of {len(data)} bytes in ledger {self.ledger}: bookies take {self._data_bytes_max} at most"
+            )
+            self.refuse(refusal)  # whatever came behind it would leave a gap
+        if refusal is not None:
+            adding.refuse(done, refusal)
+            return adding.next
+        self.size += len(data)
+        head = entry_header(self.ledger, adding.next, adding.confirmed, self.size, data)
+        return adding.add(Packet(add_request(self._key, OVERHEAD + len(data)) + head, data), done)
+
+    def refuse(self, error: LedgerError) -> None:
+        """Accept no more entries. Those that are under way go on."""
+        if self._refusal is None or isinstance(error, LedgerFenced | LedgerNotFound):
+            self._refusal = error
+
+    def seal(self, told: Sealed) -> None:
+        """Once nothing is under way any more, close the ledger behind the last confirmed entry.
+
+        :param told: hears the metadata; or LedgerFenced when somebody else took the ledger over, or another LedgerError
+            when it is not known, after which it may be called again.
+        """
+        self.refuse(LedgerError(f"ledger {self.ledger} is sealed: open a new one"))
+        self.adding.when_idle(lambda: self._close(told))
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _close(self, told: Sealed) -> None:
+        if isinstance(self.adding.failure, LedgerFenced):
+            told(self.adding.failure)
+            return
+        self._is_closing = True
+        last = self.adding.confirmed
+        length = self.size - self.adding.unconfirmed_bytes
+
+        def close(metadata: LedgerMetadata) -> LedgerMetadata:
+            if metadata.state is LedgerState.OPEN:
+                return metadata.closed(last, length)
+            if metadata.state is LedgerState.CLOSED and metadata.last_entry == last:
+                return metadata
+            raise self._fenced(metadata)
+
+        def closed(outcome: Versioned | LedgerError) -> None:
+            told(outcome if isinstance(outcome, LedgerError) else outcome.metadata)
+
+        self._update(close, closed)
+
+    def _store_ensemble(self, first: int, ensemble: tuple[str, ...]) -> None:
+        if self._is_closing:
+            self.adding.ensemble_not_stored(None)
+            return
+
+        def change(metadata: LedgerMetadata) -> LedgerMetadata:
+            if metadata.state is not LedgerState.OPEN or metadata.segments[-1].first > first:
+                raise self._fenced(metadata)
+            return metadata.with_ensemble(first, ensemble)
+
+        self._update(change, self._ensemble_outcome)
+
+    def _ensemble_outcome(self, outcome: Versioned | LedgerError) -> None:
+        if isinstance(outcome, Versioned):
+            self.adding.ensemble_stored()
+        else:
+            self.adding.ensemble_not_stored(None if isinstance(outcome, MetadataAway) else outcome)
+
+    def _fenced(self, metadata: LedgerMetadata) -> LedgerFenced:
+        return LedgerFenced(
+            f"ledger {self.ledger} was taken over by owner epoch {metadata.fence}, it is {metadata.state.name}: "
+            "close its topic"
+        )
+
+    def _update(self, change: Change, told: Callable[[Versioned | LedgerError], None]) -> None:
+        self._changes.append((change, told))
+        if not self._is_changing:
+            self._next_change()
+
+    def _next_change(self) -> None:
+        self._is_changing = True
+        change, told = self._changes.popleft()
+        Updating(self.ledger, self._metadata_port, self._stored, change, partial(self._changed, told)).start()
+
+    def _changed(self, told: Callable[[Versioned | LedgerError], None], outcome: Versioned | LedgerError) -> None:
+        if isinstance(outcome, Versioned):
+            self._stored = outcome
+        self._is_changing = False
+        told(outcome)
+        if self._changes and not self._is_changing:
+            self._next_change()
