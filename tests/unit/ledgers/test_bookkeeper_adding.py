@@ -52,6 +52,7 @@ def test_no_more_is_sent_than_the_slowest_bookie_may_be_behind() -> None:
     assert heard == [0, 1, 2, 3] and link.taken() == []
     ack(adding, "c", 0)
     assert link.taken() == [("a", 4), ("b", 4), ("c", 4)]
+    adding.tick(0)
     adding.tick(LIMITS.blocking_ms)
     assert adding.lost_bookies.keys() == {"c"}  # the others wait because of it
     assert max(entry for _, entry in link.taken()) == 7
@@ -179,8 +180,8 @@ def test_without_a_spare_a_bookie_that_is_well_again_goes_on() -> None:
 def test_a_silent_bookie_is_lost() -> None:
     link = Link("d")
     adding = link.adding()
-    adding.tick(60_000)
     add(adding, 1)
+    adding.tick(60_000)  # nobody has been silent before the first tick that finds something under way
     ack(adding, "a", 0)
     ack(adding, "b", 0)
     adding.tick(60_000 + LIMITS.silent_ms - 1)

@@ -115,11 +115,15 @@ class Adding:
         self._when_idle: list[Callable[[], None]] = []
         self.failure: LedgerError | None = None
         """Why no entry is accepted or confirmed any more."""
+        self.pending_bytes = 0
+        """Of entries that nobody was told about yet."""
         self.unconfirmed_bytes = 0
         """Of the entries that the failure failed."""
         self._changing: tuple[str, ...] | None = None
         """The ensemble that is being stored, if one is."""
         self._change_first = 0
+        self._is_fresh = False
+        """There was nothing to do at the last tick: nobody has been silent since."""
         self._retry_ms = now_ms
         self._enough_ms = now_ms
         """When there last were enough bookies, or when they began to be too few."""
@@ -130,6 +134,11 @@ class Adding:
     def ensemble(self) -> tuple[str, ...]:
         """The bookies that entries are sent to, lost ones too."""
         return tuple(place.bookie for place in self._places)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing is under way and nobody is lost: ticks would change nothing."""
+        return self.failure is not None or not (self._packets or any(place.is_lost for place in self._places))
 
     @property
     def unconfirmed(self) -> int:
@@ -152,7 +161,10 @@ class Adding:
             self.refuse(done, self.failure)
             return entry
         self.next = entry + 1
+        if not self._packets:
+            self._is_fresh = True
         self._packets[entry] = packet
+        self.pending_bytes += len(packet.data)
         self._told.append(done)
         if self._released == entry:
             self._release()
@@ -178,9 +190,7 @@ class Adding:
         if self.failure is not None:
             return
         self.failure = error
-        self.unconfirmed_bytes = sum(
-            len(packet.data) for entry, packet in self._packets.items() if entry > self.confirmed
-        )
+        self.unconfirmed_bytes, self.pending_bytes = self.pending_bytes, 0
         self._packets.clear()
         told = [partial(done, error) for done in self._told]
         self._told.clear()
@@ -224,10 +234,15 @@ class Adding:
             self._send(place)
 
     def tick(self, now_ms: int) -> None:
-        """Time passes. Call it every ``retry_ms`` or more often."""
+        """Time passes. Call it every ``retry_ms`` or more often, unless ``is_idle``."""
         self._now_ms = now_ms
         if self.failure is not None:
             return
+        if self._is_fresh:
+            self._is_fresh = False
+            self._enough_ms = now_ms
+            for place in self._places:
+                place.progress_ms = now_ms
         is_blocked = self._released < self.next
         for place in self._places:
             if place.is_lost:
@@ -315,6 +330,7 @@ class Adding:
         told: list[Callable[[], None]] = []
         while self.confirmed < upto:
             self.confirmed += 1
+            self.pending_bytes -= len(self._packets[self.confirmed].data)
             told.append(partial(self._told.popleft(), self.confirmed))
         self._let_go(min(marks[-1], self.confirmed))
         if told:

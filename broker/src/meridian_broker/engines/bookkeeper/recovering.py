@@ -88,7 +88,7 @@ class _Question:
 
 
 class Recovering:
-    """See the module's text. ``adding`` is for the shell, once there is one."""
+    """See the module's text."""
 
     def __init__(
         self,
@@ -132,6 +132,29 @@ class Recovering:
         self._now_ms = now_ms
         if self.adding is not None:
             self.adding.tick(now_ms)
+
+    # -- from the shell, for ``adding`` --------------------------------------------------------------------------
+
+    @property
+    def ensemble(self) -> tuple[str, ...]:
+        """The bookies that entries are added to again."""
+        return () if self.adding is None else self.adding.ensemble
+
+    @property
+    def is_idle(self) -> bool:
+        return self._is_done
+
+    def answered(self, bookie: str, entry: int, code: Code) -> None:
+        if self.adding is not None:
+            self.adding.answered(bookie, entry, code)
+
+    def room(self, bookie: str) -> None:
+        if self.adding is not None:
+            self.adding.room(bookie)
+
+    def lost(self, bookie: str, why: str) -> None:
+        if self.adding is not None:
+            self.adding.lost(bookie, why)
 
     def stop(self, error: LedgerError) -> None:
         """Give up."""

@@ -99,9 +99,10 @@ class Writing:
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _close(self, told: Sealed) -> None:
-        if isinstance(self.adding.failure, LedgerFenced):
-            told(self.adding.failure)
-            return
+        for error in (self.adding.failure, self._refusal):
+            if isinstance(error, LedgerFenced | LedgerNotFound):
+                told(error)
+                return
         self._is_closing = True
         last = self.adding.confirmed
         length = self.size - self.adding.unconfirmed_bytes

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The last confirmed entry of ledgers that stay open: left on bookies when a writer stops, asked for by other readers.
+
+An entry says only what was confirmed before it was sent, so of the newest entries no later one says that they are
+confirmed. These two requests exist in version 3 of the protocol alone. On a connection where a bookie has heard version
+2 it understands version 3 no more, so they have connections of their own, which live as long as one exchange.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from struct import Struct
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from meridian_broker.engines.bookkeeper.entries import (
+    EntryDamaged,
+    explicit_lac,
+    parse_entry,
+    parse_explicit_lac,
+)
+from meridian_broker.wire.proto.bookkeeper_pb2 import Answer, Request
+
+VERSION: Final = 3
+WRITE_LAC: Final = 6
+READ_LAC: Final = 7
+UNDER_WAY: Final = 100
+"""Requests sent before the first is answered."""
+ANSWER_BYTES_MAX: Final = 64 << 20
+
+_LENGTH = Struct(">I")
+
+
+class NoAnswer(Exception):
+    """The bookie did not answer all requests."""
+
+
+def write_request(ledger: int, key: bytes, last_confirmed: int) -> Request:
+    request = Request()
+    request.header.operation = WRITE_LAC
+    request.write_lac.ledger = ledger
+    request.write_lac.lac = last_confirmed
+    request.write_lac.key = key
+    request.write_lac.body = explicit_lac(ledger, last_confirmed)
+    return request
+
+
+def read_request(ledger: int) -> Request:
+    request = Request()
+    request.header.operation = READ_LAC
+    request.read_lac.ledger = ledger
+    return request
+
+
+def last_confirmed(ledger: int, answer: Answer) -> int:
+    """The newest entry that the answer to a ``read_request`` shows to be confirmed; -1: none."""
+    found = -1
+    try:
+        if answer.read_lac.explicit_body:
+            found = parse_explicit_lac(ledger, answer.read_lac.explicit_body)
+    except EntryDamaged:
+        pass
+    try:
+        if answer.read_lac.last_entry:
+            found = max(found, parse_entry(ledger, answer.read_lac.last_entry).last_confirmed)
+    except EntryDamaged:
+        pass
+    return found
+
+
+async def exchange(host: str, port: int, requests: Iterable[Request], seconds: float) -> list[Answer]:
+    """The answers to requests, in their order. :raises NoAnswer: there were not all of them in time."""
+    try:
+        async with asyncio.timeout(seconds):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                return await _exchange(reader, writer, list(requests))
+            finally:
+                writer.close()
+    except (OSError, EOFError, DecodeError) as error:  # a timeout is an OSError
+        raise NoAnswer(f"bookie at {host}:{port}: {error!r}") from error
+
+
+async def _exchange(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, requests: list[Request]
+) -> list[Answer]:
+    answers: dict[int, Answer] = {}
+    for first in range(0, len(requests), UNDER_WAY):
+        some = requests[first : first + UNDER_WAY]
+        for number, request in enumerate(some, first):
+            request.header.version = VERSION
+            request.header.request = number
+            frame = request.SerializeToString()
+            writer.write(_LENGTH.pack(len(frame)) + frame)
+        await writer.drain()
+        while len(answers) < first + len(some):
+            (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+            if length > ANSWER_BYTES_MAX:
+                raise EOFError(f"an answer of {length} bytes")
+            answer = Answer.FromString(await reader.readexactly(length))
+            answers[answer.header.request] = answer
+    return [answers[number] for number in range(len(requests))]

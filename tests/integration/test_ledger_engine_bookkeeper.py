@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The BookKeeper engine on real bookies: the contract, bookies that die or hang, new owners, BookKeeper's tools."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import pytest
+from meridian_broker.engines.bookkeeper.bookies import connect_tcp
+from meridian_broker.engines.bookkeeper.ports import AddLimits
+from meridian_broker.engines.bookkeeper.store import (
+    BookKeeperLedgerStore,
+    BookKeeperReader,
+    BookKeeperSettings,
+    BookKeeperWriter,
+)
+from meridian_broker.ledgers.store import LedgerError, LedgerFenced, LedgerInfo
+from support.brokers.bookies import Bookies, bookies_missing
+from support.contracts.ledger_contract import EVERYTHING, LedgerContract, append_all, append_one, read_all
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(bookies_missing() is not None, reason=str(bookies_missing())),
+]
+
+LIMITS = AddLimits(silent_ms=2_000, blocking_ms=1_000, retry_ms=200, patience_ms=1_500)
+SETTINGS = BookKeeperSettings(limits=LIMITS)
+LEDGERS_OF_A_TEST = 1_000
+_tests = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def bookies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bookies]:
+    made = Bookies(tmp_path_factory.mktemp("bookies"), 4)
+    yield made
+    made.close()
+
+
+class NumberedStore:
+    """A store whose ledgers are numbered from a place of the test's own: bookies are shared by all tests of the module,
+    and no id is ever used again."""
+
+    def __init__(self, store: BookKeeperLedgerStore, base: int) -> None:
+        self.store = store
+        self._base = base
+
+    async def create(self, ledger_id: int, fence: int, label: bytes = b"") -> NumberedWriter:
+        return NumberedWriter(await self.store.create(self._base + ledger_id, fence, label), self._base)
+
+    async def open(self, ledger_id: int) -> BookKeeperReader:
+        return await self.store.open(self._base + ledger_id)
+
+    async def recover(self, ledger_id: int, fence: int) -> LedgerInfo:
+        return self._info(await self.store.recover(self._base + ledger_id, fence))
+
+    async def delete(self, ledger_id: int) -> None:
+        await self.store.delete(self._base + ledger_id)
+
+    async def list(self) -> list[LedgerInfo]:
+        ours = range(self._base, self._base + LEDGERS_OF_A_TEST)
+        return [self._info(info) for info in await self.store.list() if info.ledger_id in ours]
+
+    def _info(self, info: LedgerInfo) -> LedgerInfo:
+        return LedgerInfo(info.ledger_id - self._base, info.entries, info.size, info.sealed, info.label)
+
+
+class NumberedWriter:
+    def __init__(self, writer: BookKeeperWriter, base: int) -> None:
+        self.writer = writer
+        self._base = base
+        self.append = writer.append
+
+    @property
+    def ledger_id(self) -> int:
+        return self.writer.ledger_id - self._base
+
+    @property
+    def next_entry(self) -> int:
+        return self.writer.next_entry
+
+    @property
+    def size(self) -> int:
+        return self.writer.size
+
+    async def seal(self) -> LedgerInfo:
+        info = await self.writer.seal()
+        return LedgerInfo(self.ledger_id, info.entries, info.size, info.sealed, info.label)
+
+
+class Switch:
+    """Connections to bookies that a test can break."""
+
+    def __init__(self) -> None:
+        self.is_broken = False
+        self._made: list[asyncio.BufferedProtocol] = []
+
+    async def __call__(self, protocol: Callable[[], asyncio.BufferedProtocol], host: str, port: int) -> None:
+        if self.is_broken:
+            raise ConnectionRefusedError("the test broke it")
+        made = protocol()
+        self._made.append(made)
+        await connect_tcp(lambda: made, host, port)
+
+    def turn(self, is_broken: bool) -> None:
+        self.is_broken = is_broken
+        if is_broken:
+            for protocol in self._made:
+                protocol.connection_lost(ConnectionResetError("the test broke it"))
+            self._made.clear()
+
+
+class BookKeeperWorld:
+    def __init__(self, bookies: Bookies) -> None:
+        self.bookies = bookies
+        self.base = next(_tests) * LEDGERS_OF_A_TEST
+        self.switch = Switch()
+        self.store: NumberedStore
+
+    async def start(self) -> NumberedStore:
+        """One more broker of the region."""
+        store = await BookKeeperLedgerStore.start(
+            self.bookies.url, "region", SETTINGS, login=self.bookies.etcd.login, connect=self.switch
+        )
+        return NumberedStore(store, self.base)
+
+    async def reopen(self) -> NumberedStore:
+        await self.store.store.close()
+        self.store = await self.start()
+        return self.store
+
+    def fail(self, is_failing: bool) -> None:
+        self.switch.turn(is_failing)
+
+
+@pytest.fixture
+async def ledgers(bookies: Bookies) -> AsyncIterator[BookKeeperWorld]:
+    world = BookKeeperWorld(bookies)
+    world.store = await world.start()
+    yield world
+    await world.store.store.close()
+
+
+class TestContract(LedgerContract):
+    pass
+
+
+async def appended(writer: NumberedWriter, count: int, size: int = 100) -> list[bytes]:
+    entries = [(b"%d " % number * size)[:size] for number in range(count)]
+    await append_all(writer, entries)
+    return entries
+
+
+async def test_a_bookie_that_dies_is_replaced_and_nothing_is_lost(ledgers: BookKeeperWorld) -> None:
+    store, bookies = ledgers.store, ledgers.bookies
+    writer = await store.create(1, fence=1)
+    other_writer = await store.create(2, fence=1)
+    before = await appended(writer, 500)
+    victim = bookies.number(writer.writer.writing.metadata.segments[0].ensemble[0])
+    heard: list[int | LedgerError] = []
+    for number in range(500):
+        writer.append(b"%d" % number, heard.append)
+        if number == 250:
+            await append_one(other_writer, b"a turn of the loop or more")
+            bookies.kill(victim)
+    behind = await appended(writer, 500)
+    assert heard == list(range(500, 1000))
+    during = [b"%d" % number for number in range(500)]
+    assert await read_all(store, 1) == before + during + behind
+    metadata = writer.writer.writing.metadata
+    assert len(metadata.segments) == 2 and bookies.name(victim) not in metadata.segments[1].ensemble
+    assert (await writer.seal()).entries == 1500
+    other = await ledgers.start()
+    assert await read_all(other, 1) == before + during + behind  # though each ensemble's first bookie may be dead
+    await other.store.close()
+    await asyncio.to_thread(bookies.start, victim)
+
+
+async def test_a_bookie_that_hangs_is_replaced(ledgers: BookKeeperWorld) -> None:
+    store, bookies = ledgers.store, ledgers.bookies
+    writer = await store.create(1, fence=1)
+    victim = bookies.number(writer.writer.writing.metadata.segments[0].ensemble[1])
+    bookies.pause(victim)
+    try:
+        async with asyncio.timeout(60):
+            written = await appended(writer, 20_000, size=1000)  # more than may be under way
+            while len(writer.writer.writing.metadata.segments) == 1:
+                written += await appended(writer, 1)
+        assert (await writer.seal()).entries == len(written)
+        assert await read_all(store, 1) == written
+    finally:
+        bookies.resume(victim)
+
+
+async def test_a_new_owner_takes_a_ledger_from_a_live_writer(ledgers: BookKeeperWorld) -> None:
+    store, other = ledgers.store, await ledgers.start()
+    for ledger in range(5):
+        writer = await store.create(ledger, fence=1)
+        heard: list[int | LedgerError] = []
+        many = asyncio.Event()
+
+        async def write(
+            writer: NumberedWriter = writer, heard: list[int | LedgerError] = heard, many: asyncio.Event = many
+        ) -> None:
+            while not heard or not isinstance(heard[-1], LedgerError):
+                for _ in range(20):
+                    writer.append(b"x" * 50, heard.append)
+                await append_one(writer, b"x" * 50)
+                if len(heard) > 200:
+                    many.set()
+
+        writing = asyncio.create_task(write())
+        await many.wait()
+        info = await other.recover(ledger, fence=2)
+        async with asyncio.timeout(20):
+            await writing
+        confirmed = [result for result in heard if isinstance(result, int)]
+        assert confirmed == sorted(confirmed) and confirmed[-1] < info.entries
+        assert isinstance(next(one for one in heard if isinstance(one, LedgerError)), LedgerFenced)
+        with pytest.raises(LedgerFenced):
+            await writer.seal()
+        assert await read_all(other, ledger) == [b"x" * 50] * info.entries
+        with pytest.raises(LedgerFenced):
+            await store.recover(ledger, fence=1)
+    await other.store.close()
+
+
+async def test_ledgers_of_a_broker_that_died_are_recovered_though_a_bookie_is_dead(ledgers: BookKeeperWorld) -> None:
+    dead, bookies = await ledgers.start(), ledgers.bookies
+    written: dict[int, list[bytes]] = {}
+    for ledger in range(20):
+        written[ledger] = await appended(await dead.create(ledger, fence=1, label=b"l"), ledger * 40)
+    victim = 2
+    bookies.kill(victim)
+    infos = await asyncio.gather(*(ledgers.store.recover(ledger, fence=2) for ledger in range(20)))
+    for ledger, info in enumerate(infos):
+        entries = written[ledger]
+        assert info == LedgerInfo(ledger, len(entries), sum(map(len, entries)), True, b"l")
+        assert await read_all(ledgers.store, ledger) == entries
+    await dead.store.close()
+    await asyncio.to_thread(bookies.start, victim)
+
+
+async def test_nothing_confirmed_is_lost_when_all_bookies_die(ledgers: BookKeeperWorld) -> None:
+    store, bookies = ledgers.store, ledgers.bookies
+    writer = await store.create(1, fence=1)
+    written = await appended(writer, 1000)
+    heard: list[int | LedgerError] = []
+    for _ in range(1000):
+        writer.append(b"unsure", heard.append)
+    for number in range(1, 5):
+        bookies.kill(number)
+    async with asyncio.timeout(30):
+        assert isinstance(await append_one(writer, b"last"), LedgerError)
+    for number in range(1, 5):
+        await asyncio.to_thread(bookies.start, number)
+    confirmed = 1000 + sum(isinstance(result, int) for result in heard)
+    other = await ledgers.start()
+    info = await other.recover(1, fence=2)
+    assert info.entries >= confirmed
+    found = await read_all(other, 1)
+    assert found[:1000] == written and set(found[1000:]) <= {b"unsure"}
+    await other.store.close()
+
+
+async def test_the_largest_entry_is_stored_and_a_larger_one_fails_its_ledger_alone(ledgers: BookKeeperWorld) -> None:
+    largest = SETTINGS.frame_bytes_max - 64
+    writer, other = await ledgers.store.create(1, fence=1), await ledgers.store.create(2, fence=1)
+    assert await append_one(writer, bytes(largest)) == 0
+    assert isinstance(await append_one(writer, bytes(largest + 1)), LedgerError)
+    assert await append_one(other, b"fine") == 0
+    assert (await writer.seal()).size == largest
+    reader = await ledgers.store.open(1)
+    assert await reader.read(0, 0, EVERYTHING) == [bytes(largest)]
+
+
+async def test_bookkeepers_tools_read_what_this_client_writes_and_the_reverse(ledgers: BookKeeperWorld) -> None:
+    bookies = ledgers.bookies
+    writer = await ledgers.store.create(1, fence=3, label=b"whose it is")
+    await append_all(writer, [b"alpha", b"beta", b"gamma"])
+    await writer.seal()
+    open_writer = await ledgers.store.create(2, fence=3)
+    await append_all(open_writer, [b"delta", b"epsilon"])
+    ledger = writer.writer.ledger_id
+
+    def shell(*arguments: str) -> str:
+        return bookies.shell(*arguments)
+
+    shown = await asyncio.to_thread(shell, "ledgermetadata", "-ledgerid", str(ledger))
+    for fact in ("state=CLOSED", "length=14", "lastEntryId=2", "writeQuorumSize=3", "ackQuorumSize=2", "CRC32C"):
+        assert fact in shown, shown
+    for name in writer.writer.writing.metadata.segments[0].ensemble:
+        assert name in shown
+    read = await asyncio.to_thread(shell, "readledger", "-ledgerid", str(ledger), "-msg")
+    assert all(text in read for text in ("alpha", "beta", "gamma")), read
+    recovering = await asyncio.to_thread(shell, "readledger", "-ledgerid", str(ledger + 1), "-msg", "-r")
+    assert "epsilon" in recovering, recovering
+    assert isinstance(await append_one(open_writer, b"late"), LedgerFenced)
+    other = await ledgers.start()
+    assert await other.recover(2, fence=4) == LedgerInfo(2, 2, 12, True)  # a tool closed it
+    await other.store.close()

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real bookies with an etcd of their own, for tests. `scripts/bookkeeper` fetches them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+import uuid
+from pathlib import Path
+from typing import Any, Final
+
+from support.brokers.broker_process import wait_until
+from support.brokers.etcd_server import EtcdServer, etcd_missing
+from support.brokers.free_ports import free_port
+
+START_SECONDS: Final = 300.0
+MAIN: Final = "org.apache.bookkeeper.server.Main"
+SHELL: Final = "org.apache.bookkeeper.bookie.BookieShell"
+DRIVER: Final = "org.apache.pulsar.metadata.bookkeeper.PulsarMetadata{}Driver"
+OPENED: Final = (
+    *("java.base/java.nio", "java.base/jdk.internal.misc", "java.base/java.lang"),
+    *("java.base/java.util.zip", "java.base/sun.net"),
+)
+
+
+def jars() -> Path:
+    """Where they are, or would be; MERIDIAN_BOOKKEEPER names another place."""
+    return Path(os.environ.get("MERIDIAN_BOOKKEEPER") or Path(sys.prefix) / "libexec" / "bookkeeper")
+
+
+def bookies_missing() -> str | None:
+    """Why tests with bookies cannot run here; None when they can."""
+    if not any(jars().glob("bookkeeper-server-*.jar")):
+        return "there are no bookies on this machine: scripts/bookkeeper fetches them"
+    if shutil.which("java") is None:
+        return "there is no Java on this machine"
+    return etcd_missing()
+
+
+class Bookies:
+    """An etcd, and bookies numbered from 1. They are small: their caches and journals are of a few MiB."""
+
+    def __init__(self, directory: Path, count: int) -> None:
+        self._directory = directory
+        self._ports: dict[int, int] = {}
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        (directory / "etcd").mkdir(parents=True)
+        self.etcd = EtcdServer(directory / "etcd")
+        self.url = self.etcd.url
+        try:
+            self._format()
+            for number in range(1, count + 1):
+                self.start(number, wait=False)
+            for number in range(1, count + 1):
+                self._await(number)
+        except BaseException:
+            self.close()
+            raise
+
+    def _format(self) -> None:
+        """What a bookie wants to find in etcd before the first one starts."""
+        for key, value in (("/ledgers", ""), ("/ledgers/INSTANCEID", str(uuid.uuid4()))):
+            self._etcd("put", key=_base64(key), value=_base64(value))
+
+    def start(self, number: int, *, wait: bool = True) -> None:
+        """Start one, with the data and the port that it had before."""
+        self._ports.setdefault(number, free_port())
+        with (self._directory / f"bookie-{number}.log").open("ab") as log:
+            self._processes[number] = subprocess.Popen(
+                [*_java(leaves_archive=number == 1), MAIN, "--conf", str(self._configuration(number))],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self._directory,
+            )
+        if wait:
+            self._await(number)
+
+    def kill(self, number: int) -> None:
+        """SIGKILL."""
+        self._processes[number].kill()
+        self._processes[number].wait()
+
+    def pause(self, number: int) -> None:
+        """SIGSTOP: connections stay open, and nothing answers."""
+        self._processes[number].send_signal(signal.SIGSTOP)
+
+    def resume(self, number: int) -> None:
+        self._processes[number].send_signal(signal.SIGCONT)
+
+    def name(self, number: int) -> str:
+        """Its id in etcd."""
+        return f"127.0.0.1:{self._ports[number]}"
+
+    def number(self, name: str) -> int:
+        return next(number for number in self._ports if self.name(number) == name)
+
+    def shell(self, *arguments: str) -> str:
+        """What BookKeeper's own shell prints."""
+        command = [*_java(), SHELL, "-conf", str(self._configuration(1)), *arguments]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=self._directory)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return ended.stdout
+
+    def close(self) -> None:
+        for number, process in self._processes.items():
+            process.send_signal(signal.SIGCONT)
+            if number == 1 and not _archive().exists():
+                process.terminate()  # it writes the archive
+            else:
+                process.kill()
+            process.wait()
+        self.etcd.close()
+
+    def _await(self, number: int) -> None:
+        """Until it listens and is registered. The registration of its previous life may still be there."""
+
+        def is_up() -> bool:
+            assert self._processes[number].poll() is None, (self._directory / f"bookie-{number}.log").read_text()
+            try:
+                socket.create_connection(("127.0.0.1", self._ports[number]), 1).close()
+            except OSError:
+                return False
+            found = self._etcd("range", key=_base64(f"/ledgers/available/{self.name(number)}"))
+            return found.get("count") == "1"
+
+        wait_until(is_up, f"bookie {number} to start", START_SECONDS)
+
+    def _etcd(self, verb: str, **request: str) -> dict[str, Any]:
+        """Over HTTP, because gRPC wants one event loop for the whole process."""
+        asked = urllib.request.Request(f"{self.url}/v3/kv/{verb}", json.dumps(request).encode())
+        with urllib.request.urlopen(asked, timeout=10) as answer:
+            found: dict[str, Any] = json.load(answer)
+        return found
+
+    def _configuration(self, number: int) -> Path:
+        data = self._directory / f"bookie-{number}"
+        values = {
+            "metadataServiceUri": f"metadata-store:etcd:{self.url}",
+            "bookiePort": self._ports[number],
+            "advertisedAddress": "127.0.0.1",
+            "listeningInterface": "lo",
+            "allowLoopback": "true",
+            "journalDirectories": data / "journal",
+            "ledgerDirectories": data / "ledgers",
+            "enableStatistics": "false",
+            "httpServerEnabled": "false",
+            "extraServerComponents": "",
+            "diskUsageThreshold": 0.99,
+            "diskUsageWarnThreshold": 0.99,
+            "journalMaxGroupWaitMSec": 1,
+            "journalPreAllocSizeMB": 4,
+            "journalMaxMemorySizeMb": 16,
+            "journalMaxBackups": 0,
+            "numAddWorkerThreads": 1,
+            "numReadWorkerThreads": 2,
+            "numHighPriorityWorkerThreads": 2,
+            "serverNumIOThreads": 2,
+            "allocatorPoolingConcurrency": 2,
+            "nettyMaxFrameSizeBytes": 5_253_120,
+            "gcWaitTime": 10_000,
+            "zkTimeout": 4_000,
+            "ledgerStorageClass": "org.apache.bookkeeper.bookie.storage.ldb.DbLedgerStorage",
+            "dbStorage_writeCacheMaxSizeMb": 24,
+            "dbStorage_readAheadCacheMaxSizeMb": 16,
+            "dbStorage_rocksDB_blockCacheSize": 4_194_304,
+            "dbStorage_rocksDB_writeBufferSizeMB": 4,
+            "digestType": "CRC32C",
+        }
+        data.mkdir(exist_ok=True)
+        path = self._directory / f"bookie-{number}.conf"
+        path.write_text("".join(f"{key}={value}\n" for key, value in values.items()))
+        return path
+
+
+def _base64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def _archive() -> Path:
+    """Of parsed classes: with it a bookie starts in a third of the time. The first one leaves it when it stops."""
+    return jars() / "bookie.jsa"
+
+
+def _java(*, leaves_archive: bool = False) -> list[str]:
+    option = [f"-XX:ArchiveClassesAtExit={_archive()}"] if leaves_archive else []
+    if _archive().exists():
+        option = [f"-XX:SharedArchiveFile={_archive()}"]
+    return [
+        *("java", *option, "-Xlog:disable", "-Xlog:all=off"),
+        *("-Xms32m", "-Xmx256m", "-XX:MaxDirectMemorySize=192m", "-XX:+UseSerialGC", "-Xss512k"),
+        *("-XX:+PerfDisableSharedMem", "-Dio.netty.tryReflectionSetAccessible=true", "-Dlog4j2.disable.jmx=true"),
+        "-Dbookkeeper.metadata.bookie.drivers=" + DRIVER.format("Bookie"),
+        "-Dbookkeeper.metadata.client.drivers=" + DRIVER.format("Client"),
+        *(part for opened in OPENED for part in ("--add-opens", f"{opened}=ALL-UNNAMED")),
+        *("-cp", f"{jars()}/*"),
+    ]
