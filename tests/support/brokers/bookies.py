@@ -21,6 +21,8 @@ from support.brokers.etcd_server import EtcdServer, etcd_missing
 from support.brokers.free_ports import free_port
 
 START_SECONDS: Final = 300.0
+UNREGISTERED: Final = "Couldn't register bookie"
+"""In the log of a bookie whose lease ended before it was used: it goes on without ever being registered."""
 MAIN: Final = "org.apache.bookkeeper.server.Main"
 SHELL: Final = "org.apache.bookkeeper.bookie.BookieShell"
 DRIVER: Final = "org.apache.pulsar.metadata.bookkeeper.PulsarMetadata{}Driver"
@@ -72,7 +74,7 @@ class Bookies:
     def start(self, number: int, *, wait: bool = True) -> None:
         """Start one, with the data and the port that it had before."""
         self._ports.setdefault(number, free_port())
-        with (self._directory / f"bookie-{number}.log").open("ab") as log:
+        with (self._directory / f"bookie-{number}.log").open("wb") as log:
             self._processes[number] = subprocess.Popen(
                 [*_java(leaves_archive=number == 1), MAIN, "--conf", str(self._configuration(number))],
                 stdout=log,
@@ -122,7 +124,11 @@ class Bookies:
         """Until it listens and is registered. The registration of its previous life may still be there."""
 
         def is_up() -> bool:
-            assert self._processes[number].poll() is None, (self._directory / f"bookie-{number}.log").read_text()
+            log = (self._directory / f"bookie-{number}.log").read_text()
+            assert self._processes[number].poll() is None, log
+            if UNREGISTERED in log:
+                self.kill(number)
+                self.start(number, wait=False)
             try:
                 socket.create_connection(("127.0.0.1", self._ports[number]), 1).close()
             except OSError:
@@ -165,7 +171,7 @@ class Bookies:
             "allocatorPoolingConcurrency": 2,
             "nettyMaxFrameSizeBytes": 5_253_120,
             "gcWaitTime": 10_000,
-            "zkTimeout": 4_000,
+            "zkTimeout": 10_000,
             "ledgerStorageClass": "org.apache.bookkeeper.bookie.storage.ldb.DbLedgerStorage",
             "dbStorage_writeCacheMaxSizeMb": 24,
             "dbStorage_readAheadCacheMaxSizeMb": 16,

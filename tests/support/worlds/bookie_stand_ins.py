@@ -27,6 +27,7 @@ class Link:
         self.sent: list[tuple[str, int]] = []
         self.spares = list(spares)
         self.full: set[str] = set()
+        self.avoided: list[str] = []
         self.well: set[str] = set()
         """Lost bookies that could go on."""
         self.ensembles: list[tuple[int, tuple[str, ...]]] = []
@@ -43,6 +44,9 @@ class Link:
             if spare not in exclude:
                 return spare
         return wanted if wanted in self.well else None
+
+    def avoid(self, bookie: str) -> None:
+        self.avoided.append(bookie)
 
     def defer(self, callback: Callable[[], None]) -> None:
         self.deferred.append(callback)

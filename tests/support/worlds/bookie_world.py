@@ -154,6 +154,9 @@ class Client:
             return self.world.draw.choice(others)
         return wanted if self.world.bookies[wanted].is_up else None
 
+    def avoid(self, bookie: str) -> None:
+        """The world chooses any."""
+
     def defer(self, callback: Callable[[], None]) -> None:
         self.soon.append(callback)
 

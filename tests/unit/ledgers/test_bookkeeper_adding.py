@@ -187,7 +187,7 @@ def test_a_silent_bookie_is_lost() -> None:
     adding.tick(60_000 + LIMITS.silent_ms - 1)
     assert link.ensembles == []
     adding.tick(60_000 + LIMITS.silent_ms)
-    assert link.ensembles == [(1, ("a", "b", "d"))]
+    assert link.ensembles == [(1, ("a", "b", "d"))] and link.avoided == ["c"]
 
 
 def test_too_few_bookies_for_too_long_fail_everything_in_order() -> None:

@@ -363,6 +363,7 @@ class Adding:
         place.is_lost = True
         place.again.clear()
         self.lost_bookies[place.bookie] = why
+        self._link.avoid(place.bookie)
         self._advance()  # what only this one lacked is needed by nobody now
         self._replace_lost()
 

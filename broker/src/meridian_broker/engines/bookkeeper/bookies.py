@@ -24,8 +24,8 @@ TICK_SECONDS: Final = 0.1
 CONNECT_SECONDS: Final = 3.0
 READ_SECONDS: Final = 5.0
 """How long one request may take that a bookie answers at once when it is well."""
-AVOID_SECONDS: Final = 2.0
-"""For so long a bookie that failed is not chosen."""
+AVOID_SECONDS: Final = 5.0
+"""For so long a bookie that failed is not chosen. One that hangs is unregistered a little later."""
 UNREGISTERED_SECONDS: Final = 1.0
 """For so long a bookie may be unregistered before it is replaced in open ledgers."""
 
@@ -101,6 +101,10 @@ class Bookies:
         if others:
             return self._draw.choice(others)
         return wanted if self._well([wanted] if wanted in self.addresses else []) else None
+
+    def avoid(self, bookie: str) -> None:
+        """As ``LinkPort.avoid``."""
+        self._avoided[bookie] = self._loop.time() + AVOID_SECONDS
 
     def choose_ensemble(self, size: int) -> tuple[str, ...]:
         """Bookies for a new ledger: fewer than ``size`` if there are not so many."""
@@ -191,7 +195,7 @@ class Bookies:
         if self._connections.get(bookie) is not connection:
             return
         del self._connections[bookie]
-        self._avoided[bookie] = self._loop.time() + AVOID_SECONDS
+        self.avoid(bookie)
         if not self._is_closed:
             log.info("the connection to bookie %s ended: %s", bookie, why)
         for ledger, target in list(self._targets.items()):
@@ -203,12 +207,13 @@ class Bookies:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             try:
-                self._tick()
+                self.pass_time(self._loop.time())
             except Exception:
                 log.exception("time could not pass for some ledgers on bookies")
 
-    def _tick(self) -> None:
-        now, now_ms = self._loop.time(), self.now_ms()
+    def pass_time(self, now: float) -> None:
+        """What is due by the loop's clock: requests without an answer, bookies that went, ledgers that wait."""
+        now_ms = int(now * 1000)
         for connection in list(self._connections.values()):
             connection.check_time(now)
         if self._unregistered:

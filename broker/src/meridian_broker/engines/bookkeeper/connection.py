@@ -35,6 +35,8 @@ ADDS_MAX: Final = 5_000
 """Unanswered adds of one connection. A bookie refuses those beyond 10,000 of all its clients' in one thread."""
 ADD_BYTES_MAX: Final = 16 << 20
 """Their size together, beyond which no more are sent."""
+READS_MAX: Final = 10_000
+"""Unanswered reads, given up or not, until the connection is taken for broken."""
 FRAME_BYTES_MAX: Final = 64 << 20
 """Larger answers are none. Bookies allow 5 MiB for a batch unless they are set otherwise."""
 BUFFER_BYTES: Final = 256 << 10
@@ -137,6 +139,8 @@ class BookieConnection(asyncio.BufferedProtocol):
         line = self._reads.setdefault((ledger, entry), deque())
         for read in line:
             if read.flags == flags:
+                if not read.told:  # given up, but its answer may come yet
+                    read.until = until
                 read.told.append(told)
                 return
         frame = read_request(ledger, entry, key, flags)
@@ -153,13 +157,18 @@ class BookieConnection(asyncio.BufferedProtocol):
         self._write(frame)
 
     def check_time(self, now: float) -> None:
-        """Answer the reads whose time is over. The bookie may still answer them, so the connection is closed."""
-        late = [read for read in self._batches.values() if read.until <= now]
-        late += [line[0] for line in self._reads.values() if line[0].until <= now]
-        if late:
-            self.close(f"no answer to a read of ledger {late[0].ledger} in time", Code.NO_ANSWER)
+        """Answer the reads whose time is over. The bookie may still answer them. One without an id stays in its line so
+        that a late answer is not taken for one to a later question about the same entry, which may have fenced."""
+        numbers = [number for number, read in self._batches.items() if read.until <= now]
+        late = [self._batches.pop(number) for number in numbers]
+        late += [read for line in self._reads.values() for read in line if read.until <= now and read.told]
+        for read in late:
+            _tell(read, Answer(read.operation, Code.NO_ANSWER, read.ledger, read.entry, -1, []))
+            read.told.clear()
+        if len(self._reads) + len(self._batches) > READS_MAX:
+            self.close(f"no answer to more than {READS_MAX} reads")
 
-    def close(self, why: str, code: Code = Code.DISCONNECTED) -> None:
+    def close(self, why: str) -> None:
         """Close it, and answer everything that is under way."""
         if self._is_closed:
             return
@@ -173,7 +182,7 @@ class BookieConnection(asyncio.BufferedProtocol):
         self._out.clear()
         self._lost(self, why)  # first: who is answered below may ask this bookie again, on another connection
         for read in reads:
-            _tell(read, Answer(read.operation, code, read.ledger, read.entry, -1, []))
+            _tell(read, Answer(read.operation, Code.DISCONNECTED, read.ledger, read.entry, -1, []))
 
     @property
     def is_closed(self) -> bool:
@@ -247,6 +256,8 @@ class BookieConnection(asyncio.BufferedProtocol):
             if not line:
                 return
             read = line.popleft()
+            while line and not line[0].told:  # was never sent, and nobody waits for it any more
+                line.popleft()
             if line:
                 self._write(line[0].frame)
             else:

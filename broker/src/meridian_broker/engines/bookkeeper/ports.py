@@ -78,6 +78,10 @@ class LinkPort(Protocol):
         again and there is no other; None: there is none at all."""
         ...
 
+    def avoid(self, bookie: str) -> None:
+        """It failed this ledger: do not choose it for a while."""
+        ...
+
     def defer(self, callback: Callable[[], None]) -> None:
         """Call it in the next turn of the loop."""
         ...

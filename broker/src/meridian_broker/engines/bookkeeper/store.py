@@ -59,6 +59,8 @@ CLOSE_SECONDS: Final = 5.0
 FRAME_OVERHEAD: Final = 64
 """Of a bookie's largest frame, what is not an entry's data."""
 DELETE_ATTEMPTS: Final = 3
+GONE_MAX: Final = 10_000
+"""Deleted ledgers whose readers are told so, although bookies may still have the entries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class _Ports:
         self._bookies = bookies
         self._ledger = ledger
         self.choose = bookies.choose
+        self.avoid = bookies.avoid
         self._loop = asyncio.get_running_loop()
 
     def send(self, bookie: str, entry: int, packet: Packet) -> bool:
@@ -330,6 +333,8 @@ class BookKeeperLedgerStore:
                 continue
             if await self._table.delete(ledger_id, stored.version):
                 self._gone[ledger_id] = None
+                if len(self._gone) > GONE_MAX:
+                    del self._gone[next(iter(self._gone))]
                 return
         raise LedgerError(f"ledger {ledger_id} could not be deleted: somebody else keeps changing it")
 
@@ -534,7 +539,12 @@ class BookKeeperLedgerStore:
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         task = self._loop.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s failed", task.get_name(), exc_info=error)
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A connection to a bookie: whose an answer is, however the bytes come, and what happens when none comes."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from meridian_broker.engines.bookkeeper.bookies import AVOID_SECONDS, Bookies
+from meridian_broker.engines.bookkeeper.connection import (
+    ADDS_MAX,
+    BUFFER_BYTES,
+    FRAME_BYTES_MAX,
+    READS_MAX,
+    BookieConnection,
+)
+from meridian_broker.engines.bookkeeper.packets import Answer, Code, Flags, Operation
+from meridian_broker.engines.bookkeeper.ports import Packet
+
+LATE = 1e12
+
+
+class Transport(asyncio.Transport):
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.is_aborted = False
+
+    def writelines(self, parts: Iterable[bytes | bytearray | memoryview]) -> None:
+        self.written += b"".join(parts)
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+class Ledger:
+    """Hears what a connection says."""
+
+    def __init__(self, *ensemble: str) -> None:
+        self.ensemble = ensemble
+        self.is_idle = True
+        self.is_failing = False
+        self.heard: list[tuple[str, object, object]] = []
+
+    def answered(self, bookie: str, entry: int, code: Code) -> None:
+        if self.is_failing:
+            raise ValueError("a mistake")
+        self.heard.append((bookie, entry, code))
+
+    def room(self, bookie: str) -> None:
+        self.heard.append((bookie, "room", None))
+
+    def lost(self, bookie: str, why: str) -> None:
+        self.heard.append((bookie, "lost", why))
+
+    def tick(self, now_ms: int) -> None:
+        self.is_idle = True
+
+
+class Made:
+    """A connection and both its sides. Made in a running loop."""
+
+    def __init__(self) -> None:
+        self.ledgers = {7: Ledger("b"), 8: Ledger("b")}
+        self.lost: list[str] = []
+        self.transport = Transport()
+        self.connection = BookieConnection("b", {**self.ledgers}, lambda _, why: self.lost.append(why))
+        self.connection.connection_made(self.transport)
+
+    def hear(self, data: bytes, *pieces: int) -> None:
+        """The bookie says these bytes, in pieces of these sizes and the rest in as few as there is room for."""
+        sizes = list(pieces)
+        while data and not self.connection.is_closed:
+            room = self.connection.get_buffer(-1)
+            size = min(len(room), len(data), sizes.pop(0) if sizes else len(data))
+            room[:size] = data[:size]
+            self.connection.buffer_updated(size)
+            data = data[size:]
+
+    async def sent(self) -> bytes:
+        await asyncio.sleep(0)
+        written, self.transport.written = self.transport.written, b""
+        return written
+
+
+def frame(operation: int, code: int, ledger: int, entry: int, rest: bytes = b"", version: int = 2) -> bytes:
+    body = struct.pack(">IIqq", version << 24 | operation << 16, code, ledger, entry) + rest
+    return struct.pack(">I", len(body)) + body
+
+
+@settings(max_examples=500)
+@given(
+    st.lists(st.tuples(st.sampled_from("arb"), st.integers(0, 40), st.binary(max_size=300)), max_size=12),
+    st.lists(st.integers(1, 40), max_size=40),
+)
+def test_answers_are_heard_whole_however_they_are_cut(said: list[tuple[str, int, bytes]], pieces: list[int]) -> None:
+    async def run() -> None:
+        made = Made()
+        told: list[Answer] = []
+        stream = b""
+        reads: list[Answer] = []
+        adds: list[tuple[str, int, Code]] = []
+        for number, (kind, entry, body) in enumerate(said):
+            if kind == "a":
+                stream += frame(Operation.ADD, 0, 7, entry, bytes(8))
+                adds.append(("b", entry, Code.OK))
+            elif kind == "r":
+                made.connection.read(7, 1000 + number, Flags.NONE, b"", told.append, LATE)
+                stream += frame(Operation.READ, 0, 7, 1000 + number, body)
+                reads.append(Answer(Operation.READ, Code.OK, 7, 1000 + number, -1, [body]))
+            else:
+                made.connection.read_batch(7, entry, 9, 9, told.append, LATE)
+                request = sum(one[0] == "b" for one in said[: number + 1])
+                stream += frame(Operation.BATCH_READ, 0, 7, entry, struct.pack(">qI", request, len(body)) + body)
+                reads.append(Answer(Operation.BATCH_READ, Code.OK, 7, entry, request, [body]))
+        made.hear(stream, *pieces)
+        assert made.ledgers[7].heard == adds
+        assert told == reads
+        assert made.lost == []
+
+    asyncio.run(run())
+
+
+async def test_an_answer_larger_than_the_buffer_is_heard() -> None:
+    made = Made()
+    told: list[Answer] = []
+    for entry, size in enumerate((BUFFER_BYTES * 3, 10, BUFFER_BYTES * 20, BUFFER_BYTES)):
+        made.connection.read(7, entry, Flags.NONE, b"", told.append, LATE)
+        made.hear(frame(Operation.READ, 0, 7, entry, bytes(size)), 100, 1000)
+    assert [len(answer.bodies[0]) for answer in told] == [BUFFER_BYTES * 3, 10, BUFFER_BYTES * 20, BUFFER_BYTES]
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        struct.pack(">I", FRAME_BYTES_MAX + 1),
+        struct.pack(">I", 3) + b"abc",
+        frame(Operation.ADD, 0, 7, 1, version=3),
+        frame(99, 0, 7, 1),
+        frame(Operation.BATCH_READ, 0, 7, 1, struct.pack(">qI", 1, 10)),
+    ],
+)
+async def test_who_says_junk_is_not_listened_to(junk: bytes) -> None:
+    made = Made()
+    told: list[Answer] = []
+    made.connection.read(7, 5, Flags.NONE, b"", told.append, LATE)
+    made.connection.read_batch(7, 6, 1, 1, told.append, LATE)
+    made.hear(junk + frame(Operation.ADD, 0, 7, 1))
+    assert made.transport.is_aborted and len(made.lost) == 1
+    assert [answer.code for answer in told] == [Code.DISCONNECTED] * 2
+    assert made.ledgers[7].heard == []
+    made.connection.connection_lost(None)
+    assert len(made.lost) == 1
+
+
+async def test_answers_nobody_waits_for_are_passed_over() -> None:
+    made = Made()
+    said = [(Operation.READ, b"x"), (Operation.BATCH_READ, struct.pack(">q", 77)), (Operation.ADD, b"")]
+    for operation, rest in said:
+        made.hear(frame(operation, 0, 999, 1, rest))
+    assert made.lost == []
+
+
+async def test_reads_of_one_entry_share_a_request_or_wait_for_each_other() -> None:
+    made = Made()
+    told: list[tuple[str, Code]] = []
+    key = b"k" * 20
+    for name, flags in (("a", Flags.NONE), ("b", Flags.NONE), ("c", Flags.FENCE), ("d", Flags.NONE)):
+        made.connection.read(7, 1, flags, key, lambda answer, name=name: told.append((name, answer.code)), LATE)  # type: ignore[misc]
+    assert len(await made.sent()) == 24
+    made.hear(frame(Operation.READ, 1, 7, 1))
+    assert told == [("a", Code.NO_LEDGER), ("b", Code.NO_LEDGER), ("d", Code.NO_LEDGER)]
+    fencing = await made.sent()
+    assert len(fencing) == 44 and fencing.endswith(key)
+    made.hear(frame(Operation.READ, 2, 7, 1))
+    assert told[3:] == [("c", Code.NO_ENTRY)]
+
+
+async def test_a_late_answer_is_not_taken_for_one_to_another_question() -> None:
+    made = Made()
+    told: list[Answer] = []
+    fenced: list[Answer] = []
+    made.connection.read(7, 1, Flags.NONE, b"", told.append, 10.0)
+    made.connection.read_batch(7, 1, 1, 1, told.append, 10.0)
+    made.connection.check_time(9.9)
+    assert told == []
+    made.connection.check_time(10.0)
+    made.connection.check_time(10.0)
+    assert [answer.code for answer in told] == [Code.NO_ANSWER] * 2 and made.lost == []
+    made.connection.read(7, 1, Flags.FENCE, bytes(20), fenced.append, 20.0)
+    await made.sent()
+    made.hear(frame(Operation.READ, 2, 7, 1) + frame(Operation.BATCH_READ, 0, 7, 1, struct.pack(">q", 1)))
+    assert fenced == [] and len(told) == 2
+    assert len(await made.sent()) == 44
+    made.hear(frame(Operation.READ, 2, 7, 1))
+    assert [answer.code for answer in fenced] == [Code.NO_ENTRY]
+    for entry in range(READS_MAX + 1):
+        made.connection.read(7, entry, Flags.NONE, b"", told.append, 30.0)
+    made.connection.check_time(29.0)
+    assert made.transport.is_aborted
+
+
+async def test_too_many_adds_are_refused_until_there_is_room() -> None:
+    made = Made()
+    for entry in range(ADDS_MAX):
+        assert made.connection.add(7, entry, Packet(b"h", b"d"))
+    assert not made.connection.add(7, ADDS_MAX, Packet(b"h", b"d"))
+    assert not made.connection.add(8, 0, Packet(b"h", b"d"))
+    assert len(await made.sent()) == 2 * ADDS_MAX
+    half = ADDS_MAX // 2
+    made.hear(b"".join(frame(Operation.ADD, 0, 7, entry) for entry in range(half)))
+    assert made.ledgers[8].heard == []
+    made.hear(frame(Operation.ADD, 0, 7, half))
+    assert made.ledgers[8].heard == [("b", "room", None)] and made.ledgers[7].heard[-1] == ("b", "room", None)
+    assert made.connection.add(8, 0, Packet(b"h", b"d"))
+
+
+async def test_large_adds_are_refused_by_their_bytes() -> None:
+    made = Made()
+    data = bytes(1 << 20)
+    sent = 0
+    while made.connection.add(7, sent, Packet(b"", data)):
+        sent += 1
+    assert sent == 16
+    made.hear(b"".join(frame(Operation.ADD, 0, 7, entry) for entry in range(9)))
+    assert made.ledgers[7].heard[-1] == ("b", "room", None)
+
+
+@pytest.mark.logs_error("could not be handled")
+async def test_a_callback_that_fails_takes_no_answer_from_the_others() -> None:
+    made = Made()
+    made.ledgers[8].is_failing = True
+
+    def fail(_: Answer) -> None:
+        raise ValueError("a mistake")
+
+    made.connection.read(7, 1, Flags.NONE, b"", fail, LATE)
+    stream = (frame(Operation.ADD, 0, 8, 1), frame(Operation.READ, 0, 7, 1, b"x"), frame(Operation.ADD, 0, 7, 2))
+    made.hear(b"".join(stream))
+    assert made.ledgers[7].heard == [("b", 2, Code.OK)] and made.lost == []
+
+
+# -- all bookies of a region -----------------------------------------------------------------------------------------
+
+
+async def refuse(*_: object) -> None:
+    raise ConnectionRefusedError("nobody listens")
+
+
+async def test_a_bookie_that_cannot_be_reached_is_answered_for_and_not_chosen() -> None:
+    bookies = Bookies(refuse)
+    for name in "abc":
+        bookies.registered(name, (name, 1), is_writable=True)
+    ledger = Ledger("a", "b")
+    bookies.attach(7, ledger)
+    told: list[Answer] = []
+    assert bookies.add(7, "a", 0, Packet(b"", b""))
+    both = asyncio.Event()
+
+    def hear(answer: Answer) -> None:
+        told.append(answer)
+        if len(told) == 2:
+            both.set()
+
+    bookies.read(7, "a", 0, Flags.NONE, b"", hear)
+    bookies.read(7, "unheard of", 0, Flags.NONE, b"", hear)
+    await asyncio.wait_for(both.wait(), 60)
+    assert [answer.code for answer in told] == [Code.DISCONNECTED] * 2
+    assert ledger.heard[0][:2] == ("a", "lost")
+    assert {bookies.choose("a", {"b"}) for _ in range(20)} == {"c"}
+    assert bookies.choose("a", {"b", "c"}) is None
+    assert set(bookies.choose_ensemble(2)) == {"b", "c"} and len(bookies.choose_ensemble(9)) == 3
+    assert AVOID_SECONDS > 0
+    await bookies.close()
+
+
+async def test_who_is_unregistered_is_replaced_only_if_there_is_another_one() -> None:
+    bookies = Bookies(refuse)
+    for name in "abc":
+        bookies.registered(name, (name, 1), is_writable=True)
+    ledger = Ledger("a", "b")
+    bookies.attach(7, ledger)
+    for name in "abc":
+        bookies.unregistered(name)
+    now = asyncio.get_running_loop().time()
+    bookies.pass_time(now + 100)
+    assert ledger.heard == []
+    bookies.registered("b", ("b", 1), is_writable=True)
+    bookies.pass_time(now + 100)
+    assert ledger.heard == []
+    bookies.registered("c", ("c", 1), is_writable=True)
+    bookies.pass_time(now + 100)
+    assert [one[:2] for one in ledger.heard] == [("a", "lost")]
+    bookies.registered("a", ("a", 1), is_writable=False)
+    assert bookies.choose("a", {"b", "c"}) is None and bookies.address("a") == ("a", 1)
+    await bookies.close()
