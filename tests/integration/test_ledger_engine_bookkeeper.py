@@ -17,7 +17,7 @@ from meridian_broker.engines.bookkeeper.store import (
     BookKeeperWriter,
 )
 from meridian_broker.ledgers.store import LedgerError, LedgerFenced, LedgerInfo
-from support.brokers.bookies import Bookies, bookies_missing
+from support.brokers.bookies import Bookies, bookies_missing, java_compiler_missing
 from support.contracts.ledger_contract import EVERYTHING, LedgerContract, append_all, append_one, read_all
 
 pytestmark = [
@@ -301,3 +301,18 @@ async def test_bookkeepers_tools_read_what_this_client_writes_and_the_reverse(le
     other = await ledgers.start()
     assert await other.recover(2, fence=4) == LedgerInfo(2, 2, 12, True)  # a tool closed it
     await other.store.close()
+
+
+async def test_this_client_reads_and_recovers_what_bookkeepers_own_wrote(ledgers: BookKeeperWorld) -> None:
+    if (missing := java_compiler_missing()) is not None:
+        pytest.skip(missing)
+    entries = [b"entry %d" % number for number in range(300)]
+    store = ledgers.store.store
+    closed, striped, left_open = await asyncio.to_thread(ledgers.bookies.java_writer, len(entries))
+    for ledger in (closed, striped):
+        assert await read_all(store, ledger) == entries
+        assert await store.recover(ledger, fence=2) == LedgerInfo(ledger, 300, sum(map(len, entries)), True)
+    reader = await store.open(left_open)
+    assert 297 <= reader.last_confirmed() < 299  # the last entry does not say that it was confirmed
+    assert await store.recover(left_open, fence=2) == LedgerInfo(left_open, 300, sum(map(len, entries)), True)
+    assert await read_all(store, left_open) == entries

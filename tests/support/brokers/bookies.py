@@ -37,6 +37,12 @@ def jars() -> Path:
     return Path(os.environ.get("MERIDIAN_BOOKKEEPER") or Path(sys.prefix) / "libexec" / "bookkeeper")
 
 
+def java_compiler_missing() -> str | None:
+    """Why no Java source can be run here; None when it can."""
+    modules = subprocess.run(["java", "--list-modules"], capture_output=True, text=True, check=False).stdout
+    return None if "jdk.compiler" in modules else "this Java has no compiler"
+
+
 def bookies_missing() -> str | None:
     """Why tests with bookies cannot run here; None when they can."""
     if not any(jars().glob("bookkeeper-server-*.jar")):
@@ -109,6 +115,14 @@ class Bookies:
         ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=self._directory)
         assert ended.returncode == 0, ended.stdout + ended.stderr
         return ended.stdout
+
+    def java_writer(self, entries: int) -> list[int]:
+        """Ledgers that BookKeeper's own client wrote: see `JavaWriter.java`."""
+        source = Path(__file__).with_name("JavaWriter.java")
+        command = [*_java(), str(source), f"metadata-store:etcd:{self.url}", str(entries)]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=self._directory)
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+        return [int(line.split()[1]) for line in ended.stdout.splitlines() if line.startswith("ledger ")]
 
     def close(self) -> None:
         for number, process in self._processes.items():

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from meridian_broker.engines.bookkeeper.ledger_metadata import FENCE, LedgerMetadata, LedgerState, Segment
 from meridian_broker.engines.bookkeeper.packets import LAST_ENTRY, Code, Flags
@@ -10,6 +12,7 @@ from meridian_broker.engines.bookkeeper.ports import AddLimits
 from meridian_broker.engines.bookkeeper.recovering import ASKED_MAX, Recovering
 from meridian_broker.engines.bookkeeper.writing import Writing
 from meridian_broker.ledgers.store import LedgerError, LedgerFenced, LedgerUnreadable, LedgerWriteFailed
+from meridian_broker.wire.proto.bookkeeper_pb2 import LedgerMetadataFormat
 from support.worlds.bookie_stand_ins import LEDGER, Asked, Link, Store, stored
 
 OPEN = LedgerMetadata(3, 2, (Segment(0, ("a", "b", "c")),), custom=((FENCE, b"1"),))
@@ -156,6 +159,8 @@ def test_a_closed_ledger_is_as_it_is_and_an_older_owner_is_refused() -> None:
     assert "not made by Meridian" in str(Stage(foreign).error)
     striped = LedgerMetadata(2, 2, OPEN.segments, custom=OPEN.custom)
     assert "striped" in str(Stage(striped).error)
+    other_digest = replace(OPEN, digest=LedgerMetadataFormat.HMAC)
+    assert "other checksums" in str(Stage(other_digest).error)
 
 
 def test_a_newer_owner_wins_over_a_recovery_that_is_under_way() -> None:

@@ -82,6 +82,11 @@ class LedgerMetadata:
         return int(found) if found is not None and found.isdigit() else None
 
     @property
+    def is_readable(self) -> bool:
+        """Whether its entries have the checksum that this client knows."""
+        return self.digest == LedgerMetadataFormat.CRC32C
+
+    @property
     def label(self) -> bytes:
         return dict(self.custom).get(LABEL, b"")
 

@@ -174,6 +174,8 @@ class Recovering:
             )
         if metadata.state is LedgerState.CLOSED:
             return metadata
+        if not metadata.is_readable:
+            raise LedgerUnreadable(f"ledger {self.ledger} has other checksums than CRC32C: it is not recovered")
         if metadata.write_quorum != metadata.ensemble_size:
             raise LedgerUnreadable(
                 f"ledger {self.ledger} is striped over {metadata.ensemble_size} bookies with {metadata.write_quorum} "

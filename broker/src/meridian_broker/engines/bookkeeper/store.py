@@ -299,6 +299,8 @@ class BookKeeperLedgerStore:
     async def open(self, ledger_id: int) -> BookKeeperReader:
         self._check_open()
         stored = await self.find(ledger_id)
+        if not stored.metadata.is_readable:
+            raise LedgerUnreadable(f"ledger {ledger_id} has other checksums than CRC32C: this client does not read it")
         if self.writing(ledger_id) is not None:
             return BookKeeperReader(self, ledger_id, stored.metadata, -1)
         confirmed = await self._confirmed(ledger_id, stored.metadata)
