@@ -45,6 +45,9 @@ class Link:
                 return spare
         return wanted if wanted in self.well else None
 
+    def wake(self) -> None:
+        """Time passes for all ledgers here."""
+
     def avoid(self, bookie: str) -> None:
         self.avoided.append(bookie)
 

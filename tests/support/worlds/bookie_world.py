@@ -154,6 +154,9 @@ class Client:
             return self.world.draw.choice(others)
         return wanted if self.world.bookies[wanted].is_up else None
 
+    def wake(self) -> None:
+        """Time passes for all ledgers here."""
+
     def avoid(self, bookie: str) -> None:
         """The world chooses any."""
 

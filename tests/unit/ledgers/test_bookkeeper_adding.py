@@ -239,6 +239,18 @@ def test_a_refused_entry_is_told_behind_those_before_it_and_idle_behind_all() ->
     assert len(heard) == 4
 
 
+def test_acknowledgements_that_come_together_may_repeat_and_skip() -> None:
+    adding = Link().adding()
+    heard = add(adding, 6)
+    adding.acked("a", [0, 1, 2, 3, 4, 5])
+    adding.acked("b", [0, 0, 2])  # looks like three in a row by its ends
+    assert heard == [0]
+    adding.acked("b", [1, 99, 4])
+    assert heard == [0, 1, 2]
+    adding.acked("b", [3, 5])
+    assert heard == list(range(6))
+
+
 def test_an_error_in_one_callback_keeps_no_other_from_being_told() -> None:
     adding = Link().adding()
 

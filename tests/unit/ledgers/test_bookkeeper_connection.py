@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Coroutine, Iterable
 
 import pytest
+import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.engines.bookkeeper.bookies import AVOID_SECONDS, Bookies
@@ -33,6 +35,9 @@ class Transport(asyncio.Transport):
     def writelines(self, parts: Iterable[bytes | bytearray | memoryview]) -> None:
         self.written += b"".join(parts)
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self.high = high
+
     def abort(self) -> None:
         self.is_aborted = True
 
@@ -45,6 +50,10 @@ class Ledger:
         self.is_idle = True
         self.is_failing = False
         self.heard: list[tuple[str, object, object]] = []
+
+    def acked(self, bookie: str, entries: list[int]) -> None:
+        for entry in entries:
+            self.answered(bookie, entry, Code.OK)
 
     def answered(self, bookie: str, entry: int, code: Code) -> None:
         if self.is_failing:
@@ -106,7 +115,7 @@ def test_answers_are_heard_whole_however_they_are_cut(said: list[tuple[str, int,
         adds: list[tuple[str, int, Code]] = []
         for number, (kind, entry, body) in enumerate(said):
             if kind == "a":
-                stream += frame(Operation.ADD, 0, 7, entry, bytes(8))
+                stream += frame(Operation.ADD, 0, 7, entry)
                 adds.append(("b", entry, Code.OK))
             elif kind == "r":
                 made.connection.read(7, 1000 + number, Flags.NONE, b"", told.append, LATE)
@@ -206,28 +215,31 @@ async def test_a_late_answer_is_not_taken_for_one_to_another_question() -> None:
 
 async def test_too_many_adds_are_refused_until_there_is_room() -> None:
     made = Made()
-    for entry in range(ADDS_MAX):
-        assert made.connection.add(7, entry, Packet(b"h", b"d"))
-    assert not made.connection.add(7, ADDS_MAX, Packet(b"h", b"d"))
-    assert not made.connection.add(8, 0, Packet(b"h", b"d"))
+    for _ in range(ADDS_MAX):
+        assert made.connection.add(7, Packet(b"h", b"d"))
+    assert not made.connection.add(7, Packet(b"h", b"d"))
+    assert not made.connection.add(8, Packet(b"h", b"d"))
     assert len(await made.sent()) == 2 * ADDS_MAX
-    half = ADDS_MAX // 2
+    half = ADDS_MAX // 2 - 1
     made.hear(b"".join(frame(Operation.ADD, 0, 7, entry) for entry in range(half)))
     assert made.ledgers[8].heard == []
     made.hear(frame(Operation.ADD, 0, 7, half))
     assert made.ledgers[8].heard == [("b", "room", None)] and made.ledgers[7].heard[-1] == ("b", "room", None)
-    assert made.connection.add(8, 0, Packet(b"h", b"d"))
+    assert made.connection.add(8, Packet(b"h", b"d"))
 
 
-async def test_large_adds_are_refused_by_their_bytes() -> None:
+async def test_adds_are_refused_while_the_socket_takes_no_more() -> None:
     made = Made()
     data = bytes(1 << 20)
     sent = 0
-    while made.connection.add(7, sent, Packet(b"", data)):
+    while made.connection.add(7, Packet(b"", data)):
         sent += 1
-    assert sent == 16
-    made.hear(b"".join(frame(Operation.ADD, 0, 7, entry) for entry in range(9)))
-    assert made.ledgers[7].heard[-1] == ("b", "room", None)
+    assert sent == made.transport.high // len(data) == 8
+    made.connection.pause_writing()
+    await made.sent()
+    assert made.ledgers[7].heard == [] and not made.connection.add(7, Packet(b"", data))
+    made.connection.resume_writing()
+    assert made.ledgers[7].heard == [("b", "room", None)] and made.connection.add(7, Packet(b"", data))
 
 
 @pytest.mark.logs_error("could not be handled")
@@ -242,6 +254,51 @@ async def test_a_callback_that_fails_takes_no_answer_from_the_others() -> None:
     stream = (frame(Operation.ADD, 0, 8, 1), frame(Operation.READ, 0, 7, 1, b"x"), frame(Operation.ADD, 0, 7, 2))
     made.hear(b"".join(stream))
     assert made.ledgers[7].heard == [("b", 2, Code.OK)] and made.lost == []
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_entries_and_answers_cross_a_real_connection(run: Callable[[Coroutine[None, None, None]], None]) -> None:
+    """On the loop that brokers use, and on the tests'."""
+    count, data, ended = 300, bytes(70_000), asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for entry in range(count):
+            while (length := struct.unpack(">I", await reader.readexactly(4))[0]) == 20:
+                await reader.readexactly(length)  # the read, which is answered at the end
+            assert length == len(data)
+            await reader.readexactly(length)
+            writer.write(frame(Operation.ADD, 0, 7, entry))
+        writer.write(frame(Operation.READ, 0, 7, 1, data))
+        with contextlib.suppress(OSError):
+            await reader.read()
+        writer.close()
+        ended.set()
+
+    async def cross() -> None:
+        async with asyncio.timeout(60):
+            await talk()
+
+    async def talk() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        bookies = Bookies()
+        bookies.registered("b", server.sockets[0].getsockname()[:2], is_writable=True)
+        ledger = Ledger("b")
+        bookies.attach(7, ledger)
+        told: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        bookies.read(7, "b", 1, Flags.NONE, b"", told.set_result)
+        entry = 0
+        while entry < count:
+            if bookies.add(7, "b", entry, Packet(struct.pack(">I", len(data)), data)):
+                entry += 1
+            else:
+                await asyncio.sleep(0)
+        assert (await told).bodies == [data]
+        assert [one[1] for one in ledger.heard if one[1] != "room"] == list(range(count))
+        await bookies.close()
+        await ended.wait()
+        server.close()
+
+    run(cross())
 
 
 # -- all bookies of a region -----------------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What implements the ports: local log files, SQLite, etcd, memory.
+"""What implements the ports: local log files, BookKeeper, SQLite, etcd, memory.
 
 Other rooms import only these modules of it::
 

@@ -56,14 +56,12 @@ class _Place:
         self.progress_ms = now_ms
         """When its mark last moved, or when it last had nothing to do."""
 
-    def has(self, entry: int) -> bool:
-        """Take note of an acknowledgement. Whether the mark moved."""
-        if entry != self.mark + 1:
-            if entry > self.mark:
-                self.early.add(entry)
-            return False
-        self.skip_to(entry)
-        return True
+    def has(self, entry: int) -> None:
+        """Take note of an acknowledgement."""
+        if entry == self.mark + 1:
+            self.skip_to(entry)
+        elif entry > self.mark:
+            self.early.add(entry)
 
     def skip_to(self, mark: int) -> None:
         """It has everything up to here, or need not have it any more."""
@@ -163,11 +161,18 @@ class Adding:
         self.next = entry + 1
         if not self._packets:
             self._is_fresh = True
+            self._link.wake()
         self._packets[entry] = packet
-        self.pending_bytes += len(packet.data)
+        size = len(packet.data)
+        self.pending_bytes += size
         self._told.append(done)
-        if self._released == entry:
-            self._release()
+        if self._released == entry and not self._is_full():
+            self._released = entry + 1
+            self._released_bytes += size
+            send = self._link.send
+            for place in self._places:
+                if place.sent == entry and not place.is_lost and not place.again and send(place.bookie, entry, packet):
+                    place.sent = entry + 1
         return entry
 
     def refuse(self, done: AppendDone, error: LedgerError) -> None:
@@ -198,17 +203,35 @@ class Adding:
 
     # -- from the shell ------------------------------------------------------------------------------------------
 
-    def answered(self, bookie: str, entry: int, code: Code) -> None:
-        """A bookie, or the connection to it, said what became of an entry."""
+    def acked(self, bookie: str, entries: list[int]) -> None:
+        """A bookie has these entries."""
         place = self._place(bookie)
         if place is None or self.failure is not None:
             return
+        if entries[0] == place.mark + 1 and entries == list(range(entries[0], entries[-1] + 1)):
+            has_moved = entries[-1] < place.sent
+            if has_moved:
+                place.skip_to(entries[-1])
+        else:
+            before = place.mark
+            for entry in entries:
+                if entry < place.sent:
+                    place.has(entry)
+            has_moved = place.mark > before
+        if has_moved:
+            place.progress_ms = self._now_ms
+            if not place.is_lost:
+                self._advance()
+
+    def answered(self, bookie: str, entry: int, code: Code) -> None:
+        """A bookie, or the connection to it, said what became of an entry."""
         if code == Code.OK:
-            if entry < place.sent and place.has(entry):
-                place.progress_ms = self._now_ms
-                if not place.is_lost:
-                    self._advance()
-        elif code in (Code.FENCED, Code.WRONG_KEY):
+            self.acked(bookie, [entry])
+            return
+        place = self._place(bookie)
+        if place is None or self.failure is not None:
+            return
+        if code in (Code.FENCED, Code.WRONG_KEY):
             self.fail(
                 LedgerFenced(
                     f"ledger {self.ledger} was taken over: bookie {bookie} says {code.name} to entry {entry}: "
@@ -327,14 +350,27 @@ class Adding:
         if len(marks) < self._ack_quorum:
             return
         upto = marks[self._ack_quorum - 1]
-        told: list[Callable[[], None]] = []
-        while self.confirmed < upto:
-            self.confirmed += 1
-            self.pending_bytes -= len(self._packets[self.confirmed].data)
-            told.append(partial(self._told.popleft(), self.confirmed))
+        first = self.confirmed + 1
+        told = [self._told.popleft() for _ in range(first, upto + 1)]
+        if told:
+            self.confirmed = upto
+            packets = self._packets
+            self.pending_bytes -= sum([len(packets[entry].data) for entry in range(first, upto + 1)])
         self._let_go(min(marks[-1], self.confirmed))
         if told:
-            self._tell(told)
+            self._tell_confirmed(first, told)
+
+    def _tell_confirmed(self, first: int, told: list[AppendDone]) -> None:
+        failure: Exception | None = None
+        for entry, done in enumerate(told, first):
+            try:
+                done(entry)
+            except Exception as error:  # the others must hear all the same
+                failure = failure or error
+        if not self._told:
+            self._tell([])
+        if failure is not None:
+            raise failure
 
     def _let_go(self, upto: int) -> None:
         if self._changing is not None and not self._is_full():
@@ -364,6 +400,7 @@ class Adding:
         place.again.clear()
         self.lost_bookies[place.bookie] = why
         self._link.avoid(place.bookie)
+        self._link.wake()
         self._advance()  # what only this one lacked is needed by nobody now
         self._replace_lost()
 

@@ -54,7 +54,7 @@ class Bookies:
         """Bookies of open ledgers, and since when they are not registered."""
         self._avoided: dict[str, float] = {}
         """Until when a bookie is not chosen."""
-        self._connections: dict[str, BookieConnection] = {}
+        self.connections: dict[str, BookieConnection] = {}
         self._connecting: set[asyncio.Task[None]] = set()
         self._targets: dict[int, AddTarget] = {}
         self._active: dict[int, None] = {}
@@ -74,7 +74,7 @@ class Bookies:
         for task in self._connecting:
             task.cancel()
         await asyncio.gather(*self._connecting, return_exceptions=True)
-        for connection in list(self._connections.values()):
+        for connection in list(self.connections.values()):
             connection.close("this process closes")
 
     def now_ms(self) -> int:
@@ -130,14 +130,17 @@ class Bookies:
             del self._targets[ledger]
             self._active.pop(ledger, None)
 
+    def wake(self, ledger: int) -> None:
+        """As ``LinkPort.wake``."""
+        self._active[ledger] = None
+
     def add(self, ledger: int, bookie: str, entry: int, packet: Packet) -> bool:
         """As ``LinkPort.send``."""
-        self._active[ledger] = None
-        connection = self._connections.get(bookie) or self._connection(bookie)
+        connection = self.connections.get(bookie) or self._connection(bookie)
         if connection is None:
             self._loop.call_soon(self._not_sent, ledger, bookie, entry)
             return True
-        return connection.add(ledger, entry, packet)
+        return connection.add(ledger, packet)
 
     def _not_sent(self, ledger: int, bookie: str, entry: int) -> None:
         target = self._targets.get(ledger)
@@ -148,7 +151,7 @@ class Bookies:
         self, ledger: int, bookie: str, entry: int, flags: Flags, key: bytes, told: Callable[[Answer], None]
     ) -> None:
         """As ``AskPort.read``."""
-        connection = self._connections.get(bookie) or self._connection(bookie)
+        connection = self.connections.get(bookie) or self._connection(bookie)
         if connection is None:
             answer = Answer(Operation.READ, Code.DISCONNECTED, ledger, entry, -1, [])
             self._loop.call_soon(told, answer)
@@ -159,7 +162,7 @@ class Bookies:
         self, ledger: int, bookie: str, first: int, count: int, max_bytes: int, told: Callable[[Answer], None]
     ) -> None:
         """As ``AskPort.read_batch``."""
-        connection = self._connections.get(bookie) or self._connection(bookie)
+        connection = self.connections.get(bookie) or self._connection(bookie)
         if connection is None:
             answer = Answer(Operation.BATCH_READ, Code.DISCONNECTED, ledger, first, -1, [])
             self._loop.call_soon(told, answer)
@@ -177,7 +180,7 @@ class Bookies:
         if address is None or self._is_closed:
             return None
         connection = BookieConnection(bookie, self._targets, self._lost)
-        self._connections[bookie] = connection
+        self.connections[bookie] = connection
         task = self._loop.create_task(self._open(connection, address), name=f"connect to bookie {bookie}")
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
@@ -192,9 +195,9 @@ class Bookies:
 
     def _lost(self, connection: BookieConnection, why: str) -> None:
         bookie = connection.bookie
-        if self._connections.get(bookie) is not connection:
+        if self.connections.get(bookie) is not connection:
             return
-        del self._connections[bookie]
+        del self.connections[bookie]
         self.avoid(bookie)
         if not self._is_closed:
             log.info("the connection to bookie %s ended: %s", bookie, why)
@@ -214,7 +217,7 @@ class Bookies:
     def pass_time(self, now: float) -> None:
         """What is due by the loop's clock: requests without an answer, bookies that went, ledgers that wait."""
         now_ms = int(now * 1000)
-        for connection in list(self._connections.values()):
+        for connection in list(self.connections.values()):
             connection.check_time(now)
         if self._unregistered:
             self._replace_unregistered(now)

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from struct import Struct
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from meridian_broker.engines.bookkeeper.packets import (
     Answer,
@@ -33,8 +33,8 @@ from meridian_broker.ledgers.notifying import notify_all
 
 ADDS_MAX: Final = 5_000
 """Unanswered adds of one connection. A bookie refuses those beyond 10,000 of all its clients' in one thread."""
-ADD_BYTES_MAX: Final = 16 << 20
-"""Their size together, beyond which no more are sent."""
+UNSENT_BYTES_MAX: Final = 8 << 20
+"""Of adds that the socket has not taken yet, beyond which no more are."""
 READS_MAX: Final = 10_000
 """Unanswered reads, given up or not, until the connection is taken for broken."""
 FRAME_BYTES_MAX: Final = 64 << 20
@@ -48,7 +48,8 @@ log = logging.getLogger(__name__)
 
 _LENGTH = Struct(">I")
 _ADD_ANSWER = Struct(">IIIqq")
-"""Length and header of an answer, its code, ledger and entry."""
+"""Length and header of the answer to an add, its code, ledger and entry."""
+_ADD_ANSWER_LENGTH: Final = _ADD_ANSWER.size - _LENGTH.size
 _ADD_HEADER: Final = 2 << 24 | Operation.ADD << 16
 _CODES: Final = {int(code): code for code in Code if code >= 0}
 
@@ -67,6 +68,8 @@ class AddTarget(Protocol):
     def lost(self, bookie: str, why: str) -> None: ...
 
     def tick(self, now_ms: int) -> None: ...
+
+    def acked(self, bookie: str, entries: list[int]) -> None: ...
 
     def answered(self, bookie: str, entry: int, code: Code) -> None: ...
 
@@ -105,9 +108,11 @@ class BookieConnection(asyncio.BufferedProtocol):
         self._is_closed = False
         self._out: list[bytes] = []
         self._is_flushing = False
-        self._adds: dict[tuple[int, int], int] = {}
-        """Sizes of unanswered adds."""
-        self._add_bytes = 0
+        self._out_bytes = 0
+        self._is_paused = False
+        """The socket takes no more."""
+        self._adds = 0
+        """Unanswered ones."""
         self._waiting: dict[int, None] = {}
         """Ledgers that were refused an add, in order."""
         self._reads: dict[tuple[int, int], deque[_Read]] = {}
@@ -120,15 +125,13 @@ class BookieConnection(asyncio.BufferedProtocol):
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def add(self, ledger: int, entry: int, packet: Packet) -> bool:
+    def add(self, ledger: int, packet: Packet) -> bool:
         """Send an add. False: there are too many under way; the ledger hears when there is room."""
-        if len(self._adds) >= ADDS_MAX or self._add_bytes >= ADD_BYTES_MAX:
+        if self._adds >= ADDS_MAX or self._out_bytes >= UNSENT_BYTES_MAX or self._is_paused:
             self._waiting[ledger] = None
             return False
-        head, data = packet
-        size = len(head) + len(data)
-        self._adds[ledger, entry] = size
-        self._add_bytes += size
+        self._adds += 1
+        self._out_bytes += len(packet.data)
         self._out += packet
         if not self._is_flushing:
             self._flush_soon()
@@ -163,7 +166,7 @@ class BookieConnection(asyncio.BufferedProtocol):
         late = [self._batches.pop(number) for number in numbers]
         late += [read for line in self._reads.values() for read in line if read.until <= now and read.told]
         for read in late:
-            _tell(read, Answer(read.operation, Code.NO_ANSWER, read.ledger, read.entry, -1, []))
+            _answer(read, Answer(read.operation, Code.NO_ANSWER, read.ledger, read.entry, -1, []))
             read.told.clear()
         if len(self._reads) + len(self._batches) > READS_MAX:
             self.close(f"no answer to more than {READS_MAX} reads")
@@ -178,11 +181,10 @@ class BookieConnection(asyncio.BufferedProtocol):
         reads = [*self._batches.values(), *(read for line in self._reads.values() for read in line)]
         self._batches.clear()
         self._reads.clear()
-        self._adds.clear()
         self._out.clear()
         self._lost(self, why)  # first: who is answered below may ask this bookie again, on another connection
         for read in reads:
-            _tell(read, Answer(read.operation, Code.DISCONNECTED, read.ledger, read.entry, -1, []))
+            _answer(read, Answer(read.operation, Code.DISCONNECTED, read.ledger, read.entry, -1, []))
 
     @property
     def is_closed(self) -> bool:
@@ -191,10 +193,10 @@ class BookieConnection(asyncio.BufferedProtocol):
     # -- asyncio -------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are of other classes
+        self._transport.set_write_buffer_limits(UNSENT_BYTES_MAX)
         if self._is_closed:
-            transport.abort()
+            self._transport.abort()
         elif self._out:
             self._flush_soon()
 
@@ -213,44 +215,64 @@ class BookieConnection(asyncio.BufferedProtocol):
             return
         if self._is_closed:
             return
-        if self._waiting and len(self._adds) < ADDS_MAX // 2 and self._add_bytes < ADD_BYTES_MAX // 2:
-            self._tell_room()
         self._keep(done)
+        self._look_for_room()
 
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _take_frames(self) -> int:
         """Answer everything that is complete. Returns where the rest begins."""
-        buffer, at, end = self._buffer, 0, self._end
-        ledgers, adds = self._ledgers, self._adds
-        while end - at >= _LENGTH.size and not self._is_closed:
-            (length,) = _LENGTH.unpack_from(buffer, at)
+        at = 0
+        while self._end - at >= _LENGTH.size and not self._is_closed:
+            at = self._take_adds(at)
+            if self._end - at < _LENGTH.size:
+                break
+            (length,) = _LENGTH.unpack_from(self._buffer, at)
             if length > FRAME_BYTES_MAX:
                 raise BadFrame(f"a frame of {length} bytes")
             after = at + _LENGTH.size + length
-            if after > end:
+            if after > self._end:
                 break
-            if length >= _ADD_ANSWER.size - _LENGTH.size:  # nearly all are answers to adds
-                _, header, code, ledger, entry = _ADD_ANSWER.unpack_from(buffer, at)
-                if header == _ADD_HEADER:
-                    self._add_bytes -= adds.pop((ledger, entry), 0)
-                    target = ledgers.get(ledger)
-                    if target is not None:
-                        try:
-                            target.answered(self.bookie, entry, _CODES.get(code, Code.UNKNOWN))
-                        except Exception:  # of a callback: the other answers are for others
-                            log.exception("what became of entry %d of ledger %d could not be handled", entry, ledger)
-                    at = after
-                    continue
-            self._take(parse_answer(buffer[at + _LENGTH.size : after]))
+            self._take(parse_answer(self._buffer[at + _LENGTH.size : after]))
             at = after
         return at
+
+    def _take_adds(self, at: int) -> int:
+        """Answers to adds that follow each other are told together. Returns where they end."""
+        acked: dict[int, list[int]] = {}
+        refused: list[tuple[int, int, int]] = []
+        whole = (self._end - at) // _ADD_ANSWER.size * _ADD_ANSWER.size
+        for length, header, code, ledger, entry in _ADD_ANSWER.iter_unpack(self._buffer[at : at + whole]):
+            if length != _ADD_ANSWER_LENGTH or header != _ADD_HEADER:
+                break
+            at += _ADD_ANSWER.size
+            self._adds -= 1
+            if code != Code.OK:
+                refused.append((ledger, entry, code))
+            elif ledger in acked:
+                acked[ledger].append(entry)
+            else:
+                acked[ledger] = [entry]
+        for ledger, entries in acked.items():
+            self._tell(ledger, lambda target, entries=entries: target.acked(self.bookie, entries))
+        for ledger, entry, code in refused:
+            said = _CODES.get(code, Code.UNKNOWN)
+            self._tell(ledger, lambda target, entry=entry, said=said: target.answered(self.bookie, entry, said))
+        return at
+
+    def _tell(self, ledger: int, tell: Callable[[AddTarget], None]) -> None:
+        target = self._ledgers.get(ledger)
+        if target is not None:
+            try:
+                tell(target)
+            except Exception:  # of a callback: the other answers are for others
+                log.exception("what became of entries of ledger %d could not be handled", ledger)
 
     def _take(self, answer: Answer) -> None:
         if answer.operation == Operation.BATCH_READ:
             read = self._batches.pop(answer.request, None)
             if read is not None:
-                _tell(read, answer)
+                _answer(read, answer)
         elif answer.operation == Operation.READ:
             line = self._reads.get((answer.ledger, answer.entry))
             if not line:
@@ -262,7 +284,7 @@ class BookieConnection(asyncio.BufferedProtocol):
                 self._write(line[0].frame)
             else:
                 del self._reads[answer.ledger, answer.entry]
-            _tell(read, answer)
+            _answer(read, answer)
         else:
             raise BadFrame(f"an answer to operation {answer.operation}")
 
@@ -280,7 +302,16 @@ class BookieConnection(asyncio.BufferedProtocol):
             self._buffer[:left] = bytes(self._buffer[done : self._end])
         self._end = left
 
-    def _tell_room(self) -> None:
+    def pause_writing(self) -> None:
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        self._look_for_room()
+
+    def _look_for_room(self) -> None:
+        if not self._waiting or self._adds > ADDS_MAX // 2 or self._is_paused or self._out_bytes:
+            return
         waiting, self._waiting = self._waiting, {}
         for ledger in waiting:
             target = self._ledgers.get(ledger)
@@ -299,11 +330,12 @@ class BookieConnection(asyncio.BufferedProtocol):
     def _flush(self) -> None:
         self._is_flushing = False
         if self._transport is not None and self._out:
-            out, self._out = self._out, []
+            out, self._out, self._out_bytes = self._out, [], 0
             self._transport.writelines(out)
+            self._look_for_room()
 
 
-def _tell(read: _Read, answer: Answer) -> None:
+def _answer(read: _Read, answer: Answer) -> None:
     try:
         notify_all(read.told, answer)
     except Exception:

@@ -69,8 +69,12 @@ class LinkPort(Protocol):
     def send(self, bookie: str, entry: int, packet: Packet) -> bool:
         """Send an entry, if the bookie may have more. False: not now; ``Adding.room`` is called once it may.
 
-        The answer, or that there is none, comes to ``Adding.answered``.
+        The answer, or that there is none, comes to ``Adding.acked`` or ``answered``.
         """
+        ...
+
+    def wake(self) -> None:
+        """Something is under way that was not: time has to pass for the ledger (``Adding.tick``)."""
         ...
 
     def choose(self, wanted: str, exclude: Collection[str]) -> str | None:

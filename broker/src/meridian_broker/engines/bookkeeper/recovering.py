@@ -144,6 +144,10 @@ class Recovering:
     def is_idle(self) -> bool:
         return self._is_done
 
+    def acked(self, bookie: str, entries: list[int]) -> None:
+        if self.adding is not None:
+            self.adding.acked(bookie, entries)
+
     def answered(self, bookie: str, entry: int, code: Code) -> None:
         if self.adding is not None:
             self.adding.answered(bookie, entry, code)

@@ -83,12 +83,19 @@ class _Ports:
         self._key = key
         self._bookies = bookies
         self._ledger = ledger
+        self._connections = bookies.connections
         self.choose = bookies.choose
         self.avoid = bookies.avoid
         self._loop = asyncio.get_running_loop()
 
     def send(self, bookie: str, entry: int, packet: Packet) -> bool:
+        connection = self._connections.get(bookie)
+        if connection is not None:
+            return connection.add(self._ledger, packet)
         return self._bookies.add(self._ledger, bookie, entry, packet)
+
+    def wake(self) -> None:
+        self._bookies.wake(self._ledger)
 
     def defer(self, callback: Callable[[], None]) -> None:
         self._loop.call_soon(callback)

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cost of the BookKeeper engine per entry, in processor time of the client's process; and how long a lone entry takes.
+
+The bookies are the caller's: every ledger is created on them with the usual ensemble, and deleted at the end. Wall time
+says as much about their disks as about this client, processor time does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+
+import uvloop
+from meridian_broker.engines.bookkeeper.store import BookKeeperLedgerStore, BookKeeperWriter
+from meridian_broker.ledgers.store import LedgerError
+
+PENDING_MAX = 8 << 20
+"""As a gateway would: no more is queued."""
+
+
+@dataclass(slots=True)
+class Result:
+    """One line of the table."""
+
+    name: str
+    cpu_us: float
+    """Processor time per entry, best of several rounds."""
+    wall_us: float
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+
+
+class Bench:
+    def __init__(self, store: BookKeeperLedgerStore, quick: bool) -> None:
+        self.store = store
+        self.rounds = 2 if quick else 5
+        self.scale = 1 if quick else 4
+        self.results: list[Result] = []
+        self._next = time.time_ns() // 1_000_000
+
+    def add(self, result: Result) -> None:
+        self.results.append(result)
+        latency = "" if result.p50_ms is None else f"   p50 {result.p50_ms:.2f} ms, p99 {result.p99_ms:.2f} ms"
+        print(f"{result.name:44} {result.cpu_us:8.2f} us CPU {result.wall_us:9.2f} us wall{latency}", flush=True)
+
+    async def run(self) -> None:
+        for size, burst, ledgers, count in (
+            (100, 1000, 1, 20_000),
+            (1024, 1000, 1, 20_000),
+            (1024, 1000, 100, 20_000),
+            (1024, 10, 1, 5_000),
+            (65536, 16, 1, 400),
+        ):
+            await self.append_case(size, burst, ledgers, count * self.scale)
+        for size in (1024, 65536):
+            await self.lone_case(size, 100 * self.scale)
+        await self.read_case(1024, 10_000 * self.scale)
+        await self.read_case(65536, 200 * self.scale)
+        await self.create_case(50 * self.scale)
+
+    @asynccontextmanager
+    async def writers(self, count: int) -> AsyncIterator[list[BookKeeperWriter]]:
+        ids = range(self._next, self._next + count)
+        self._next += count
+        made = list(await asyncio.gather(*(self.store.create(number, fence=1) for number in ids)))
+        yield made
+        await asyncio.gather(*(writer.seal() for writer in made))
+        await asyncio.gather(*(self.store.delete(number) for number in ids))
+
+    async def append_case(self, size: int, burst: int, ledgers: int, count: int) -> None:
+        costs = []
+        for _ in range(self.rounds):
+            async with self.writers(ledgers) as writers:
+                cpu, wall = time.process_time(), time.monotonic()
+                await self.append(writers, size, burst, count)
+                costs.append(((time.process_time() - cpu) / count * 1e6, (time.monotonic() - wall) / count * 1e6))
+        name = f"append {size} B, {burst} per turn, {ledgers} ledger{'s' if ledgers > 1 else ''}"
+        self.add(Result(name, min(cpu for cpu, _ in costs), min(wall for _, wall in costs)))
+
+    async def append(self, writers: list[BookKeeperWriter], size: int, burst: int, count: int) -> None:
+        """``burst`` entries per turn of the loop, to the writers in turn; ends when all are confirmed."""
+        data = os.urandom(size)
+        progress = asyncio.Event()
+        pending = 0
+
+        def told(result: int | LedgerError) -> None:
+            nonlocal pending
+            if isinstance(result, LedgerError):
+                raise result
+            pending -= size
+            progress.set()
+
+        done = 0
+        while done < count:
+            for number in range(done, done + burst):
+                pending += size
+                writers[number % len(writers)].append(data, told)
+            done += burst
+            await asyncio.sleep(0)
+            while pending > (PENDING_MAX if done < count else 0):
+                progress.clear()
+                await progress.wait()
+
+    async def lone_case(self, size: int, count: int) -> None:
+        async with self.writers(1) as (writer,):
+            times = []
+            cpu, start = time.process_time(), time.monotonic()
+            for _ in range(count):
+                before = time.monotonic()
+                await self.append([writer], size, 1, 1)
+                times.append((time.monotonic() - before) * 1000)
+            cpu_us = (time.process_time() - cpu) / count * 1e6
+            wall_us = (time.monotonic() - start) / count * 1e6
+        times.sort()
+        p50, p99 = times[count // 2], times[count * 99 // 100]
+        self.add(Result(f"append {size} B, one at a time", cpu_us, wall_us, p50, p99))
+
+    async def read_case(self, size: int, count: int) -> None:
+        async with self.writers(1) as (writer,):
+            await self.append([writer], size, 100, count)
+            costs = []
+            for _ in range(self.rounds):
+                reader = await self.store.open(writer.ledger_id)
+                cpu, wall, at = time.process_time(), time.monotonic(), 0
+                while at < count:
+                    at += len(await reader.read(at, count - 1, 1 << 20))
+                costs.append(((time.process_time() - cpu) / count * 1e6, (time.monotonic() - wall) / count * 1e6))
+        self.add(Result(f"read {size} B, 1 MiB a time", min(cpu for cpu, _ in costs), min(wall for _, wall in costs)))
+
+    async def create_case(self, count: int) -> None:
+        cpu, wall = time.process_time(), time.monotonic()
+        async with self.writers(count):
+            cpu_us = (time.process_time() - cpu) / count * 1e6
+            wall_us = (time.monotonic() - wall) / count * 1e6
+        self.add(Result(f"create {count} ledgers at once", cpu_us, wall_us))
+
+
+async def measure(arguments: argparse.Namespace) -> None:
+    store = await BookKeeperLedgerStore.start(arguments.etcd, "bench")
+    try:
+        bench = Bench(store, arguments.quick)
+        await bench.run()
+    finally:
+        await store.close()
+    if arguments.json:
+        print(json.dumps([asdict(result) for result in bench.results]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--etcd", required=True, help="URL of the etcd that the bookies are registered in")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    uvloop.run(measure(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()
