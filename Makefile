@@ -38,6 +38,11 @@ test: setup ## unit, simulation, integration and scenario tests, JOBS=4 files at
 interop: setup ## the official Go and Java clients, where Go or Java and Maven are; INTEROP_PULSAR_URL: a Pulsar to compare
 	@$(BIN)/python -m pytest -rs tests/interop $(if $(INTEROP_PULSAR_URL),tests/integration/test_protocol_answers.py)
 
+.PHONY: bookkeeper
+bookkeeper: setup ## ledgers on real bookies; needs Java 17, and Maven to fetch 123 MB of jars once
+	@scripts/bookkeeper $(MERIDIAN_BOOKKEEPER)
+	@$(BIN)/python -m pytest -rs tests/bookkeeper
+
 .PHONY: check
 check: setup ## lint, format, types, import contracts, generated files
 	@$(BIN)/ruff check .

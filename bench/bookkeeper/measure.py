@@ -17,7 +17,8 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 
 import uvloop
-from meridian_broker.engines.bookkeeper.store import BookKeeperLedgerStore, BookKeeperWriter
+from meridian_broker.engines.bookkeeper.handles import BookKeeperWriter
+from meridian_broker.engines.bookkeeper.store import BookKeeperLedgerStore
 from meridian_broker.ledgers.store import LedgerError
 
 PENDING_MAX = 8 << 20

@@ -234,6 +234,7 @@ async def test_adds_are_refused_while_the_socket_takes_no_more() -> None:
     sent = 0
     while made.connection.add(7, Packet(b"", data)):
         sent += 1
+    assert made.transport.high is not None
     assert sent == made.transport.high // len(data) == 8
     made.connection.pause_writing()
     await made.sent()

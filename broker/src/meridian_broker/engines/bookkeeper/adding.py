@@ -27,52 +27,13 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from meridian_broker.engines.bookkeeper.packets import Code
+from meridian_broker.engines.bookkeeper.places import Place
 from meridian_broker.engines.bookkeeper.ports import AddLimits, LinkPort, Packet
 from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.ledgers.store import AppendDone, LedgerError, LedgerFenced, LedgerWriteFailed
 
 StoreEnsemble = Callable[[int, tuple[str, ...]], None]
 """The first entry, and the bookies."""
-
-
-class _Place:
-    """One of the ensemble's places and the bookie in it."""
-
-    __slots__ = ("again", "bookie", "early", "is_given_up", "is_lost", "mark", "progress_ms", "sent")
-
-    def __init__(self, bookie: str, mark: int, now_ms: int) -> None:
-        self.bookie = bookie
-        self.mark = mark
-        """It has all entries up to this one."""
-        self.early: set[int] = set()
-        """Beyond the mark, after a gap."""
-        self.sent = mark + 1
-        """The next entry to be sent to it."""
-        self.again: set[int] = set()
-        """Refused because the bookie had too much to do. Nothing new is sent until these are."""
-        self.is_lost = False
-        self.is_given_up = False
-        """The metadata may name another bookie in its place already, so this one must never count again."""
-        self.progress_ms = now_ms
-        """When its mark last moved, or when it last had nothing to do."""
-
-    def has(self, entry: int) -> None:
-        """Take note of an acknowledgement."""
-        if entry == self.mark + 1:
-            self.skip_to(entry)
-        elif entry > self.mark:
-            self.early.add(entry)
-
-    def skip_to(self, mark: int) -> None:
-        """It has everything up to here, or need not have it any more."""
-        if mark <= self.mark:
-            return
-        if self.early:
-            while mark + 1 in self.early:
-                mark += 1
-            self.early = {entry for entry in self.early if entry > mark}
-        self.mark = mark
-        self.sent = max(self.sent, mark + 1)
 
 
 class Adding:
@@ -101,7 +62,7 @@ class Adding:
         self._ack_quorum = ack_quorum
         self._limits = limits
         self._now_ms = now_ms
-        self._places = [_Place(bookie, confirmed, now_ms) for bookie in ensemble]
+        self._places = [Place(bookie, confirmed, now_ms) for bookie in ensemble]
         self.confirmed = confirmed
         self.next = self._released = self._base = confirmed + 1
         self._packets: dict[int, Packet] = {}
@@ -137,10 +98,6 @@ class Adding:
     def is_idle(self) -> bool:
         """Nothing is under way and nobody is lost: ticks would change nothing."""
         return self.failure is not None or not (self._packets or any(place.is_lost for place in self._places))
-
-    @property
-    def unconfirmed(self) -> int:
-        return len(self._told)
 
     @property
     def retained(self) -> int:
@@ -293,7 +250,7 @@ class Adding:
             return
         for number, bookie in enumerate(ensemble):
             if self._places[number].bookie != bookie:
-                self._places[number] = _Place(bookie, first - 1, self._now_ms)
+                self._places[number] = Place(bookie, first - 1, self._now_ms)
                 # What was confirmed meanwhile is on the others, and not kept here any more.
                 self._places[number].skip_to(self._base - 1)
         self._enough_ms = self._now_ms
@@ -311,7 +268,7 @@ class Adding:
 
     # -- inside --------------------------------------------------------------------------------------------------
 
-    def _place(self, bookie: str) -> _Place | None:
+    def _place(self, bookie: str) -> Place | None:
         for place in self._places:
             if place.bookie == bookie:
                 return place
@@ -329,7 +286,7 @@ class Adding:
         """No more may be sent before the slowest bookie has acknowledged something."""
         return self._released - self._base >= self._limits.entries or self._released_bytes >= self._limits.bytes
 
-    def _send(self, place: _Place) -> None:
+    def _send(self, place: Place) -> None:
         if place.is_lost or place.again:
             return
         while place.sent < self._released:
@@ -337,7 +294,7 @@ class Adding:
                 return
             place.sent += 1
 
-    def _send_again(self, place: _Place) -> None:
+    def _send_again(self, place: Place) -> None:
         for entry in sorted(place.again):
             if entry > place.mark and not self._link.send(place.bookie, entry, self._packets[entry]):
                 return
@@ -393,7 +350,7 @@ class Adding:
             self._refused, self._when_idle = [], []
         notify_all([*told, *behind])
 
-    def _lose(self, place: _Place, why: str) -> None:
+    def _lose(self, place: Place, why: str) -> None:
         if place.is_lost:
             return
         place.is_lost = True
@@ -423,7 +380,7 @@ class Adding:
         self._changing, self._change_first = tuple(ensemble), self.confirmed + 1
         self._store_ensemble(self._change_first, self._changing)
 
-    def _go_on(self, place: _Place) -> None:
+    def _go_on(self, place: Place) -> None:
         """A lost bookie is well again: it gets everything from its mark on."""
         place.is_lost = False
         place.again.clear()

@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final, Protocol, cast
@@ -254,19 +255,14 @@ class BookieConnection(asyncio.BufferedProtocol):
             else:
                 acked[ledger] = [entry]
         for ledger, entries in acked.items():
-            self._tell(ledger, lambda target, entries=entries: target.acked(self.bookie, entries))
+            if (target := self._ledgers.get(ledger)) is not None:
+                with _surviving(ledger):
+                    target.acked(self.bookie, entries)
         for ledger, entry, code in refused:
-            said = _CODES.get(code, Code.UNKNOWN)
-            self._tell(ledger, lambda target, entry=entry, said=said: target.answered(self.bookie, entry, said))
+            if (target := self._ledgers.get(ledger)) is not None:
+                with _surviving(ledger):
+                    target.answered(self.bookie, entry, _CODES.get(code, Code.UNKNOWN))
         return at
-
-    def _tell(self, ledger: int, tell: Callable[[AddTarget], None]) -> None:
-        target = self._ledgers.get(ledger)
-        if target is not None:
-            try:
-                tell(target)
-            except Exception:  # of a callback: the other answers are for others
-                log.exception("what became of entries of ledger %d could not be handled", ledger)
 
     def _take(self, answer: Answer) -> None:
         if answer.operation == Operation.BATCH_READ:
@@ -333,6 +329,15 @@ class BookieConnection(asyncio.BufferedProtocol):
             out, self._out, self._out_bytes = self._out, [], 0
             self._transport.writelines(out)
             self._look_for_room()
+
+
+@contextmanager
+def _surviving(ledger: int) -> Iterator[None]:
+    """An error of one ledger's callbacks is logged: the other answers are for others."""
+    try:
+        yield
+    except Exception:
+        log.exception("what became of entries of ledger %d could not be handled", ledger)
 
 
 def _answer(read: _Read, answer: Answer) -> None:

@@ -5,26 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 from meridian_broker.engines.bookkeeper.bookies import connect_tcp
+from meridian_broker.engines.bookkeeper.context import BookKeeperSettings
+from meridian_broker.engines.bookkeeper.handles import BookKeeperReader, BookKeeperWriter
 from meridian_broker.engines.bookkeeper.ports import AddLimits
-from meridian_broker.engines.bookkeeper.store import (
-    BookKeeperLedgerStore,
-    BookKeeperReader,
-    BookKeeperSettings,
-    BookKeeperWriter,
-)
+from meridian_broker.engines.bookkeeper.store import BookKeeperLedgerStore
 from meridian_broker.ledgers.store import LedgerError, LedgerFenced, LedgerInfo
-from support.brokers.bookies import Bookies, bookies_missing, java_compiler_missing
+from support.brokers.bookies import Bookies, java_compiler_missing
 from support.contracts.ledger_contract import EVERYTHING, LedgerContract, append_all, append_one, read_all
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(bookies_missing() is not None, reason=str(bookies_missing())),
-]
 
 LIMITS = AddLimits(silent_ms=2_000, blocking_ms=1_000, retry_ms=200, patience_ms=1_500)
 SETTINGS = BookKeeperSettings(limits=LIMITS)
@@ -32,15 +23,8 @@ LEDGERS_OF_A_TEST = 1_000
 _tests = itertools.count(1)
 
 
-@pytest.fixture(scope="module")
-def bookies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bookies]:
-    made = Bookies(tmp_path_factory.mktemp("bookies"), 4)
-    yield made
-    made.close()
-
-
 class NumberedStore:
-    """A store whose ledgers are numbered from a place of the test's own: bookies are shared by all tests of the module,
+    """A store whose ledgers are numbered from a place of the test's own: bookies are shared by all tests of the run,
     and no id is ever used again."""
 
     def __init__(self, store: BookKeeperLedgerStore, base: int) -> None:

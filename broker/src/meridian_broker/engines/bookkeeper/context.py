@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all parts of the store share: etcd's table of ledgers, the bookies, this process's writers, and its tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from meridian_broker.engines.bookkeeper.bookies import Bookies
+from meridian_broker.engines.bookkeeper.ledger_metadata import LedgerMetadata, LedgerState
+from meridian_broker.engines.bookkeeper.ledger_table import LedgerMetadataPort, LedgerTable
+from meridian_broker.engines.bookkeeper.packets import Answer, Flags, master_key
+from meridian_broker.engines.bookkeeper.ports import AddLimits, Packet, Versioned
+from meridian_broker.engines.bookkeeper.writing import Writing
+from meridian_broker.ledgers.store import LedgerDeleted, LedgerError, LedgerInfo, LedgerNotFound
+
+FRAME_OVERHEAD: Final = 64
+"""Of a bookie's largest frame, what is not an entry's data."""
+GONE_MAX: Final = 10_000
+"""Deleted ledgers whose readers are told so, although bookies may still have the entries."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class BookKeeperSettings:
+    ensemble: int = 3
+    """Bookies that store each entry; fewer if there are not so many, but never fewer than ``ack_quorum``."""
+    ack_quorum: int = 2
+    """So many have synced an entry when it is confirmed."""
+    password: bytes = b""
+    """Written into each new ledger's metadata. No secret: it keeps clients from mistaking one ledger for another."""
+    frame_bytes_max: int = 5 * 1024 * 1024 + 10 * 1024
+    """The bookies' ``nettyMaxFrameSizeBytes``. A bookie closes the connection of whoever sends more."""
+    limits: AddLimits = field(default_factory=AddLimits)
+
+
+class BookiePorts:
+    """One ledger's way to the bookies (``ports.LinkPort`` and ``ports.AskPort``)."""
+
+    def __init__(self, ledger: int, key: bytes, bookies: Bookies) -> None:
+        self._key = key
+        self._bookies = bookies
+        self._ledger = ledger
+        self._connections = bookies.connections
+        self.choose = bookies.choose
+        self.avoid = bookies.avoid
+        self._loop = asyncio.get_running_loop()
+
+    def send(self, bookie: str, entry: int, packet: Packet) -> bool:
+        connection = self._connections.get(bookie)
+        if connection is not None:
+            return connection.add(self._ledger, packet)
+        return self._bookies.add(self._ledger, bookie, entry, packet)
+
+    def wake(self) -> None:
+        self._bookies.wake(self._ledger)
+
+    def defer(self, callback: Callable[[], None]) -> None:
+        self._loop.call_soon(callback)
+
+    def read(self, bookie: str, entry: int, flags: Flags, told: Callable[[Answer], None]) -> None:
+        self._bookies.read(self._ledger, bookie, entry, flags, self._key, told)
+
+    def read_batch(self, bookie: str, first: int, count: int, max_bytes: int, told: Callable[[Answer], None]) -> None:
+        self._bookies.read_batch(self._ledger, bookie, first, count, max_bytes, told)
+
+    def later(self, milliseconds: int, callback: Callable[[], None]) -> None:
+        self._loop.call_later(milliseconds / 1000, callback)
+
+
+class StoreContext:
+    """See the module's text."""
+
+    def __init__(self, table: LedgerTable, bookies: Bookies, settings: BookKeeperSettings) -> None:
+        self.table = table
+        self.bookies = bookies
+        self.settings = settings
+        self._loop = asyncio.get_running_loop()
+        self.writings: dict[int, Writing] = {}
+        """Of ledgers that this process created and nobody closed."""
+        self._gone: dict[int, None] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.is_closed = False
+
+    def check_open(self) -> None:
+        """:raises LedgerError: the store was closed."""
+        if self.is_closed:
+            raise LedgerError(f"the ledgers on the bookies of etcd at {self.table.where} were closed")
+
+    async def find(self, ledger: int) -> Versioned:
+        """Its metadata. :raises LedgerNotFound: there is no such ledger; LedgerDeleted: not any more."""
+        stored = await self.table.read(ledger)
+        if stored is not None:
+            return stored
+        if await self.table.is_deleted(ledger):
+            raise LedgerDeleted(f"ledger {ledger} was deleted")
+        raise LedgerNotFound(f"there is no ledger {ledger} in etcd at {self.table.where}: it was never created")
+
+    def is_gone(self, ledger: int) -> bool:
+        """This process deleted it."""
+        return ledger in self._gone
+
+    def gone(self, ledger: int) -> None:
+        """Take note that it was deleted."""
+        self._gone[ledger] = None
+        if len(self._gone) > GONE_MAX:
+            del self._gone[next(iter(self._gone))]
+
+    # -- writers -------------------------------------------------------------------------------------------------
+
+    def begin_writing(self, ledger: int, stored: Versioned) -> Writing:
+        """The writer of a ledger that was just created."""
+        ports = BookiePorts(ledger, master_key(stored.metadata.password), self.bookies)
+        writing = Writing(
+            *(ledger, stored, ports, self.metadata_port(ledger), self.settings.limits),
+            data_bytes_max=self.settings.frame_bytes_max - FRAME_OVERHEAD,
+            now_ms=self.bookies.now_ms(),
+        )
+        self.writings[ledger] = writing
+        self.bookies.attach(ledger, writing.adding)
+        return writing
+
+    def forget(self, writing: Writing) -> None:
+        """Its ledger is closed, or somebody else's."""
+        self.bookies.detach(writing.ledger, writing.adding)
+        if self.writings.get(writing.ledger) is writing:
+            del self.writings[writing.ledger]
+
+    async def idle(self, writing: Writing) -> None:
+        """Wait until every entry of a writer is confirmed or failed. The core bounds that when bookies are away."""
+        await self.answer(lambda told: writing.adding.when_idle(partial(told, None)))
+
+    def metadata_port(self, ledger: int) -> LedgerMetadataPort:
+        return LedgerMetadataPort(self.table, ledger, self.spawn)
+
+    # -- waiting and tasks ---------------------------------------------------------------------------------------
+
+    async def answer(self, ask: Callable[[Callable[[Any], None]], object]) -> Any:
+        """Call ``ask`` with a callback, and wait for the callback's argument."""
+        heard: asyncio.Future[Any] = self._loop.create_future()
+
+        def told(answer: Any) -> None:
+            if not heard.done():
+                heard.set_result(answer)
+
+        ask(told)
+        return await heard
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """Run it as a task that ``end_tasks`` cancels."""
+        task = self._loop.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    async def end_tasks(self) -> None:
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s failed", task.get_name(), exc_info=error)
+
+
+def info_of(ledger: int, metadata: LedgerMetadata) -> LedgerInfo:
+    """Facts about a ledger that is closed."""
+    is_closed = metadata.state is LedgerState.CLOSED
+    return LedgerInfo(ledger, metadata.last_entry + 1, metadata.length, is_closed, metadata.label)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What callers hold of one ledger: its writer, or a reader of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from meridian_broker.engines.bookkeeper.context import BookiePorts, StoreContext, info_of
+from meridian_broker.engines.bookkeeper.ledger_metadata import LedgerMetadata
+from meridian_broker.engines.bookkeeper.reading import Entries, Reading
+from meridian_broker.engines.bookkeeper.writing import Writing
+from meridian_broker.ledgers.store import AppendDone, LedgerDeleted, LedgerError, LedgerInfo
+
+
+class BookKeeperWriter:
+    """See `meridian_broker.ledgers.store.Writer`."""
+
+    __slots__ = ("_context", "append", "writing")
+
+    def __init__(self, context: StoreContext, writing: Writing) -> None:
+        self._context = context
+        self.writing = writing
+        self.append: Callable[[bytes, AppendDone], int] = writing.append
+
+    @property
+    def ledger_id(self) -> int:
+        return self.writing.ledger
+
+    @property
+    def next_entry(self) -> int:
+        return self.writing.next_entry
+
+    @property
+    def size(self) -> int:
+        return self.writing.size
+
+    async def seal(self) -> LedgerInfo:
+        self._context.check_open()
+        outcome = await self._context.answer(self.writing.seal)
+        if isinstance(outcome, LedgerError):
+            raise outcome
+        self._context.forget(self.writing)
+        return info_of(self.writing.ledger, outcome)
+
+
+class BookKeeperReader:
+    """See `meridian_broker.ledgers.store.Reader`. Of a ledger that another broker writes it knows what was confirmed
+    when it was opened."""
+
+    def __init__(
+        self, context: StoreContext, ledger: int, metadata: LedgerMetadata, confirmed: int, writing: Writing | None
+    ) -> None:
+        """:param writing: the ledger's writer, if it is in this process: it knows better what is confirmed."""
+        self._context = context
+        self._ledger = ledger
+        self._metadata = metadata
+        self._confirmed = confirmed
+        self._writing = writing
+        self._prefer = ""
+
+    @property
+    def ledger_id(self) -> int:
+        return self._ledger
+
+    def last_confirmed(self) -> int:
+        return self._confirmed if self._writing is None else self._writing.adding.confirmed
+
+    async def read(self, first: int, last: int, max_bytes: int) -> list[bytes]:
+        if self._context.is_gone(self._ledger):
+            raise LedgerDeleted(f"ledger {self._ledger} was deleted")
+        if first < 0:
+            raise ValueError(f"entry ids start at 0, not {first}")
+        if self._writing is not None and not self._writing.is_closed:
+            self._metadata = self._writing.metadata
+        last = min(last, self.last_confirmed())
+        if first > last:
+            return []
+        try:
+            return await self._read(first, last, max_bytes)
+        except LedgerError:
+            if self._context.is_gone(self._ledger) or not await self._has_moved():
+                raise
+        return await self._read(first, last, max_bytes)
+
+    async def _read(self, first: int, last: int, max_bytes: int) -> list[bytes]:
+        context, ledger = self._context, self._ledger
+        context.check_open()
+        ports = BookiePorts(ledger, b"", context.bookies)
+        heard: asyncio.Future[tuple[Entries | LedgerError, str]] = asyncio.get_running_loop().create_future()
+
+        def told(entries: Entries | LedgerError, bookie: str) -> None:
+            if not heard.done():
+                heard.set_result((entries, bookie))
+
+        Reading(ledger, self._metadata, ports, first, last, max_bytes, told, prefer=self._prefer).start()
+        entries, self._prefer = await heard
+        if isinstance(entries, LedgerError):
+            raise entries
+        return entries
+
+    async def _has_moved(self) -> bool:
+        """Whether other bookies store it now than this reader knew. :raises LedgerNotFound: it was deleted."""
+        stored = await self._context.find(self._ledger)
+        has_moved = stored.metadata.segments != self._metadata.segments
+        self._metadata = stored.metadata
+        return has_moved

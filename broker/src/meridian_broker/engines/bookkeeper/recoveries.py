@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recoveries that this process runs: one of a ledger at a time.
+
+A recovery in the writer's own process first lets what is under way end, so that nobody is told an error about an entry
+that was stored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from meridian_broker.engines.bookkeeper.context import BookiePorts, StoreContext
+from meridian_broker.engines.bookkeeper.ledger_metadata import LedgerMetadata
+from meridian_broker.engines.bookkeeper.packets import master_key
+from meridian_broker.engines.bookkeeper.recovering import Recovering
+from meridian_broker.ledgers.store import LedgerError, LedgerFenced
+
+
+class Recoveries:
+    """See the module's text."""
+
+    def __init__(self, context: StoreContext) -> None:
+        self._context = context
+        self._loop = asyncio.get_running_loop()
+        self._recoveries: dict[int, asyncio.Task[LedgerMetadata]] = {}
+
+    async def close(self) -> None:
+        """Give all of them up."""
+        tasks = tuple(self._recoveries.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def recover(self, ledger: int, fence: int, metadata: LedgerMetadata) -> LedgerMetadata:
+        """One recovery of a ledger at a time; who asks with the same epoch meanwhile gets its outcome."""
+        while (before := self._recoveries.get(ledger)) is not None:
+            await asyncio.wait([before])
+        task = self._loop.create_task(self._run_recovery(ledger, fence, metadata), name=f"recover ledger {ledger}")
+        self._recoveries[ledger] = task
+        try:
+            return await task
+        finally:
+            task.cancel()
+            if self._recoveries.get(ledger) is task:
+                del self._recoveries[ledger]
+
+    async def _run_recovery(self, ledger: int, fence: int, metadata: LedgerMetadata) -> LedgerMetadata:
+        context = self._context
+        writing = context.writings.get(ledger)
+        if writing is not None:
+            writing.refuse(taken_over(ledger, fence))
+            await context.idle(writing)
+            context.forget(writing)
+        heard: asyncio.Future[LedgerMetadata | LedgerError] = self._loop.create_future()
+
+        def told(outcome: LedgerMetadata | LedgerError) -> None:
+            if not heard.done():
+                heard.set_result(outcome)
+
+        ports = BookiePorts(ledger, master_key(metadata.password), context.bookies)
+        port = context.metadata_port(ledger)
+        limits, now_ms = context.settings.limits, context.bookies.now_ms()
+        recovering = Recovering(ledger, fence, ports, ports, port, limits, told, now_ms=now_ms)
+        context.bookies.attach(ledger, recovering)
+        try:
+            recovering.start()
+            outcome = await heard
+        finally:
+            recovering.stop(LedgerError(f"the recovery of ledger {ledger} was given up"))
+            context.bookies.detach(ledger, recovering)
+        if isinstance(outcome, LedgerError):
+            raise outcome
+        return outcome
+
+
+def taken_over(ledger: int, fence: int) -> LedgerFenced:
+    """What the writer of a ledger hears that somebody else recovers."""
+    return LedgerFenced(f"ledger {ledger} was taken over by owner epoch {fence}: this writer must close its topic")
