@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pulsar
-from support.brokers.broker_process import BrokerProcess, wait_until
+from support.brokers.broker_process import BrokerProcess, started_afresh, wait_until
 
 RATE = 200
 TOPIC = "persistent://public/default/orders"
@@ -98,7 +98,7 @@ def longest(times: list[float]) -> float:
 
 
 def restarted(directory: Path) -> Restart:
-    broker = BrokerProcess("us", directory)
+    broker = BrokerProcess("us", directory, launch=started_afresh)
     with broker:
         clients = [
             pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)) for _ in range(2)

@@ -18,11 +18,12 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Protocol, Self
 
+from support.brokers.forked_meridian import ForkedMeridian
 from support.brokers.free_ports import free_base_port, free_port
 
 MERIDIAN = (sys.executable, "-P", "-m", "meridian_broker.server.main")
@@ -84,8 +85,25 @@ def wait_until(condition: Any, what: str, seconds: float = 60.0) -> Any:
     return value
 
 
-def _started(command: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | _WITHOUT_CERTIFICATES)
+class Program(Protocol):
+    """A running ``meridian``: what tests use of ``subprocess.Popen``."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, number: signal.Signals, /) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+def started_afresh(arguments: Sequence[str], log_file: Path) -> Program:
+    """``meridian`` started as a user does it, its output appended to the file."""
+    with log_file.open("ab") as log:
+        return subprocess.Popen([*MERIDIAN, *arguments], stdout=log, stderr=log, env=os.environ | _WITHOUT_CERTIFICATES)
 
 
 class BrokerProcess:
@@ -102,10 +120,12 @@ class BrokerProcess:
         regions_file: Path | None = None,
         peer_token_file: Path | None = None,
         metadata_url: str | None = None,
+        launch: Callable[[Sequence[str], Path], Program] = ForkedMeridian,
     ) -> None:
         """
         :param data_dir: everything the broker keeps, its log beside it as ``<region>.log``.
         :param settings: more of them, by key.
+        :param launch: ``started_afresh`` where the duration of a start matters.
         """
         self.region = region
         self.data_dir = data_dir
@@ -122,7 +142,8 @@ class BrokerProcess:
             "metadataStoreUrl": metadata_url or "",
         }
         self._settings = PATIENT | {key: value for key, value in chosen.items() if value} | dict(settings or {})
-        self._process: subprocess.Popen[bytes] | None = None
+        self._launch = launch
+        self._process: Program | None = None
 
     @property
     def service_url(self) -> str:
@@ -142,8 +163,7 @@ class BrokerProcess:
         assert self._process is None, f"the broker of {self.region} runs already"
         assignments = [part for key, value in self._settings.items() for part in ("--set", f"{key}={value}")]
         self.data_dir.mkdir(parents=True, exist_ok=True)
-        with self.log_file.open("ab") as log:
-            self._process = _started([*MERIDIAN, "broker", *assignments], log)
+        self._process = self._launch(["broker", *assignments], self.log_file)
         if wait:
             self.wait_healthy()
         return self
@@ -216,8 +236,8 @@ class RegionsProcess:
         chosen = PATIENT | dict(settings or {})
         self._assignments = [part for key, value in chosen.items() for part in ("--set", f"{key}={value}")]
         self._base_port, self._base_http_port = free_base_port(len(regions)), free_base_port(len(regions))
-        self._process: subprocess.Popen[bytes] | None = None
-        self._again: dict[str, subprocess.Popen[bytes]] = {}
+        self._process: Program | None = None
+        self._again: dict[str, Program] = {}
 
     @property
     def regions_file(self) -> Path:
@@ -241,13 +261,12 @@ class RegionsProcess:
         assert self._process is None, "the regions run already"
         self.data_dir.parent.mkdir(parents=True, exist_ok=True)
         command = [
-            *(*MERIDIAN, "up", "--regions", ",".join(self.regions), "--data-dir", str(self.data_dir)),
+            *("up", "--regions", ",".join(self.regions), "--data-dir", str(self.data_dir)),
             *("--metadata", self._metadata, "--base-port", str(self._base_port)),
             *("--base-http-port", str(self._base_http_port), *self._assignments),
         ]
         said = self.log_file.stat().st_size if self.log_file.exists() else 0
-        with self.log_file.open("ab") as log:
-            self._process = _started(command, log)
+        self._process = started_afresh(command, self.log_file)
 
         def up() -> bool:
             assert self._process is not None
@@ -296,9 +315,7 @@ class RegionsProcess:
     def bring_back(self, region: str) -> None:
         """Start a killed region's broker again on its own disk, as its service manager would."""
         record = self.record(region)
-        command = [*MERIDIAN, "broker", "--config", record["config"]]
-        with Path(record["log"]).open("ab") as log:
-            again = self._again[region] = _started(command, log)
+        again = self._again[region] = ForkedMeridian(["broker", "--config", record["config"]], Path(record["log"]))
 
         def healthy() -> bool:
             assert again.poll() is None, f"the broker of {region} ended with {again.poll()}:\n{self.log(region)[-999:]}"
