@@ -209,7 +209,7 @@ class SimBroker:
         while True:
             await self.sleep(1)
             await self._load()
-            self.service.policies.follow()
+            await self.service.policies.follow()
             self.service.missing.look()
             cooling.look(self.service.topics)
 

@@ -20,4 +20,4 @@ async def live_in(broker: Broker, topic: str, regions: Iterable[str]) -> None:
     name = topic_name.parse(full_name(topic))
     await broker.service.parts.catalog.topic_policies.set_policy(name, policy_table.REPLICATION, value)
     await broker.service.parts.catalog.refresh()  # here nothing watches the store, as brokers do
-    broker.service.policies.follow()
+    await broker.service.policies.follow()

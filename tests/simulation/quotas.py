@@ -66,7 +66,7 @@ class QuotaWatch:
         self._changed(str(name))
         await broker.service.parts.catalog.topic_policies.set_policy(name, policy_table.BACKLOG_QUOTAS, value)
         await broker.service.parts.catalog.refresh()  # here nothing watches the store, as brokers do
-        broker.service.policies.follow()
+        await broker.service.policies.follow()
         self._changed(str(name))
         if (found := broker.topic(topic)) is not None:
             await self.look(found)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 from meridian_broker.ledgers.periodic import BACKOFF_SECONDS_MAX, PeriodicWork, SomeFailed, each
 from meridian_broker.ledgers.store import LedgerError, LedgerUnreadable
+from meridian_broker.server.loop import LoopScheduler
 
 
 class Clock:
@@ -128,6 +129,6 @@ async def test_each_has_its_turn_whatever_becomes_of_the_others() -> None:
     with pytest.raises(
         SomeFailed, match=r"^5 of 10 failed: 1: sector 1; 3: sector 3; 5: sector 5; and 2 more$"
     ) as some:
-        await each(range(10), str, turn)
+        await each(LoopScheduler(), range(10), str, turn)
     assert done == [0, 2, 4, 6, 8]
     assert list(some.value.failures) == ["1", "3", "5", "7", "9"]

@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from meridian_broker.ledgers.scheduling import Scheduler, in_slices
+
 T = TypeVar("T")
 
 BACKOFF_SECONDS_MAX: Final = 30.0
@@ -33,14 +35,16 @@ class SomeFailed(Exception):
         self.failures = failures
 
 
-async def each(items: Iterable[T], name: Callable[[T], str], work: Callable[[T], Awaitable[object]]) -> None:
-    """Do ``work`` for every item, even if some fail.
+async def each(
+    scheduler: Scheduler, items: Iterable[T], name: Callable[[T], str], work: Callable[[T], Awaitable[object]]
+) -> None:
+    """Do ``work`` for every item, even if some fail. Others run in between, even if ``work`` never waits.
 
     :raises SomeFailed: it failed for some of them.
     """
     failures: dict[str, Exception] = {}
     tried = 0
-    for item in items:
+    async for item in in_slices(scheduler, items):
         tried += 1
         try:
             await work(item)

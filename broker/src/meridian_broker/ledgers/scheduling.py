@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
-from typing import Any, Final, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from typing import Any, Final, Protocol, TypeVar
+
+T = TypeVar("T")
 
 AT_ONCE: Final = 256
 """Jobs that ``run_all`` has under way. Enough for the stores to commit many of them together."""
+SLICE: Final = 100
+"""Items that a walk takes in one turn of the loop: a few milliseconds where each takes tens of microseconds."""
 
 
 class Timer(Protocol):
@@ -45,6 +49,17 @@ class Scheduler(Protocol):
 async def next_turn(scheduler: Scheduler) -> None:
     """Let other tasks run; continue in the next turn of the loop."""
     await scheduler.answer(lambda ready: scheduler.defer(lambda: ready(None)))
+
+
+async def in_slices(scheduler: Scheduler, items: Iterable[T], size: int = SLICE) -> AsyncIterator[T]:
+    """The items as they are now, ``size`` of them in each turn of the loop: there may be a hundred thousand.
+
+    The caller has to expect that an item was removed in the meantime.
+    """
+    for number, item in enumerate(tuple(items)):
+        if number and number % size == 0:
+            await next_turn(scheduler)
+        yield item
 
 
 async def run_all(scheduler: Scheduler, jobs: Iterable[Callable[[], Awaitable[object]]], name: str) -> None:

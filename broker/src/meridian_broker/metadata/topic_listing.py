@@ -14,6 +14,8 @@ class Listing:
     def __init__(self, domain: str, namespace: str, segments: list[str]) -> None:
         """:param segments: local names as segments of a path, sorted."""
         self._prefix = f"{domain}://{check_namespace(namespace)}/"
+        self._domain = domain
+        self._tenant, _, self._namespace = namespace.partition("/")
         self._segments = segments
 
     def __len__(self) -> int:
@@ -23,7 +25,15 @@ class Listing:
         """The full names of some of them."""
         return [self._prefix + keys.unescape(one) for one in self._segments[first:last]]
 
+    def topic_names(self, first: int, last: int) -> list[TopicName]:
+        """The same, as values."""
+        return [
+            TopicName(self._domain, self._tenant, self._namespace, keys.unescape(one))
+            for one in self._segments[first:last]
+        ]
+
 
 async def list_topics(access: Access, namespace: str, domain: str, folder: str) -> list[TopicName]:
-    tenant, _, short = check_namespace(namespace).partition("/")
-    return [TopicName(domain, tenant, short, keys.unescape(name)) for name in await access.store.children(folder)]
+    check_namespace(namespace)
+    found = Listing(domain, namespace, await access.store.children(folder))
+    return found.topic_names(0, len(found))

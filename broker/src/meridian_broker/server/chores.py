@@ -62,7 +62,7 @@ class Chores:
 
         async def follow_policies() -> None:
             self.speak_with_regions()
-            service.policies.follow()
+            await service.policies.follow()
 
         async def recall_missing() -> None:
             service.missing.look()

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from heapq import nsmallest
 from typing import Any, Final
 
 from aiohttp import web
 
 from meridian_broker.admin.figures.filling import fill
+from meridian_broker.admin.figures.turns import in_turns
 from meridian_broker.admin.http.requests import answer, state
 from meridian_broker.admin.http.state import AdminState
 
@@ -19,11 +21,11 @@ async def regions(request: web.Request) -> web.Response:
     """Every region, its addresses, and how the links to it are."""
     admin = state(request)
     now, apart = admin.service.parts.scheduler.now_ms(), admin.exchange.apart()
-    listed = [_region(admin, name, apart.get(name, {})) for name in sorted(admin.catalog.known_clusters())]
+    listed = [await _region(admin, name, apart.get(name, {})) for name in sorted(admin.catalog.known_clusters())]
     return answer({"region": admin.region, "clock_ms": now, "regions": listed})
 
 
-def _region(admin: AdminState, name: str, apart: dict[str, str]) -> dict[str, Any]:
+async def _region(admin: AdminState, name: str, apart: dict[str, str]) -> dict[str, Any]:
     cluster = admin.catalog.cluster(name)
     shown: dict[str, Any] = {
         "name": name,
@@ -33,7 +35,7 @@ def _region(admin: AdminState, name: str, apart: dict[str, str]) -> dict[str, An
     }
     link = admin.exchange.links.status().get(name)
     if name == admin.region:
-        shown["not_ready"] = _not_ready(admin)
+        shown["not_ready"] = await _not_ready(admin)
         shown["not_open"] = _not_open(admin)
     if link is not None:
         shown["progress"] = {
@@ -42,14 +44,18 @@ def _region(admin: AdminState, name: str, apart: dict[str, str]) -> dict[str, An
             "connections": link.connections,
             "apart": apart,
         }
-        shown["replication"] = _replication(admin, name)
+        shown["replication"] = await _replication(admin, name)
     return shown
 
 
-def _not_ready(admin: AdminState) -> dict[str, str]:
+async def _not_ready(admin: AdminState) -> dict[str, str]:
     """Topics whose copies here are incomplete, each with the reason (R21)."""
-    fills = {topic.name: fill(topic) for topic in admin.service.topics.values()}
-    return {name: one["reason"] for name, one in sorted(fills.items()) if not one["ready"]}
+    reasons: dict[str, str] = {}
+    async for topic in in_turns(admin.service.topics.values()):
+        found = fill(topic)
+        if not found["ready"]:
+            reasons[topic.name] = found["reason"]
+    return dict(sorted(reasons.items()))
 
 
 def _not_open(admin: AdminState) -> dict[str, Any]:
@@ -57,11 +63,12 @@ def _not_open(admin: AdminState) -> dict[str, Any]:
     unopened = admin.service.registry.unopened()
     if unopened is None:
         return {"topics": None, "first": []}
-    return {"topics": len(unopened), "first": sorted(unopened)[:SHOWN]}
+    return {"topics": len(unopened), "first": nsmallest(SHOWN, unopened)}
 
 
-def _replication(admin: AdminState, remote: str) -> dict[str, Any]:
-    found = [(topic, admin.replication.status(topic).get(remote)) for topic in admin.replication.topics()]
+async def _replication(admin: AdminState, remote: str) -> dict[str, Any]:
+    walk = in_turns(admin.replication.topics())
+    found = [(topic, admin.replication.status(topic).get(remote)) async for topic in walk]
     every = [(topic, status) for topic, status in found if status is not None]
     return {
         "topics": len(every),

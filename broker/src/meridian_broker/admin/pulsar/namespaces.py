@@ -67,7 +67,7 @@ async def delete_namespace(admin: AdminState, name: str, *, force: bool) -> None
     await catalog.namespaces.get(name)
     if force:
         parted = [*await catalog.partitioned.names(name), *await catalog.partitioned.names(name, NON_PERSISTENT)]
-        plain = [topic_name.parse(one) for one in admin.service.registry.non_persistent.names(name)]
+        plain = [topic_name.parse(one) for one in await admin.service.registry.non_persistent.names(name)]
         for topic in [*parted, *plain, *await catalog.topics.names(name)]:
             try:
                 await removal.delete(admin.service.opener, topic, force=True)
@@ -130,7 +130,7 @@ async def get_topics(request: web.Request) -> web.Response:
     namespace, service = namespace_of(request), state(request).service
     names = [] if mode == "NON_PERSISTENT" else await service.registry.names(namespace)
     return await answer_names(
-        names if mode == "PERSISTENT" else names + service.registry.non_persistent.names(namespace)
+        names if mode == "PERSISTENT" else names + await service.registry.non_persistent.names(namespace)
     )
 
 
@@ -181,7 +181,8 @@ async def _set(request: web.Request, policy: str, value: Any) -> web.Response:
 async def _open_topics(request: web.Request) -> list[Topic]:
     await _record(request)
     prefix = f"persistent://{namespace_of(request)}/"
-    return [topic for name, topic in state(request).service.topics.items() if name.startswith(prefix)]
+    walk = in_turns(state(request).service.topics.items())
+    return [topic async for name, topic in walk if name.startswith(prefix)]
 
 
 async def _all_topics(request: web.Request) -> list[Topic]:

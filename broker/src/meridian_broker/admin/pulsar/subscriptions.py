@@ -31,6 +31,7 @@ from meridian_broker.admin.pulsar.topics import opened
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics import validation
 from meridian_broker.topics.context import TopicContext
+from meridian_broker.topics.directory.listing import in_order
 from meridian_broker.topics.errors import SubscriptionExists, SubscriptionNotFound
 from meridian_broker.topics.names import COMPACTION_SUBSCRIPTION
 from meridian_broker.topics.subscriptions.administration import (
@@ -68,15 +69,17 @@ async def by_topic(request: web.Request) -> list[tuple[Topic, Subscription]]:
 
 async def listed(request: web.Request) -> web.Response:
     """Names of the topic's subscriptions."""
+    scheduler = state(request).service.parts.scheduler
     if is_non_persistent(request):
-        return answer(sorted({name for topic in await non_persistent(request) for name in topic.subscriptions}))
+        found = await non_persistent(request)
+        return await answer_names(await in_order({name for topic in found for name in topic.subscriptions}, scheduler))
     topics = await opened(request)
     names: set[str] = set()
     async for topic in in_turns(topics):
         names.update(topic.subscriptions)
     if any(topic.compaction.view is not None for topic in topics):
         names.add(COMPACTION_SUBSCRIPTION)
-    return await answer_names(sorted(names))
+    return await answer_names(await in_order(names, scheduler))
 
 
 async def create(request: web.Request) -> web.Response:

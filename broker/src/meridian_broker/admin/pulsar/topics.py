@@ -79,7 +79,7 @@ async def listed(request: web.Request) -> web.Response:
     namespace, service = namespace_of(request), state(request).service
     await state(request).catalog.namespaces.get(namespace)
     if part(request, "domain") == NON_PERSISTENT:
-        return await answer_names(service.registry.non_persistent.names(namespace))
+        return await answer_names(await service.registry.non_persistent.names(namespace))
     return await answer_names(await service.registry.names(namespace))
 
 

@@ -48,7 +48,7 @@ async def _selected(
     topic_name.parse_namespace(asked.namespace)
     names: list[str] = []
     if asked.mode != _MODE.PERSISTENT:
-        names += service.registry.non_persistent.names(asked.namespace)
+        names += await service.registry.non_persistent.names(asked.namespace)
     if asked.mode != _MODE.NON_PERSISTENT:
         names += await service.registry.names(asked.namespace)
     pattern = _pattern(connection, asked.topics_pattern) if asked.HasField("topics_pattern") else None

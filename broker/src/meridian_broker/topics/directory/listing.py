@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from heapq import merge
+from itertools import islice
 from typing import Final, NamedTuple
 
 from meridian_broker.ledgers.scheduling import Scheduler, next_turn
 from meridian_broker.metadata.topic_listing import Listing
 from meridian_broker.topics.directory.patterns import Digest, TopicPattern
+from meridian_broker.wire.pulsar.topic_name import TopicName
 
 SLICE: Final = 500
 """Names in one turn of the loop: some five milliseconds where a pattern is tried on each."""
@@ -29,8 +33,34 @@ async def names_of(listing: Listing, scheduler: Scheduler) -> list[str]:
         if first:
             await next_turn(scheduler)
         names += listing.names(first, first + SLICE)
-    names.sort()
+    names.sort()  # fast: they are nearly in order
     return names
+
+
+async def topic_names_of(listing: Listing, scheduler: Scheduler) -> list[TopicName]:
+    """The names as values, in the listing's order."""
+    names: list[TopicName] = []
+    for first in range(0, len(listing), SLICE):
+        if first:
+            await next_turn(scheduler)
+        names += listing.topic_names(first, first + SLICE)
+    return names
+
+
+async def in_order(names: Iterable[str], scheduler: Scheduler) -> list[str]:
+    """Sort names that are in no order. Slices are sorted, then merged."""
+    found = list(names)
+    runs: list[list[str]] = []
+    for first in range(0, len(found), SLICE):
+        if first:
+            await next_turn(scheduler)
+        runs.append(sorted(found[first : first + SLICE]))
+    merged, ordered = merge(*runs), list[str]()
+    while some := list(islice(merged, SLICE)):
+        if ordered:
+            await next_turn(scheduler)
+        ordered += some
+    return ordered
 
 
 async def select(names: list[str], pattern: TopicPattern | None, scheduler: Scheduler) -> Selected:

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from meridian_broker.ledgers.scheduling import Scheduler
+from meridian_broker.ledgers.scheduling import Scheduler, in_slices
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.errors import AlreadyExists
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.topics import validation
+from meridian_broker.topics.directory.listing import SLICE, in_order
 from meridian_broker.topics.errors import NotAllowed, TopicFenced, TopicInUse, TopicNotFound
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.nonpersistent.topic import NonPersistentTopic
@@ -61,10 +62,11 @@ class NonPersistentTopics:
             raise AlreadyExists(f"topic {name} already exists")
         await self.topic(name, create=True)
 
-    def names(self, namespace: str) -> list[str]:
-        """Topics of ``tenant/namespace`` that are in use; partitions under their own names."""
+    async def names(self, namespace: str) -> list[str]:
+        """Topics of ``tenant/namespace`` that are in use, sorted; partitions under their own names."""
         prefix = f"{NON_PERSISTENT}://{namespace}/"
-        return sorted(name for name in self.topics if name.startswith(prefix))
+        walk = in_slices(self._scheduler, self.topics, SLICE)
+        return await in_order([name async for name in walk if name.startswith(prefix)], self._scheduler)
 
     def delete(self, names: list[TopicName], *, force: bool, partitioned: bool) -> None:
         """Remove topics, or the partitions of one, of which only those in use are here.
@@ -81,16 +83,16 @@ class NonPersistentTopics:
             del self.topics[topic.name]
             topic.fence("the topic was unloaded or deleted")
 
-    def follow_policies(self) -> None:
+    async def follow_policies(self) -> None:
         """The rules may have changed."""
-        for name, topic in self.topics.items():
+        async for name, topic in in_slices(self._scheduler, self.topics.items()):
             topic.follow(self._catalog.rules(self._defaults, topic_name.parse(name)))
 
-    def tidy(self) -> None:
+    async def tidy(self) -> None:
         """Remove topics that are no longer used."""
         before = self._scheduler.now_ms() - UNUSED_MS
-        for name, topic in list(self.topics.items()):
-            if not topic.clients and topic.last_used_ms < before:
+        async for name, topic in in_slices(self._scheduler, self.topics.items(), SLICE):
+            if not topic.clients and topic.last_used_ms < before and self.topics.get(name) is topic:
                 del self.topics[name]
                 topic.fence("nobody used it")
 

@@ -12,7 +12,8 @@ of them. Looking at topics is bounded, too.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Set
+from collections.abc import Collection, Container, Iterator, Set
+from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol
 
 from meridian_broker.positions.position import EARLIEST, Position
@@ -61,7 +62,7 @@ class StoredEnds:
 
     def take(self, most: int) -> list[str]:
         """Up to ``most`` topics of which another region has more, oldest first; each is returned once."""
-        taken = list(self._found)[:most]
+        taken = list(islice(self._found, most))
         for name in taken:
             del self._found[name]
         return taken
@@ -74,7 +75,10 @@ class Missing:
         self._topics = registry.topics
         self._ends = ends
         self._comparing = comparing
-        self._waiting: deque[str] = deque()
+        self._round: Iterator[str] = iter(())
+        """Topics that have not been looked at in this round."""
+        self._postponed: deque[str] = deque()
+        """Topics that were looked at, and for which no poll was left: they come first."""
         self._absent: set[str] = set()
         """Origins that do not bring their entries to all topics looked at in this round, and in the one before."""
         self._absent_before: set[str] = set()
@@ -92,15 +96,11 @@ class Missing:
 
     def _go_round(self) -> None:
         polls, most = 0, self._polls()
-        later: list[str] = []
+        later: dict[str, None] = {}
         for _ in range(min(LOOKS, len(self._topics))):
-            if not self._waiting:
-                self._waiting.extend(name for name in self._topics if name not in later)
-                self._absent, self._absent_before = set(), self._absent
-            if not self._waiting:
-                break
-            topic = self._topics.get(name := self._waiting.popleft())
-            if topic is None or topic.failure is not None or topic.recall is None:
+            name = self._next(later)
+            topic = None if name is None else self._topics.get(name)
+            if name is None or topic is None or topic.failure is not None or topic.recall is None:
                 continue
             due = topic.recall.due()
             if due is Due.NOT:
@@ -110,11 +110,25 @@ class Missing:
                 self._absent |= absent
                 self._sources |= sources
                 if polls >= most:
-                    later.append(name)
+                    later[name] = None
                     continue
                 polls += 1
             topic.recall.start()
-        self._waiting.extendleft(reversed(later))
+        self._postponed.extendleft(reversed(later))
+
+    def _next(self, later: Container[str]) -> str | None:
+        """The next topic of the round. After the last one another round begins, with the topics that are open then.
+
+        :param later: topics that come first next time, so they are not part of a round that begins now.
+        """
+        if self._postponed:
+            return self._postponed.popleft()
+        name = next(self._round, None)
+        if name is None:
+            self._round = iter([name for name in self._topics if name not in later])
+            self._absent, self._absent_before = set(), self._absent
+            name = next(self._round, None)
+        return name
 
     def _polls(self) -> int:
         """How many polls may begin; what they ask is gathered anew."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from meridian_broker.ledgers.scheduling import in_slices
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.replication.leases.claim import Claim
 from meridian_broker.replication.leases.messages import Stream
@@ -144,7 +145,10 @@ class SharedStreams:
 
     def follow_regions(self) -> None:
         """Scopes that are set may be in force now, or not any more."""
-        for topic in list(self._topics.topics.values()):
+        self._topics.parts.scheduler.spawn(self._follow_regions(), "follow which regions support leases")
+
+    async def _follow_regions(self) -> None:
+        async for topic in in_slices(self._topics.parts.scheduler, self._topics.topics.values()):
             if topic.failure is None:
                 scopes.follow(topic)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.periodic import SomeFailed
+from meridian_broker.ledgers.scheduling import in_slices
 
 if TYPE_CHECKING:
     from meridian_broker.topics.service.opener import TopicOpener
@@ -19,7 +20,7 @@ class PolicyRounds:
         self._followed = -1
         """The catalog's revision that the open topics follow."""
 
-    def follow(self) -> None:
+    async def follow(self) -> None:
         """Apply the policies to every open topic, if any changed since the last call.
 
         :raises SomeFailed: it failed for some topics, which the next call tries again.
@@ -28,9 +29,9 @@ class PolicyRounds:
         revision = opener.parts.catalog.revision
         if self._followed == revision:
             return
-        registry.non_persistent.follow_policies()
+        await registry.non_persistent.follow_policies()
         failures: dict[str, Exception] = {}
-        for topic in list(registry.topics.values()):
+        async for topic in in_slices(opener.parts.scheduler, registry.topics.values()):
             if topic.failure is None:
                 try:
                     opener.follow(topic)

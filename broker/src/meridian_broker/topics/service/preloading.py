@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Set
-from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.periodic import each
+from meridian_broker.ledgers.scheduling import in_slices
 from meridian_broker.topics.errors import TopicNotFound
 from meridian_broker.topics.lifecycle import orphans
 from meridian_broker.topics.service import creation, removal
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from meridian_broker.wire.pulsar.topic_name import TopicName
 
 log = logging.getLogger(__name__)
+
+PARTITIONED: Final = 10
+"""Partitioned topics looked at in one turn of the loop: each may have thousands of partitions."""
 
 
 class Loading:
@@ -48,15 +51,16 @@ class Loading:
         """
         unfinished = self._parts.unfinished
         if not unfinished.is_surveyed:
-            names = await self._registry.survey()
-            for name in names:
+            on_record: set[TopicName] = set()
+            async for name in in_slices(self._parts.scheduler, await self._registry.survey()):
                 unfinished.later(name)
-            await self._look_for_halves(frozenset(names))
+                on_record.add(name)
+            await self._look_for_halves(on_record)
             unfinished.is_surveyed = True
         work = [partial(self._load, name) for name in unfinished.closed.values()]
         work += [partial(self._finish, name) for name in unfinished.going.values()]
         work += [partial(self._complete, name) for name in unfinished.coming.values()]
-        await each(work, lambda one: str(one.args[0]), lambda one: one())
+        await each(self._parts.scheduler, work, lambda one: str(one.args[0]), lambda one: one())
 
     async def _look_for_halves(self, on_record: Set[TopicName]) -> None:
         """Partitioned topics that an earlier life of the broker began to make, or to delete.
@@ -67,7 +71,8 @@ class Loading:
         """
         parts, unfinished = self._parts, self._parts.unfinished
         for namespace in parts.catalog.known_namespaces():
-            for name, record in await parts.catalog.partitioned.all(namespace):
+            found = await parts.catalog.partitioned.all(namespace)
+            async for name, record in in_slices(parts.scheduler, found, PARTITIONED):
                 if record.deleting is not None:
                     unfinished.finish_later(name)
                 elif parts.is_shared(name) and any(
@@ -87,6 +92,8 @@ class Loading:
 
     async def _load(self, name: TopicName) -> None:
         if not self._registry.closing:
-            with suppress(TopicNotFound):  # it was deleted meanwhile
+            try:
                 await self._opener.topic(name, create=False)
+            except TopicNotFound:  # it was deleted in the meantime, perhaps while the survey was under way
+                self._parts.unfinished.forget(str(name))
             self._parts.unfinished.closed.pop(str(name), None)

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+from meridian_broker.ledgers.scheduling import in_slices
 from meridian_broker.topics.directory import listing
 from meridian_broker.topics.errors import NotInThisRegion, TopicNotFound
 from meridian_broker.topics.nonpersistent.topics import NonPersistentTopics
@@ -74,8 +75,13 @@ class TopicRegistry:
     async def survey(self) -> list[TopicName]:
         """The topics on record. :raises MetadataError: they cannot be read."""
         catalog = self.parts.catalog
-        names = [name for space in catalog.known_namespaces() for name in await catalog.topics.names(space)]
-        self.parts.unfinished.unopened.update(str(name) for name in names if str(name) not in self.topics)
+        names: list[TopicName] = []
+        for namespace in catalog.known_namespaces():
+            found = await catalog.topics.listing(namespace)
+            names += await listing.topic_names_of(found, self.parts.scheduler)
+        async for name in in_slices(self.parts.scheduler, names):
+            if str(name) not in self.topics:
+                self.parts.unfinished.unopened.add(str(name))
         return names
 
     def is_served(self, topic: str) -> bool:

@@ -27,10 +27,10 @@ async def trim_all(service: TopicService) -> None:
 
     :raises SomeFailed: of some topics that cannot be done now. The others had their turn.
     """
-    service.registry.non_persistent.tidy()
+    await service.registry.non_persistent.tidy()
     unruled: Container[str] = ()
     try:
-        service.policies.follow()  # a retention that was set a moment ago is to keep what it says
+        await service.policies.follow()  # a retention that was set a moment ago is to keep what it says
     except SomeFailed as error:
         unruled = error.failures
     await _each_topic(service, trim, without=unruled)
@@ -73,4 +73,4 @@ async def _each_topic(
             if topic.failure is None:
                 raise  # else it was closed or fenced meanwhile: its next turn comes when it is open again
 
-    await each(list(service.topics.values()), lambda topic: topic.name, turn)
+    await each(service.registry.parts.scheduler, service.topics.values(), lambda topic: topic.name, turn)

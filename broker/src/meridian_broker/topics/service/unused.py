@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.periodic import each
+from meridian_broker.ledgers.scheduling import in_slices
 from meridian_broker.metadata.policy_values import CAUGHT_UP
 from meridian_broker.topics.errors import TopicInUse
 from meridian_broker.topics.service import removal
@@ -36,7 +37,7 @@ async def remove_unused(opener: TopicOpener) -> None:
     :raises SomeFailed: some could not be removed now.
     """
     found: dict[TopicName, list[Topic]] = {}
-    for name, topic in opener.registry.topics.items():
+    async for name, topic in in_slices(opener.parts.scheduler, opener.registry.topics.items()):
         if topic.rules.inactive_topics.remove:
             found.setdefault(topic_name.parse(name).base, []).append(topic)
 
@@ -59,7 +60,7 @@ async def remove_unused(opener: TopicOpener) -> None:
                     await removal.remove(opener, held, check, await removal.new_stamp(opener, base))
                 log.info("%s was unused and has been removed", base)
 
-    await each(found, str, remove)
+    await each(opener.parts.scheduler, found, str, remove)
 
 
 def is_unused(topic: Topic, *, alone: bool) -> bool:
@@ -116,8 +117,11 @@ async def expire_subscriptions(registry: TopicRegistry, used_elsewhere: UsedElse
         await remove_subscriptions([subscription])
         log.info("subscription %s of %s was unused and has expired", subscription.name, topic.name)
 
-    every = [one for topic in registry.topics.values() for one in topic.subscriptions.values()]
-    await each(every, lambda one: f"{one.name} of {one.topic.name}", expire)
+    scheduler = registry.parts.scheduler
+    every: list[Subscription] = []
+    async for topic in in_slices(scheduler, registry.topics.values()):
+        every += topic.subscriptions.values()
+    await each(scheduler, every, lambda one: f"{one.name} of {one.topic.name}", expire)
 
 
 async def _is_used(subscription: Subscription, used_elsewhere: UsedElsewhere) -> bool:

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever goes through all topics of a broker does a bounded part of it in each turn of the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from meridian_broker.ledgers.periodic import each
+from meridian_broker.ledgers.scheduling import SLICE
+from meridian_broker.metadata.topic_listing import Listing
+from meridian_broker.server.loop import LoopScheduler
+from meridian_broker.topics.backfill.backfill import Due
+from meridian_broker.topics.directory import listing
+from meridian_broker.topics.errors import TopicNotFound
+from meridian_broker.topics.lifecycle.unfinished import Unfinished
+from meridian_broker.topics.nonpersistent.topics import UNUSED_MS, NonPersistentTopics
+from meridian_broker.topics.service.backfill_rounds import LOOKS, Missing, StoredEnds
+from meridian_broker.topics.service.leased_topics import SharedStreams
+from meridian_broker.topics.service.policy_rounds import PolicyRounds
+from meridian_broker.topics.service.preloading import Loading
+from meridian_broker.topics.service.registry import TopicRegistry
+from meridian_broker.wire.pulsar.topic_name import TopicName, parse
+
+MANY = 10_050
+PREFIX = "non-persistent://t/n/"
+
+
+class Counter:
+    """How much was done."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def done(self, *_: Any) -> None:
+        self.count += 1
+
+
+async def most_in_a_turn(work: Coroutine[Any, Any, Any], done: Callable[[], int]) -> int:
+    """The most that was done in one turn of the loop until the work ended. One turn is enough to begin it."""
+    task, most, before = asyncio.ensure_future(work), 0, 0
+    while not task.done():
+        await asyncio.sleep(0)
+        most, before = max(most, done() - before), done()
+    await task
+    return most
+
+
+def parts(**others: Any) -> Any:
+    catalog = SimpleNamespace(known_namespaces=lambda: ["t/n"], revision=1, rules=lambda *_: None, **others)
+    return SimpleNamespace(
+        catalog=catalog, scheduler=LoopScheduler(), topic_limits=None, defaults=None, unfinished=Unfinished()
+    )
+
+
+def non_persistent(topic: Callable[[], Any]) -> NonPersistentTopics:
+    some = parts()
+    topics = NonPersistentTopics(some.catalog, some.scheduler, some.topic_limits, some.defaults)
+    topics.topics = {f"{PREFIX}{number * 7919 % MANY:05}": topic() for number in range(MANY)}
+    return topics
+
+
+async def test_periodic_work_on_each_topic() -> None:
+    counter = Counter()
+
+    async def work(_: int) -> None:
+        counter.done()
+
+    assert await most_in_a_turn(each(LoopScheduler(), range(MANY), str, work), lambda: counter.count) == SLICE
+    assert counter.count == MANY
+
+
+async def test_names_of_non_persistent_topics() -> None:
+    looked = Counter()
+
+    class Name(str):
+        __slots__ = ()
+
+        def startswith(self, *prefix: Any) -> bool:
+            looked.done()
+            return super().startswith(*prefix)
+
+    topics = non_persistent(object)
+    topics.topics = {Name(name): topic for name, topic in topics.topics.items()} | {"non-persistent://t/m/a": object()}  # type: ignore[dict-item]
+    task = asyncio.ensure_future(topics.names("t/n"))
+    assert await most_in_a_turn(asyncio.wait_for(task, None), lambda: looked.count) <= listing.SLICE
+    assert task.result() == [f"{PREFIX}{number:05}" for number in range(MANY)]
+
+
+async def test_rules_of_non_persistent_topics_and_what_is_unused() -> None:
+    counter, fenced = Counter(), Counter()
+    topics = non_persistent(
+        lambda: SimpleNamespace(follow=counter.done, clients=0, last_used_ms=-UNUSED_MS, fence=fenced.done)
+    )
+    assert await most_in_a_turn(topics.follow_policies(), lambda: counter.count) == SLICE
+    assert counter.count == MANY
+    assert await most_in_a_turn(topics.tidy(), lambda: fenced.count) <= listing.SLICE
+    assert (fenced.count, topics.topics) == (MANY, {})
+
+
+async def test_changed_policies() -> None:
+    counter = Counter()
+    registry = TopicRegistry(parts())
+    registry.topics = {str(number): SimpleNamespace(failure=None) for number in range(MANY)}  # type: ignore[misc]
+    opener: Any = SimpleNamespace(parts=registry.parts, registry=registry, follow=counter.done)
+    assert await most_in_a_turn(PolicyRounds(opener).follow(), lambda: counter.count) == SLICE
+    assert counter.count == MANY
+
+
+async def test_regions_that_support_leases() -> None:
+    counter = Counter()
+
+    class Counted(SimpleNamespace):
+        def regions(self) -> frozenset[str]:
+            counter.done()
+            return frozenset()
+
+    registry = TopicRegistry(parts())
+    topic = Counted(failure=None, followed=frozenset(), subscriptions={})
+    registry.topics = dict.fromkeys(map(str, range(MANY)), topic)  # type: ignore[arg-type]
+    assert await most_in_a_turn(SharedStreams(registry)._follow_regions(), lambda: counter.count) == SLICE
+    assert counter.count == MANY
+
+
+async def test_the_topics_on_record() -> None:
+    made = Counter()
+
+    class Counted(Listing):
+        def topic_names(self, first: int, last: int) -> list[TopicName]:
+            found = super().topic_names(first, last)
+            made.count += len(found)
+            return found
+
+    async def listed(namespace: str) -> Listing:
+        return Counted("persistent", namespace, [f"{number:05}" for number in range(MANY)])
+
+    some = parts(topics=SimpleNamespace(listing=listed))
+    registry = TopicRegistry(some)
+    unopened = some.unfinished.unopened
+    task = asyncio.ensure_future(registry.survey())
+    assert await most_in_a_turn(asyncio.wait_for(task, None), lambda: made.count + len(unopened)) <= listing.SLICE
+    assert set(map(str, task.result())) == unopened
+    assert (len(unopened), f"persistent://t/n/{MANY - 1:05}" in unopened) == (MANY, True)
+
+
+async def test_a_topic_that_is_deleted_during_the_survey_is_not_missed_for_ever() -> None:
+    """What is on record and not open keeps this region from voting, for one."""
+    some, name = parts(), parse("persistent://t/n/a")
+    registry = TopicRegistry(some)
+
+    async def is_gone(name: TopicName, **_: Any) -> None:
+        raise TopicNotFound(str(name))
+
+    opener: Any = SimpleNamespace(registry=registry, parts=some, topic=is_gone)
+    some.unfinished.is_surveyed = True
+    some.unfinished.later(name)
+    some.unfinished.unopened.add(str(name))
+    await Loading(opener).load_all()
+    assert registry.is_served(str(name))
+
+
+def test_a_round_of_topics_that_wait_for_polls() -> None:
+    """Another round begins while hundreds of topics wait: that compares no name with each of them."""
+    compared = Counter()
+
+    class Name(str):
+        __slots__ = ()
+
+        def __eq__(self, other: object) -> bool:
+            compared.done()
+            return super().__eq__(other)
+
+        __hash__ = str.__hash__
+
+    recall: Any = SimpleNamespace(due=lambda: Due.POLL, absent=lambda _: (set(), set()), start=lambda: None)
+    topics = {Name(number): SimpleNamespace(failure=None, recall=recall, remotes=set()) for number in range(2 * LOOKS)}
+    registry: Any = SimpleNamespace(topics=topics)
+    exchange: Any = SimpleNamespace(compare_ends=lambda _: None, compares_ends_with=lambda _: False)
+    missing = Missing(registry, StoredEnds(registry), exchange)
+    for _ in range(30):
+        missing.look()
+    assert compared.count < 30 * 2 * LOOKS
+
+
+async def in_order(names: list[str]) -> list[str]:
+    return await listing.in_order(names, LoopScheduler())
+
+
+@given(st.lists(st.text(max_size=3), max_size=50), st.integers(1, 7))
+@settings(max_examples=500)
+def test_names_in_order(names: list[str], slice_: int) -> None:
+    before, listing.SLICE = listing.SLICE, slice_  # type: ignore[misc]
+    try:
+        assert asyncio.run(in_order(names)) == sorted(names)
+    finally:
+        listing.SLICE = before  # type: ignore[misc]
+
+
+async def test_a_long_list_is_sorted_in_slices() -> None:
+    count, turns = 100_000, Counter()
+
+    async def others() -> None:
+        while True:
+            turns.done()
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(others())
+    names = [f"{number * 7919 % count:05}" for number in range(count)]
+    assert await in_order(names) == [f"{number:05}" for number in range(count)]
+    task.cancel()
+    assert turns.count >= 2 * (count // listing.SLICE - 1)
