@@ -3,6 +3,6 @@
 
 Other rooms import only these modules of it::
 
-    etcd.address  etcd.metadata  etcd.securing  held  local.files  local.readonly  local.stats  local.store
+    clock  etcd.address  etcd.metadata  etcd.securing  held  local.files  local.readonly  local.stats  local.store
     sqlite.metadata
 """

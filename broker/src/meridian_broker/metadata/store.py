@@ -87,7 +87,8 @@ class Lease(Protocol):
     def lease_id(self) -> int: ...
 
     def valid_until(self) -> float:
-        """Monotonic seconds until which the holder may rely on the lease (its own clock, margin included)."""
+        """Until when the holder may rely on the lease by its own clock, margin included: seconds of the clock that
+        ``Scheduler.monotonic_ms`` shows, which goes on while the machine is suspended."""
         ...
 
     async def revoke(self) -> None:

@@ -46,6 +46,10 @@ class Bundle:
     def __contains__(self, place: int) -> bool:
         return self.lower <= place < self.upper or place == self.upper == LAST
 
+    def parts(self, border: int) -> tuple[Bundle, Bundle]:
+        """The two bundles that a border inside it makes of it."""
+        return Bundle(self.namespace, self.lower, border), Bundle(self.namespace, border, self.upper)
+
     @property
     def middle(self) -> int:
         """The border that splits it in two equal ranges. :raises NotDivisible: it has a single place."""

@@ -23,7 +23,7 @@ notice: the holder counts from before it asked for the lease, with a margin, so 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -137,7 +137,7 @@ class Terms:
         """The term whose record is ours: owned, or giving up."""
         return self._terms.get(bundle) if self.state(bundle) in (State.OWNED, State.GIVING_UP) else None
 
-    def split(self, bundle: Bundle, parts: list[Bundle], version: int) -> None:
+    def split(self, bundle: Bundle, parts: Iterable[Bundle], version: int) -> None:
         """An owned bundle was split by a write of this version; its parts are owned in the same term."""
         term = self._terms.pop(bundle)
         state = self._states.pop(bundle)

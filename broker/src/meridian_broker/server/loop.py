@@ -7,11 +7,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Any
+
+from meridian_broker.engines import clock
 
 log = logging.getLogger(__name__)
-
-_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class LoopScheduler:
@@ -25,7 +25,7 @@ class LoopScheduler:
         return time.time_ns() // 1_000_000
 
     def monotonic_ms(self) -> int:
-        return time.clock_gettime_ns(_CLOCK) // 1_000_000
+        return clock.monotonic_ms()
 
     def defer(self, callback: Callable[[], None]) -> None:
         self._loop.call_soon(callback)

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import suppress
 
 import grpc
 from aetcd import rpc
 
+from meridian_broker.engines.clock import monotonic
 from meridian_broker.engines.etcd.client import REQUEST_TIMEOUT, EtcdChannel
 from meridian_broker.metadata.store import MetadataError
 
@@ -32,7 +32,7 @@ class EtcdLease:
 
     @classmethod
     async def grant(cls, channel: EtcdChannel, ttl_seconds: float) -> EtcdLease:
-        asked_at = time.monotonic()
+        asked_at = monotonic()
         whole = max(1, -int(-ttl_seconds // 1))  # etcd counts whole seconds: round up
         with channel.errors("taking a lease"):
             request = rpc.LeaseGrantRequest(TTL=whole)
@@ -47,7 +47,7 @@ class EtcdLease:
         return self._valid_until
 
     def lost(self) -> bool:
-        return time.monotonic() >= self._valid_until
+        return monotonic() >= self._valid_until
 
     async def revoke(self) -> None:
         self._valid_until = float("-inf")
@@ -65,7 +65,7 @@ class EtcdLease:
         pause = self._ttl / 3
         while True:
             await asyncio.sleep(pause)
-            asked_at = time.monotonic()
+            asked_at = monotonic()
             if asked_at >= self._valid_until:
                 break
             pause = self._ttl / 20  # soon again, unless it works

@@ -8,12 +8,12 @@ watchers, then to the callers. Leases live in memory: only this process holds th
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from meridian_broker.engines.clock import monotonic
 from meridian_broker.engines.sqlite.database import Database, Job, Transaction
 from meridian_broker.metadata.limits import (
     after_prefix,
@@ -220,7 +220,7 @@ class _HeldLease:
         self._id = lease_id
         self._ttl = ttl
         self._end = end
-        self._expires = time.monotonic() + ttl
+        self._expires = monotonic() + ttl
         self._gone = False
         self._task: asyncio.Task[None] | None = None
 
@@ -235,7 +235,7 @@ class _HeldLease:
         return float("-inf") if self._gone else self._expires - LEASE_MARGIN * self._ttl
 
     def lost(self) -> bool:
-        return time.monotonic() >= self.valid_until()
+        return monotonic() >= self.valid_until()
 
     async def revoke(self) -> None:
         self._gone = True
@@ -248,7 +248,7 @@ class _HeldLease:
         while True:
             await asyncio.sleep(self._ttl / 3)
             if not self.lost():
-                self._expires = time.monotonic() + self._ttl
+                self._expires = monotonic() + self._ttl
                 continue
             self._gone = True
             with suppress(MetadataUnavailable):  # what it protected must be removed: try until the disk allows it

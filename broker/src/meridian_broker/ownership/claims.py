@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The transactions by which bundles get owners, lose them and are split.
+
+Each checks that the bundle still is one: the borders of a namespace are a record of their own, decided by whoever looks
+a topic of it up first. So two brokers never own ranges that overlap. A claim writes the region's counter of terms, too,
+which gives it a fence greater than that of every term before.
+
+A write of which nobody knows whether it happened is found out by asking again: what the record of an owner names is
+the *session* of a broker, which is one lease of one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from meridian_broker.metadata.errors import Contended
+from meridian_broker.metadata.records import decode, encode
+from meridian_broker.metadata.store import ABSENT, Check, Delete, MetadataStore, Put, Record, VersionConflict
+from meridian_broker.ownership import paths
+from meridian_broker.ownership.bundles import Bundle, Bundles, NotDivisible
+from meridian_broker.ownership.records import OwnerRecord
+from meridian_broker.ownership.terms import Term
+
+ATTEMPTS: Final = 64
+"""How often a transaction is tried again because another broker's came first."""
+
+
+class OwnedElsewhere(Exception):
+    """Another broker owns the bundle, or this one did in an earlier session."""
+
+    def __init__(self, owner: OwnerRecord) -> None:
+        super().__init__(f"{owner.broker} owns it")
+        self.owner = owner
+
+
+class NoSuchBundle(Exception):
+    """The bundle was split."""
+
+
+class Claims:
+    """The transactions of one broker."""
+
+    def __init__(self, store: MetadataStore, broker: str, count: Callable[[str], int], floor: int) -> None:
+        """
+        :param count: how many bundles a namespace has at first.
+        :param floor: fences of this region's ledgers are not greater than this one: of times without terms.
+        """
+        self._store = store
+        self._broker = broker
+        self._count = count
+        self._floor = floor
+
+    async def bundles(self, namespace: str) -> Bundles:
+        """Those of a namespace, decided now if nobody has yet. :raises MetadataError: that cannot be read."""
+        path = paths.bundles(namespace)
+        found = await self._store.get(path)
+        if found is None:
+            texts = Bundles.equal(namespace, self._count(namespace)).texts()
+            try:
+                await self._store.put(path, encode(texts), expected=ABSENT)
+            except VersionConflict:
+                return await self.bundles(namespace)
+            return Bundles.parse(namespace, texts)
+        return _parsed(namespace, found)
+
+    async def claim(self, bundle: Bundle, session: str, lease: int) -> Term:
+        """Own a bundle from now on, as long as the lease is valid. A claim that succeeded before is found again.
+
+        :raises OwnedElsewhere: another session owns it.
+        :raises NoSuchBundle: it was split.
+        :raises MetadataError: nobody knows whether it was claimed.
+        """
+        path = paths.owner(bundle)
+        for _ in range(ATTEMPTS):
+            if (found := await self._store.get(path)) is not None:
+                owner = OwnerRecord.decode(path, found.value)
+                if owner.session != session:
+                    raise OwnedElsewhere(owner)
+                return Term(owner.fence, found.version)
+            _, check = await self._current(bundle)
+            counter = await self._store.get(paths.FENCE)
+            newest = 0 if counter is None else int(decode(paths.FENCE, counter.value)[0])
+            fence = max(newest, self._floor) + 1
+            await self._store.transact(
+                [Check(path, ABSENT), check, Check(paths.FENCE, ABSENT if counter is None else counter.version)],
+                [
+                    Put(path, OwnerRecord(self._broker, session, fence).encode(), lease),
+                    Put(paths.FENCE, encode(fence)),
+                    Delete(paths.wish(bundle)),
+                ],
+            )
+        raise Contended(f"claiming {bundle}: other brokers were first {ATTEMPTS} times; try again later")
+
+    async def release(self, bundle: Bundle, term: Term, to: str = "") -> None:
+        """End a term: others may claim the bundle.
+
+        :param to: the broker that should be the next owner; empty: any.
+        :raises MetadataError: nobody knows whether it ended; it does with the lease at the latest.
+        """
+        path = paths.owner(bundle)
+        wish = [Put(paths.wish(bundle), encode(to))] if to else []
+        await self._store.transact([Check(path, term.version)], [Delete(path), *wish])
+
+    async def holds(self, bundle: Bundle, term: Term) -> bool:
+        """Whether the record of a term is still there. :raises MetadataError: it cannot be read."""
+        found = await self._store.get(paths.owner(bundle))
+        return found is not None and found.version == term.version
+
+    async def split(self, bundle: Bundle, border: int, term: Term, session: str, lease: int) -> Term:
+        """Split an owned bundle; its parts are owned in the same term. Returns the term with their records' version.
+
+        :raises NotDivisible: it is not a bundle any more, or not divisible there.
+        :raises MetadataError: nobody knows whether it was split.
+        """
+        value = OwnerRecord(self._broker, session, term.fence).encode()
+        for _ in range(ATTEMPTS):
+            try:
+                bundles, check = await self._current(bundle)
+            except NoSuchBundle as error:
+                raise NotDivisible(str(error)) from None
+            after = bundles.split(bundle, border)
+            parts = bundle.parts(border)
+            if await self._store.transact(
+                [check, Check(paths.owner(bundle), term.version)],
+                [
+                    Put(paths.bundles(bundle.namespace), encode(after.texts())),
+                    Delete(paths.owner(bundle)),
+                    *(Put(paths.owner(part), value, lease) for part in parts),
+                ],
+            ):
+                found = await self._store.get(paths.owner(parts[0]))
+                return Term(term.fence, term.version if found is None else found.version)
+            if not await self.holds(bundle, term):
+                raise NotDivisible(f"{bundle} is not owned by this broker any more")
+        raise Contended(f"splitting {bundle}: other brokers were first {ATTEMPTS} times; try again later")
+
+    async def _current(self, bundle: Bundle) -> tuple[Bundles, Check]:
+        """The bundles that this one is among, and the check that they are still in force."""
+        await self.bundles(bundle.namespace)
+        path = paths.bundles(bundle.namespace)
+        found = await self._store.get(path)
+        bundles = None if found is None else _parsed(bundle.namespace, found)
+        if found is None or bundles is None or bundles.at(bundle.lower) != bundle:
+            raise NoSuchBundle(f"{bundle} is no bundle any more: it was split")
+        return bundles, Check(path, found.version)
+
+
+def _parsed(namespace: str, found: Record) -> Bundles:
+    texts: Sequence[str] = decode(paths.bundles(namespace), found.value)[0]
+    return Bundles.parse(namespace, texts)

@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bundles that this broker owns: taken, kept, handed over and lost.
+
+All of a broker's terms depend on one lease. While the store cannot be reached the broker serves what it owns until the
+lease ends by its own clock; then it drops everything, and starts again with a new lease as soon as the store answers.
+So a broker that was suspended drops its topics before it serves anything else. ``terms.py`` has the table of what may
+happen to a bundle, ``claims.py`` the transactions; this file watches the store and the clock and does what the table
+says.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
+from typing import Any, Final, NamedTuple, Protocol
+
+from meridian_broker.ledgers.scheduling import Scheduler, run_all
+from meridian_broker.metadata.store import Lease, MetadataError, MetadataStore
+from meridian_broker.ownership import paths
+from meridian_broker.ownership.bundles import Bundle, Bundles
+from meridian_broker.ownership.claims import Claims, NoSuchBundle, OwnedElsewhere
+from meridian_broker.ownership.records import BrokerRecord
+from meridian_broker.ownership.terms import Action, Event, Term, Terms
+from meridian_broker.ownership.view import View
+from meridian_broker.wire.pulsar.topic_name import TopicName
+
+RETRY_SECONDS: Final = 1.0
+"""Pause before the store is asked again after it failed."""
+LOOKS_PER_LEASE: Final = 20
+"""How often during a lease the broker looks whether it still has it: the store may have ended it early."""
+LOCATE_ATTEMPTS: Final = 4
+"""How often a lookup starts again because the bundle was split meanwhile."""
+
+log = logging.getLogger(__name__)
+
+
+class NotServing(Exception):
+    """Nobody can serve the topic at this moment. Trying again soon is right. The message says why."""
+
+
+class Found(NamedTuple):
+    """Where a topic is."""
+
+    broker: BrokerRecord
+    owns: bool
+    """It owns the topic's bundle; else it is the one that should take it."""
+
+
+class BundleTopics(Protocol):
+    """The open topics of this broker."""
+
+    async def close(self, bundle: Bundle) -> None:
+        """Close those of a bundle in good order. None of them is opened again unless the bundle is owned again."""
+        ...
+
+    async def drop(self, bundle: Bundle) -> None:
+        """Drop those of a bundle without writing anything: somebody else may own them."""
+        ...
+
+
+class BundleOwner:
+    """See the module's text. ``bind`` and ``await start`` once, then ``await close``."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        scheduler: Scheduler,
+        claims: Claims,
+        described: Callable[[str, bool], BrokerRecord],
+        alone: AbstractAsyncContextManager[Any],
+        lease_seconds: float,
+    ) -> None:
+        """
+        :param described: the record of this broker, given the name of its lease and whether it is about to stop.
+        :param alone: a lock.
+        """
+        self.view = View()
+        self._store = store
+        self._scheduler = scheduler
+        self._claims = claims
+        self._described = described
+        self._alone = alone
+        self._lease_seconds = lease_seconds
+        self._terms = Terms()
+        self._changing: set[Bundle] = set()
+        """Bundles whose record we are changing ourselves."""
+        self._lease: Lease | None = None
+        self._me: BrokerRecord | None = None
+        self._topics: BundleTopics | None = None
+        self._stopping = False
+
+    def bind(self, topics: BundleTopics) -> None:
+        """:raises RuntimeError: topics were bound before."""
+        if self._topics is not None:
+            raise RuntimeError("the topics of this broker were bound before")
+        self._topics = topics
+
+    async def start(self) -> None:
+        """Appear among the region's brokers, and stay there. :raises MetadataError: the store does not answer."""
+        await self._register()
+        self.view = View.of(await self._store.scan(paths.ROOT))
+        self._scheduler.spawn(self._keep(), "keep the lease on this broker's bundles")
+        self._scheduler.spawn(self._follow(), "follow who owns which bundles")
+
+    async def close(self) -> None:
+        """Hand everything to the other brokers: topics are closed in good order, bundles given up, the lease ended."""
+        self._stopping = True
+        async with self._alone:  # no claim or split is under way
+            lease = self._lease
+        if lease is None:
+            return
+        with suppress(MetadataError):
+            await self._tell(lease)
+        await run_all(self._scheduler, [partial(self.give_up, bundle) for bundle in self._terms], "give up a bundle")
+        self._lease = None
+        await lease.revoke()
+
+    # -- what is owned -------------------------------------------------------------------------------------------
+
+    def term(self, bundle: Bundle) -> Term | None:
+        """The term in which topics of the bundle may be opened now; None: they may not."""
+        return self._terms.term(bundle) if self._valid() is not None else None
+
+    def owned(self) -> list[Bundle]:
+        """The bundles of which topics may be open here, sorted."""
+        return sorted(bundle for bundle in self._terms if self._terms.held(bundle) is not None)
+
+    async def bundles(self, namespace: str) -> Bundles:
+        """Those of a namespace. :raises MetadataError: they are not known."""
+        return self.view.bundles.get(namespace) or await self._claims.bundles(namespace)
+
+    async def acquire(self, bundle: Bundle) -> Term:
+        """Own a bundle if nobody else does.
+
+        :raises OwnedElsewhere: another broker does.
+        :raises NoSuchBundle: it was split.
+        :raises NotServing: this broker may not own anything now, or is just giving the bundle up.
+        :raises MetadataError: the store did not answer.
+        """
+        if (term := self.term(bundle)) is not None:
+            return term
+        async with self._alone:
+            if (term := self.term(bundle)) is not None:
+                return term
+            lease, me = self._valid(), self._me
+            if lease is None or me is None or self._stopping:
+                raise NotServing("this broker is stopping, or cut off from its metadata store: look the topic up again")
+            if self._terms.happens(bundle, Event.WANTED) is not Action.CLAIM:
+                raise NotServing(f"{bundle} is being closed here: look the topic up again")
+            try:
+                term = await self._claims.claim(bundle, me.session, lease.lease_id)
+            except BaseException:
+                self._terms.happens(bundle, Event.REFUSED)
+                raise
+            if self._valid() is not lease:
+                self._terms.happens(bundle, Event.ENDED)
+                raise NotServing("the lease on this broker's bundles ended: look the topic up again")
+            self._terms.happens(bundle, Event.GRANTED, term)
+            log.info("owns %s in term %d", bundle, term.fence)
+            return term
+
+    async def give_up(self, bundle: Bundle, to: str = "") -> None:
+        """Close the topics of a bundle in good order and let others own it; nothing happens if it is not owned here.
+
+        :param to: the broker that should own it next; empty: any.
+        """
+        term = self._terms.held(bundle)
+        if term is None or self._terms.happens(bundle, Event.GIVE_UP) is not Action.CLOSE:
+            return
+        await self._open_topics.close(bundle)
+        if self._terms.happens(bundle, Event.CLOSED) is Action.RELEASE:
+            try:
+                await self._claims.release(bundle, term, to)
+                log.info("gave up %s, owned in term %d", bundle, term.fence)
+            except MetadataError as error:
+                log.warning("%s was given up, which the metadata show once the lease ends: %s", bundle, error)
+
+    async def split(self, bundle: Bundle, border: int) -> None:
+        """Split an owned bundle; its topics stay open.
+
+        :raises NotDivisible: not there, or it is not a bundle any more.
+        :raises NotServing: it is not owned here.
+        :raises MetadataError: nobody knows whether it was split.
+        """
+        async with self._alone:
+            term, lease, me = self.term(bundle), self._valid(), self._me
+            if term is None or lease is None or me is None:
+                raise NotServing(f"{bundle} is not owned by this broker: look it up again")
+            self._changing.add(bundle)
+            try:
+                after = await self._claims.split(bundle, border, term, me.session, lease.lease_id)
+            except MetadataError:
+                self._scheduler.spawn(self._verify(bundle), "verify the owner of a bundle")
+                raise
+            finally:
+                self._changing.discard(bundle)
+            if self._terms.held(bundle) is term:
+                self._terms.split(bundle, bundle.parts(border), after.version)
+
+    # -- where topics are ----------------------------------------------------------------------------------------
+
+    async def locate(self, topic: TopicName, *, authoritative: bool = False) -> Found:
+        """The broker that serves a topic. Takes the topic's bundle if nobody has it and this broker should.
+
+        :param authoritative: another broker found that this one should take it.
+        :raises NotServing: nobody can at this moment.
+        :raises MetadataError: the store did not answer.
+        """
+        for _ in range(LOCATE_ATTEMPTS):
+            bundle = (await self.bundles(topic.namespace_name)).of(topic)
+            try:
+                return await self._locate(bundle, authoritative)
+            except NoSuchBundle:
+                self.view.bundles[bundle.namespace] = await self._claims.bundles(bundle.namespace)
+        raise NotServing(f"the bundle of {topic} is being split again and again: look it up later")
+
+    async def _locate(self, bundle: Bundle, authoritative: bool) -> Found:
+        me = self._me
+        if me is not None and self.term(bundle) is not None:
+            return Found(me, True)
+        if (owner := self.view.owner(bundle)) is not None and owner.broker != self._name:
+            return Found(owner, True)
+        chosen = me if authoritative and not self._stopping else self.view.chosen(bundle)
+        if me is None or chosen is None:
+            raise NotServing("no broker of the region can take the topic now: look it up again")
+        if chosen.broker != me.broker:
+            return Found(chosen, False)
+        try:
+            await self.acquire(bundle)
+        except OwnedElsewhere as error:
+            found = self.view.broker(error.owner.broker, error.owner.session)
+            if found is None:
+                raise NotServing(f"{error.owner.broker} owned the topic until now: look it up again") from None
+            return Found(found, True)
+        return Found(me, True)
+
+    def vacant(self) -> list[Bundle]:
+        """The bundles that nobody owns, as far as known, and that this broker should take."""
+        if (me := self._me) is None or self._stopping:
+            return []
+        every = [bundle for bundles in self.view.bundles.values() for bundle in bundles.every()]
+        free = [one for one in every if self.view.owner(one) is None and self._terms.held(one) is None]
+        return [one for one in free if (chosen := self.view.chosen(one)) is not None and chosen.broker == me.broker]
+
+    # -- the lease -----------------------------------------------------------------------------------------------
+
+    @property
+    def _name(self) -> str:
+        return "" if self._me is None else self._me.broker
+
+    @property
+    def _open_topics(self) -> BundleTopics:
+        if self._topics is None:
+            raise RuntimeError("bundles are owned before the topics of this broker were bound")
+        return self._topics
+
+    def _valid(self) -> Lease | None:
+        """The lease, if it may be relied on now."""
+        lease = self._lease
+        return lease if lease is not None and self._now() < lease.valid_until() else None
+
+    def _now(self) -> float:
+        return self._scheduler.monotonic_ms() / 1000
+
+    async def _register(self) -> None:
+        lease = await self._store.lease(self._lease_seconds)
+        try:
+            await self._tell(lease)
+        except BaseException:
+            await lease.revoke()
+            raise
+        self._lease = lease
+
+    async def _tell(self, lease: Lease) -> None:
+        """Write this broker's record, as it is now."""
+        me = self._described(f"{lease.lease_id:x}", self._stopping)
+        await self._store.put(paths.broker(me.broker), me.encode(), lease=lease.lease_id)
+        self._me = me
+
+    async def _keep(self) -> None:
+        """Have a lease, and end all terms with it."""
+        while not self._stopping:
+            if (lease := self._lease) is None:
+                try:
+                    await self._register()
+                except MetadataError as error:
+                    log.warning("this broker cannot own topics: %s", error)
+                    await self._pause(RETRY_SECONDS)
+                continue
+            left = lease.valid_until() - self._now()
+            if left > 0:
+                await self._pause(min(left, self._lease_seconds / LOOKS_PER_LEASE))
+            elif self._lease is lease and not self._stopping:
+                log.error("the lease on this broker's bundles ended: dropping %d bundles", len(self._terms))
+                self._lease = self._me = None
+                for bundle in self._terms:
+                    self._ended(bundle)
+                await lease.revoke()
+
+    def _ended(self, bundle: Bundle) -> None:
+        if self._terms.happens(bundle, Event.ENDED) is Action.DROP:
+            self._scheduler.spawn(self._drop(bundle), f"drop {bundle}")
+
+    async def _drop(self, bundle: Bundle) -> None:
+        try:
+            await self._open_topics.drop(bundle)
+        finally:
+            self._terms.happens(bundle, Event.CLOSED)
+
+    # -- the store -----------------------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                async for changes in self._store.watch(paths.ROOT):
+                    if changes:
+                        touched = self.view.apply(changes)
+                    else:
+                        self.view = View.of(await self._store.scan(paths.ROOT))
+                        touched = list(self._terms)
+                    for bundle in touched:
+                        self._look(bundle)
+            except MetadataError as error:
+                log.warning("who owns which bundles is not followed: %s", error)
+                await self._pause(RETRY_SECONDS)
+
+    def _look(self, bundle: Bundle) -> None:
+        """The watch may be behind our own writes, so a record that is missing in the view is read again."""
+        owner, me = self.view.owners.get(bundle), self._me
+        if self._terms.held(bundle) is not None and (owner is None or me is None or owner.session != me.session):
+            self._scheduler.spawn(self._verify(bundle), "verify the owner of a bundle")
+
+    async def _verify(self, bundle: Bundle) -> None:
+        term = self._terms.held(bundle)
+        if term is None or bundle in self._changing:
+            return
+        try:
+            holds = await self._claims.holds(bundle, term)
+        except MetadataError:
+            return  # the lease decides
+        if not holds and self._terms.held(bundle) is term and bundle not in self._changing:
+            log.error("%s is not this broker's any more, owned in term %d", bundle, term.fence)
+            self._ended(bundle)
+
+    async def _pause(self, seconds: float) -> None:
+        await self._scheduler.answer(lambda ready: self._scheduler.later(seconds, lambda: ready(None)))

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What brokers of a region tell each other about ownership, as values and as stored.
+
+Both records are put with their broker's lease, so they vanish when that ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from meridian_broker.metadata import records
+from meridian_broker.metadata.store import MetadataError
+
+AddressesByListener = Mapping[str, Mapping[str, str]]
+"""A broker's addresses: listener's name (empty: the default one) -> kind of address -> address."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerRecord:
+    """A broker that is alive."""
+
+    broker: str
+    """Its id, unique in the region."""
+    session: str
+    """Which lease of which process: a broker's records of an earlier session are not its own any more."""
+    addresses: AddressesByListener = field(default_factory=dict)
+    usage: float = 0.0
+    """Share of its capacity in use."""
+    draining: bool = False
+    """It stops soon: it gets no more bundles."""
+
+    def encode(self) -> bytes:
+        return records.encode(
+            {
+                "broker": self.broker,
+                "session": self.session,
+                "addresses": {name: dict(addresses) for name, addresses in self.addresses.items()},
+                "usage": self.usage,
+                "draining": self.draining,
+            }
+        )
+
+    @classmethod
+    def decode(cls, path: str, data: bytes) -> BrokerRecord:
+        """:raises MetadataError: it is not valid."""
+        value = _mapping(path, data)
+        try:
+            addresses = {str(name): dict(one) for name, one in value["addresses"].items()}
+            return cls(
+                str(value["broker"]), str(value["session"]), addresses, float(value["usage"]), bool(value["draining"])
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise MetadataError(f"{path} is not the record of a broker: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerRecord:
+    """The owner of a bundle, for one term."""
+
+    broker: str
+    session: str
+    fence: int
+    """The term's."""
+
+    def encode(self) -> bytes:
+        return records.encode({"broker": self.broker, "session": self.session, "fence": self.fence})
+
+    @classmethod
+    def decode(cls, path: str, data: bytes) -> OwnerRecord:
+        """:raises MetadataError: it is not valid."""
+        value = _mapping(path, data)
+        try:
+            return cls(str(value["broker"]), str(value["session"]), int(value["fence"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise MetadataError(f"{path} is not the record of an owner: {error}") from error
+
+
+def _mapping(path: str, data: bytes) -> Mapping[str, Any]:
+    value, _ = records.decode(path, data)
+    if not isinstance(value, Mapping):
+        raise MetadataError(f"{path} holds {value!r}: expected an object")
+    return value

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who owns what in the region, as last seen in the metadata store: for lookups and placement, which may be out of date.
+
+A decision that must not be wrong is made by a transaction (``claims.py``), never by this view.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable
+from typing import TypeVar
+
+from meridian_broker.metadata.records import decode
+from meridian_broker.metadata.store import Change, MetadataError, Record
+from meridian_broker.ownership import paths
+from meridian_broker.ownership.bundles import Bundle, Bundles
+from meridian_broker.ownership.placement import Candidate, choose
+from meridian_broker.ownership.records import BrokerRecord, OwnerRecord
+
+log = logging.getLogger(__name__)
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class View:
+    """See the module's text. Whole states come through ``of``, changes through ``apply``."""
+
+    def __init__(self) -> None:
+        self.brokers: dict[str, BrokerRecord] = {}
+        self.owners: dict[Bundle, OwnerRecord] = {}
+        self.bundles: dict[str, Bundles] = {}
+        """By namespace; those of a namespace that was never looked up are not decided yet."""
+        self.wishes: dict[Bundle, str] = {}
+        """The brokers that bundles are handed to."""
+
+    @classmethod
+    def of(cls, found: Iterable[tuple[str, Record]]) -> View:
+        view = cls()
+        view.apply([Change(path, record) for path, record in found])
+        return view
+
+    def apply(self, changes: Iterable[Change]) -> list[Bundle]:
+        """Returns the bundles whose owner's record changed."""
+        touched: list[Bundle] = []
+        for change in changes:
+            try:
+                if (bundle := self._apply(change.path, change.record)) is not None:
+                    touched.append(bundle)
+            except (MetadataError, ValueError) as error:
+                log.error("ignoring a record about ownership: %s", error)
+        return touched
+
+    def _apply(self, path: str, record: Record | None) -> Bundle | None:
+        if path.startswith(paths.BROKERS):
+            _set(self.brokers, path, None if record is None else BrokerRecord.decode(path, record.value))
+        elif path.startswith(paths.BUNDLES):
+            namespace = paths.namespace_of(path)
+            borders = None if record is None else Bundles.parse(namespace, decode(path, record.value)[0])
+            _set(self.bundles, namespace, borders)
+        elif (bundle := paths.bundle_of(path)) is not None:
+            if path.startswith(paths.OWNERS):
+                _set(self.owners, bundle, None if record is None else OwnerRecord.decode(path, record.value))
+                return bundle
+            _set(self.wishes, bundle, None if record is None else str(decode(path, record.value)[0]))
+        return None
+
+    def owner(self, bundle: Bundle) -> BrokerRecord | None:
+        """The owner, if it is alive; None: nobody is known to own it."""
+        record = self.owners.get(bundle)
+        return None if record is None else self.broker(record.broker, record.session)
+
+    def broker(self, name: str, session: str) -> BrokerRecord | None:
+        """A broker in this session; None: it is not known to be alive."""
+        found = self.brokers.get(paths.broker(name))
+        return found if found is not None and found.session == session else None
+
+    def chosen(self, bundle: Bundle) -> BrokerRecord | None:
+        """The broker that should take a bundle that nobody owns; None: every broker is stopping, or none is alive."""
+        alive = {one.broker: one for one in self.brokers.values() if not one.draining}
+        if (wished := self.wishes.get(bundle)) in alive:
+            return alive[wished]
+        counts = Counter(record.session for record in self.owners.values())
+        chosen = choose(bundle, [Candidate(one.broker, counts[one.session], one.usage) for one in alive.values()])
+        return None if chosen is None else alive[chosen]
+
+
+def _set(at: dict[K, V], key: K, value: V | None) -> None:
+    if value is None:
+        at.pop(key, None)
+    else:
+        at[key] = value

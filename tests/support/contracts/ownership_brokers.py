@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Brokers of one region that own bundles: the real rules on a real metadata store, with topics that are counted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from meridian_broker.metadata.store import MetadataStore
+from meridian_broker.ownership.bundles import Bundle
+from meridian_broker.ownership.claims import Claims
+from meridian_broker.ownership.owner import BundleOwner
+from meridian_broker.ownership.records import BrokerRecord
+from meridian_broker.server.loop import LoopScheduler
+from meridian_broker.wire.pulsar.topic_name import TopicName, parse
+
+BUNDLES = 4
+FLOOR = 100
+"""No term may have a fence of a time before there were terms."""
+
+
+def topics(count: int, namespace: str = "public/default") -> list[TopicName]:
+    return [parse(f"persistent://{namespace}/topic-{number}") for number in range(count)]
+
+
+class CountedTopics:
+    """What is done to the topics of bundles. Closing waits while ``may_close`` is not set."""
+
+    def __init__(self) -> None:
+        self.closed: list[Bundle] = []
+        self.dropped: list[Bundle] = []
+        self.may_close = asyncio.Event()
+        self.may_close.set()
+
+    async def close(self, bundle: Bundle) -> None:
+        self.closed.append(bundle)
+        await self.may_close.wait()
+
+    async def drop(self, bundle: Bundle) -> None:
+        self.dropped.append(bundle)
+
+
+class OwningBroker:
+    """One broker. ``owner`` is what is tested."""
+
+    def __init__(self, name: str, store: MetadataStore, lease_seconds: float) -> None:
+        self.name = name
+        self.store = store
+        self.scheduler = LoopScheduler()
+        self.topics = CountedTopics()
+        self.owner = BundleOwner(
+            store,
+            self.scheduler,
+            Claims(store, name, lambda _: BUNDLES, FLOOR),
+            lambda lease, draining: BrokerRecord(name, f"{name}#{lease}", draining=draining),
+            asyncio.Lock(),
+            lease_seconds,
+        )
+        self.owner.bind(self.topics)
+
+    async def owns(self, topic: TopicName) -> bool:
+        """Whether its topics may be opened here at this moment."""
+        return self.owner.term((await self.owner.bundles(topic.namespace_name)).of(topic)) is not None
+
+
+@contextlib.asynccontextmanager
+async def owning(name: str, store: MetadataStore, lease_seconds: float = 30.0) -> AsyncIterator[OwningBroker]:
+    """A broker that is alive until the end of the block, where it dies: it hands nothing over."""
+    broker = OwningBroker(name, store, lease_seconds)
+    try:
+        await broker.owner.start()
+        yield broker
+    finally:
+        await broker.scheduler.close()

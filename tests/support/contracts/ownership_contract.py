@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What holds for brokers of a region on every metadata store that they share.
+
+A test module derives a class and provides the fixture ``connect``, which connects a broker to the shared metadata.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from meridian_broker.metadata.store import Check, Delete, MetadataStore, MetadataUnavailable, Put
+from meridian_broker.ownership import paths
+from meridian_broker.ownership.bundles import Bundles, NotDivisible
+from meridian_broker.ownership.claims import NoSuchBundle, OwnedElsewhere
+from meridian_broker.ownership.owner import NotServing
+from support.contracts.metadata_contract import wait_until
+from support.contracts.ownership_brokers import BUNDLES, FLOOR, OwningBroker, owning, topics
+
+Connect = Callable[[], Awaitable[MetadataStore]]
+NAMESPACE = "public/default"
+FIRST = Bundles.equal(NAMESPACE, BUNDLES).every()[0]
+
+
+async def three(stack: AsyncExitStack, connect: Connect) -> list[OwningBroker]:
+    brokers = [await stack.enter_async_context(owning(name, await connect())) for name in ("a", "b", "c")]
+    for broker in brokers:
+        await wait_until(lambda broker=broker: len(broker.owner.view.brokers) == 3)  # type: ignore[misc]
+    return brokers
+
+
+class LosesAnswers:
+    """A store whose next transaction happens, but the answer is lost."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        self.is_losing = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> bool:
+        done = await self._store.transact(checks, operations)
+        if self.is_losing:
+            self.is_losing = False
+            raise MetadataUnavailable("the answer was lost")
+        return done
+
+
+class OwningContract:
+    async def test_each_topic_has_one_owner_whoever_is_asked(self, connect: Connect) -> None:
+        async with AsyncExitStack() as stack:
+            brokers = await three(stack, connect)
+            names = [name for number in range(5) for name in topics(12, f"public/space-{number}")]
+
+            async def looked_up(name: Any) -> str:
+                """As a client does that asks any broker and follows what it is told."""
+                asked, authoritative = brokers[hash(name) % 3], False
+                while True:
+                    found = await asked.owner.locate(name, authoritative=authoritative)
+                    if found.owns:
+                        return found.broker.broker
+                    asked, authoritative = next(one for one in brokers if one.name == found.broker.broker), True
+
+            owners = dict(zip(names, await asyncio.gather(*map(looked_up, names)), strict=True))
+            for name, owner in owners.items():
+                assert [broker.name for broker in brokers if await broker.owns(name)] == [owner]
+            assert set(owners.values()) == {"a", "b", "c"}
+            terms = [broker.owner.term(bundle) for broker in brokers for bundle in broker.owner.owned()]
+            fences = sorted(term.fence for term in terms if term is not None)
+            assert fences == list(range(FLOOR + 1, FLOOR + 1 + len(fences)))
+
+    async def test_each_term_has_a_greater_fence(self, connect: Connect) -> None:
+        async with owning("a", await connect()) as a, owning("b", await connect()) as b:
+            fences = []
+            for _ in range(2):
+                for one, other in ((a, b), (b, a)):
+                    fences.append((await one.owner.acquire(FIRST)).fence)
+                    with pytest.raises(OwnedElsewhere) as refused:
+                        await other.owner.acquire(FIRST)
+                    assert refused.value.owner.broker == one.name
+                    await one.owner.give_up(FIRST)
+                    assert one.owner.term(FIRST) is None
+            assert fences == sorted(set(fences))
+            assert a.topics.closed == b.topics.closed == [FIRST, FIRST]
+            assert a.topics.dropped == []
+
+    async def test_a_bundle_is_not_free_before_its_topics_are_closed(self, connect: Connect) -> None:
+        async with owning("a", await connect()) as a, owning("b", await connect()) as b:
+            await a.owner.acquire(FIRST)
+            a.topics.may_close.clear()
+            giving = asyncio.create_task(a.owner.give_up(FIRST))
+            await wait_until(lambda: bool(a.topics.closed))
+            assert a.owner.term(FIRST) is None
+            with pytest.raises(NotServing):
+                await a.owner.acquire(FIRST)
+            with pytest.raises(OwnedElsewhere):
+                await b.owner.acquire(FIRST)
+            a.topics.may_close.set()
+            await giving
+            await b.owner.acquire(FIRST)
+
+    async def test_a_bundle_goes_to_the_broker_that_it_is_handed_to(self, connect: Connect) -> None:
+        async with AsyncExitStack() as stack:
+            brokers = await three(stack, connect)
+            owner = brokers[0]
+            await owner.owner.acquire(FIRST)
+            for to in (*brokers[1:], *brokers):
+                await owner.owner.give_up(FIRST, to.name)
+                await wait_until(lambda to=to: to.owner.view.wishes.get(FIRST) == to.name)  # type: ignore[misc]
+                await wait_until(lambda to=to: FIRST in to.owner.vacant() or FIRST in to.owner.owned())  # type: ignore[misc]
+                await to.owner.acquire(FIRST)
+                await wait_until(lambda to=to: FIRST not in to.owner.view.wishes)  # type: ignore[misc]
+                owner = to
+
+    async def test_a_broker_that_stops_hands_everything_over(self, connect: Connect) -> None:
+        async with owning("a", await connect()) as a, owning("b", await connect()) as b:
+            await wait_until(lambda: len(a.owner.view.brokers) == 2)
+            every = (await a.owner.bundles(NAMESPACE)).every()
+            for bundle in every:
+                await a.owner.acquire(bundle)
+            await a.owner.close()
+            assert set(a.topics.closed) == set(every)
+            assert a.topics.dropped == a.owner.owned() == []
+            await wait_until(lambda: b.owner.vacant() == every)
+            found = await a.owner.locate(topics(1)[0], authoritative=True)
+            assert (found.broker.broker, found.owns) == ("b", False)
+            await wait_until(lambda: paths.broker("a") not in b.owner.view.brokers)
+            for bundle in b.owner.vacant():
+                await b.owner.acquire(bundle)
+            assert b.owner.owned() == every
+
+    async def test_the_parts_of_a_split_bundle_keep_their_owner_and_others_see_them(self, connect: Connect) -> None:
+        async with owning("a", await connect()) as a, owning("b", await connect()) as b:
+            term = await a.owner.acquire(FIRST)
+            await a.owner.split(FIRST, FIRST.middle)
+            parts = list(FIRST.parts(FIRST.middle))
+            assert a.owner.owned() == parts
+            assert [one.fence for part in parts if (one := a.owner.term(part)) is not None] == [term.fence] * 2
+            with pytest.raises(NoSuchBundle):
+                await b.owner.acquire(FIRST)
+            for name in topics(40):
+                if b.owner.view.bundles[NAMESPACE].of(name) in (FIRST, *parts):
+                    assert (await b.owner.locate(name)).broker.broker == "a"
+            with pytest.raises(NotServing):
+                await b.owner.split(parts[0], parts[0].middle)
+            with pytest.raises(NotDivisible):
+                await a.owner.split(parts[0], FIRST.middle)
+            await a.owner.give_up(parts[0])
+            assert (await b.owner.acquire(parts[0])).fence > term.fence
+            assert a.owner.owned() == parts[1:]
+            assert a.topics.dropped == []
+
+    async def test_what_another_broker_took_away_is_dropped(self, connect: Connect) -> None:
+        async with owning("a", await connect()) as a:
+            await a.owner.acquire(FIRST)
+            await (await connect()).delete(paths.owner(FIRST))
+            await wait_until(lambda: a.topics.dropped == [FIRST] and not a.owner.owned())
+            assert a.topics.closed == []
+
+    async def test_a_lease_that_is_gone_ends_every_term(self, connect: Connect) -> None:
+        async with owning("a", await connect(), lease_seconds=4.0) as a:
+            before = await a.owner.acquire(FIRST)
+            lease = a.owner._lease
+            assert lease is not None
+            await lease.revoke()
+            assert a.owner.term(FIRST) is None  # at once, whether or not anything was noticed
+            await wait_until(lambda: a.topics.dropped == [FIRST] and not a.owner.owned())
+            await wait_until(lambda: a.owner._lease not in (None, lease))
+            assert (await a.owner.acquire(FIRST)).fence > before.fence
+
+    async def test_a_claim_whose_answer_was_lost_is_found_again(self, connect: Connect) -> None:
+        store = LosesAnswers(await connect())
+        async with owning("a", store) as a, owning("b", await connect()) as b:
+            store.is_losing = True
+            with pytest.raises(MetadataUnavailable):
+                await a.owner.acquire(FIRST)
+            assert a.owner.term(FIRST) is None
+            with pytest.raises(OwnedElsewhere):
+                await b.owner.acquire(FIRST)
+            assert (await a.owner.acquire(FIRST)).fence == FLOOR + 1
+
+    async def test_a_split_whose_answer_was_lost_drops_the_bundle_and_finds_its_parts_again(
+        self, connect: Connect
+    ) -> None:
+        store = LosesAnswers(await connect())
+        async with owning("a", store) as a:
+            term = await a.owner.acquire(FIRST)
+            store.is_losing = True
+            with pytest.raises(MetadataUnavailable):
+                await a.owner.split(FIRST, FIRST.middle)
+            await wait_until(lambda: a.topics.dropped == [FIRST])
+            for part in FIRST.parts(FIRST.middle):
+                assert (await a.owner.acquire(part)).fence == term.fence
+
+    async def test_two_brokers_decide_on_the_same_bundles(self, connect: Connect) -> None:
+        async with owning("a", await connect()) as a, owning("b", await connect()) as b:
+            found = await asyncio.gather(*(one.owner.bundles(NAMESPACE) for one in (a, b) for _ in range(5)))
+            assert set(found) == {Bundles.equal(NAMESPACE, BUNDLES)}
