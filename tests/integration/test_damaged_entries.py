@@ -5,6 +5,7 @@ person where no region has it. Everything else goes on."""
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,7 @@ async def opened(process: BrokerProcess) -> Topic:
 def exported(topic: Topic, directory: Path) -> list[Row]:
     """The rows of the table ``entries``."""
     stretches = [Stretch(TOPIC, "us", ledger, 0, count - 1) for ledger, count, _ in topic.log.counts()]
-    batches = entry_batches(directory, stretches, 0, 100, topic.log.damage.copies)
+    batches = entry_batches(json.dumps({"directory": str(directory)}), stretches, 0, 100, topic.log.damage.copies)
     return [row for batch in batches for row in batch]
 
 

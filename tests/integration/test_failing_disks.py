@@ -203,7 +203,7 @@ async def test_space_is_given_back_once_a_full_disk_has_room(tmp_path: Path) -> 
         assert len(await inside.ledgers.list()) > len(await inside.held.list())
         region.disk.fault = None
         (tmp_path / "ledgers-to-delete").rmdir()
-        await until(lambda: inside.ledgers.stats().ledgers == len(log.counts()))
+        await until(lambda: inside.ledgers.figures().gauges["ledgers"] == len(log.counts()))
         assert alive(inside)
 
 

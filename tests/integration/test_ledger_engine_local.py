@@ -217,7 +217,7 @@ async def test_another_process_reads_while_the_broker_writes(ledgers: LocalWorld
     await other.refresh()
     with pytest.raises(LedgerNotFound):
         await other.open(1)
-    other.close()
+    await other.close()
 
 
 async def test_another_process_follows_entries_that_move(ledgers: LocalWorld) -> None:
@@ -235,7 +235,7 @@ async def test_another_process_follows_entries_that_move(ledgers: LocalWorld) ->
         await store.tidy()
     assert names[0] not in log_files(ledgers.directory)
     assert await reader.read(0, 99, EVERYTHING) == sample(3, 100)
-    other.close()
+    await other.close()
 
 
 async def test_reading_only_needs_a_directory_that_exists(tmp_path: Path) -> None:

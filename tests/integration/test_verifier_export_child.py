@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -34,8 +35,18 @@ def directory(tmp_path_factory: pytest.TempPathFactory, simulation: Simulation) 
     return place
 
 
+def described(directory: Path) -> str:
+    """Where the ledgers are, as a broker tells it."""
+    return json.dumps({"directory": str(directory / "log")})
+
+
 def child(directory: Path, *arguments: str, snapshot: str = "snapshot") -> subprocess.CompletedProcess[bytes]:
-    files = ("--snapshot-file", str(directory / snapshot), "--ledger-dir", str(directory / "log"))
+    files = (
+        "--snapshot-file",
+        str(directory / snapshot),
+        "--ledgers",
+        json.dumps({"directory": str(directory / "log")}),
+    )
     command = [sys.executable, "-m", "meridian_broker.admin.export.child", *files, *arguments]
     return subprocess.run(command, capture_output=True, timeout=60, check=False)
 
@@ -128,7 +139,12 @@ def test_a_snapshot_that_is_none(directory: Path) -> None:
 
 
 def test_a_reader_that_goes_away_ends_it_quietly(directory: Path) -> None:
-    files = ("--snapshot-file", str(directory / "snapshot"), "--ledger-dir", str(directory / "log"))
+    files = (
+        "--snapshot-file",
+        str(directory / "snapshot"),
+        "--ledgers",
+        json.dumps({"directory": str(directory / "log")}),
+    )
     command = [sys.executable, "-m", "meridian_broker.admin.export.child", *files, "--table", "entries"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None

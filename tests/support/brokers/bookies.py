@@ -109,6 +109,11 @@ class Bookies:
     def number(self, name: str) -> int:
         return next(number for number in self._ports if self.name(number) == name)
 
+    def keys(self, prefix: str) -> int:
+        """How many keys in etcd begin so."""
+        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        return int(self._etcd("range", key=_base64(prefix), range_end=_base64(end)).get("count", 0))
+
     def shell(self, *arguments: str) -> str:
         """What BookKeeper's own shell prints."""
         command = [*_java(), SHELL, "-conf", str(self._configuration(1)), *arguments]

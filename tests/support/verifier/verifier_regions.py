@@ -191,7 +191,12 @@ class ServedRegion:
         child = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "meridian_broker.admin.export.child"),
             *("--snapshot-file", str(self.directory / f"{request.match_info['snapshot']}.jsonl")),
-            *("--ledger-dir", str(self.directory / "log"), "--table", request.match_info["table"]),
+            *(
+                "--ledgers",
+                json.dumps({"directory": str(self.directory / "log")}),
+                "--table",
+                request.match_info["table"],
+            ),
             *("--partition", request.query["partition"], "--after", request.query["after"]),
             stdout=asyncio.subprocess.PIPE,
         )

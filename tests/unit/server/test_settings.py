@@ -165,3 +165,12 @@ def test_every_setting_is_explained() -> None:
 
 def test_the_page_is_what_the_classes_say() -> None:
     assert PAGE.read_text(encoding="utf-8") == settings_page.render(), "docs/configuration.md is stale: run make docs"
+
+
+def test_ledgers_on_bookies_need_their_etcd_and_quorums_that_can_be_had() -> None:
+    etcd = {"metadataStoreUrl": "etcd:http://h:2379", "managedLedgerStorage": "bookkeeper"}
+    assert Settings.of(etcd).storage.managed_ledger_storage == "bookkeeper"
+    assert "local or bookkeeper" in refusal(managedLedgerStorage="memory")
+    assert "metadataStoreUrl" in refusal(managedLedgerStorage="bookkeeper")
+    assert "not striped" in refusal(**etcd, managedLedgerDefaultEnsembleSize="5")
+    assert "managedLedgerDefaultAckQuorum" in refusal(**etcd, managedLedgerDefaultAckQuorum="4")

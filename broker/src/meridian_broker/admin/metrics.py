@@ -22,7 +22,7 @@ from meridian_broker.admin.figures import lagging
 from meridian_broker.admin.figures.turns import in_turns
 from meridian_broker.admin.http.requests import state
 from meridian_broker.admin.http.state import AdminState
-from meridian_broker.engines.local.stats import SYNC_SECONDS_BUCKETS, EngineStats
+from meridian_broker.ledgers.storage import StorageFigures
 from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar import topic_name
@@ -102,6 +102,7 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "meridian_export_snapshots": ("Export snapshots that can be read", ("cluster",)),
     "meridian_ledger_pending_bytes": ("Bytes of entries not durable yet", ("cluster",)),
     "meridian_ledgers": ("Ledgers of all topics", ("cluster",)),
+    "meridian_bookies": ("Bookies that take new entries", ("cluster",)),
     "meridian_ledger_segments": ("Segment files of the log", ("cluster",)),
     "meridian_ledger_log_bytes": ("Bytes of all segment files", ("cluster",)),
     "meridian_ledger_live_bytes": ("Bytes of closed segment files that a ledger still needs", ("cluster",)),
@@ -132,7 +133,7 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     ),
     "meridian_progress_link_connections_total": ("Times the link to the region was established", LINK),
 }
-ENGINE_COUNTERS: Final = {
+STORAGE_COUNTERS: Final = {
     "appends": "Entries that became durable",
     "append_bytes": "Bytes of entries that became durable",
     "written_bytes": "Bytes given to the log",
@@ -147,7 +148,7 @@ ENGINE_COUNTERS: Final = {
     "checkpoints": "Index checkpoints written",
     "recovered_bytes": "Bytes of log read at startup",
 }
-ENGINE_GAUGES: Final = {
+STORAGE_GAUGES: Final = {
     "pending_bytes": "meridian_ledger_pending_bytes",
     "ledgers": "meridian_ledgers",
     "segments": "meridian_ledger_segments",
@@ -155,6 +156,7 @@ ENGINE_GAUGES: Final = {
     "live_bytes": "meridian_ledger_live_bytes",
     "index_entries": "meridian_ledger_index_entries",
     "recovery_seconds": "meridian_ledger_recovery_seconds",
+    "bookies": "meridian_bookies",
 }
 
 Labels = tuple[str, ...]
@@ -264,7 +266,7 @@ async def read(admin: AdminState) -> Reading:
     for name, value in asdict(admin.exchange.core.counters).items():
         text = f"Progress exchange: {name.replace('_', ' ')}"
         reading.families.append(_counter(f"meridian_progress_{name}", text, admin.region, value))
-    _engine(reading, admin.ledgers.stats())
+    _storage(reading, admin.ledgers.figures())
     return reading
 
 
@@ -330,20 +332,21 @@ def _pairs(reading: Reading, admin: AdminState, labels: Labels, subscription: Su
     reading.put("meridian_subscription_progress_set_size", (*labels, subscription.name), size)
 
 
-def _engine(reading: Reading, stats: EngineStats) -> None:
-    for attribute, name in ENGINE_GAUGES.items():
-        reading.put(name, (), getattr(stats, attribute))
-    for attribute, text in ENGINE_COUNTERS.items():
-        value = getattr(stats, attribute)
-        reading.families.append(_counter(f"meridian_ledger_{attribute}", text, reading.cluster, value))
-    seen, buckets = 0, []
-    bounds = [*(str(bound) for bound in SYNC_SECONDS_BUCKETS), "+Inf"]
-    for bound, count in zip(bounds, stats.sync_buckets, strict=True):
-        seen += count
-        buckets.append((bound, float(seen)))
-    syncs = HistogramMetricFamily("meridian_ledger_sync_seconds", "Calls of fdatasync", labels=("cluster",))
-    syncs.add_metric((reading.cluster,), buckets, stats.sync_seconds)
-    reading.families.append(syncs)
+def _storage(reading: Reading, figures: StorageFigures) -> None:
+    for name, value in figures.gauges.items():
+        reading.put(STORAGE_GAUGES[name], (), value)
+    for name, value in figures.counters.items():
+        text = STORAGE_COUNTERS.get(name)
+        if text is not None:
+            reading.families.append(_counter(f"meridian_ledger_{name}", text, reading.cluster, value))
+    if figures.sync_buckets:
+        seen, buckets = 0, []
+        for bound, count in figures.sync_buckets.items():
+            seen += count
+            buckets.append((bound, float(seen)))
+        syncs = HistogramMetricFamily("meridian_ledger_sync_seconds", "Calls of fdatasync", labels=("cluster",))
+        syncs.add_metric((reading.cluster,), buckets, figures.sync_seconds)
+        reading.families.append(syncs)
 
 
 def _counter(name: str, text: str, cluster: str, value: float) -> Metric:

@@ -3,6 +3,6 @@
 
 Other rooms import only these modules of it::
 
-    clock  etcd.address  etcd.metadata  etcd.securing  held  local.files  local.readonly  local.stats  local.store
-    sqlite.metadata
+    bookkeeper.context  bookkeeper.store  clock  etcd.address  etcd.metadata  etcd.securing  held  local.files
+    local.store  outside  sqlite.metadata
 """

@@ -32,8 +32,8 @@ RETRIES: Final = 100
 class HeldLedgers:
     """Any ``LedgerStore`` with holds. See the module's text."""
 
-    def __init__(self, store: LedgerStore, note: Path, scheduler: Scheduler) -> None:
-        """:param note: file with the ids of ledgers to be deleted."""
+    def __init__(self, store: LedgerStore, note: Path | None, scheduler: Scheduler) -> None:
+        """:param note: file with the ids of ledgers to be deleted. None: what a stop interrupts is found otherwise."""
         self._store = store
         self._note = note
         self._scheduler = scheduler
@@ -47,6 +47,8 @@ class HeldLedgers:
 
     async def finish_deletions(self) -> None:
         """Delete ledgers that were held when the process ended. Call it once, before anything is held."""
+        if self._note is None:
+            return
         try:
             lines = self._note.read_bytes().splitlines()
         except FileNotFoundError:
@@ -109,7 +111,7 @@ class HeldLedgers:
         interrupts keep their space. So it is not synced, and a full disk, where deleting matters most, is no obstacle.
         """
         self._is_noting = False
-        if self._waiting == self._noted:
+        if self._note is None or self._waiting == self._noted:
             return
         try:
             if self._waiting:

@@ -4,5 +4,5 @@
 Other rooms import only these modules of it::
 
     block_times  chapters  damage  entry  finding  holes  index  labels  log  notifying  pending  periodic  reading
-    retired_indexes  scheduling  store  throttling  times  under_way
+    retired_indexes  scheduling  storage  store  throttling  times  under_way
 """

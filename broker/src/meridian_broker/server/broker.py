@@ -27,8 +27,7 @@ import uvloop
 from meridian_broker.admin.elsewhere.users import objections, used_elsewhere
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.engines.held import HeldLedgers
-from meridian_broker.engines.local.files import FilePort, VolumeInUse, make_directory
-from meridian_broker.engines.local.store import LocalLedgerStore
+from meridian_broker.engines.local.files import FilePort, make_directory
 from meridian_broker.gateway.addresses import Addresses
 from meridian_broker.gateway.client_errors import ConnectFailed
 from meridian_broker.gateway.client_options import ClientOptions, peer_options
@@ -39,12 +38,13 @@ from meridian_broker.gateway.pulsar.broker import Broker
 from meridian_broker.gateway.region_calls import RegionCalls
 from meridian_broker.gateway.replication import ReplicatorRunner
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
+from meridian_broker.ledgers.storage import LedgerStorage
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.ledgers.throttling import Rate, Throttle
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.noting import NotingStore
 from meridian_broker.metadata.records import ClusterRecord
-from meridian_broker.metadata.store import MetadataError, MetadataStore, MetadataUnavailable
+from meridian_broker.metadata.store import MetadataError, MetadataUnavailable
 from meridian_broker.positions import HybridClock
 from meridian_broker.replication.leases.leases import LeaseTimes
 from meridian_broker.replication.leases.manager import LeaseManager
@@ -62,6 +62,7 @@ from meridian_broker.server.privacy import close_to_others
 from meridian_broker.server.rank import served
 from meridian_broker.server.regions_file import listed_regions
 from meridian_broker.server.settings import Settings
+from meridian_broker.server.stores import open_ledgers, open_metadata
 from meridian_broker.server.topic_settings import compaction_limits, default_rules, topic_limits
 from meridian_broker.server.waiting import StartFailed, once_there
 from meridian_broker.topics.compaction.compaction import Workshop
@@ -157,22 +158,6 @@ async def _started(start: Coroutine[Any, Any, BrokerProcess], stop: asyncio.Even
         raise StartFailed(str(error)) from error
 
 
-async def open_metadata(settings: Settings, went_back: Callable[[str], None]) -> MetadataStore:
-    """The store that ``metadataStoreUrl`` names.
-
-    :param went_back: hears that it was restored from an older copy while it was used, where that can be seen.
-    """
-    kind, _, rest = settings.metadata_store_url.partition(":")
-    if kind == "etcd":
-        from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
-
-        prefix = f"/meridian/{settings.region.cluster_name}"
-        return await EtcdMetadataStore.connect(rest, prefix, went_back, settings.metadata.login)
-    from meridian_broker.engines.sqlite.metadata import SqliteMetadataStore
-
-    return await SqliteMetadataStore.open(rest)
-
-
 class BrokerProcess:
     """Everything one broker is made of."""
 
@@ -190,7 +175,7 @@ class BrokerProcess:
         self.catalog: Catalog
         self.calls: RegionCalls
         self.clock: HybridClock
-        self.ledgers: LocalLedgerStore
+        self.ledgers: LedgerStorage
         self.held: HeldLedgers
         self.gateway: Broker
         self.admin: AdminState
@@ -234,18 +219,14 @@ class BrokerProcess:
         )
         await catalog.refresh()
         process.scheduler.spawn(catalog.run(), "follow the metadata")
-        volume = settings.region.data_directory / "ledgers"
-        process.ledgers = await once_there(
-            lambda: LocalLedgerStore.start(volume, files=None if files is None else files(volume)),
-            VolumeInUse,
-            patience,
-        )
+        process.ledgers = await open_ledgers(settings, files)
         stack.push_async_callback(process.ledgers.close)
-        note = settings.region.data_directory / "ledgers-to-delete"
+        note = settings.region.data_directory / "ledgers-to-delete" if process.ledgers.is_apart else None
         process.held = HeldLedgers(process.ledgers, note, process.scheduler)
         await process.held.finish_deletions()
-        stored = [ledger.ledger_id for ledger in await process.ledgers.list()]
-        await catalog.never_below(max(stored, default=-1))  # the metadata may be an older copy than the volume (R1)
+        if process.ledgers.is_apart:  # the metadata may be an older copy than the ledgers (R1)
+            stored = [ledger.ledger_id for ledger in await process.ledgers.list()]
+            await catalog.never_below(max(stored, default=-1))
         fence = await catalog.next_broker_epoch(BROKER_ID, above=process.ledgers.newest_fence())
         await process._build(fence, stack)
         await process._open_listeners(stack)
@@ -287,7 +268,7 @@ class BrokerProcess:
             loading=asyncio.Semaphore(limits.max_concurrent_topic_load_request),
             publishing=Throttle(everybody, self.scheduler.now_ms()) if everybody.is_limited else None,
             schemas=SchemaRegistry(self.catalog, limits_of_topics, self.scheduler.now_ms),
-            labels=Labels(self.held),
+            labels=Labels(self.held if self.ledgers.is_apart else None),
             workshop=Workshop(self.held, fence, asyncio.Lock(), compaction_limits(settings)),
             unfinished=Unfinished(),
         )

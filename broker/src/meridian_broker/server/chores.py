@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from meridian_broker.engines.held import HeldLedgers
-from meridian_broker.engines.local.store import LocalLedgerStore
 from meridian_broker.gateway.client_options import PEER_KEEP_ALIVE_SECONDS
 from meridian_broker.gateway.pulsar.broker import Broker
 from meridian_broker.ledgers.periodic import PeriodicWork, WorkState
+from meridian_broker.ledgers.storage import LedgerStorage
 from meridian_broker.server.behind import BehindRecord
 from meridian_broker.server.keys import LOOK_SECONDS as KEYS_SECONDS
 from meridian_broker.server.keys import Keys
@@ -39,7 +39,7 @@ class Chores:
     service: TopicService
     gateway: Broker
     keys: Keys
-    ledgers: LocalLedgerStore
+    ledgers: LedgerStorage
     held: HeldLedgers
     behind: BehindRecord
     speak_with_regions: Callable[[], None]
@@ -48,7 +48,7 @@ class Chores:
     """See whether a full metadata store is full still."""
 
     def __post_init__(self) -> None:
-        self._works: list[PeriodicWork] = [self.ledgers.upkeep]
+        self._works: list[PeriodicWork] = [*self.ledgers.works]
 
     def states(self) -> list[WorkState]:
         """How each kind of work is doing, as of now."""

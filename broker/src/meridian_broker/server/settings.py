@@ -218,6 +218,7 @@ class Settings:
                 "digits, '-', '_' or '.'"
             )
         self.metadata.check(self.region.metadata_store_url)
+        self.storage.check(self.region.metadata_store_url)
         open_to_all = not (self.network.insecure or self.authentication.authentication_enabled)
         _check_bind_address(self.network, loopback_only=open_to_all)
         self.tls.check()

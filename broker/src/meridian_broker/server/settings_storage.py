@@ -4,13 +4,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from meridian_broker.server.setting_fields import whole
+from meridian_broker.server.setting_fields import SettingsError, whole
+
+LedgerStorageKind = Literal["local", "bookkeeper"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageSettings:
     """Ledgers, and how long messages stay. Unacknowledged ones stay unless a time to live or a quota says otherwise."""
+
+    managed_ledger_storage: LedgerStorageKind = "local"
+    """Where messages and acknowledgements are stored. `local`: in `dataDirectory`. `bookkeeper`: on the Apache
+    BookKeeper bookies that are registered in the etcd of `metadataStoreUrl`; then nothing that is needed later is in
+    `dataDirectory` ([operations.md](operations.md)). Choose it when you create a region: stored data is not moved."""
+
+    managed_ledger_default_ensemble_size: int = whole(3, 1, 20)
+    """With `bookkeeper`: number of bookies that store a ledger; fewer while fewer are registered."""
+
+    managed_ledger_default_write_quorum: int = whole(3, 1, 20)
+    """With `bookkeeper`: number of bookies that store each entry. Must equal the ensemble size: ledgers are not
+    striped."""
+
+    managed_ledger_default_ack_quorum: int = whole(2, 1, 20)
+    """With `bookkeeper`: number of bookies that have synced a message when its producer gets the receipt."""
 
     default_retention_time_in_minutes: int = whole(0, -1, 10 * 366 * 24 * 60)
     """Minutes for which messages are kept after every subscription has acknowledged them. -1: without limit. A
@@ -52,3 +70,22 @@ class StorageSettings:
 
     managed_ledger_cache_size_mb: int = whole(64, 0, 1_000_000, key="managedLedgerCacheSizeMB")
     """Mebibytes of the newest entries of all topics kept in memory for consumers that keep up."""
+
+    def check(self, metadata_store_url: str) -> None:
+        """:raises SettingsError: keys do not go together."""
+        ensemble, quorum = self.managed_ledger_default_ensemble_size, self.managed_ledger_default_write_quorum
+        if ensemble != quorum:
+            raise SettingsError(
+                f"managedLedgerDefaultEnsembleSize={ensemble} and managedLedgerDefaultWriteQuorum={quorum}: expected "
+                "the same number, because ledgers are not striped"
+            )
+        if self.managed_ledger_default_ack_quorum > quorum:
+            raise SettingsError(
+                f"managedLedgerDefaultAckQuorum={self.managed_ledger_default_ack_quorum}: expected at most "
+                f"managedLedgerDefaultWriteQuorum={quorum}"
+            )
+        if self.managed_ledger_storage == "bookkeeper" and not metadata_store_url.startswith("etcd:"):
+            raise SettingsError(
+                "managedLedgerStorage=bookkeeper: expected a metadataStoreUrl that begins with etcd:, the etcd where "
+                "the bookies are registered"
+            )

@@ -167,7 +167,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m meridian_broker.admin.export.child", description=__doc__)
     parser.add_argument("--snapshot-file", type=Path, required=True)
-    parser.add_argument("--ledger-dir", type=Path, required=True)
+    parser.add_argument("--ledgers", required=True, help="where the broker stores them, as its storage describes it")
     parser.add_argument("--table", choices=TABLES, required=True)
     parser.add_argument("--partition", type=int, default=0)
     parser.add_argument("--after", type=int, default=0, help="number of rows to skip")
@@ -194,7 +194,7 @@ def _batches(options: argparse.Namespace, plan: Planner) -> Iterator[list[Row]]:
         from meridian_broker.admin.export.entries import entry_batches
 
         stretches = plan.entries[options.partition]
-        yield from entry_batches(options.ledger_dir, stretches, options.after, ROWS_PER_BATCH, plan.copies)
+        yield from entry_batches(options.ledgers, stretches, options.after, ROWS_PER_BATCH, plan.copies)
         return
     rows = islice(_rows(options, plan), options.after, None)
     while batch := list(islice(rows, ROWS_PER_BATCH)):

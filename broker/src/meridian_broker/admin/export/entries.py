@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of the table ``entries``: stored entries read from the broker's own files, their headers unpacked."""
+"""Rows of the table ``entries``: stored entries read from the broker's own storage, their headers unpacked."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Final
 
 from meridian_broker.admin.export.plan import Stretch
 from meridian_broker.admin.export.rows import Row, entry_row
-from meridian_broker.engines.local.readonly import LocalLedgerReader
+from meridian_broker.engines.outside import open_outside
 from meridian_broker.ledgers.damage import stand_in
 from meridian_broker.ledgers.entry import EntryFormatError, unpack
+from meridian_broker.ledgers.storage import OutsideLedgers
 from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError
 from meridian_broker.positions.position import Position
 
@@ -21,7 +21,7 @@ READ_BYTES: Final = 4 << 20
 
 
 def entry_batches(
-    directory: Path,
+    storage: str,
     stretches: Iterable[Stretch],
     skipped: int,
     rows_max: int,
@@ -29,17 +29,18 @@ def entry_batches(
 ) -> Iterator[list[Row]]:
     """The rows of these stretches after the first ``skipped``, ``rows_max`` at a time.
 
+    :param storage: ``LedgerStorage.outside``.
     :param copies: positions of copies of damaged entries. A damaged entry without a copy becomes a marker.
     :raises LedgerError: a ledger is gone, or ends before the snapshot says.
     :raises EntryFormatError: an entry of a newer format.
     """
     with asyncio.Runner() as runner:
-        reader = runner.run(LocalLedgerReader.open_readonly(directory))
+        ledgers = runner.run(open_outside(storage))
         try:
             for stretch in _after(stretches, skipped):
-                yield from _entries(runner, reader, stretch, rows_max, copies or {})
+                yield from _entries(runner, ledgers, stretch, rows_max, copies or {})
         finally:
-            reader.close()
+            runner.run(ledgers.close())
 
 
 def _after(stretches: Iterable[Stretch], skipped: int) -> Iterator[Stretch]:
@@ -54,7 +55,7 @@ def _after(stretches: Iterable[Stretch], skipped: int) -> Iterator[Stretch]:
 
 def _entries(
     runner: asyncio.Runner,
-    reader: LocalLedgerReader,
+    ledgers: OutsideLedgers,
     stretch: Stretch,
     rows_max: int,
     copies: Mapping[Position, Position],
@@ -65,9 +66,9 @@ def _entries(
     while at <= stretch.last:
         last = min(stretch.last, at + rows_max - len(rows) - 1)
         try:
-            found = runner.run(reader.read(ledger, at, last, READ_BYTES))
+            found = runner.run(ledgers.read(ledger, at, last, READ_BYTES))
         except LedgerCorrupt:
-            found = [runner.run(_instead(reader, region, Position(ledger, at), copies))]
+            found = [runner.run(_instead(ledgers, region, Position(ledger, at), copies))]
         if not found:
             raise LedgerError(
                 f"ledger {ledger} ends before entry {at}, though the snapshot has it up to {stretch.last}: "
@@ -83,13 +84,13 @@ def _entries(
 
 
 async def _instead(
-    reader: LocalLedgerReader, region: str, damaged: Position, copies: Mapping[Position, Position]
+    ledgers: OutsideLedgers, region: str, damaged: Position, copies: Mapping[Position, Position]
 ) -> bytes:
     """The copy of a damaged entry, or a marker if there is none."""
     at = copies.get(damaged)
     if at is not None:
         try:
-            marker = (await reader.read(at.ledger, at.entry, at.entry, 1))[0]
+            marker = (await ledgers.read(at.ledger, at.entry, at.entry, 1))[0]
             header = unpack(marker)
             if header.replaces == damaged:
                 return marker[header.body_offset :]

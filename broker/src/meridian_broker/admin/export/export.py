@@ -230,7 +230,7 @@ class Exports:
     ) -> web.StreamResponse:
         child = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "meridian_broker.admin.export.child"),
-            *("--snapshot-file", str(snapshot.path), "--ledger-dir", str(self._state.data_directory / "ledgers")),
+            *("--snapshot-file", str(snapshot.path), "--ledgers", self._state.ledgers.outside),
             *("--table", table, "--partition", str(partition), "--after", str(after)),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,

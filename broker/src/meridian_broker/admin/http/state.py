@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from meridian_broker.engines.held import HeldLedgers
-from meridian_broker.engines.local.store import LocalLedgerStore
 from meridian_broker.gateway.exchange import ExchangeShell
 from meridian_broker.gateway.pulsar.broker import Broker
 from meridian_broker.gateway.region_calls import RegionCalls
 from meridian_broker.gateway.replication import ReplicatorRunner
 from meridian_broker.ledgers.periodic import WorkState
+from meridian_broker.ledgers.storage import LedgerStorage
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.replication.leases.manager import LeaseManager
 from meridian_broker.topics.service.service import TopicService
@@ -36,7 +36,7 @@ class AdminState:
     """Which region dispatches which messages, for subscriptions with dispatch scope origin."""
     exchange: ExchangeShell
     replication: ReplicatorRunner
-    ledgers: LocalLedgerStore
+    ledgers: LedgerStorage
     held: HeldLedgers
     """The same ledgers, for handlers that must keep some from being deleted."""
     gateway: Broker

@@ -6,9 +6,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from meridian_broker.engines.bookkeeper.bookies import Bookies
 from meridian_broker.engines.bookkeeper.ledger_metadata import LedgerMetadata, LedgerState
@@ -16,6 +16,7 @@ from meridian_broker.engines.bookkeeper.ledger_table import LedgerMetadataPort, 
 from meridian_broker.engines.bookkeeper.packets import Answer, Flags, master_key
 from meridian_broker.engines.bookkeeper.ports import AddLimits, Packet, Versioned
 from meridian_broker.engines.bookkeeper.writing import Writing
+from meridian_broker.ledgers.storage import StorageFigures
 from meridian_broker.ledgers.store import LedgerDeleted, LedgerError, LedgerInfo, LedgerNotFound
 
 FRAME_OVERHEAD: Final = 64
@@ -73,6 +74,26 @@ class BookiePorts:
         self._loop.call_later(milliseconds / 1000, callback)
 
 
+class Counts(NamedTuple):
+    """What writers have done."""
+
+    entries: int = 0
+    bytes: int = 0
+    failures: int = 0
+
+    def plus(self, other: Counts) -> Counts:
+        return Counts(self.entries + other.entries, self.bytes + other.bytes, self.failures + other.failures)
+
+
+@dataclass(slots=True)
+class ReadCounts:
+    """What readers have done."""
+
+    reads: int = 0
+    read_entries: int = 0
+    read_bytes: int = 0
+
+
 class StoreContext:
     """See the module's text."""
 
@@ -83,6 +104,9 @@ class StoreContext:
         self._loop = asyncio.get_running_loop()
         self.writings: dict[int, Writing] = {}
         """Of ledgers that this process created and nobody closed."""
+        self._ended = Counts()
+        """Of writers that are closed."""
+        self.reads = ReadCounts()
         self._gone: dict[int, None] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self.is_closed = False
@@ -130,6 +154,7 @@ class StoreContext:
         self.bookies.detach(writing.ledger, writing.adding)
         if self.writings.get(writing.ledger) is writing:
             del self.writings[writing.ledger]
+            self._ended = self._ended.plus(_count(writing))
 
     async def idle(self, writing: Writing) -> None:
         """Wait until every entry of a writer is confirmed or failed. The core bounds that when bookies are away."""
@@ -137,6 +162,17 @@ class StoreContext:
 
     def metadata_port(self, ledger: int) -> LedgerMetadataPort:
         return LedgerMetadataPort(self.table, ledger, self.spawn)
+
+    def figures(self) -> StorageFigures:
+        """Numbers for metrics. Adding counts nothing by itself: a writer knows how far it came."""
+        total, pending = self._ended, 0
+        for writing in self.writings.values():
+            total = total.plus(_count(writing))
+            pending += writing.adding.pending_bytes
+        counters = {"appends": total.entries, "append_bytes": total.bytes, "write_failures": total.failures}
+        return StorageFigures(
+            {"pending_bytes": pending, "bookies": len(self.bookies.addresses)}, counters | asdict(self.reads)
+        )
 
     # -- waiting and tasks ---------------------------------------------------------------------------------------
 
@@ -155,7 +191,7 @@ class StoreContext:
         """Run it as a task that ``end_tasks`` cancels."""
         task = self._loop.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._task_ended)
 
     async def end_tasks(self) -> None:
         tasks = tuple(self._tasks)
@@ -163,7 +199,7 @@ class StoreContext:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s failed", task.get_name(), exc_info=error)
@@ -173,3 +209,9 @@ def info_of(ledger: int, metadata: LedgerMetadata) -> LedgerInfo:
     """Facts about a ledger that is closed."""
     is_closed = metadata.state is LedgerState.CLOSED
     return LedgerInfo(ledger, metadata.last_entry + 1, metadata.length, is_closed, metadata.label)
+
+
+def _count(writing: Writing) -> Counts:
+    adding = writing.adding
+    stored = writing.size - adding.pending_bytes - adding.unconfirmed_bytes
+    return Counts(adding.confirmed + 1, stored, int(adding.failure is not None))

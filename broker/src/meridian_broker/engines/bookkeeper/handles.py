@@ -97,6 +97,10 @@ class BookKeeperReader:
         entries, self._prefer = await heard
         if isinstance(entries, LedgerError):
             raise entries
+        reads = context.reads
+        reads.reads += 1
+        reads.read_entries += len(entries)
+        reads.read_bytes += sum(map(len, entries))
         return entries
 
     async def _has_moved(self) -> bool:

@@ -51,7 +51,7 @@ class LedgerTable:
         self.where = channel.where
         self._channel = channel
         self._together = Together(channel)
-        self._tombstones = f"meridian/{region}/deleted-ledgers/"
+        self._tombstones = f"meridian-ledgers/{region}/deleted/"
 
     async def close(self) -> None:
         await self._together.close()

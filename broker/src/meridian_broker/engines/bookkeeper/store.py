@@ -15,6 +15,7 @@ from typing import Final
 from meridian_broker.engines.bookkeeper.bookies import Bookies, Connect, connect_tcp
 from meridian_broker.engines.bookkeeper.confirmed import OpenLedgers
 from meridian_broker.engines.bookkeeper.context import BookKeeperSettings, StoreContext, info_of
+from meridian_broker.engines.bookkeeper.description import described
 from meridian_broker.engines.bookkeeper.handles import BookKeeperReader, BookKeeperWriter
 from meridian_broker.engines.bookkeeper.ledger_metadata import (
     FENCE,
@@ -28,6 +29,8 @@ from meridian_broker.engines.bookkeeper.ledger_table import LedgerTable
 from meridian_broker.engines.bookkeeper.recoveries import Recoveries, taken_over
 from meridian_broker.engines.etcd.address import ANONYMOUS, Login, parse_endpoints
 from meridian_broker.engines.etcd.client import EtcdChannel
+from meridian_broker.ledgers.periodic import PeriodicWork
+from meridian_broker.ledgers.storage import StorageFigures
 from meridian_broker.ledgers.store import (
     LABEL_BYTES_MAX,
     LedgerError,
@@ -51,9 +54,10 @@ DELETE_ATTEMPTS: Final = 3
 class BookKeeperLedgerStore:
     """See `meridian_broker.ledgers.store.LedgerStore`. Made by `start`."""
 
-    def __init__(self, table: LedgerTable, settings: BookKeeperSettings, connect: Connect) -> None:
+    def __init__(self, table: LedgerTable, settings: BookKeeperSettings, connect: Connect, outside: str) -> None:
         self._table = table
         self._settings = settings
+        self._outside = outside
         self._bookies = Bookies(connect)
         self._context = StoreContext(table, self._bookies, settings)
         self._recoveries = Recoveries(self._context)
@@ -80,7 +84,7 @@ class BookKeeperLedgerStore:
             table = LedgerTable(EtcdChannel(parse_endpoints(urls), login), region)
         except MetadataError as error:
             raise LedgerError(str(error)) from error
-        store = cls(table, settings or BookKeeperSettings(), connect)
+        store = cls(table, settings or BookKeeperSettings(), connect, described(urls, region, login))
         try:
             await store._begin()
         except BaseException:
@@ -132,6 +136,36 @@ class BookKeeperLedgerStore:
         """Bytes of entries that are not confirmed yet. The caller of ``append`` bounds it by reading less."""
         return sum(writing.adding.pending_bytes for writing in self._context.writings.values())
 
+    # -- for the process around it: see `meridian_broker.ledgers.storage.LedgerStorage` ---------------------------
+
+    @property
+    def is_apart(self) -> bool:
+        """Ledgers are listed in the etcd that has the metadata: both are restored together or not at all."""
+        return False
+
+    def newest_fence(self) -> int:
+        return 0
+
+    @property
+    def damages(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def full(self) -> str | None:
+        """Too few bookies take new entries."""
+        return self._too_few(len(self._bookies.addresses))
+
+    @property
+    def works(self) -> tuple[PeriodicWork, ...]:
+        return ()
+
+    def figures(self) -> StorageFigures:
+        return self._context.figures()
+
+    @property
+    def outside(self) -> str:
+        return self._outside
+
     # -- the port ------------------------------------------------------------------------------------------------
 
     async def create(self, ledger_id: int, fence: int, label: bytes = b"") -> BookKeeperWriter:
@@ -142,11 +176,8 @@ class BookKeeperLedgerStore:
             raise LedgerError(f"a label of {len(label)} bytes: the limit is {LABEL_BYTES_MAX}")
         settings = self._settings
         ensemble = self._bookies.choose_ensemble(settings.ensemble)
-        if len(ensemble) < settings.ack_quorum:
-            raise LedgerWriteFailed(
-                f"ledger {ledger_id} cannot be created: {len(ensemble)} bookies are registered in etcd at "
-                f"{self._table.where}, and it takes {settings.ack_quorum} at least: are the region's bookies running?"
-            )
+        if (too_few := self._too_few(len(ensemble))) is not None:
+            raise LedgerWriteFailed(f"ledger {ledger_id} cannot be created: {too_few}")
         metadata = LedgerMetadata(
             len(ensemble),
             settings.ack_quorum,
@@ -164,14 +195,20 @@ class BookKeeperLedgerStore:
             raise LedgerError(f"ledger id {ledger_id} was used before: take a new one from the metadata store")
         return BookKeeperWriter(self._context, self._context.begin_writing(ledger_id, stored))
 
-    async def open(self, ledger_id: int) -> BookKeeperReader:
+    async def open(self, ledger_id: int, confirmed: int | None = None) -> BookKeeperReader:
+        """As `LedgerStore.open`.
+
+        :param confirmed: what the ledger's writer says of an open ledger. None: bookies are asked.
+        """
         self._context.check_open()
         stored = await self._context.find(ledger_id)
         if not stored.metadata.is_readable:
             raise LedgerUnreadable(f"ledger {ledger_id} has other checksums than CRC32C: this client does not read it")
-        metadata, confirmed = stored.metadata, stored.metadata.last_entry
+        metadata = stored.metadata
         writing = self._context.writings.get(ledger_id) if metadata.state is LedgerState.OPEN else None
-        if writing is None and metadata.state is not LedgerState.CLOSED:
+        if writing is not None or metadata.state is LedgerState.CLOSED:
+            confirmed = metadata.last_entry
+        elif confirmed is None:
             confirmed = (await self._open.confirmed({ledger_id: metadata}))[ledger_id]
         return BookKeeperReader(self._context, ledger_id, metadata, confirmed, writing)
 
@@ -225,6 +262,14 @@ class BookKeeperLedgerStore:
             size = await self._open.length(ledger, unknown[ledger], confirmed)
             found.append(LedgerInfo(ledger, confirmed + 1, size, False, unknown[ledger].label))
         return found
+
+    def _too_few(self, bookies: int) -> str | None:
+        if bookies >= self._settings.ack_quorum:
+            return None
+        return (
+            f"{bookies} bookies are registered in etcd at {self._table.where}, and it takes "
+            f"{self._settings.ack_quorum} at least: are the region's bookies running?"
+        )
 
 
 def _check_fence(ledger: int, metadata: LedgerMetadata, fence: int) -> None:

@@ -76,12 +76,15 @@ class LocalLedgerReader:
             except OSError as error:
                 if attempt == ATTEMPTS or not isinstance(error, FileNotFoundError):
                     raise unreadable(self._files.place, error) from error
-        self.close()
+        self._close_files()
         places = Places(self._files, self._state.segments, self._stats, self._index_entries)
         self._reads = EntryReads(self._files, places, self._stats)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close the files."""
+        self._close_files()
+
+    def _close_files(self) -> None:
         if self._reads is not None:
             self._reads.files.close()
 

@@ -4,8 +4,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Final
+
+from meridian_broker.ledgers.storage import StorageFigures
+
+GAUGES: Final = ("pending_bytes", "ledgers", "segments", "log_bytes", "live_bytes", "index_entries", "recovery_seconds")
 
 SYNC_SECONDS_BUCKETS: Final = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """Upper bounds of the histogram of fdatasync times, in seconds: half decades from a fast NVMe to a disk in trouble."""
@@ -60,3 +64,12 @@ class EngineStats:
         self.syncs += 1
         self.sync_seconds += seconds
         self.sync_buckets[bisect_left(SYNC_SECONDS_BUCKETS, seconds)] += 1
+
+    def figures(self) -> StorageFigures:
+        """For metrics."""
+        numbers = asdict(self)
+        sync_seconds, counts = numbers.pop("sync_seconds"), numbers.pop("sync_buckets")
+        bounds = [*map(str, SYNC_SECONDS_BUCKETS), "+Inf"]
+        return StorageFigures(
+            {name: numbers.pop(name) for name in GAUGES}, numbers, dict(zip(bounds, counts, strict=True)), sync_seconds
+        )

@@ -10,6 +10,7 @@ One store owns its directory (a lock says so). All methods run on the event loop
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
 from functools import partial
@@ -34,6 +35,7 @@ from meridian_broker.engines.local.segment import (
 from meridian_broker.engines.local.stats import EngineStats
 from meridian_broker.engines.local.upkeep import Upkeep, UpkeepSettings
 from meridian_broker.ledgers.periodic import PeriodicWork
+from meridian_broker.ledgers.storage import StorageFigures
 from meridian_broker.ledgers.store import (
     LABEL_BYTES_MAX,
     AppendDone,
@@ -222,6 +224,18 @@ class LocalLedgerStore:
         stats.live_bytes = sum(segment.live_bytes for segment in self.log.segments.values())
         return stats
 
+    def figures(self) -> StorageFigures:
+        """See `meridian_broker.ledgers.storage.LedgerStorage`, like the next three."""
+        return self.stats().figures()
+
+    @property
+    def works(self) -> tuple[PeriodicWork, ...]:
+        return (self.upkeep,)
+
+    @property
+    def outside(self) -> str:
+        return json.dumps({"directory": self._files.place})
+
     @property
     def full(self) -> str | None:
         """Why no messages can be stored now: the volume is full except for its reserve. None: there is room."""
@@ -298,6 +312,11 @@ class LocalLedgerStore:
                 self._upkeep.kick()
 
         await self._put(record(DELETED, ledger_id, 0, b""), gone)
+
+    @property
+    def is_apart(self) -> bool:
+        """The volume can be restored without the metadata, and they without it."""
+        return True
 
     def newest_fence(self) -> int:
         """The highest owner epoch any ledger has seen; 0 if there is none."""

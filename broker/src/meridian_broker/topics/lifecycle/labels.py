@@ -26,7 +26,8 @@ class Labels:
     Ledgers created later are recorded by this broker. A topic's ledgers are forgotten when it is opened.
     """
 
-    def __init__(self, store: LedgerStore) -> None:
+    def __init__(self, store: LedgerStore | None) -> None:
+        """:param store: None: the metadata store itself lists the ledgers, so there are none that it does not know."""
         self._store = store
         self._by_topic: dict[str, list[Labelled]] | None = None
 
@@ -46,7 +47,8 @@ class Labels:
     async def _all(self) -> dict[str, list[Labelled]]:
         if self._by_topic is None:
             found: dict[str, list[Labelled]] = {}
-            for info in sorted(await self._store.list(), key=lambda info: info.ledger_id):
+            ledgers = [] if self._store is None else await self._store.list()
+            for info in sorted(ledgers, key=lambda info: info.ledger_id):
                 if info.label:
                     try:
                         label = Label.decode(info.label)
