@@ -328,6 +328,7 @@ class BrokerProcess:
             pattern_length=topics.subscription_pattern_max_length,
             keep_alive_seconds=settings.network.keep_alive_interval_seconds,
             producer_name=self._producer_name,
+            objections=lambda topic, subscription: objections(self.admin, topic, subscription),
         )
         stack.push_async_callback(self.runner.close)
         stack.push_async_callback(self.exchange.close)
@@ -365,7 +366,6 @@ class BrokerProcess:
             calls=self.calls,
             guard=Guard(self.region, os.urandom(NONCE_BYTES), lambda: self.keys.peer_secrets),
         )
-        self.gateway.objections = partial(objections, self.admin)
         await self.listeners.open(self.gateway, self.admin, stack)
 
     async def _bootstrap(self) -> None:
@@ -414,7 +414,7 @@ class BrokerProcess:
 
     async def drain(self) -> None:
         """Hand everything over in good order."""
-        self.gateway.draining = True
+        self.gateway.begin_drain()
         self.listeners.close()
         limit = self.settings.process.broker_shutdown_timeout_ms / 1000
         try:

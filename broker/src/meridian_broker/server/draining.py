@@ -26,7 +26,7 @@ LOOK_SECONDS: Final = 0.025
 async def settled(service: TopicService, gateway: Broker) -> None:
     """Dispatch no more, and wait for acknowledgements; read no more, and wait for receipts. Both for a bounded time."""
     for topic in service.topics.values():
-        topic.is_resting = True
+        topic.rest()
     await _until(lambda: not any(map(_is_owed_acks, _subscriptions(service))), ACK_SECONDS)
     gateway.hear_no_more()
     await _until(lambda: not gateway.owes_receipts, RECEIPT_SECONDS)

@@ -94,8 +94,7 @@ class TopicContext:
         self.regions = setup.regions or (lambda: frozenset((region,)))
         """Where it lives, this region included."""
         self.followed: frozenset[str] = frozenset()
-        """Where it lived when that was looked at last (``service/leased_topics.py``): the same object as long as it is
-        the same."""
+        """Where it lived at the last call of ``follow_regions``: the same object as long as it is the same."""
         self.leasing = setup.leasing
         self.votes: dict[str, dict[str, tuple[str, int, int]]] = {}
         """Subscription -> origin -> what this region voted: holder, term, milliseconds (R26)."""
@@ -146,6 +145,46 @@ class TopicContext:
         self.check_open()
         if self.is_leaving:
             raise TopicFenced(f"{self.name} is being deleted: look it up again")
+
+    def used(self) -> None:
+        """A client came or left."""
+        self.last_used_ms = self.scheduler.now_ms()
+
+    # -- what it does no more ------------------------------------------------------------------------------------
+
+    def rest(self) -> None:
+        """The broker is about to stop: dispatch nothing any more."""
+        self.is_resting = True
+
+    def begin_leaving(self) -> None:
+        """Its deletion is about to be put on record: admit no clients."""
+        self.is_leaving = True
+
+    def stay(self) -> None:
+        """The deletion failed: admit clients again."""
+        self.is_leaving = False
+
+    def begin_termination(self) -> None:
+        """Accept no more messages."""
+        self.is_ended = True
+
+    def resume(self) -> None:
+        """The termination failed: accept messages again."""
+        self.is_ended = False
+
+    def ended(self, last: Position, ends: Mapping[str, Position]) -> None:
+        """The termination is on record.
+
+        :param last: its last entry.
+        :param ends: per other region, the last of its entries before that one.
+        """
+        self.is_ended, self.terminated, self.ends = True, last, ends
+
+    def follow_regions(self) -> None:
+        """Look where it lives now."""
+        regions = self.regions()
+        if regions != self.followed:
+            self.followed = regions
 
     def skipped_for(self, remote: str) -> Skipped | None:
         """What an operator skipped of the backlog of a region; None: nothing."""

@@ -174,14 +174,14 @@ class Topic(TopicContext):
     def entered(self, producer: Producer) -> None:
         """A producer is let in."""
         self.deduplication.attach(producer)
-        self.last_used_ms = self.scheduler.now_ms()
+        self.used()
 
     def remove_producer(self, producer: Producer) -> None:
         """It is gone, or does not want to come in any more."""
         if self.producers.get(producer.name) is producer:
             del self.producers[producer.name]
         self.admission.gone(producer)
-        self.last_used_ms = self.scheduler.now_ms()
+        self.used()
 
     def came_in(self) -> tuple[int, int]:
         """Messages and bytes stored since it was opened, of clients and of other regions, as Pulsar counts them."""

@@ -34,10 +34,6 @@ class Peers(Protocol):
         ...
 
 
-async def _no_objection(_topic: str, _subscription: str) -> None:
-    """Without other regions there is no objection."""
-
-
 @dataclass
 class Broker:
     """One broker process, seen from its connections."""
@@ -65,7 +61,7 @@ class Broker:
     keep_alive_seconds: float
     producer_name: Callable[[], str]
     """Generates names for producers that have none."""
-    objections: Callable[[str, str], Awaitable[str | None]] = _no_objection
+    objections: Callable[[str, str], Awaitable[str | None]]
     """Asks the other regions why a replicated subscription of a topic must not be deleted now; None: it may be."""
     ready: bool = False
     """Set once everything is open; until then other brokers are served, and clients wait for the answer to CONNECT."""
@@ -88,6 +84,10 @@ class Broker:
     expiries: Expiries = field(default_factory=Expiries)
     addresses_connected: Counter[str] = field(default_factory=Counter)
     """Clients by address."""
+
+    def begin_drain(self) -> None:
+        """The broker is about to stop: refuse connections, and say so in health checks."""
+        self.draining = True
 
     def connected(self, connection: Connected) -> None:
         """A connection was accepted."""

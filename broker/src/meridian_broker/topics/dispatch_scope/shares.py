@@ -116,19 +116,17 @@ def objection(subscription: Subscription) -> str:
 
 
 def follow(subscription: Subscription) -> None:
-    """Apply the record. When the scope changes, consumers are disconnected: what they hold may be delivered twice."""
+    """Apply the record. When the scope changes, consumers are disconnected."""
     leasing = subscription.topic.leasing
     is_in_force = subscription.record.scope == ORIGIN and not objection(subscription)
     if is_in_force and leasing is not None:
         _say_who_votes(subscription, leasing)
         if subscription.share is None:
-            subscription.disconnect_consumers()
-            subscription.share = Shares(subscription, leasing)
-        subscription.share.refresh()
+            subscription.divide(Shares(subscription, leasing))
+        if subscription.share is not None:
+            subscription.share.refresh()
     elif subscription.share is not None:
-        subscription.disconnect_consumers()
-        subscription.share.close()
-        subscription.share = None
+        subscription.divide(None)
 
 
 class Shares:

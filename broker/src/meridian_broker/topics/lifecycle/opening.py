@@ -54,8 +54,7 @@ async def open_topic(
     await topic.deduplication.open(topic.rules.deduplication)
     topic.lives.lost_records.report()
     if topic.recall is not None:
-        topic.log.joined = {**topic.log.joined, **metadata.record.joined}
-        topic.log.is_joined = topic.recall.is_settled
+        topic.log.recall_joined(metadata.record.joined, is_joined=topic.recall.is_settled)
     topic.begin()
     return topic
 

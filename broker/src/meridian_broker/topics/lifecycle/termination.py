@@ -45,7 +45,7 @@ async def terminate(topic: Topic) -> Position:
         return topic.terminated
     if topic.is_ended:
         raise TopicFenced(f"{topic.name} is being terminated: try again")
-    topic.is_ended = True
+    topic.begin_termination()
     try:
         await topic.scheduler.answer(topic.log.when_durable)
         topic.check_open()
@@ -56,7 +56,7 @@ async def terminate(topic: Topic) -> Position:
     except LedgerError as error:
         raise TopicFenced(f"{topic.name} was closed in the meantime: terminate it again ({error})") from error
     finally:
-        topic.is_ended = False
+        topic.resume()
     ended(topic, last, ends)
     return last
 
@@ -93,7 +93,7 @@ def ended(topic: Topic, last: Position, ends: Mapping[str, Position]) -> None:
 
     :param ends: per other region, its last entry before the end.
     """
-    topic.is_ended, topic.terminated, topic.ends = True, last, ends
+    topic.ended(last, ends)
     topic.admission.end(str(topic.refusal()))
     for producer in list(topic.producers.values()):
         topic.remove_producer(producer)

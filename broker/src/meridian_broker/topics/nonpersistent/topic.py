@@ -77,6 +77,10 @@ class NonPersistentTopic:
 
     def entered(self, _: Producer) -> None:
         """A producer was admitted."""
+        self.used()
+
+    def used(self) -> None:
+        """A client came or left."""
         self.last_used_ms = self.scheduler.now_ms()
 
     def remove_producer(self, producer: Producer) -> None:
@@ -84,7 +88,7 @@ class NonPersistentTopic:
         if self.producers.get(producer.name) is producer:
             del self.producers[producer.name]
         self.admission.gone(producer)
-        self.last_used_ms = self.scheduler.now_ms()
+        self.used()
 
     def publish(self, producer: Producer, sends: list[Send]) -> int:
         """Send messages to every subscription, and answer. Returns the bytes in flight to a disk: none."""
@@ -228,7 +232,7 @@ class NonPersistentSubscription:
         self.remove_consumer(consumer)
         if not self.consumers:
             self.topic.subscriptions.pop(self.name, None)
-        self.topic.last_used_ms = self.topic.scheduler.now_ms()
+        self.topic.used()
 
     def disconnect_consumers(self) -> None:
         """Disconnect all consumers, so that they subscribe again."""

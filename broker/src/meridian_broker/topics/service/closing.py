@@ -31,7 +31,7 @@ async def unload(opener: TopicOpener, name: TopicName) -> None:
 
 async def send_consumers_away(registry: TopicRegistry) -> None:
     """Disconnect all consumers, and send their acknowledgements to the other regions. No more topics are opened."""
-    registry.closing = True
+    registry.close()
     topics = list(registry.topics.values())
     for topic in topics:
         for subscription in topic.subscriptions.values():
@@ -44,7 +44,7 @@ async def send_consumers_away(registry: TopicRegistry) -> None:
 async def close(opener: TopicOpener) -> None:
     """The end of a drain: disconnect all clients and seal all open ledgers."""
     registry = opener.registry
-    registry.closing = True
+    registry.close()
     registry.non_persistent.close("this broker is shutting down")
     jobs = [partial(_close_for_good, opener, topic) for topic in registry.topics.values()]
     await run_all(opener.parts.scheduler, jobs, "close a topic")  # together, for they share the group commit

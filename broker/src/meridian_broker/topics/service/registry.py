@@ -35,6 +35,10 @@ class TopicRegistry:
         """Held while a topic is opened, closed or deleted."""
         return self._locks.setdefault(name, self.parts.new_lock())
 
+    def close(self) -> None:
+        """The broker is shutting down: open no more topics."""
+        self.closing = True
+
     def add(self, topic: Topic) -> None:
         """The topic is open from now on."""
         self.topics[topic.name] = topic

@@ -285,7 +285,7 @@ async def remove(
     for topic in topics:
         check(topic)
     for topic in topics:
-        topic.is_leaving = True
+        topic.begin_leaving()
     left = set(topics)
 
     async def remove_one(topic: Topic) -> None:
@@ -304,7 +304,7 @@ async def remove(
         await run_all(opener.parts.scheduler, [partial(remove_one, topic) for topic in topics], "delete a topic")
     finally:
         for topic in left:
-            topic.is_leaving = False
+            topic.stay()
             if topic.failure is not None:
                 opener.parts.scheduler.defer(partial(_open_again, opener, topic))
 

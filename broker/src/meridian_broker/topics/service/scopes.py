@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 def follow(topic: Topic) -> None:
     """Do as the records of its subscriptions say, and the regions that it has."""
-    regions = topic.regions()
-    if topic.followed != regions:
-        topic.followed = regions
+    topic.follow_regions()
     for subscription in list(topic.subscriptions.values()):
         shares.follow(subscription)
 
@@ -25,7 +23,7 @@ def opened(topic: Topic) -> None:
     """A topic is served from now on: what this region voted is known, and its shares are asked for."""
     if topic.leasing is not None:
         if topic.lives.lost_records.may_have_voted:
-            topic.lives.lost_records.votes_from_ms = topic.leasing.now_ms() + _longest_ms(topic, topic.leasing)
+            topic.lives.lost_records.wait_to_vote(topic.leasing.now_ms() + _longest_ms(topic, topic.leasing))
         for name, ballots in topic.votes.items():
             for origin, ballot in ballots.items():
                 topic.leasing.found((topic.name, name, origin), *ballot)

@@ -112,6 +112,10 @@ class LostRecords:
         self.votes_from_ms = 0
         """Until then, by the clock of leases, this region does not vote: a promise that it forgot may still bind it."""
 
+    def wait_to_vote(self, until_ms: int) -> None:
+        """Do not vote until then, by the clock of leases."""
+        self.votes_from_ms = until_ms
+
     @property
     def records(self) -> int:
         """The number of records lost within the last day."""

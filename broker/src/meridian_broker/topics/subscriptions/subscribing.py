@@ -157,5 +157,5 @@ class Subscribing:
             read_compacted,
         )
         subscription.add_consumer(consumer, kind)
-        self.topic.last_used_ms = self.topic.scheduler.now_ms()
+        self.topic.used()
         return consumer

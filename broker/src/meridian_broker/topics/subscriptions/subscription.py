@@ -153,10 +153,20 @@ class Subscription:
                 if self.share is not None:
                     self.share.refresh()
 
+    def divide(self, shares: DispatchShares | None) -> None:
+        """The dispatch scope changed. What consumers hold may be delivered twice.
+
+        :param shares: the messages to dispatch from now on; None: all.
+        """
+        self.disconnect_consumers()
+        if self.share is not None:
+            self.share.close()
+        self.share = shares
+
     def leave(self, consumer: Consumer) -> None:
         """The consumer left; the subscription of a reader is removed with it."""
         self.remove_consumer(consumer)
-        self.topic.last_used_ms = self.topic.scheduler.now_ms()
+        self.topic.used()
         if not (self.durable or self.consumers):
             self.lives.forget_reader(self)
 
