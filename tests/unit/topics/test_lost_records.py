@@ -200,7 +200,8 @@ async def test_one_that_was_made_again_does_not_expire_while_other_regions_may_u
         asked.append(name)
         return "the other region does not answer"
 
-    await expire_subscriptions(cast("TopicRegistry", SimpleNamespace(topics={"t": one.topic})), cannot_say)
+    registry = SimpleNamespace(topics={"t": one.topic}, parts=SimpleNamespace(scheduler=one.scheduler))
+    await expire_subscriptions(cast("TopicRegistry", registry), cannot_say)
     assert (asked, list(one.topic.subscriptions)) == (["s"], ["s"])
 
 
