@@ -23,8 +23,9 @@ from typing import Any
 
 import pulsar
 from processes import cpu_seconds
-from support.brokers.broker_process import RegionsProcess, wait_until
+from support.brokers.broker_process import wait_until
 from support.brokers.region_clients import connected
+from support.brokers.up_process import UpProcess
 
 REGIONS = ("us", "eu")
 PARTITIONS = 1000
@@ -37,7 +38,7 @@ PATIENCE_MS = 60_000
 class Round:
     """One topic: made, used, deleted."""
 
-    def __init__(self, regions: RegionsProcess, number: int) -> None:
+    def __init__(self, regions: UpProcess, number: int) -> None:
         self._regions = regions
         self._name = f"divided-{number}"
 
@@ -95,7 +96,7 @@ def measure(metadata: str, rounds: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     with (
         tempfile.TemporaryDirectory() as directory,
-        RegionsProcess(REGIONS, Path(directory) / "regions", metadata=metadata) as regions,
+        UpProcess(REGIONS, Path(directory) / "regions", metadata=metadata) as regions,
     ):
         for number in range(rounds):
             one = Round(regions, number)

@@ -12,11 +12,13 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.brokers.broker_process import MERIDIAN, RegionsProcess, wait_until
+from support.brokers.broker_process import MERIDIAN, wait_until
 from support.brokers.region_clients import CENTRAL, EAST, WEST
+from support.brokers.up_process import UpProcess
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -52,13 +54,19 @@ PRINTS = {
 """What each prints, by how it begins or what it is."""
 
 
+@pytest.fixture(scope="module")
+def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpProcess]:
+    with UpProcess(REGIONS, tmp_path_factory.mktemp("readme") / "data") as up:
+        yield up
+
+
 def shown() -> list[str]:
     """Every command of the page, in order."""
     prose = re.sub(r"^```.*?^```", "", README, flags=re.MULTILINE | re.DOTALL)
     return [line.strip() for line in prose.splitlines() if line.startswith("    ")]
 
 
-def at_home(text: str, regions: RegionsProcess) -> str:
+def at_home(text: str, regions: UpProcess) -> str:
     """The same with the addresses of these regions."""
     for number, region in enumerate(REGIONS):
         text = text.replace(f"pulsar://127.0.0.1:{6650 + 10 * number}", regions.service_url(region))
@@ -66,7 +74,7 @@ def at_home(text: str, regions: RegionsProcess) -> str:
     return text
 
 
-def meridian(regions: RegionsProcess, arguments: str) -> subprocess.CompletedProcess[str]:
+def meridian(regions: UpProcess, arguments: str) -> subprocess.CompletedProcess[str]:
     home = {"MERIDIAN_URL": regions.admin_url(EAST), "MERIDIAN_SERVICE_URL": regions.service_url(EAST)}
     return subprocess.run(
         [*MERIDIAN, *shlex.split(at_home(arguments, regions))],
@@ -84,7 +92,7 @@ def expected(arguments: str) -> str:
     return next(text for beginning, text in PRINTS.items() if arguments.startswith(beginning))
 
 
-def test_the_commands_of_the_readme_do_what_it_says(regions: RegionsProcess) -> None:
+def test_the_commands_of_the_readme_do_what_it_says(regions: UpProcess) -> None:
     ran = []
     for line in shown():
         if line in ELSEWHERE:
@@ -105,7 +113,7 @@ def test_the_commands_of_the_readme_do_what_it_says(regions: RegionsProcess) -> 
     assert len({arguments for arguments, *_ in ran}) == len(PRINTS)
 
 
-def test_the_program_of_the_readme_runs(regions: RegionsProcess) -> None:
+def test_the_program_of_the_readme_runs(regions: UpProcess) -> None:
     (program,) = re.findall(r"^```python\n(.*?)^```", README, flags=re.MULTILINE | re.DOTALL)
     ran = [sys.executable, "-W", "error", "-c", at_home(program, regions)]
     done = subprocess.run(ran, capture_output=True, text=True, check=False, timeout=90)
@@ -113,7 +121,7 @@ def test_the_program_of_the_readme_runs(regions: RegionsProcess) -> None:
     assert "b'one espresso'" in done.stdout
 
 
-def test_what_is_said_of_exit_codes_and_options_is_so(regions: RegionsProcess) -> None:
+def test_what_is_said_of_exit_codes_and_options_is_so(regions: UpProcess) -> None:
     assert meridian(regions, "topics lst").returncode == 64
     assert meridian(regions, "topics stats nowhere").returncode == 1
     assert meridian(regions, "topics list --url http://127.0.0.1:1").returncode == 2
@@ -134,7 +142,7 @@ def test_a_target_of_the_readme_is_in_the_makefile(target: str) -> None:
     assert f"\n.PHONY: {target}\n" in (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
-def test_a_region_that_is_killed_is_reported_and_its_consumers_go_on_elsewhere(regions: RegionsProcess) -> None:
+def test_a_region_that_is_killed_is_reported_and_its_consumers_go_on_elsewhere(regions: UpProcess) -> None:
     """Last: it leaves a region dead."""
     process = re.findall(rf"^{EAST} .* (\d+)$", regions.log(), flags=re.MULTILINE)[-1]
     assert meridian(regions, "produce again -m one -m two").returncode == 0

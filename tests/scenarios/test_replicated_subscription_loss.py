@@ -33,6 +33,7 @@ from support.brokers.region_clients import (
     take_numbers,
     wait_for_backlog,
 )
+from support.brokers.up_process import UpProcess
 from support.protocol.admin_paths import subscription_path, topic_path
 
 REGIONS = (EAST, WEST, CENTRAL)
@@ -64,7 +65,7 @@ def impatient(tmp_path: Path) -> Iterator[RegionsProcess]:
 
 @pytest.fixture(scope="module")
 def with_etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegionsProcess]:
-    with RegionsProcess((EAST, WEST), tmp_path_factory.mktemp("etcd") / "data", metadata="etcd") as up:
+    with UpProcess((EAST, WEST), tmp_path_factory.mktemp("etcd") / "data", metadata="etcd") as up:
         yield up
 
 

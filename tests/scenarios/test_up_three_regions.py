@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.brokers.broker_process import MERIDIAN, RegionsProcess, wait_until
+from support.brokers.broker_process import MERIDIAN, wait_until
 from support.brokers.region_clients import (
     CENTRAL,
     EARLIEST,
@@ -23,17 +23,18 @@ from support.brokers.region_clients import (
     stored,
     take,
 )
+from support.brokers.up_process import UpProcess
 
 REGIONS = (EAST, WEST, CENTRAL)
 
 
 @pytest.fixture(scope="module", params=["embedded", "etcd"])
-def regions(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[RegionsProcess]:
-    with RegionsProcess(REGIONS, tmp_path_factory.mktemp("up") / "data", metadata=request.param) as up:
+def regions(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[UpProcess]:
+    with UpProcess(REGIONS, tmp_path_factory.mktemp("up") / "data", metadata=request.param) as up:
         yield up
 
 
-def ask(regions: RegionsProcess, region: str, *arguments: str) -> Any:
+def ask(regions: UpProcess, region: str, *arguments: str) -> Any:
     """What the command line answers, as JSON."""
     url = regions.admin_url(region)
     done = subprocess.run([*MERIDIAN, *arguments, "--url", url, "--json"], capture_output=True, text=True, check=False)
@@ -41,15 +42,15 @@ def ask(regions: RegionsProcess, region: str, *arguments: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_what_is_stored_survives_a_restart_in_every_region(regions: RegionsProcess) -> None:
+def test_what_is_stored_survives_a_restart_in_every_region(regions: UpProcess) -> None:
     topic, sent = new_topic("kept"), list(range(100))
     with client(regions, EAST) as east:
         publish(east, topic, numbered(sent))
     # The other regions hold the messages before the restart, or the restart would prove nothing for them.
     for region in REGIONS:
         assert stored(regions, region, topic, len(sent)) == sent, region
-    said = regions.stop()
-    assert all(re.search(rf"{region} stopped in", said) for region in REGIONS)
+    regions.stop()
+    assert all(re.search(rf"{region} stopped in", regions.log()) for region in REGIONS)
     regions.start()
     for region in REGIONS:
         with client(regions, region) as one:
@@ -57,7 +58,7 @@ def test_what_is_stored_survives_a_restart_in_every_region(regions: RegionsProce
             assert [int(message.data()) for message in take(consumer, len(sent))] == sent, region
 
 
-def test_the_command_line_sets_up_and_sees(regions: RegionsProcess) -> None:
+def test_the_command_line_sets_up_and_sees(regions: UpProcess) -> None:
     for region in REGIONS:
         assert {row["name"] for row in ask(regions, region, "regions", "list")} == set(REGIONS)
     assert "public" in ask(regions, WEST, "tenants", "list")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real brokers in separate processes: started, watched until healthy, killed, restarted on the same disk.
 
-``BrokerProcess`` is one ``meridian broker``; ``RegionsProcess`` is one ``meridian up`` with several regions. Both keep
-their ports over restarts, so that clients find them again. Signals go only to process ids that these objects started.
-Use them as context managers: whatever happens in the test, no process is left behind.
+``BrokerProcess`` is one ``meridian broker``; ``RegionsProcess`` is one for each of several regions that replicate to
+each other. Both keep their ports over restarts, so that clients find them again. Signals go only to process ids that
+these objects started. Use them as context managers: whatever happens in the test, no process is left behind.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
+from meridian_broker.cli.programs import UpOptions
+from meridian_broker.server.layout import Directory, plan_regions
+from meridian_broker.server.settings import collect
 from support.brokers.forked_meridian import ForkedMeridian
 from support.brokers.free_ports import free_base_port, free_port
 
@@ -209,35 +212,15 @@ class BrokerProcess:
         self.kill()
 
 
-def kill_etcds(data_dir: Path) -> None:
-    """They outlive a supervisor that is killed: brokers that drain need them until the end."""
-    for file in data_dir.glob("*/etcd/etcd.pid"):
-        pid = int(file.read_text())
-        with contextlib.suppress(OSError):
-            if str(data_dir) in Path(f"/proc/{pid}/cmdline").read_text():
-                os.kill(pid, signal.SIGKILL)
-
-
 class RegionsProcess:
-    """One ``meridian up`` with several regions that replicate to each other."""
+    """Regions that replicate to each other, with the files that ``meridian up`` writes but without a supervisor."""
 
-    def __init__(
-        self,
-        regions: tuple[str, ...],
-        data_dir: Path,
-        *,
-        metadata: str = "embedded",
-        settings: Mapping[str, str] | None = None,
-    ) -> None:
+    def __init__(self, regions: tuple[str, ...], data_dir: Path, *, settings: Mapping[str, str] | None = None) -> None:
         self.regions = regions
         self.data_dir = data_dir
-        self.log_file = data_dir.parent / f"{data_dir.name}-up.log"
-        self._metadata = metadata
-        chosen = PATIENT | dict(settings or {})
-        self._assignments = [part for key, value in chosen.items() for part in ("--set", f"{key}={value}")]
+        self._assignments = [f"{key}={value}" for key, value in (PATIENT | dict(settings or {})).items()]
         self._base_port, self._base_http_port = free_base_port(len(regions)), free_base_port(len(regions))
-        self._process: Program | None = None
-        self._again: dict[str, Program] = {}
+        self._brokers: dict[str, Program] = {}
 
     @property
     def regions_file(self) -> Path:
@@ -258,28 +241,33 @@ class RegionsProcess:
 
     def start(self) -> Self:
         """Start them, and wait until all are healthy."""
-        assert self._process is None, "the regions run already"
-        self.data_dir.parent.mkdir(parents=True, exist_ok=True)
-        command = [
-            *("up", "--regions", ",".join(self.regions), "--data-dir", str(self.data_dir)),
-            *("--metadata", self._metadata, "--base-port", str(self._base_port)),
-            *("--base-http-port", str(self._base_http_port), *self._assignments),
-        ]
-        said = self.log_file.stat().st_size if self.log_file.exists() else 0
-        self._process = started_afresh(command, self.log_file)
-
-        def up() -> bool:
-            assert self._process is not None
-            assert self._process.poll() is None, f"the regions did not start:\n{self.log()}"
-            return b"All regions are up" in self.log_file.read_bytes()[said:]
-
-        wait_until(up, "the regions to start", START_SECONDS)
+        assert not self._brokers, "the regions run already"
+        options = UpOptions(
+            regions=self.regions,
+            data_directory=self.data_dir,
+            metadata="embedded",
+            base_port=self._base_port,
+            base_http_port=self._base_http_port,
+            assignments=tuple(self._assignments),
+        )
+        given = collect(None, options.assignments, {})
+        plans = plan_regions(options, given)
+        directory = Directory(self.data_dir)
+        directory.make_token()
+        for plan in plans:
+            store = plan.directory / "data" / "metadata.sqlite"
+            directory.write_config(plan, {"metadataStoreUrl": f"sqlite:{store}"}, given)
+        directory.write_regions(plans, options.metadata, {})
+        directory.close()
+        for region in self.regions:
+            self._fork(region)
+        for region in self.regions:
+            self._wait_healthy(region)
         return self
 
     def pid(self, region: str) -> int:
         """Of the region's broker."""
-        again = self._again.get(region)
-        return int(self.record(region)["pid"]) if again is None else again.pid
+        return self._brokers[region].pid
 
     def is_running(self, region: str) -> bool:
         """Does it have a ready broker?"""
@@ -295,60 +283,49 @@ class RegionsProcess:
 
     def stop_region(self, region: str) -> None:
         """SIGTERM one region's broker and wait for its drain; the others go on."""
-        said = len(self.log(region))
-        again = self._again.pop(region, None)
-        os.kill(int(self.record(region)["pid"]) if again is None else again.pid, signal.SIGTERM)
-        if again is not None:
-            assert again.wait(STOP_SECONDS) == 0, self.log(region)
-        wait_until(lambda: self.log(region)[said:].rstrip().endswith("stopped"), f"{region} to stop", STOP_SECONDS)
+        broker = self._brokers.pop(region)
+        broker.send_signal(signal.SIGTERM)
+        assert broker.wait(STOP_SECONDS) == 0, self.log(region)
 
     def kill_region(self, region: str) -> None:
         """SIGKILL one region's broker; the others go on."""
-        again = self._again.pop(region, None)
-        if again is not None:
-            again.kill()
-            again.wait()
-            return
-        os.kill(int(self.record(region)["pid"]), signal.SIGKILL)
-        wait_until(lambda: not is_healthy(self.admin_url(region)), f"{region} to be gone")
+        if (broker := self._brokers.pop(region, None)) is not None:
+            broker.kill()
+            broker.wait()
 
     def bring_back(self, region: str) -> None:
         """Start a killed region's broker again on its own disk, as its service manager would."""
+        self._fork(region)
+        self._wait_healthy(region)
+
+    def _fork(self, region: str) -> None:
         record = self.record(region)
-        again = self._again[region] = ForkedMeridian(["broker", "--config", record["config"]], Path(record["log"]))
+        self._brokers[region] = ForkedMeridian(["broker", "--config", record["config"]], Path(record["log"]))
 
+    def _wait_healthy(self, region: str) -> None:
         def healthy() -> bool:
-            assert again.poll() is None, f"the broker of {region} ended with {again.poll()}:\n{self.log(region)[-999:]}"
-            return is_healthy(self.admin_url(region))
+            code = self._brokers[region].poll()
+            assert code is None, f"the broker of {region} ended with {code}:\n{self.log(region)[-999:]}"
+            return self.is_running(region)
 
-        wait_until(healthy, f"{region} to be back", START_SECONDS)
+        wait_until(healthy, f"{region} to be healthy", START_SECONDS)
 
-    def stop(self) -> str:
-        """SIGTERM, and wait for the drain. Says what was printed; fails when it did not end well."""
-        assert self._process is not None
-        for again in self._again.values():
-            again.send_signal(signal.SIGTERM)
-        self._process.send_signal(signal.SIGTERM)
-        codes = [one.wait(STOP_SECONDS) for one in (*self._again.values(), self._process)]
-        killed = bool(self._again)
-        self._again.clear()
-        self._process = None
-        assert killed or codes == [0], f"exit codes {codes}:\n{self.log()}"
-        return self.log()
+    def stop(self) -> None:
+        """SIGTERM, and wait for the drain; fails when it did not end well."""
+        for broker in self._brokers.values():
+            broker.send_signal(signal.SIGTERM)
+        codes = {region: broker.wait(STOP_SECONDS) for region, broker in self._brokers.items()}
+        self._brokers.clear()
+        assert not any(codes.values()), f"exit codes {codes}"
 
     def kill(self) -> None:
-        """End everything at once; brokers do not outlive their supervisor."""
-        for process in (*self._again.values(), self._process):
-            if process is not None:
-                process.kill()
-                process.wait()
-        self._again.clear()
-        self._process = None
-        kill_etcds(self.data_dir)
+        """End everything at once."""
+        for region in self.regions:
+            self.kill_region(region)
 
-    def log(self, region: str | None = None) -> str:
-        """What ``meridian up`` printed, or what one region's broker logged."""
-        file = self.log_file if region is None else Path(self.record(region)["log"])
+    def log(self, region: str) -> str:
+        """What the region's broker logged, over all starts."""
+        file = Path(self.record(region)["log"])
         return file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
 
     def http(self, region: str, method: str, path: str, body: Any = ..., *, raw: bytes | None = None) -> HttpAnswer:
@@ -356,7 +333,7 @@ class RegionsProcess:
         return http(method, self.admin_url(region) + path, body, raw=raw)
 
     def __enter__(self) -> Self:
-        return self if self._process is not None else self.start()
+        return self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

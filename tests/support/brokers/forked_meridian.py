@@ -16,6 +16,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from meridian_broker.server.lifeline import die_with_parent
+
 _FORKING = multiprocessing.get_context("forkserver")
 _FORKING.set_forkserver_preload(["meridian_broker.server.main", "meridian_broker.server.broker"])
 
@@ -61,6 +63,7 @@ def _run(arguments: list[str], log_file: Path, environment: dict[str, str]) -> N
     """The forked process: what the installed script does."""
     from meridian_broker.server.main import main
 
+    die_with_parent(os.getppid())
     with log_file.open("ab") as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())
