@@ -44,16 +44,16 @@ async def open_anew(topic: Topic) -> None:
 
 async def ask(topic: Topic) -> None:
     """Every other region is asked; there are none."""
-    topic.mending.noticed()
-    while not topic.mending.for_a_person() or not all(gap.is_judged for gap in topic.mending.gaps()):
-        topic.mending._since_ms = dict.fromkeys(topic.mending._since_ms, 1)
+    topic.repair.noticed()
+    while not topic.repair.for_a_person() or not all(gap.is_judged for gap in topic.repair.gaps()):
+        topic.repair._since_ms = dict.fromkeys(topic.repair._since_ms, 1)
         await next_turn(topic.scheduler)
 
 
 async def accept(topic: Topic) -> None:
-    for gap in topic.mending.gaps():
+    for gap in topic.repair.gaps():
         await topic.gaps.accept(gap.origin, gap.upto, "a person", forced=False)
-    assert not topic.mending.gaps()
+    assert not topic.repair.gaps()
 
 
 async def main() -> None:

@@ -94,7 +94,7 @@ async def test_a_damaged_entry_comes_back_from_another_region(tmp_path: Path) ->
             ]
             reading = await Consumer.subscribe(await us.connect(), TOPIC, f"s{start}", replicated=False, kind=EXCLUSIVE)
             assert await take(reading, 8) == PAYLOADS, "each in its place"
-            assert topic.mending.replaced == (0 if start else 2), "the copies outlive a restart"
+            assert topic.repair.replaced == (0 if start else 2), "the copies outlive a restart"
             assert topic.gaps.all() == []
             await us.stop()
         rows = await asyncio.to_thread(exported, topic, tmp_path / "us" / "ledgers")
@@ -139,7 +139,7 @@ async def test_a_lost_entry_is_passed_over_once_somebody_accepts_that(
                 async with session.post(f"{GAPS}/accept", json={"origin": "inside", "upto": gap["upto"]}) as answer:
                     assert (answer.status, (await answer.json())["subscriptions"]) == (200, ["s"])
 
-            await until(lambda: len(topic.mending.for_a_person()) == 2)
+            await until(lambda: len(topic.repair.for_a_person()) == 2)
             async with session.get("/meridian/v1/health") as answer:
                 health = await answer.json()
             accepting = f"meridian topics accept-gap {TOPIC} --origin inside --up-to"
@@ -151,7 +151,7 @@ async def test_a_lost_entry_is_passed_over_once_somebody_accepts_that(
             async with session.get("/admin/v2/brokers/ready") as answer:
                 assert answer.status == 200
             await accept()
-            assert len(topic.mending.for_a_person()) == 1
+            assert len(topic.repair.for_a_person()) == 1
             assert await take(reading, 4) == PAYLOADS[2:6]
             await until(lambda: bool(topic.gaps.all()))
             await accept()

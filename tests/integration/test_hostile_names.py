@@ -200,7 +200,7 @@ async def test_a_topic_whose_record_was_poisoned_counts_on(inside: BrokerProcess
     admission = inside.service.topics[TOPIC].admission
     wire.close_producer(7)
     await wire.hear(T.SUCCESS)
-    admission.recall((1 << 64) - 1)
+    admission.restore((1 << 64) - 1)
     made = await wire.producer(TOPIC, producer_access_mode=pb.Exclusive)
     assert 1 << 62 <= made.topic_epoch < (1 << 62) + 2
     await wire.close()

@@ -57,16 +57,16 @@ async def nothing_comes(topic: Topic, remote: Region, why: str) -> None:
     """The remote's replicator was turned away, and this region, asked to fetch what it lacks, does not."""
     before = topic.log.last_confirmed
     await until(lambda: why in topic.intake.refusals().get(remote.name, ""))
-    assert topic.recall is not None
-    assert remote.name not in topic.recall.absent({remote.name})[0], "it can dial us: it is not one to be helped"
-    recall = topic.recall
+    assert topic.backfill is not None
+    assert remote.name not in topic.backfill.absent({remote.name})[0], "it can dial us: it is not one to be helped"
+    backfill = topic.backfill
 
     def refused() -> bool:
         """Asks anew as if the replicator had not tried for a while: while it is connected nothing is fetched."""
-        if why in recall.problem:
+        if why in backfill.problem:
             return True
         topic.intake._turned_away.clear()
-        recall.start()
+        backfill.start()
         return False
 
     await until(refused)

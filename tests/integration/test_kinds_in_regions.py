@@ -48,10 +48,10 @@ async def test_a_copy_is_not_ready_while_another_region_has_the_other_kind(
         await creation.create_partitioned(us.process.service.opener, NAME, 1, {})
         part = await us.process.service.opener.topic(NAME.with_partition(0), create=False)
         for topic, said in ((plain, "us has .* with partitions"), (part, "eu has .* without partitions")):
-            recall = topic.recall
-            assert recall is not None
-            await until(lambda recall=recall: " partitions" in recall.joining.readiness().reason)
-            is_ready, reason, _ = recall.joining.readiness()
+            backfill = topic.backfill
+            assert backfill is not None
+            await until(lambda backfill=backfill: " partitions" in backfill.joining.readiness().reason)
+            is_ready, reason, _ = backfill.joining.readiness()
             assert not is_ready
             assert said.partition(" has ")[0] in reason
             assert said.rpartition(".* ")[2] in reason

@@ -30,7 +30,7 @@ async def test_progress_that_cannot_be_joined_is_refused(
         service = us.process.service
         topic = await service.opener.topic(parse(TOPIC), create=True)
         topic.subscribing.create_subscription("s", EARLIEST, replicated=True)
-        record = topic.lives.record("s")
+        record = topic.subscription_registry.record("s")
         if not is_open:
             await closing.unload(service.opener, parse(TOPIC))
         monkeypatch.setattr(rewinding, "merge", refuses)

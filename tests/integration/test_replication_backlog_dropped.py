@@ -122,7 +122,7 @@ async def test_a_region_that_asks_for_what_was_skipped_does_not_get_it(tmp_path:
         topic = await opened(us)
 
         async def given(asker: str, want: Want) -> tuple[int, bool]:
-            found = await find(topic, topic.recall, asker, want)
+            found = await find(topic, topic.backfill, asker, want)
             return len(found.entries), found.is_chained
 
         want = Want(TOPIC, "", "us", last, LATEST)

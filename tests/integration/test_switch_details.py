@@ -149,7 +149,7 @@ async def test_a_subscription_that_is_deleted_while_somebody_subscribes(tmp_path
                 if "s" in topic.subscriptions:
                     break
         gone = subscription(east)
-        topic.lives.delete("s")
+        topic.subscription_registry.delete("s")
         with pytest.raises(RequestRefused) as refused:
             await subscribing
         assert refused.value.code == ServerError.SERVICE_NOT_READY, "clients try that again"

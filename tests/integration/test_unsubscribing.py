@@ -89,7 +89,7 @@ async def test_one_that_was_made_meanwhile_under_the_name_is_not_deleted(
         topic, answer = await replicated(us), SlowAnswer(monkeypatch)
         deletion = asyncio.create_task(asyncio.to_thread(http, "DELETE", us.admin_url + PATH))
         await answer.asked.wait()
-        topic.lives.delete("s")
+        topic.subscription_registry.delete("s")
         later = topic.subscribing.create_subscription("s", EARLIEST, replicated=True)
         answer.arrives.set()
         assert (await deletion).status == 404

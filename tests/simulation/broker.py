@@ -26,7 +26,7 @@ from meridian_broker.positions import HybridClock, Position, Stamp
 from meridian_broker.replication.leases.manager import LeaseManager
 from meridian_broker.replication.progress.exchange import ProgressExchange
 from meridian_broker.replication.progress.messages import PROTOCOL_VERSION
-from meridian_broker.topics.compaction.compaction import Workshop
+from meridian_broker.topics.compaction.compaction import CompactionResources
 from meridian_broker.topics.compaction.compactor import CompactionLimits
 from meridian_broker.topics.directory.schemas import SchemaRegistry
 from meridian_broker.topics.errors import NotAllowed, TopicError, TopicNotFound
@@ -165,7 +165,7 @@ class SimBroker:
             loading=nullcontext(),
             schemas=SchemaRegistry(catalog, limits, self.scheduler.now_ms),
             labels=Labels(self.store),
-            workshop=Workshop(self.store, fence, Lock(), CompactionLimits()),
+            compaction_resources=CompactionResources(self.store, fence, Lock(), CompactionLimits()),
             unfinished=Unfinished(),
         )
         registry = TopicRegistry(parts)
@@ -210,7 +210,7 @@ class SimBroker:
             await self.sleep(1)
             await self._load()
             await self.service.policies.follow()
-            self.service.missing.look()
+            self.service.backfill_rounds.look()
             cooling.look(self.service.topics)
 
     async def sleep(self, seconds: float) -> None:

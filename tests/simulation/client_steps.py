@@ -230,14 +230,14 @@ class ClientSteps(Teller):
             self.say("unsubscribe refused: it has consumers")
             return
         self.world.model.creations.deleted(topic, name)
-        opened.lives.delete(name, forced=forced)
+        opened.subscription_registry.delete(name, forced=forced)
 
     def do_switch(self, region: str, topic: str, name: str, how: str) -> None:
         opened = self._open(region, topic)
         if opened is None or name not in opened.subscriptions:
             self.say("no such subscription")
             return
-        opened.lives.set_replicated(opened.subscriptions[name], how == "on")
+        opened.subscription_registry.set_replicated(opened.subscriptions[name], how == "on")
 
     def do_seek(self, region: str, topic: str, name: str, place: str, ago: str = "") -> None:
         broker, subscription = self._broker(region), self._subscription(region, topic, name)

@@ -138,8 +138,8 @@ class ProducerServer:
     async def open(self) -> None:
         try:
             topic = await self._broker.open_topic(self._client.topic)
-            if topic.recall is not None:
-                await topic.scheduler.answer(topic.recall.ready)
+            if topic.backfill is not None:
+                await topic.scheduler.answer(topic.backfill.ready)
             made = Producer(
                 topic, self, 1, f"p-{self._client.region}", name_is_given=False, epoch=self._epoch, connected_since_ms=0
             )

@@ -161,8 +161,8 @@ class RegionSteps(Teller):
             return
         shown = " ".join(sorted(broker.service.parts.regions_of(full_name(topic))))
         opened = broker.topic(topic)
-        if opened is not None and opened.recall is not None:
-            state = opened.recall.joining.readiness()
+        if opened is not None and opened.backfill is not None:
+            state = opened.backfill.joining.readiness()
             shown += ", ready" if state.is_ready else f", not ready: {state.reason}"
             joined = [Origin(region, *place) for region, place in sorted(opened.log.joined.items())]
             if joined:

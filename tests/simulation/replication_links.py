@@ -332,8 +332,8 @@ class ReplicationServer:
             topic = await self._broker.service.opener.topic(
                 topic_name.parse(source.name), create=True, incarnation=run.core.incarnation
             )
-            if topic.recall is not None:
-                await topic.scheduler.answer(topic.recall.ready)
+            if topic.backfill is not None:
+                await topic.scheduler.answer(topic.backfill.ready)
             await topic.intake.enter(source.region)
             made = Producer(
                 topic,

@@ -47,20 +47,20 @@ class ScopeSteps(Teller):
         if scope == ORIGIN and refusal:
             self.say(f"refused: {refusal}")
             return
-        subscription.lives.set_scope(subscription, scope, subscription.record.preferred)
+        subscription.registry.set_scope(subscription, scope, subscription.record.preferred)
 
     def do_takeover(self, region: str, topic: str, name: str, origin: str, holder: str) -> None:
         subscription = self._subscription(region, topic, name)
         if subscription is not None and subscription.record.scope == ORIGIN:
             preferred = {**subscription.record.preferred, origin: holder}
             self.world.model.commands_us[topic, name] = self.world.loop.now_us
-            subscription.lives.set_scope(subscription, ORIGIN, preferred)
+            subscription.registry.set_scope(subscription, ORIGIN, preferred)
 
     def do_witness(self, region: str, topic: str, name: str, witness: str) -> None:
         subscription = self._subscription(region, topic, name)
         if subscription is not None and subscription.record.scope == ORIGIN:
             preferred, named = subscription.record.preferred, "" if witness == "none" else witness
-            subscription.lives.set_scope(subscription, ORIGIN, preferred, witness=named)
+            subscription.registry.set_scope(subscription, ORIGIN, preferred, witness=named)
 
     def expect_voters(self, topic: str, name: str) -> None:
         for region in sorted(self.world.homes_of(topic)):
@@ -135,7 +135,7 @@ def probe_shares(world: World, topic: str, name: str) -> None:
             world.model.judging.check_delivered(home, topic, subscription, got_here)
     subscription = _find(world, next(iter(homes)), topic, name)
     if subscription is not None:
-        subscription.lives.set_scope(subscription, LOCAL, {})
+        subscription.registry.set_scope(subscription, LOCAL, {})
     world.run(5000)
 
 

@@ -65,7 +65,7 @@ class Region:
         await self.topic.progress_log.open(list(self.record.progress))
         self.changes = [change async for some in self.topic.progress_log.changes(lambda _: None) for change in some]
         await replay.recover(self.topic, on_acked)
-        self.topic.lives.lost_records.report()
+        self.topic.subscription_registry.lost_records.report()
 
     async def settle(self) -> None:
         quiet = 0

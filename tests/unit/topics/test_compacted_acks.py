@@ -12,7 +12,7 @@ from meridian_broker.engines.memory.ledgers import MemoryLedgerStore
 from meridian_broker.ledgers.entry import BATCH
 from meridian_broker.ledgers.store import LedgerError, LedgerNotFound
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics.compaction.compaction import Status, Workshop
+from meridian_broker.topics.compaction.compaction import CompactionResources, Status
 from meridian_broker.topics.compaction.compactor import CompactionLimits
 from meridian_broker.topics.cursors.compacted_cursor import CompactedReading
 from meridian_broker.topics.dispatch.consumer import Consumer
@@ -51,8 +51,8 @@ class CompactedWorld(Region):
         await self.start()
         loop = asyncio.get_running_loop()
         store = MemoryLedgerStore(self.disk, schedule=lambda work: loop.call_soon(work))
-        workshop = Workshop(store, self.fence, asyncio.Lock(), CompactionLimits(1000, 0, True))
-        await self.topic.compaction.open(self.metadata, workshop)  # type: ignore[arg-type]
+        resources = CompactionResources(store, self.fence, asyncio.Lock(), CompactionLimits(1000, 0, True))
+        await self.topic.compaction.open(self.metadata, resources)  # type: ignore[arg-type]
         self.subscription: Subscription = self.topic.subscribing.create_subscription("s", EARLIEST)
         self.consumer = self.new_consumer(compacted=compacted)
         await self.settle()

@@ -78,7 +78,7 @@ async def test_who_counts_on_an_order_waits_and_others_go_round(rotten: set[Posi
     assert numbers(one, ports["exclusive"]) == numbers(one, ports["keyed"]) == list(range(6))
     assert numbers(one, ports["shared"]) == others
     rotten.clear()
-    one.topic.mending.noticed()
+    one.topic.repair.noticed()
     await one.settle()
     assert numbers(one, ports["exclusive"]) == numbers(one, ports["keyed"]) == list(range(12))
     assert numbers(one, ports["shared"]) == [*others, 6]
@@ -99,7 +99,7 @@ async def test_a_cumulative_acknowledgement_claims_no_damaged_entry_that_was_not
     assert acked == [0, 1, 3, 4, 5, 7, 8, 9]
     assert subscription.cursor.mark_delete == one.stored[1]
     rotten.clear()
-    one.topic.mending.noticed()
+    one.topic.repair.noticed()
     await one.settle()
     assert numbers(one, port) == [0, 1, 2, 6, 10, 11]
 
@@ -117,7 +117,7 @@ async def test_an_entry_that_was_sent_before_it_was_damaged_is_acknowledged(rott
     await one.settle()
     assert subscription.cursor.mark_delete == one.stored[9]
     one.scheduler.ms += PATIENCE_MS
-    one.topic.mending.noticed()
+    one.topic.repair.noticed()
     await one.settle()
     assert one.topic.gaps.all() == [], "nobody is owed it any more"
 
@@ -162,10 +162,10 @@ async def test_very_many_damaged_entries_are_looked_at_in_turns_and_shown_as_one
     (gap,) = one.topic.gaps.all()
     assert (gap.after, gap.upto, gap.is_judged) == (one.stored[4], one.stored[9], True)
     one.scheduler.ms += PATIENCE_MS
-    one.topic.mending.noticed()
+    one.topic.repair.noticed()
     await one.settle()
-    assert [(found.after, found.upto) for found in one.topic.mending.for_a_person()] == [(gap.after, gap.upto)]
+    assert [(found.after, found.upto) for found in one.topic.repair.for_a_person()] == [(gap.after, gap.upto)]
     await one.topic.gaps.accept("us", gap.upto, "a test", forced=False)
     await one.settle()
     assert numbers(one, port) == [0, 1, 2, 3, 4, 10, 11]
-    assert one.topic.gaps.accepted and not one.topic.mending.gaps()
+    assert one.topic.gaps.accepted and not one.topic.repair.gaps()

@@ -50,7 +50,7 @@ async def test_a_region_that_sends_no_record_or_one_of_another_name_is_told_so()
     before = dict(one.topic.subscriptions)
     told: list[str | None] = []
     for data in (b"[" * 200_000, encode_record(SubscriptionRecord("other", True, created=Stamp(1, 0, "eu")))):
-        one.topic.lives.merge("shared", Progress(), data, told.append)
+        one.topic.subscription_registry.merge("shared", Progress(), data, told.append)
         await one.settle()
     assert [reason is not None for reason in told] == [True, True]
     assert one.topic.subscriptions == before

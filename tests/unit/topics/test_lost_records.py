@@ -89,12 +89,12 @@ async def test_only_what_a_damaged_record_acknowledged_comes_again(rot: Rot) -> 
     for start in range(2):
         await restarted(one)
         assert (acked(one, "s"), acked(one, "other")) == ([0, 2], [])
-        (loss,) = one.topic.lives.lost_records.recent()
+        (loss,) = one.topic.subscription_registry.lost_records.recent()
         assert (loss.records, loss.subscriptions, loss.in_doubt) == (1, ("s",), False)
         assert not rot or start == 0
         rot.clear()  # the first start wrote a snapshot: the damaged ledger is gone, and the report is still there
     one.scheduler.ms += DOUBT_MS
-    assert one.topic.lives.lost_records.recent() == []
+    assert one.topic.subscription_registry.lost_records.recent() == []
 
 
 async def test_a_subscription_whose_creation_is_damaged_is_made_again_from_what_follows(rot: Rot) -> None:
@@ -104,7 +104,7 @@ async def test_a_subscription_whose_creation_is_damaged_is_made_again_from_what_
     await restarted(one)
     assert acked(one, "s") == [4]
     assert one.topic.subscriptions["s"].cursor.mark_delete < one.stored[0]
-    (loss,) = one.topic.lives.lost_records.recent()
+    (loss,) = one.topic.subscription_registry.lost_records.recent()
     assert loss.subscriptions == ("s",)
 
 
@@ -113,7 +113,7 @@ async def test_a_subscription_whose_creation_is_damaged_is_made_again_from_its_n
     await rot.damage(one, Kind.WHOLE, "s")
     await restarted(one)
     assert acked(one, "s") == []
-    assert one.topic.lives.lost_records.in_doubt, "the name may be damaged as well"
+    assert one.topic.subscription_registry.lost_records.in_doubt, "the name may be damaged as well"
 
 
 async def test_a_topic_that_may_lack_a_subscription_keeps_everything_for_it(rot: Rot) -> None:
@@ -139,7 +139,7 @@ async def test_a_topic_that_may_lack_a_subscription_keeps_everything_for_it(rot:
 
 async def test_a_subscription_that_was_deleted_stays_deleted(rot: Rot) -> None:
     one = await region(gone=True, s=False)
-    one.topic.lives.delete("gone")
+    one.topic.subscription_registry.delete("gone")
     await one.ack("s", [0], 0)
     await rot.damage(one, Kind.ACKED, "s", remains=b"")
     await restarted(one)
@@ -154,7 +154,7 @@ LATER = SubscriptionRecord("s", True, DELETED, Stamp(1_700_000_000_002, 0, "eu")
 async def told(one: Region, record: SubscriptionRecord) -> str | None:
     """What the region answers to another one that knows of the subscription."""
     answers: list[str | None] = []
-    one.topic.lives.merge(record.name, Progress(), encode_record(record), answers.append)
+    one.topic.subscription_registry.merge(record.name, Progress(), encode_record(record), answers.append)
     await one.settle()
     return answers[0]
 
@@ -171,7 +171,7 @@ async def test_one_that_was_made_again_follows_a_deletion_in_another_region_for_
     assert "s" not in one.topic.subscriptions
     await restarted(one)
     assert "s" not in one.topic.subscriptions
-    assert one.topic.lives.tombstones["s"] == GRAVE
+    assert one.topic.subscription_registry.tombstones["s"] == GRAVE
 
 
 async def test_one_that_was_made_again_is_deleted_in_all_regions_for_they_may_share_it(rot: Rot) -> None:
@@ -179,12 +179,12 @@ async def test_one_that_was_made_again_is_deleted_in_all_regions_for_they_may_sh
     await rot.damage(one, Kind.WHOLE, "s")
     await restarted(one)
     rot.clear()
-    one.topic.lives.delete("s")
-    one.topic.lives.delete("own")
-    assert list(one.topic.lives.tombstones) == ["s"]
+    one.topic.subscription_registry.delete("s")
+    one.topic.subscription_registry.delete("own")
+    assert list(one.topic.subscription_registry.tombstones) == ["s"]
     await restarted(one)
     assert not one.topic.subscriptions
-    assert list(one.topic.lives.tombstones) == ["s"]
+    assert list(one.topic.subscription_registry.tombstones) == ["s"]
 
 
 async def test_one_that_was_made_again_does_not_expire_while_other_regions_may_use_it(rot: Rot) -> None:
@@ -246,7 +246,7 @@ async def test_one_made_after_a_deletion_of_its_name_is_not_lost_with_its_creati
     rot: Rot, replicated: bool, is_acked: bool
 ) -> None:
     one = await region(s=True)
-    one.topic.lives.delete("s")
+    one.topic.subscription_registry.delete("s")
     life = one.topic.subscribing.create_subscription("s", EARLIEST, replicated=replicated).record.deleted
     await one.settle()
     await rot.damage(one, Kind.WHOLE, "s", nth=-1)
@@ -264,7 +264,7 @@ async def test_acknowledgements_of_a_life_whose_creation_is_damaged_stay_when_ot
     one = await region(s=True)
     if not drops:
         await one.ack("s", [7], 0)  # of the life before
-    one.topic.lives.delete("s")
+    one.topic.subscription_registry.delete("s")
     made = one.topic.subscribing.create_subscription("s", EARLIEST, replicated=True).record
     await one.settle()
     await rot.damage(one, Kind.SUBSCRIPTION, "s")
@@ -287,32 +287,32 @@ async def test_acknowledgements_of_a_life_whose_creation_is_damaged_stay_when_ot
 async def test_a_deletion_behind_a_damaged_creation_counts_but_may_be_of_an_earlier_life(rot: Rot) -> None:
     """A new ledger of the log begins with subscriptions, and tombstones of their names stand behind them."""
     one = await region(s=True)
-    one.topic.lives.delete("s")
+    one.topic.subscription_registry.delete("s")
     await one.settle()
     await rot.damage(one, Kind.WHOLE, "s")
     await restarted(one)
     assert "s" not in one.topic.subscriptions
-    assert one.topic.lives.lost_records.in_doubt
+    assert one.topic.subscription_registry.lost_records.in_doubt
 
 
 async def test_a_deletion_of_the_region_s_own_behind_a_damaged_creation_counts(rot: Rot) -> None:
     one = await region(s=False)
-    one.topic.lives.delete("s")
+    one.topic.subscription_registry.delete("s")
     await one.settle()
     await rot.damage(one, Kind.WHOLE, "s")
     await restarted(one)
     assert "s" not in one.topic.subscriptions
-    assert not one.topic.lives.lost_records.in_doubt
+    assert not one.topic.subscription_registry.lost_records.in_doubt
 
 
 async def test_a_later_deletion_that_is_damaged_makes_nothing_again(rot: Rot) -> None:
     one = await region(s=True)
-    one.topic.lives.delete("s")
+    one.topic.subscription_registry.delete("s")
     assert await told(one, replace(GRAVE, deleted=Stamp(1_800_000_000_000, 0, "eu"))) is None
     await rot.damage(one, Kind.SUBSCRIPTION, "s", nth=-1)
     await restarted(one)
     assert "s" not in one.topic.subscriptions
-    assert one.topic.lives.lost_records.in_doubt
+    assert one.topic.subscription_registry.lost_records.in_doubt
 
 
 async def test_a_day_later_one_that_was_made_again_is_the_region_s_own(rot: Rot) -> None:
@@ -344,7 +344,7 @@ async def test_whatever_is_damaged_nothing_counts_as_acknowledged_that_is_not(ro
             if name in found.topic.subscriptions:
                 assert set(acked(found, name)) <= whole
             else:
-                assert found.topic.lives.lost_records.in_doubt
+                assert found.topic.subscription_registry.lost_records.in_doubt
         await found.settle()
 
 
@@ -359,7 +359,7 @@ async def test_a_log_that_is_being_written_replaces_what_is_damaged(rot: Rot) ->
     assert Kind.WHOLE in {change.kind for change in changes}
     await restarted(one)
     assert acked(one, "s") == [0]
-    assert one.topic.lives.lost_records.recent() == []
+    assert one.topic.subscription_registry.lost_records.recent() == []
 
 
 def test_a_region_that_may_have_forgotten_a_vote_abstains_until_it_is_over() -> None:
@@ -395,7 +395,7 @@ async def test_the_snapshot_that_replaces_a_damaged_ledger_is_not_begun_before_a
     await rot.damage(one, Kind.ACKED, "s")
     await one.settle()
     (before,) = one.topic.progress_log.ledgers
-    log = one.topic.lives.lost_records
+    log = one.topic.subscription_registry.lost_records
     await replay.recover(one.topic)
     await one.settle()
     assert one.topic.progress_log.ledgers == [before]

@@ -23,7 +23,7 @@ from meridian_broker.topics.service.backfill_rounds import (
     POLLS,
     POLLS_BESIDE,
     STARTS,
-    Missing,
+    BackfillRounds,
     StoredEnds,
 )
 from support.worlds.exchange_world import ExchangeWorld
@@ -50,7 +50,7 @@ class Asking:
 def service(**counts: int) -> tuple[Any, list[Asking]]:
     asking = [Asking(Due[name]) for name, count in counts.items() for _ in range(count)]
     remotes = {"us", "eu"}
-    topics = {f"t{n}": SimpleNamespace(failure=None, recall=one, remotes=remotes) for n, one in enumerate(asking)}
+    topics = {f"t{n}": SimpleNamespace(failure=None, backfill=one, remotes=remotes) for n, one in enumerate(asking)}
     return SimpleNamespace(topics=topics), asking
 
 
@@ -68,10 +68,10 @@ class Exchange:
         self.compared.append(set(origins))
 
 
-def rounds_of(broker: Any, exchange: Exchange | None = None) -> tuple[Missing, StoredEnds]:
+def rounds_of(broker: Any, exchange: Exchange | None = None) -> tuple[BackfillRounds, StoredEnds]:
     """The rounds over these topics, and what the exchange finds that others have more of."""
     ends = StoredEnds(broker)
-    return Missing(broker, ends, exchange or Exchange()), ends
+    return BackfillRounds(broker, ends, exchange or Exchange()), ends
 
 
 @pytest.mark.parametrize("count", [1, 50, POLLS, POLLS + 1, 3 * POLLS, LOOKS, 2 * LOOKS + 7])

@@ -70,5 +70,5 @@ async def test_a_reader_that_never_comes_back_after_its_seek_is_forgotten() -> N
     world.scheduler.ms += trimming.READER_BACK_MS + 1
     await trimming.trim(world.topic)
     assert "reader" not in world.topic.subscriptions
-    assert world.topic.lives.messages_out_before == subscription.messages_out
+    assert world.topic.subscription_registry.messages_out_before == subscription.messages_out
     assert set(world.topic.subscriptions) == {"one", "two"}, "others are no readers"

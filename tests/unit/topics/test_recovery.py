@@ -105,7 +105,7 @@ def take_one(topic: Topic, one: Change) -> None:
 
 def emptied(topic: Topic) -> Topic:
     topic.subscriptions.clear()
-    topic.lives.tombstones.clear()
+    topic.subscription_registry.tombstones.clear()
     return topic
 
 

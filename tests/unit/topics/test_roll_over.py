@@ -160,7 +160,7 @@ def state(one: Region) -> dict[str, Any]:
     return {
         name: (found.record, found.cursor.progress, found.cursor.first_hand, found.cursor.dropped)
         for name, found in one.topic.subscriptions.items()
-    } | {"graves": one.topic.lives.tombstones, "votes": one.topic.votes}
+    } | {"graves": one.topic.subscription_registry.tombstones, "votes": one.topic.votes}
 
 
 async def change(one: Region, random: Random) -> None:
@@ -168,7 +168,7 @@ async def change(one: Region, random: Random) -> None:
     name = random.choice(names)
     match random.randrange(6):
         case 0 if len(names) > 2:
-            one.topic.lives.delete(name)
+            one.topic.subscription_registry.delete(name)
         case 1:
             fresh = random.choice("abcdefgh")
             if fresh not in names:

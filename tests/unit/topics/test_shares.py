@@ -108,7 +108,7 @@ class Shared(DispatchWorld):
         topic.exchange = Exchange()
         topic.regions = lambda: frozenset(ORIGINS)
         subscription.record = replace(subscription.record, replicated=True)
-        topic.lives.set_scope(subscription, ORIGIN, {})
+        topic.subscription_registry.set_scope(subscription, ORIGIN, {})
         assert subscription.share is not None
 
     def win(self, choice: int) -> None:

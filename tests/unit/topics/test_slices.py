@@ -19,7 +19,7 @@ from meridian_broker.topics.directory import listing
 from meridian_broker.topics.errors import TopicNotFound
 from meridian_broker.topics.lifecycle.unfinished import Unfinished
 from meridian_broker.topics.nonpersistent.topics import UNUSED_MS, NonPersistentTopics
-from meridian_broker.topics.service.backfill_rounds import LOOKS, Missing, StoredEnds
+from meridian_broker.topics.service.backfill_rounds import LOOKS, BackfillRounds, StoredEnds
 from meridian_broker.topics.service.leased_topics import SharedStreams
 from meridian_broker.topics.service.policy_rounds import PolicyRounds
 from meridian_broker.topics.service.preloading import Loading
@@ -176,11 +176,12 @@ def test_a_round_of_topics_that_wait_for_polls() -> None:
 
         __hash__ = str.__hash__
 
-    recall: Any = SimpleNamespace(due=lambda: Due.POLL, absent=lambda _: (set(), set()), start=lambda: None)
-    topics = {Name(number): SimpleNamespace(failure=None, recall=recall, remotes=set()) for number in range(2 * LOOKS)}
+    backfill: Any = SimpleNamespace(due=lambda: Due.POLL, absent=lambda _: (set(), set()), start=lambda: None)
+    topic = SimpleNamespace(failure=None, backfill=backfill, remotes=set())
+    topics = {Name(number): topic for number in range(2 * LOOKS)}
     registry: Any = SimpleNamespace(topics=topics)
     exchange: Any = SimpleNamespace(compare_ends=lambda _: None, compares_ends_with=lambda _: False)
-    missing = Missing(registry, StoredEnds(registry), exchange)
+    missing = BackfillRounds(registry, StoredEnds(registry), exchange)
     for _ in range(30):
         missing.look()
     assert compared.count < 30 * 2 * LOOKS

@@ -20,14 +20,14 @@ async def jobs(one: Region, first: int, end: int) -> None:
     """Short-lived subscriptions, one after the other."""
     for number in range(first, end):
         one.topic.subscribing.create_subscription(f"job-{number}", EARLIEST, replicated=True)
-        one.topic.lives.delete(f"job-{number}")
+        one.topic.subscription_registry.delete(f"job-{number}")
     await one.settle()
 
 
 async def told(one: Region, name: str, record: bytes) -> str | None:
     """What the region answers to another one that still has the subscription."""
     answers: list[str | None] = []
-    one.topic.lives.merge(name, Progress(), record, answers.append)
+    one.topic.subscription_registry.merge(name, Progress(), record, answers.append)
     await one.settle()
     return answers[0]
 
@@ -36,7 +36,7 @@ async def test_a_region_that_was_away_brings_no_deleted_subscription_back(monkey
     monkeypatch.setattr(registry, "TOMBSTONES_MAX", 50)
     one = await region(**{"job-0": True})
     elsewhere = encode_record(one.topic.subscriptions["job-0"].record)
-    one.topic.lives.delete("job-0")
+    one.topic.subscription_registry.delete("job-0")
     with pytest.raises(LimitReached, match="do not replicate short-lived"):
         await jobs(one, 1, 100)
     one.scheduler.ms += HOUR_MS
@@ -56,16 +56,16 @@ async def test_a_full_memory_of_deletions_refuses_nothing_but_replication(monkey
     one.topic.subscribing.create_subscription("local", EARLIEST)
     one.scheduler.ms += TOMBSTONE_MS + HOUR_MS
     one.topic.subscribing.create_subscription("later", EARLIEST, replicated=True)
-    assert not one.topic.lives.tombstones, "those of more than 30 days ago made room"
+    assert not one.topic.subscription_registry.tombstones, "those of more than 30 days ago made room"
 
 
 async def test_a_name_that_is_closed_for_a_while_is_forgotten_afterwards() -> None:
     one = await region()
     for number in range(100):
         one.topic.subscribing.create_subscription(f"job-{number}", EARLIEST)
-        one.topic.lives.delete(f"job-{number}", forced=True)
+        one.topic.subscription_registry.delete(f"job-{number}", forced=True)
         with pytest.raises(NotAllowed, match="a moment ago"):
-            one.topic.lives.check_open(f"job-{number}")
+            one.topic.subscription_registry.check_open(f"job-{number}")
         one.scheduler.ms += round(one.topic.limits.closed_seconds * 1000)
-    assert len(one.topic.lives._closed_until_ms) == 1
-    one.topic.lives.check_open("job-99")
+    assert len(one.topic.subscription_registry._closed_until_ms) == 1
+    one.topic.subscription_registry.check_open("job-99")

@@ -45,7 +45,7 @@ async def rolled_over(one: Region) -> None:
 
 async def test_a_subscription_made_after_a_deletion_of_its_name_stays_over_a_full_ledger() -> None:
     one = await region(shared=True)
-    one.topic.lives.delete("shared")
+    one.topic.subscription_registry.delete("shared")
     one.topic.subscribing.create_subscription("shared", EARLIEST)
     await one.ack("shared", [0, 1, 2], 10)
     await rolled_over(one)
@@ -59,7 +59,7 @@ async def test_a_subscription_of_its_own_stays_where_others_deleted_one_of_its_n
     one = await region(own=False)
     told: list[str | None] = []
     grave = SubscriptionRecord("own", True, deleted=Stamp(1_900_000_000_000, 0, "eu"))
-    one.topic.lives.merge("own", Progress(), encode_record(grave), told.append)
+    one.topic.subscription_registry.merge("own", Progress(), encode_record(grave), told.append)
     await one.settle()
     assert told == [None]
     await one.ack("own", [0, 1, 2], 10)
@@ -91,7 +91,7 @@ async def test_an_acknowledgement_of_a_subscription_that_is_gone_counts_for_no_l
     old = one.topic.subscriptions["sub"]
     nobody = Consumer(old, _Nobody(), 0, "", 0, 0, None, None, old.cursor.progress.epoch)
     told: list[LedgerError | None] = []
-    one.topic.lives.delete("sub")
+    one.topic.subscription_registry.delete("sub")
     one.topic.subscribing.create_subscription("sub", EARLIEST)
     old.acknowledge(nobody, one.stored[:3], None, told.append)  # its entry's index was being read, say
     await one.settle()
@@ -105,7 +105,7 @@ async def test_an_acknowledgement_of_a_subscription_that_is_gone_counts_for_no_l
 async def test_no_command_brings_back_a_subscription_that_was_deleted_since_it_was_found(change: str) -> None:
     one = await region(sub=True)
     found = one.topic.subscriptions["sub"]
-    one.topic.lives.delete("sub")
+    one.topic.subscription_registry.delete("sub")
     await one.settle()
     with pytest.raises(TopicFenced):
         await {
@@ -117,7 +117,7 @@ async def test_no_command_brings_back_a_subscription_that_was_deleted_since_it_w
     await one.start()
     await one.settle()
     assert "sub" not in one.topic.subscriptions
-    assert "sub" in one.topic.lives.tombstones
+    assert "sub" in one.topic.subscription_registry.tombstones
 
 
 class _Client:

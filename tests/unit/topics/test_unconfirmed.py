@@ -51,7 +51,7 @@ def test_of_a_subscription_that_is_gone_nothing_is_owed() -> None:
     async def story() -> None:
         one = await region(s=True)
         await one.ack("s", [0], 100)
-        one.topic.lives.delete("s")
+        one.topic.subscription_registry.delete("s")
         await one.settle()
         assert await recall(one, eu=0) == {}
 

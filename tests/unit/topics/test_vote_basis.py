@@ -61,7 +61,7 @@ def test_a_topics_vote_stands_as_long_as_nothing_is_different(trouble: str) -> N
     shares, basis = basis_of(manager_of(story, "us"))
     topic = shares._topics.topics[TOPIC]
     if trouble == "gone":
-        topic.lives.delete("sub")
+        topic.subscription_registry.delete("sub")
     elif trouble == "closed":
         topic.fence("a test ends it")
     elif trouble != "nothing":

@@ -276,7 +276,11 @@ async def _topic(
     labels = (topic_name.parse(topic.name).namespace_name, topic.name)
     log = topic.log
     producers = sum(1 for one in topic.producers.values() if one.remote_region is None)
-    consumers, out, out_bytes = 0, topic.lives.messages_out_before, topic.lives.bytes_out_before
+    consumers, out, out_bytes = (
+        0,
+        topic.subscription_registry.messages_out_before,
+        topic.subscription_registry.bytes_out_before,
+    )
     async for one in in_turns(topic.subscriptions.values()):
         own = (*labels, one.name)
         consumers += len(one.consumers)
@@ -298,12 +302,12 @@ async def _topic(
     reading.put("pulsar_out_messages_total", labels, out)
     reading.put("pulsar_out_bytes_total", labels, out_bytes)
     reading.put("meridian_replicated_in_messages_total", labels, topic.stored.messages_replicated_in)
-    reading.put("meridian_held_for_regions_bytes", labels, topic.holding.bytes_held)
-    reading.put("meridian_held_for_regions_given_up_total", labels, topic.holding.entries_let_go)
+    reading.put("meridian_held_for_regions_bytes", labels, topic.retention_holds.bytes_held)
+    reading.put("meridian_held_for_regions_given_up_total", labels, topic.retention_holds.entries_let_go)
     reading.put("meridian_replication_holes_given_up_total", labels, topic.log.holes.given_up)
     reading.put("meridian_damaged_entries", labels, len(topic.log.damage.damaged))
-    reading.put("meridian_lost_progress_records", labels, topic.lives.lost_records.records)
-    reading.put("meridian_damaged_entries_replaced_total", labels, topic.mending.replaced)
+    reading.put("meridian_lost_progress_records", labels, topic.subscription_registry.lost_records.records)
+    reading.put("meridian_damaged_entries_replaced_total", labels, topic.repair.replaced)
     for remote, status in admin.replication.status(topic.name).items():
         far = (*labels, remote)
         reading.put("pulsar_replication_backlog", far, status.backlog)

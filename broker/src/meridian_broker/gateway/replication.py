@@ -122,7 +122,7 @@ class ReplicatorRunner:
         return place is not None and (place.link.connection is not None or place.link.problem is None)
 
     async def ask(self, region: str, want: Want) -> Found:
-        """``topics.recall.Peers``. :raises PeerAway: the region cannot be reached, or does not know."""
+        """``topics.backfill.Peers``. :raises PeerAway: the region cannot be reached, or does not know."""
         place = self._remotes.get(region)
         if place is None or not self.is_reachable(region):
             problem = None if place is None else place.link.problem

@@ -173,7 +173,7 @@ class TopicLog(ReadableLog):
         if self._writer is not None and self._own_link.entry < 0 and not self._chapters[-1].is_joined:
             self._own_link, self._own_waits = self._own_appended, True
 
-    def recall_joined(self, recorded: Mapping[str, Position], *, is_joined: bool) -> None:
+    def restore_joined(self, recorded: Mapping[str, Position], *, is_joined: bool) -> None:
         """What was found out before the topic was opened.
 
         :param recorded: as ``joined``.

@@ -53,7 +53,7 @@ from meridian_broker.server.anew import begin_anew
 from meridian_broker.server.behind import BehindRecord
 from meridian_broker.server.chores import Chores
 from meridian_broker.server.descriptors import limit, raise_limit, shares
-from meridian_broker.server.draining import settled
+from meridian_broker.server.draining import quiesce
 from meridian_broker.server.early import PATIENCE_SECONDS, EarlyPorts
 from meridian_broker.server.keys import Keys
 from meridian_broker.server.listeners import Listeners, client_tls
@@ -65,7 +65,7 @@ from meridian_broker.server.settings import Settings
 from meridian_broker.server.stores import open_ledgers, open_metadata
 from meridian_broker.server.topic_settings import compaction_limits, default_rules, topic_limits
 from meridian_broker.server.waiting import StartFailed, once_there
-from meridian_broker.topics.compaction.compaction import Workshop
+from meridian_broker.topics.compaction.compaction import CompactionResources
 from meridian_broker.topics.directory.schemas import SchemaRegistry
 from meridian_broker.topics.lifecycle.labels import Labels
 from meridian_broker.topics.lifecycle.parts import BrokerParts, OtherRegions
@@ -269,7 +269,7 @@ class BrokerProcess:
             publishing=Throttle(everybody, self.scheduler.now_ms()) if everybody.is_limited else None,
             schemas=SchemaRegistry(self.catalog, limits_of_topics, self.scheduler.now_ms),
             labels=Labels(self.held if self.ledgers.is_apart else None),
-            workshop=Workshop(self.held, fence, asyncio.Lock(), compaction_limits(settings)),
+            compaction_resources=CompactionResources(self.held, fence, asyncio.Lock(), compaction_limits(settings)),
             unfinished=Unfinished(),
         )
         registry = TopicRegistry(parts)
@@ -419,7 +419,7 @@ class BrokerProcess:
         limit = self.settings.process.broker_shutdown_timeout_ms / 1000
         try:
             async with asyncio.timeout(limit):
-                await settled(self.service, self.gateway)
+                await quiesce(self.service, self.gateway)
                 await closing.send_consumers_away(self.service.registry)
                 await self._confirmed()
                 self.leases.release_unwanted()  # other regions take over dispatch at once (R26)

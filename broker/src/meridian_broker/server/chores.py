@@ -64,8 +64,8 @@ class Chores:
             self.speak_with_regions()
             await service.policies.follow()
 
-        async def recall_missing() -> None:
-            service.missing.look()
+        async def ask_for_missing() -> None:
+            service.backfill_rounds.look()
 
         async def cool() -> None:
             cooling.look(service.topics)
@@ -92,7 +92,7 @@ class Chores:
             "changed policies and regions have no effect on open topics",
         )
         self._begin(
-            *("ask other regions for missing entries", recall_missing, LOOK_SECONDS),
+            *("ask other regions for missing entries", ask_for_missing, LOOK_SECONDS),
             "entries that only a third region has do not arrive",
         )
         self._begin(

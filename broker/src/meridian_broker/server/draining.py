@@ -23,7 +23,7 @@ RECEIPT_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 0.025
 
 
-async def settled(service: TopicService, gateway: Broker) -> None:
+async def quiesce(service: TopicService, gateway: Broker) -> None:
     """Dispatch no more, and wait for acknowledgements; read no more, and wait for receipts. Both for a bounded time."""
     for topic in service.topics.values():
         topic.rest()

@@ -75,9 +75,9 @@ class TopicSource:
         self._topic.replicated_positions[remote] = position
 
     def rolled_back(self, remote: str) -> None:
-        if self._topic.recall is not None:
-            self._topic.recall.doubt(remote)
+        if self._topic.backfill is not None:
+            self._topic.backfill.doubt(remote)
 
     def came_back(self, remote: str, after: Position, before: Position) -> bool:
-        recall = self._topic.recall
-        return recall is not None and recall.came_back(remote, after, before)
+        backfill = self._topic.backfill
+        return backfill is not None and backfill.came_back(remote, after, before)

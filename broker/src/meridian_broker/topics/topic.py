@@ -18,12 +18,12 @@ from meridian_broker.ledgers.under_way import UnderWay, all_over
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.positions import HybridClock
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics.backfill.backfill import Recall
+from meridian_broker.topics.backfill.backfill import Backfill
 from meridian_broker.topics.backfill.gaps import Gaps
-from meridian_broker.topics.backfill.holds import Holding
+from meridian_broker.topics.backfill.holds import RetentionHolds
 from meridian_broker.topics.backfill.intake import Intake
 from meridian_broker.topics.backfill.questions import Peers
-from meridian_broker.topics.backfill.repair import Mending
+from meridian_broker.topics.backfill.repair import Repair
 from meridian_broker.topics.backfill.schema_numbers import AddSchema
 from meridian_broker.topics.compaction.compaction import Compaction
 from meridian_broker.topics.context import TopicContext, TopicSetup
@@ -39,7 +39,7 @@ from meridian_broker.topics.publishing.deduplication import Deduplication
 from meridian_broker.topics.publishing.producer import Producer
 from meridian_broker.topics.publishing.rates import PublishRates
 from meridian_broker.topics.publishing.storing import Storing
-from meridian_broker.topics.subscriptions.registry import Lives
+from meridian_broker.topics.subscriptions.registry import SubscriptionRegistry
 from meridian_broker.topics.subscriptions.subscribing import Subscribing
 
 log = logging.getLogger(__name__)
@@ -86,37 +86,37 @@ class Topic(TopicContext):
         self.deduplication = Deduplication(self, self.producers)
         self._publish_rates = PublishRates(scheduler, publish_throttle)
         self.compaction: Compaction = Compaction(self)
-        self.lives = Lives(self, self.compaction, follow)
-        self.subscriptions = self.lives.subscriptions
-        self.subscribing = Subscribing(self, self.lives)
+        self.subscription_registry = SubscriptionRegistry(self, self.compaction, follow)
+        self.subscriptions = self.subscription_registry.subscriptions
+        self.subscribing = Subscribing(self, self.subscription_registry)
         self.intake = Intake(self, self.subscriptions)
         self.stored = Storing(self, self._publish_rates, self.intake.check_pushed)
         self.publish = self.stored.own
         self.publish_foreign = self.stored.foreign
         self.gaps = Gaps(
             *(self, self.subscriptions, self.compaction),
-            damaged=lambda: self.mending.gaps(),
-            give_up=lambda gap: self.mending.give_up(gap),
+            damaged=lambda: self.repair.gaps(),
+            give_up=lambda gap: self.repair.give_up(gap),
             ask=self._ask_others,
         )
-        self.recall: Recall | None = None
+        self.backfill: Backfill | None = None
         if peers is not None and add_schema is not None:
-            self.recall = Recall(
+            self.backfill = Backfill(
                 *(self, peers, self.subscriptions, self.producers, self.intake, self.gaps),
                 add_schema=add_schema,
                 given_back=self.deduplication.given_back,
                 is_joining=self.metadata is not None and self.metadata.record.joining,
             )
-        self.holding = Holding(self, self.recall)
-        self.mending: Mending = Mending(self, self.subscriptions, self.gaps, self.recall)
-        log.on_damage = self.mending.noticed
+        self.retention_holds = RetentionHolds(self, self.backfill)
+        self.repair: Repair = Repair(self, self.subscriptions, self.gaps, self.backfill)
+        log.on_damage = self.repair.noticed
         self.replicated_positions: dict[str, Position] = {}
         """How far each remote region has confirmed, in local positions: retention keeps the rest."""
         self.created_ms = scheduler.now_ms()
 
     def _ask_others(self) -> None:
-        if self.recall is not None:
-            self.recall.start()
+        if self.backfill is not None:
+            self.backfill.start()
 
     def follow(self, rules: Rules) -> None:
         """These rules hold from now on, also for the clients that are there."""
@@ -125,7 +125,7 @@ class Topic(TopicContext):
         self.admission.limit = self.bounds.producers
         self.deduplication.follow(rules.deduplication)
         self._publish_rates.follow(rules.publish_rate)
-        self.lives.dispatch_rates.follow(rules.dispatch_rate, rules.subscription_dispatch_rate)
+        self.subscription_registry.dispatch_rates.follow(rules.dispatch_rate, rules.subscription_dispatch_rate)
         if self.bounds != before:
             for subscription in self.subscriptions.values():
                 for consumer in subscription.consumers:
@@ -213,8 +213,8 @@ class Topic(TopicContext):
         """It is no region of the topic any more: nothing is kept for it."""
         self.remotes.discard(remote)
         self.replicated_positions.pop(remote, None)
-        if self.recall is not None:
-            self.recall.left(remote)
+        if self.backfill is not None:
+            self.backfill.left(remote)
 
     @property
     def is_set_aside(self) -> bool:
@@ -223,8 +223,8 @@ class Topic(TopicContext):
 
     def needed_from(self) -> Position:
         """Everything at or before this may be trimmed as far as subscriptions and replicators go."""
-        is_joining = self.recall is not None and self.recall.joining.keeps_all
-        if self.is_set_aside or is_joining or self.lives.lost_records.in_doubt:
+        is_joining = self.backfill is not None and self.backfill.joining.keeps_all
+        if self.is_set_aside or is_joining or self.subscription_registry.lost_records.in_doubt:
             return EARLIEST
         positions = [s.cursor.mark_delete for s in self.subscriptions.values() if s.durable]
         positions.extend(self.replicated_positions.values())
@@ -237,7 +237,7 @@ class Topic(TopicContext):
     def begin(self) -> None:
         """Start dispatching new entries, and repair damage found by the replay. Called once, after the replay."""
         self.log.watch(self._dispatch_all)
-        self.mending.noticed()
+        self.repair.noticed()
 
     def _dispatch_all(self) -> None:
         """New entries are there: let every subscription with consumers have them."""

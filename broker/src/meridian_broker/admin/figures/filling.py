@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 def fill(topic: Topic) -> Json:
     """``ready``: clients may fail over to this region. ``joinedAt``: per origin, up to here nothing ever came."""
-    ready, reason, missing = READY if topic.recall is None else topic.recall.joining.readiness()
+    ready, reason, missing = READY if topic.backfill is None else topic.backfill.joining.readiness()
     joined = {region: str(place) for region, place in sorted(topic.log.joined.items())}
     return {"ready": ready, "reason": reason, "missing": missing, "joinedAt": joined}
 

@@ -92,9 +92,9 @@ async def _troubled(admin: AdminState) -> tuple[dict[str, Any], dict[str, Any], 
     losses: dict[str, list[Loss]] = {}
     runs: list[tuple[str, Run]] = []
     async for topic in in_turns(admin.service.topics.values()):
-        if gap := topic.mending.for_a_person():
+        if gap := topic.repair.for_a_person():
             gaps[topic.name] = gap
-        if loss := topic.lives.lost_records.recent():
+        if loss := topic.subscription_registry.lost_records.recent():
             losses[topic.name] = loss
         runs += [(topic.name, run) for run in topic.unread.all(now_ms)]
     return _damaged_topics(gaps), _lost_records(losses), _unread_subscriptions(runs, now_ms)

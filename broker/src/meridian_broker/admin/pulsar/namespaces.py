@@ -159,7 +159,7 @@ async def unsubscribe(request: web.Request) -> web.Response:
     name = part(request, "subscription")
     found = [topic.subscriptions[name] for topic in await _all_topics(request) if name in topic.subscriptions]
     for subscription in found:
-        subscription.lives.check_unused(name)
+        subscription.registry.check_unused(name)
     for subscription in found:
         await check_elsewhere(request, [subscription])
     await remove_subscriptions(found)

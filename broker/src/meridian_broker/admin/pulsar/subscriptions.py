@@ -117,7 +117,7 @@ async def delete(request: web.Request) -> web.Response:
     forced = flag(request, "force")
     if not forced:
         for subscription in found:
-            subscription.lives.check_unused(subscription.name)
+            subscription.registry.check_unused(subscription.name)
         await check_elsewhere(request, found)
     await remove_subscriptions(found, forced=forced)
     return done()

@@ -55,9 +55,9 @@ class TopicStats:
             "msgThroughputOut": sum(one["msgThroughputOut"] for one in subscriptions.values()),
             "bytesInCounter": size,
             "msgInCounter": messages,
-            "bytesOutCounter": topic.lives.bytes_out_before
+            "bytesOutCounter": topic.subscription_registry.bytes_out_before
             + sum(one["bytesOutCounter"] for one in subscriptions.values()),
-            "msgOutCounter": topic.lives.messages_out_before
+            "msgOutCounter": topic.subscription_registry.messages_out_before
             + sum(one["msgOutCounter"] for one in subscriptions.values()),
             "averageMsgSize": bytes_in / rate_in if rate_in else 0.0,
             "msgChunkPublished": False,

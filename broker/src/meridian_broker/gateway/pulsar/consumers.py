@@ -302,8 +302,8 @@ def _unsubscribe(connection: Connection, asked: pb.CommandUnsubscribe, consumer:
             connection.fail(asked.request_id, error)
 
     topic = subscription.topic
-    if isinstance(subscription, Subscription) and subscription.name in subscription.lives.subscriptions:
-        subscription.lives.delete(subscription.name, done, forced=asked.force)
+    if isinstance(subscription, Subscription) and subscription.name in subscription.registry.subscriptions:
+        subscription.registry.delete(subscription.name, done, forced=asked.force)
     elif isinstance(topic, NonPersistentTopic) and subscription.name in topic.subscriptions:
         topic.delete_subscription(subscription.name, done)
     else:
@@ -357,7 +357,7 @@ async def _last_message_id(connection: Connection, request_id: int, consumer: Co
     assert isinstance(subscription, Subscription)
     topic = subscription.topic
     try:
-        compacted = await subscription.lives.compaction.last_message() if consumer.read_compacted else None
+        compacted = await subscription.registry.compaction.last_message() if consumer.read_compacted else None
         last, index = compacted or await _last_in_log(topic)
     except LedgerError as error:
         connection.fail(request_id, error)

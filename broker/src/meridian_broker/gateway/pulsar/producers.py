@@ -88,8 +88,8 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
         topic = await service.opener.served(name, create=True, incarnation=incarnation, created=created)
         if isinstance(topic, Topic) and carried:
             await kinds.carry(service.opener, [topic], carried)
-        if isinstance(topic, Topic) and topic.recall is not None:
-            await topic.scheduler.answer(topic.recall.ready)
+        if isinstance(topic, Topic) and topic.backfill is not None:
+            await topic.scheduler.answer(topic.backfill.ready)
         if isinstance(topic, Topic):
             await (backlog_quotas.check_producer(topic) if remote is None else topic.intake.enter(remote))
         if topic.rules.encryption_required and not asked.encrypted and remote is None:

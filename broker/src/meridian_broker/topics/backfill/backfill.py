@@ -60,24 +60,24 @@ us.
 """
 
 
-async def find(topic: TopicContext, recall: Recall | None, asker: str, want: Want) -> Found:
+async def find(topic: TopicContext, backfill: Backfill | None, asker: str, want: Want) -> Found:
     """Answer another region: the longest chained run of entries, or the first entry there is if none follows
     ``want.after``.
 
     :raises LedgerError: the entries cannot be read.
     """
     is_own = want.origin == topic.region
-    if recall is not None and want.origin not in topic.remotes:
-        recall.left(want.origin)  # the asker has entries of it
+    if backfill is not None and want.origin not in topic.remotes:
+        backfill.left(want.origin)  # the asker has entries of it
     is_authority = is_own and want.before != LATEST  # of a hole: nobody misses what its origin trimmed
     end = topic.log.last_own if is_own else topic.log.last_origin.get(want.origin, EARLIEST)
     after, skipped = want.after, topic.skipped_for(asker) if is_own else None
     if skipped is not None and skipped.applies_to(after):
         after = skipped.own  # as the replicator does
     await topic.scheduler.answer(topic.log.when_durable)  # what is not stored below the end counts as trimmed
-    settled = is_own and recall is not None and recall.is_settled
+    is_complete = is_own and backfill is not None and backfill.is_complete
     if after >= min(end, want.before):  # true for nearly all questions; no ledger was read
-        return Found((), is_chained=True, is_settled=settled, last=end)
+        return Found((), is_chained=True, is_complete=is_complete, last=end)
     last, entries, size, is_chained = after, list[bytes](), 0, True
     spans = topic.log.spans()
     given_back = spans[0].origins_before.get(want.origin, EARLIEST) if spans else EARLIEST
@@ -88,8 +88,8 @@ async def find(topic: TopicContext, recall: Recall | None, asker: str, want: Wan
             if place in topic.log.damage.lost:
                 continue  # as if it had been trimmed
             if not entries:
-                return Found((), is_chained=False, is_settled=False, last=end)
-            settled = False
+                return Found((), is_chained=False, is_complete=False, last=end)
+            is_complete = False
             break
         # A break names no predecessor; only a region that trimmed nothing in between can say that there was none.
         before = topic.log.own_before(place.ledger) if is_own else given_back
@@ -105,7 +105,7 @@ async def find(topic: TopicContext, recall: Recall | None, asker: str, want: Wan
         size += len(stored)
         if size >= ANSWER_BYTES or len(entries) >= ANSWER_ENTRIES:
             break
-    return Found(tuple(entries), is_chained or not entries, settled, end)
+    return Found(tuple(entries), is_chained or not entries, is_complete, end)
 
 
 def _as_foreign(stored: bytes, header: EntryHeader, region: str, origin: Position) -> bytes:
@@ -148,7 +148,7 @@ class Due(Enum):
     """Entries are known to be missing, or a region was not asked yet."""
 
 
-class Recall:
+class Backfill:
     """Requests the entries that one topic lacks from other regions."""
 
     def __init__(
@@ -199,7 +199,7 @@ class Recall:
         """Why something that is missing cannot be fetched now; empty if nothing is in the way."""
 
     @property
-    def is_settled(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether every region of the topic was asked for our own entries."""
         return self.others() <= self._asked and (self._is_tried or not self._outsiders())
 
@@ -227,7 +227,7 @@ class Recall:
 
     def ready(self, told: Callable[[None], None]) -> None:
         """Call ``told`` once every reachable region was asked, so that producers may be admitted."""
-        if self._is_tried or self.is_settled or self._topic.failure is not None:
+        if self._is_tried or self.is_complete or self._topic.failure is not None:
             told(None)
         else:
             self._waiting.append(told)
@@ -319,7 +319,7 @@ class Recall:
 
     async def _ask_for_own(self) -> None:
         topic, others = self._topic, self.others()
-        if self.is_settled:
+        if self.is_complete:
             return
         asked, away = others | self._outsiders(), set[str]()
         for after, before in ((topic.log.last_own, LATEST), *topic.log.holes.of(topic.region)):
@@ -401,7 +401,7 @@ class Recall:
         if self._gaps.concerns_nobody(gap.origin):
             if gap.origin in self.others():
                 origin = answers[gap.origin] = await self._answer(gap.origin, want)
-                if origin is not None and (origin.entries or not origin.is_settled):
+                if origin is not None and (origin.entries or not origin.is_complete):
                     return  # what was damaged or lost there is back, or may be soon
             if self._knows_all_of(answers.values()) and self._gaps.concerns_nobody(gap.origin):
                 await self._gaps.pass_over(gap.origin)
@@ -452,7 +452,7 @@ class Recall:
                     if region in others:
                         away.add(region)
                         self.problem = str(error)
-            if origin in found and origin != topic.region and not found[origin].is_settled:
+            if origin in found and origin != topic.region and not found[origin].is_complete:
                 away.add(origin)  # it may get more back itself
             damaged = {region for region, one in found.items() if one.is_damaged}
             if damaged:

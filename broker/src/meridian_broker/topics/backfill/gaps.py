@@ -254,7 +254,7 @@ class Gaps:
 
     # -- what is on record
 
-    def recall(self, origin: str, payload: bytes) -> None:
+    def replay(self, origin: str, payload: bytes) -> None:
         """A record of the progress log."""
         self._take(Accepted.decode(origin, payload))
 

@@ -14,7 +14,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics.backfill.backfill import Recall, find
+from meridian_broker.topics.backfill.backfill import Backfill, find
 from meridian_broker.topics.backfill.questions import PeerAway, Want
 
 if TYPE_CHECKING:
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Holding:
+class RetentionHolds:
     """What one topic keeps for other regions."""
 
-    def __init__(self, topic: TopicContext, recall: Recall | None) -> None:
-        """:param recall: asks the other regions; None: there are none to ask."""
+    def __init__(self, topic: TopicContext, backfill: Backfill | None) -> None:
+        """:param backfill: asks the other regions; None: there are none to ask."""
         self._topic = topic
-        self._recall = recall
+        self._backfill = backfill
         self._known: dict[tuple[str, str], Position] = {}
         """``(region, origin)``: how far the region was known to have the origin."""
         self.reason = ""
@@ -45,16 +45,16 @@ class Holding:
         :raises LedgerError: an entry cannot be read.
         :raises TopicFenced: the topic was closed or deleted while another region was asked.
         """
-        topic, recall = self._topic, self._recall
+        topic, backfill = self._topic, self._backfill
         self.reason, self.bytes_held = "", 0
-        if recall is None or not recall.others():
+        if backfill is None or not backfill.others():
             return below
         going = topic.log.trimmable(below, keep_bytes, keep_since_ms)
         asked: set[tuple[str, str]] = set()
         upto = below
         for chapter in going:
             topic.check_open()
-            reason = self.reason or await self._needed_by(chapter, recall, asked)
+            reason = self.reason or await self._needed_by(chapter, backfill, asked)
             if not reason:
                 continue
             age_ms = topic.scheduler.now_ms() - chapter.sealed_ms
@@ -68,34 +68,34 @@ class Holding:
             self.bytes_held += chapter.size
         return upto
 
-    async def _needed_by(self, chapter: Chapter, recall: Recall, asked: set[tuple[str, str]]) -> str:
+    async def _needed_by(self, chapter: Chapter, backfill: Backfill, asked: set[tuple[str, str]]) -> str:
         """Why a ledger has to be kept: which region lacks entries of another region in it. Empty: none does."""
-        others = recall.others()
+        others = backfill.others()
         for origin, last in self._topic.log.origins_through(chapter).items():
             if last <= chapter.origins_before.get(origin, EARLIEST):
                 continue
             for region in sorted(others - {origin}):
-                reason = await self._lacks(region, origin, last, recall, asked)
+                reason = await self._lacks(region, origin, last, backfill, asked)
                 if reason:
                     return reason
         return ""
 
     async def _lacks(
-        self, region: str, origin: str, last: Position, recall: Recall, asked: set[tuple[str, str]]
+        self, region: str, origin: str, last: Position, backfill: Backfill, asked: set[tuple[str, str]]
     ) -> str:
         topic, key = self._topic, (region, origin)
         end = Position(last.ledger, last.entry + 1)
         if self._known.get(key, EARLIEST) < last and key not in asked:
             asked.add(key)
             try:
-                said = await recall.ask(region, Want(topic.name, topic.incarnation, origin, last, end))
+                said = await backfill.ask(region, Want(topic.name, topic.incarnation, origin, last, end))
             except PeerAway as away:
                 return f"held for {region}: {away}"
             self._known[key] = max(said.last, self._known.get(key, EARLIEST))
         known = self._known.get(key, EARLIEST)
         if known >= last:
             return ""
-        found = await find(topic, recall, region, Want(topic.name, topic.incarnation, origin, known, end))
+        found = await find(topic, backfill, region, Want(topic.name, topic.incarnation, origin, known, end))
         if not found.entries:
             return ""  # what it lacks is not meant for it, or is trimmed here, too
         return f"held for {region}, which has entries of {origin} up to {known} only, not to {last}"

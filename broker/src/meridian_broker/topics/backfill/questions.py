@@ -50,7 +50,7 @@ class Found(NamedTuple):
     """The first entry follows ``after``, so nothing in between is missing here. If there are no entries, False means
     that the first one is damaged and cannot be sent now.
     """
-    is_settled: bool
+    is_complete: bool
     """The origin itself answers, and has not lost anything more that it knows of."""
     last: Position = EARLIEST
     """The last entry of the origin that was ever stored there; it may have been trimmed."""

@@ -36,7 +36,7 @@ from meridian_broker.ledgers.scheduling import next_turn
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics.backfill.backfill import Recall, checked
+from meridian_broker.topics.backfill.backfill import Backfill, checked
 from meridian_broker.topics.backfill.gaps import Gap, Gaps
 from meridian_broker.topics.backfill.questions import PeerAway, Want
 from meridian_broker.topics.errors import TopicError
@@ -77,20 +77,20 @@ class _Run(NamedTuple):
         return next(reversed(self.places.values())).origin
 
 
-class Mending:
+class Repair:
     """Repairs the damaged entries of one topic. Each topic has one."""
 
     def __init__(
-        self, topic: TopicContext, subscriptions: Mapping[str, Subscription], lacking: Gaps, recall: Recall | None
+        self, topic: TopicContext, subscriptions: Mapping[str, Subscription], lacking: Gaps, backfill: Backfill | None
     ) -> None:
         """:param subscriptions: those of the topic, by name; a live view.
         :param lacking: the gaps, through which entries that no region has are passed over.
-        :param recall: asks the other regions; None: there are none to ask.
+        :param backfill: asks the other regions; None: there are none to ask.
         """
         self._topic = topic
         self._subscriptions = subscriptions
         self._lacking = lacking
-        self._recall = recall
+        self._backfill = backfill
         self._away: dict[Position, tuple[str, ...]] = {}
         """Entries that no region returned when asked, with the regions that could not be asked."""
         self._since_ms: dict[Position, int] = {}
@@ -207,12 +207,12 @@ class Mending:
 
     async def _fetch(self, run: _Run) -> None:
         """Ask every region until the whole run is repaired."""
-        recall, lacking, away = self._recall, dict(run.places), set[str]()
-        members = set[str]() if recall is None else recall.others()
-        for region in sorted(set() if recall is None else recall.sources()):
-            assert recall is not None
+        backfill, lacking, away = self._backfill, dict(run.places), set[str]()
+        members = set[str]() if backfill is None else backfill.others()
+        for region in sorted(set() if backfill is None else backfill.sources()):
+            assert backfill is not None
             try:
-                await self._fetch_from(recall, region, run.origin, lacking)
+                await self._fetch_from(backfill, region, run.origin, lacking)
             except PeerAway:
                 if region in members:
                     away.add(region)
@@ -221,14 +221,14 @@ class Mending:
         missing = tuple(sorted(away))
         self._away.update((position, missing) for position in lacking)
 
-    async def _fetch_from(self, recall: Recall, region: str, origin: str, lacking: dict[Position, Place]) -> None:
+    async def _fetch_from(self, backfill: Backfill, region: str, origin: str, lacking: dict[Position, Place]) -> None:
         """Fetch what one region has. :raises PeerAway: it cannot be asked."""
         topic = self._topic
         while lacking:
             first, last = next(iter(lacking.values())), next(reversed(lacking.values()))
             before = Position(last.origin.ledger, last.origin.entry + 1)
             want = Want(topic.name, topic.incarnation, origin, first.prev, before)
-            found, copies, after = await recall.ask(region, want), dict[Position, bytes](), first.prev
+            found, copies, after = await backfill.ask(region, want), dict[Position, bytes](), first.prev
             wanted = {place.origin: position for position, place in lacking.items()}
             for entry in found.entries:
                 try:
@@ -241,7 +241,7 @@ class Mending:
                 position = wanted.get(header.origin)
                 if position is not None:
                     if header.region != topic.region:
-                        body = await recall.schema_numbers.renumbered(region, header, body)
+                        body = await backfill.schema_numbers.renumbered(region, header, body)
                     copies[position] = _as_stored(topic.region, position, header, body)
             if not copies:
                 return

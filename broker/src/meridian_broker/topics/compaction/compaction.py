@@ -60,7 +60,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Workshop:
+class CompactionResources:
     """Resources shared by the compactions of all topics."""
 
     store: LedgerStore
@@ -78,7 +78,7 @@ class Compaction:
         self.status = Status.NOT_RUN
         self.last_error = ""
         self._topic = topic
-        self._workshop: Workshop | None = None
+        self._resources: CompactionResources | None = None
         self._metadata: TopicMetadata | None = None
         self._is_indexed = False
         self._is_damaged = False
@@ -99,7 +99,7 @@ class Compaction:
             callback(view)
 
     async def open(
-        self, metadata: TopicMetadata, workshop: Workshop, unnamed: Sequence[tuple[int, Position]] = ()
+        self, metadata: TopicMetadata, resources: CompactionResources, unnamed: Sequence[tuple[int, Position]] = ()
     ) -> None:
         """Take over what an earlier owner left.
 
@@ -107,14 +107,14 @@ class Compaction:
             metadata.
         :raises LedgerError: a ledger that compaction left behind cannot be deleted.
         """
-        self._metadata, self._workshop = metadata, workshop
-        await self._find_newest(metadata, workshop, unnamed)
+        self._metadata, self._resources = metadata, resources
+        await self._find_newest(metadata, resources, unnamed)
         if metadata.record.compacted is not None:
-            self.view = CompactedView(metadata.record.compacted, workshop.store, self._in_log)
+            self.view = CompactedView(metadata.record.compacted, resources.store, self._in_log)
         await self._delete_obsolete()
 
     async def _find_newest(
-        self, metadata: TopicMetadata, workshop: Workshop, unnamed: Sequence[tuple[int, Position]]
+        self, metadata: TopicMetadata, resources: CompactionResources, unnamed: Sequence[tuple[int, Position]]
     ) -> None:
         """Metadata older than the volume may name a view that is deleted, and lack the one that replaced it (R5)."""
         record, obsolete = metadata.record.compacted, metadata.record.obsolete_ledgers
@@ -122,13 +122,13 @@ class Compaction:
         for ledger_id, horizon in sorted(unnamed):
             if newest is not None and ledger_id <= newest.ledger_id:
                 continue
-            found = await survey(workshop.store, ledger_id, horizon, workshop.fence)
+            found = await survey(resources.store, ledger_id, horizon, resources.fence)
             old = ledger_id if found is None else -1 if newest is None else newest.ledger_id
             obsolete = (*obsolete, *(() if old < 0 else (old,)))
             newest = newest if found is None else found
         if newest is not None and newest is record:
             try:
-                await workshop.store.open(newest.ledger_id)
+                await resources.store.open(newest.ledger_id)
             except LedgerDeleted:
                 newest = None
             except LedgerNotFound:
@@ -145,9 +145,9 @@ class Compaction:
     async def delete(self) -> None:
         """The topic is deleted: delete its view, too."""
         await self.close()
-        if self._workshop is not None:
+        if self._resources is not None:
             for ledger in (*self._obsolete(), *(() if self.view is None else (self.view.record.ledger_id,))):
-                await self._workshop.store.delete(ledger)
+                await self._resources.store.delete(ledger)
         self.view = None
 
     def holds_from(self) -> Position | None:
@@ -180,11 +180,11 @@ class Compaction:
     async def _run(self) -> None:
         error: Exception | None = None
         try:
-            workshop, metadata = self._ready()
-            async with workshop.turn:
+            resources, metadata = self._ready()
+            async with resources.turn:
                 self._check()
                 self._at_work = True
-                await self._compact(workshop, metadata)
+                await self._compact(resources, metadata)
         except (LedgerError, MetadataError, TopicError) as refused:
             error = refused
             log.warning("%s was not compacted: %s", self._topic.name, refused)
@@ -199,17 +199,17 @@ class Compaction:
             waiting, self._waiting = self._waiting, []
             notify_all(waiting, None)
 
-    def _ready(self) -> tuple[Workshop, TopicMetadata]:
-        if self._workshop is None or self._metadata is None:
+    def _ready(self) -> tuple[CompactionResources, TopicMetadata]:
+        if self._resources is None or self._metadata is None:
             raise TopicFenced(f"{self._topic.name} is not open")
-        return self._workshop, self._metadata
+        return self._resources, self._metadata
 
     def _check(self) -> None:
         self._topic.check_open()
         if self._stopping:
             raise TopicFenced(f"{self._topic.name} was closed in the meantime: compact it again")
 
-    async def _compact(self, workshop: Workshop, metadata: TopicMetadata) -> None:
+    async def _compact(self, resources: CompactionResources, metadata: TopicMetadata) -> None:
         topic, old = self._topic, self.view
         await self.prepare()
         await self._delete_obsolete()
@@ -221,7 +221,7 @@ class Compaction:
             topic.log,
             old,
             topic.region,
-            workshop.limits,
+            resources.limits,
             topic.scheduler,
             self._check,
             by_time=bool(topic.remotes or topic.log.last_origin),
@@ -230,7 +230,7 @@ class Compaction:
         in_force = None if old is None else old.record
         await metadata.save_compaction(in_force, (ledger_id,))
         label = Label(Kind.COMPACTED, metadata.belonging, horizon=compactor.horizon).encode()
-        writer = await workshop.store.create(ledger_id, workshop.fence, label)
+        writer = await resources.store.create(ledger_id, resources.fence, label)
         try:
             record = await compactor.run(writer)
         except (LedgerError, TopicError):
@@ -238,7 +238,7 @@ class Compaction:
             raise
         self._check()
         await metadata.save_compaction(record, () if old is None else (old.record.ledger_id,))
-        view = CompactedView(record, workshop.store, self._in_log)
+        view = CompactedView(record, resources.store, self._in_log)
         view.index(compactor.kept)
         self.view, self._is_indexed, self._is_damaged = view, True, False
         self._view_changed(view)
@@ -248,10 +248,10 @@ class Compaction:
         return () if self._metadata is None else self._metadata.record.obsolete_ledgers
 
     async def _delete_obsolete(self) -> None:
-        workshop, metadata = self._ready()
+        resources, metadata = self._ready()
         if obsolete := metadata.record.obsolete_ledgers:
             for ledger in obsolete:
-                await workshop.store.delete(ledger)
+                await resources.store.delete(ledger)
             await metadata.save_compaction(metadata.record.compacted, ())
 
     async def forget(self) -> None:

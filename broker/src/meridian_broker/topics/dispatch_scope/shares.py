@@ -61,7 +61,7 @@ def commit(subscription: Subscription, heard: frozenset[str]) -> None:
     }
     if not known.is_committed and known.may_commit(wanted, heard, preferred):
         stamp = topic.clock.next(max(known.committed, *(said for said, _ in known.lists)))
-        subscription.lives.set_voter_sets(subscription, known.commit(wanted, stamp))
+        subscription.registry.set_voter_sets(subscription, known.commit(wanted, stamp))
         follow(subscription)
 
 
@@ -72,7 +72,7 @@ def _say_who_votes(subscription: Subscription, leasing: Leasing) -> None:
         stamp = topic.clock.next(max(subscription.record.scope_stamp, known.committed))
         known = known.also(wanted, stamp)
         if known != subscription.record.voter_sets:
-            subscription.lives.set_voter_sets(subscription, known)
+            subscription.registry.set_voter_sets(subscription, known)
     if not known.is_committed:
         leasing.agree(topic.name, subscription.name)
 

@@ -52,9 +52,9 @@ async def open_topic(
     adopted = await orphans.adopt(parts, name, metadata)
     topic = await _open(parts, regions, name, metadata, adopted, base, growing_to)
     await topic.deduplication.open(topic.rules.deduplication)
-    topic.lives.lost_records.report()
-    if topic.recall is not None:
-        topic.log.recall_joined(metadata.record.joined, is_joined=topic.recall.is_settled)
+    topic.subscription_registry.lost_records.report()
+    if topic.backfill is not None:
+        topic.log.restore_joined(metadata.record.joined, is_joined=topic.backfill.is_complete)
     topic.begin()
     return topic
 
@@ -134,10 +134,10 @@ async def _open(
         peers=regions.replication,
         add_schema=lambda schema: parts.schemas.add(name, schema, topic.check_open),
     )
-    topic.admission.recall(record.topic_epoch)
-    await topic.compaction.open(metadata, parts.workshop, adopted.views)
+    topic.admission.restore(record.topic_epoch)
+    await topic.compaction.open(metadata, parts.compaction_resources, adopted.views)
     if record.terminated is not None:
-        await termination.recall(topic, metadata, record.terminated)
+        await termination.restore(topic, metadata, record.terminated)
     await topic.progress_log.open(list(record.progress_ledgers), adopted.progress)
     if regions.before is None:
         await replay.recover(topic)

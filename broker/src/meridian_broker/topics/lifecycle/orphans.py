@@ -34,7 +34,7 @@ from meridian_broker.metadata.records import TopicRecord
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import Position
 from meridian_broker.topics.journal.topic_record import stamp_of
-from meridian_broker.topics.lifecycle import quarantine
+from meridian_broker.topics.lifecycle import setting_aside
 from meridian_broker.topics.lifecycle.labels import Labelled
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
@@ -177,5 +177,5 @@ async def _set_aside(parts: BrokerParts, name: TopicName, metadata: TopicMetadat
     why = (
         f"{name} was deleted in other regions ({stamp}), and this copy was set aside before the metadata were restored"
     )
-    parts.unfinished.later(await quarantine.move(parts, name, why, stamp))
+    parts.unfinished.later(await setting_aside.move(parts, name, why, stamp))
     await metadata.create(parts.fence, joining=parts.is_shared(name), is_found=True)

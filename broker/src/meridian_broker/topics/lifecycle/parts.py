@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from meridian_broker.metadata.rules import Rules
     from meridian_broker.positions import HybridClock, Stamp
     from meridian_broker.replication.entries.source import ReplicationSource
-    from meridian_broker.topics.compaction.compaction import Workshop
+    from meridian_broker.topics.compaction.compaction import CompactionResources
     from meridian_broker.topics.directory.schemas import SchemaRegistry
     from meridian_broker.topics.lifecycle.labels import Labels
     from meridian_broker.topics.lifecycle.unconfirmed import Before
@@ -53,7 +53,7 @@ class BrokerParts:
     """Held while a topic is opened: limits how many topics are opened at the same time."""
     schemas: SchemaRegistry
     labels: Labels
-    workshop: Workshop
+    compaction_resources: CompactionResources
     unfinished: Unfinished
     publishing: Throttle | None = None
     """Rate limits of all topics together."""

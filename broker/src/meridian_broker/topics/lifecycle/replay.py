@@ -35,9 +35,10 @@ async def recover(topic: Topic, on_acked: OnAcked | None = None) -> None:
     :raises LedgerError: the log cannot be read.
     :raises ValueError: a record of it is not valid.
     """
-    async for changes in topic.progress_log.changes(topic.lives.lost_records.met):
+    lost = topic.subscription_registry.lost_records
+    async for changes in topic.progress_log.changes(lost.met):
         take(topic, changes, on_acked)
-    topic.lives.lost_records.finish()
+    lost.finish()
     for subscription in list(topic.subscriptions.values()):
         await next_turn(topic.scheduler)
         if subscription.cursor.progress.epoch is not ZERO:
@@ -48,6 +49,7 @@ async def recover(topic: Topic, on_acked: OnAcked | None = None) -> None:
 def take(topic: Topic, changes: list[Change], on_acked: OnAcked | None = None) -> None:
     """Apply some changes, in order."""
     sums: dict[str, _Sum] = {}
+    lost = topic.subscription_registry.lost_records
     for change in changes:
         kind, name, time_ms, payload = change
         if kind not in _DELTAS:
@@ -56,10 +58,10 @@ def take(topic: Topic, changes: list[Change], on_acked: OnAcked | None = None) -
             _take_one(topic, change)
             continue
         subscription = topic.subscriptions.get(name)
-        if subscription is None and on_acked is None and not topic.lives.lost_records.is_any:
+        if subscription is None and on_acked is None and not lost.is_any:
             continue
         delta = Progress.decode(payload)
-        subscription = subscription or topic.lives.lost_records.unknown(name, delta.beginning.life)
+        subscription = subscription or lost.unknown(name, delta.beginning.life)
         if kind == Kind.ACKED and on_acked is not None:
             on_acked(name, time_ms, delta)
         if subscription is not None:
@@ -116,22 +118,23 @@ class _Sum:
 def _take_one(topic: Topic, change: Change) -> None:
     """Apply a change that is not a delta of progress."""
     kind, name, time_ms, payload = change
+    registry = topic.subscription_registry
     if kind == Kind.SEQUENCES:
-        topic.deduplication.recall(payload)
+        topic.deduplication.replay(payload)
     elif kind == Kind.WHOLE:
-        _recall(topic, Whole.decode(payload), name, time_ms)
+        _replay_whole(topic, Whole.decode(payload), name, time_ms)
     elif kind == Kind.GAP:
-        topic.gaps.recall(name, payload)
+        topic.gaps.replay(name, payload)
     elif kind == Kind.VOTES:
         votes.replay(topic.votes, name, payload)
     elif kind == Kind.SUBSCRIPTION:
-        topic.lives.recall(decode_record(payload), time_ms)
+        registry.replay(decode_record(payload), time_ms)
     elif kind == Kind.REMOVED:
         topic.subscriptions.pop(name, None)
-        topic.lives.lost_records.removed(name)
+        registry.lost_records.removed(name)
     elif kind == Kind.LOST:
-        topic.lives.lost_records.recall(name, payload)
-    elif (subscription := topic.subscriptions.get(name) or topic.lives.lost_records.unknown(name)) is not None:
+        registry.lost_records.replay(name, payload)
+    elif (subscription := topic.subscriptions.get(name) or registry.lost_records.unknown(name)) is not None:
         _take_state(subscription, kind, payload)
 
 
@@ -146,8 +149,8 @@ def _take_state(subscription: Subscription, kind: Kind, payload: bytes) -> None:
         subscription.cursor.join_dropped(Dropped.decode(payload))
 
 
-def _recall(topic: Topic, stood: Whole, name: str, time_ms: int) -> None:
-    topic.lives.recall(decode_record(stood.record), time_ms)
+def _replay_whole(topic: Topic, stood: Whole, name: str, time_ms: int) -> None:
+    topic.subscription_registry.replay(decode_record(stood.record), time_ms)
     subscription = topic.subscriptions[name]
     subscription.cursor.join(Progress.decode(stood.progress))
     if stood.first_hand:
@@ -165,7 +168,7 @@ def snapshot(topic: Topic) -> Iterator[tuple[Kind, str, bytes]]:
             if subscription.cursor.dropped is not None:  # behind its rewinds, which would take them back
                 yield Kind.DROPPED, subscription.name, subscription.cursor.dropped.encode()
     yield from topic.gaps.snapshot()
-    yield from topic.lives.lost_records.snapshot()
-    for record in topic.lives.snapshot():
+    yield from topic.subscription_registry.lost_records.snapshot()
+    for record in topic.subscription_registry.snapshot():
         yield Kind.SUBSCRIPTION, record.name, encode_record(record)
-    yield from votes.snapshot(topic.votes, topic.subscriptions.keys() | topic.lives.tombstones.keys())
+    yield from votes.snapshot(topic.votes, topic.subscriptions.keys() | topic.subscription_registry.tombstones.keys())

@@ -10,7 +10,7 @@ keep their backlog, and show the reason in their status. Entries of this region'
 requested before the end is recorded; entries of any region from before the end that a restore loses later are
 fetched from the others.
 
-If record and log disagree about the end, the log is right, because what it holds was acknowledged (``recall``).
+If record and log disagree about the end, the log is right, because what it holds was acknowledged (``restore``).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ async def terminate(topic: Topic) -> Position:
     :raises MetadataError: it was not recorded: the topic stays open.
     """
     topic.check_open()
-    if topic.recall is not None:
-        await topic.scheduler.answer(topic.recall.ready)
+    if topic.backfill is not None:
+        await topic.scheduler.answer(topic.backfill.ready)
         topic.check_open()
     if topic.terminated is not None:
         return topic.terminated
@@ -61,7 +61,7 @@ async def terminate(topic: Topic) -> Position:
     return last
 
 
-async def recall(topic: Topic, metadata: TopicMetadata, end: Position) -> None:
+async def restore(topic: Topic, metadata: TopicMetadata, end: Position) -> None:
     """Check the recorded end when the topic is opened.
 
     If the log has messages behind ``end``, the topic continued: the record is an older copy from before the region

@@ -48,7 +48,7 @@ class Admission:
         self.limit = topic.limits.producers
         """Maximum of client producers, including waiting ones."""
 
-    def recall(self, epoch: int | None) -> None:
+    def restore(self, epoch: int | None) -> None:
         """Set the recorded epoch; None: no producer ever had exclusive access here.
 
         A client may have made an earlier version record an epoch that leaves hardly any after it. Such a topic

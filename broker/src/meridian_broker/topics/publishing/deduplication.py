@@ -72,7 +72,7 @@ class Deduplication:
 
     # -- opening -------------------------------------------------------------------------------------------------
 
-    def recall(self, payload: bytes) -> None:
+    def replay(self, payload: bytes) -> None:
         """Replay a record of the progress log. :raises SequencesError: it cannot be read."""
         record = decode(payload)
         if record.flags & (FRESH | OFF):

@@ -71,7 +71,7 @@ def _forget_readers(topic: Topic, now_ms: int) -> None:
     for subscription in list(topic.subscriptions.values()):
         is_left = not subscription.durable and not subscription.consumers
         if is_left and now_ms - subscription.last_left_ms > READER_BACK_MS:
-            topic.lives.forget_reader(subscription)
+            topic.subscription_registry.forget_reader(subscription)
 
 
 async def truncate(topic: Topic) -> None:
@@ -97,7 +97,7 @@ async def _give_back(topic: Topic, keep_bytes: int | None, keep_since_ms: int | 
     needed = topic.needed_from()
     try:
         await drops.durable(topic)
-        upto = await topic.holding.upto(min(needed, topic.needed_from()), keep_bytes, keep_since_ms)
+        upto = await topic.retention_holds.upto(min(needed, topic.needed_from()), keep_bytes, keep_since_ms)
     except TopicFenced:
         return
     await topic.log.trim(min(upto, topic.needed_from()), keep_bytes, keep_since_ms)

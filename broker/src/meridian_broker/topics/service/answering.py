@@ -27,7 +27,7 @@ async def answer(opener: TopicOpener, asker: str, want: Want) -> Found:
         topic = await opener.topic(name, create=False)
     except TopicNotFound:
         await kinds.check_kind(opener, name)
-        return Found((), is_chained=True, is_settled=False, feed=NOTHING_TO_SEND)
+        return Found((), is_chained=True, is_complete=False, feed=NOTHING_TO_SEND)
     except NotAllowed:
         await kinds.check_kind(opener, name)
         raise
@@ -38,7 +38,7 @@ async def answer(opener: TopicOpener, asker: str, want: Want) -> Found:
         raise TopicFenced(
             f"{asker} refers to another incarnation of {topic.name}: wait until both regions know it (R8)"
         )
-    found = await find(topic, topic.recall, asker, want)
+    found = await find(topic, topic.backfill, asker, want)
     feed = opener.regions.replication.feed(topic.name, asker)
     if feed is not None:
         shared = sum(one.durable and one.replicated for one in topic.subscriptions.values())

@@ -68,7 +68,7 @@ class StoredEnds:
         return taken
 
 
-class Missing:
+class BackfillRounds:
     """Goes round all open topics of a broker."""
 
     def __init__(self, registry: TopicRegistry, ends: StoredEnds, comparing: Comparing) -> None:
@@ -89,8 +89,8 @@ class Missing:
         """Called every second."""
         for name in self._ends.take(STARTS):
             topic = self._topics.get(name)
-            if topic is not None and topic.failure is None and topic.recall is not None:
-                topic.recall.start()
+            if topic is not None and topic.failure is None and topic.backfill is not None:
+                topic.backfill.start()
         self._go_round()
         self._comparing.compare_ends(self._absent | self._absent_before)
 
@@ -100,20 +100,20 @@ class Missing:
         for _ in range(min(LOOKS, len(self._topics))):
             name = self._next(later)
             topic = None if name is None else self._topics.get(name)
-            if name is None or topic is None or topic.failure is not None or topic.recall is None:
+            if name is None or topic is None or topic.failure is not None or topic.backfill is None:
                 continue
-            due = topic.recall.due()
+            due = topic.backfill.due()
             if due is Due.NOT:
                 continue
             if due is Due.POLL:
-                absent, sources = topic.recall.absent(topic.remotes)
+                absent, sources = topic.backfill.absent(topic.remotes)
                 self._absent |= absent
                 self._sources |= sources
                 if polls >= most:
                     later[name] = None
                     continue
                 polls += 1
-            topic.recall.start()
+            topic.backfill.start()
         self._postponed.extendleft(reversed(later))
 
     def _next(self, later: Container[str]) -> str | None:

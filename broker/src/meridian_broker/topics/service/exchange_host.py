@@ -20,7 +20,7 @@ from meridian_broker.wire.pulsar.errors import InvalidTopicNameError
 if TYPE_CHECKING:
     from meridian_broker.topics.service.opener import TopicOpener
     from meridian_broker.topics.service.registry import TopicRegistry
-    from meridian_broker.topics.subscriptions.registry import Lives
+    from meridian_broker.topics.subscriptions.registry import SubscriptionRegistry
     from meridian_broker.topics.topic import Topic
 
 log = logging.getLogger(__name__)
@@ -51,9 +51,9 @@ class ExchangeHost:
         assert self._opener is not None, "links are opened after the opener was bound"
         return await self._opener.topic(topic_name.parse(topic), create=create, incarnation=incarnation)
 
-    def _lives(self, topic: str) -> Lives | None:
+    def _subscriptions_of(self, topic: str) -> SubscriptionRegistry | None:
         found = self._registry.topics.get(topic)
-        return None if found is None or found.failure is not None else found.lives
+        return None if found is None or found.failure is not None else found.subscription_registry
 
     def open_soon(self, topic: str) -> None:
         """Another region waits for a topic on record that is not open: it does not wait for those before it."""
@@ -71,11 +71,11 @@ class ExchangeHost:
 
     def progress(self, topic: str, subscription: str) -> Progress | None:
         """Newest progress, this turn's acknowledgements included; None: no such replicated subscription."""
-        found = self._lives(topic)
+        found = self._subscriptions_of(topic)
         return None if found is None else found.progress(subscription)
 
     def record(self, topic: str, subscription: str) -> bytes | None:
-        return None if (found := self._lives(topic)) is None else found.record(subscription)
+        return None if (found := self._subscriptions_of(topic)) is None else found.record(subscription)
 
     def when_durable(self, topic: str, done: Done) -> None:
         """``done`` once all that is known now of an open topic's subscriptions is on disk, or why it never will be."""
@@ -98,11 +98,11 @@ class ExchangeHost:
     def replicated_topics(self) -> Iterable[str]:
         """Topics open here of which other regions hear."""
         topics = self._registry.topics.values()
-        return (topic.name for topic in topics if topic.failure is None and topic.lives.has_shared())
+        return (topic.name for topic in topics if topic.failure is None and topic.subscription_registry.has_shared())
 
     def replicated_in(self, topic: str) -> list[str]:
         """Its subscriptions that are shared with other regions, deleted ones included."""
-        return [] if (found := self._lives(topic)) is None else found.shared()
+        return [] if (found := self._subscriptions_of(topic)) is None else found.shared()
 
     def merge(
         self,
@@ -152,4 +152,4 @@ class ExchangeHost:
         if incarnation != topic.incarnation:
             done(f"another incarnation of {topic.name}: {incarnation!r}, here {topic.incarnation!r} (R8)")
             return
-        topic.lives.merge(name, delta, record, done)
+        topic.subscription_registry.merge(name, delta, record, done)

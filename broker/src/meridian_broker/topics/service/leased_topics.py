@@ -84,7 +84,7 @@ class SharedStreams:
         topic, record = subscription.topic, subscription.record
         known = record.voter_sets.joined(told)
         if known != record.voter_sets:
-            subscription.lives.set_voter_sets(subscription, known)
+            subscription.registry.set_voter_sets(subscription, known)
             shares.follow(subscription)
             known = subscription.record.voter_sets
         wanted = shares.wanted_voters(subscription) if record.scope == ORIGIN else ()
@@ -162,9 +162,9 @@ class SharedStreams:
     def _abstains(self, topic_name: str) -> bool:
         """May a promise on shares of this topic bind that the disk damaged?"""
         topic = self._topics.topics.get(topic_name)
-        if topic is None or topic.leasing is None or not topic.lives.lost_records.votes_from_ms:
+        if topic is None or topic.leasing is None or not topic.subscription_registry.lost_records.votes_from_ms:
             return False
-        return topic.leasing.now_ms() < topic.lives.lost_records.votes_from_ms
+        return topic.leasing.now_ms() < topic.subscription_registry.lost_records.votes_from_ms
 
     def _shares(self, stream: Stream) -> DispatchShares | None:
         topic = self._topics.topics.get(stream[0])

@@ -119,8 +119,8 @@ class TopicOpener:
         self.registry.add(topic)
         scopes.opened(topic)
         self.follow(topic)
-        if topic.recall is not None and (topic.recall.joining.is_joining or not topic.recall.is_settled):
-            topic.recall.start()
+        if topic.backfill is not None and (topic.backfill.joining.is_joining or not topic.backfill.is_complete):
+            topic.backfill.start()
         return topic
 
     async def open(self, name: TopicName) -> None:
@@ -183,8 +183,8 @@ class TopicOpener:
     def follow(self, topic: Topic) -> None:
         """Apply the topic's current regions and rules."""
         name = topic_name.parse(topic.name)
-        if topic.recall is not None:
-            topic.recall.joining.follow(is_shared=self.parts.is_shared(name))
+        if topic.backfill is not None:
+            topic.backfill.joining.follow(is_shared=self.parts.is_shared(name))
         self._replicate(topic)
         for remote in topic.remotes - self.parts.regions_of(topic.name):
             topic.region_left(remote)

@@ -23,7 +23,7 @@ from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.topics.errors import TopicFenced, TopicInUse, TopicNotFound
 from meridian_broker.topics.journal.topic_record import stamp_of
-from meridian_broker.topics.lifecycle import deletion, orphans, quarantine
+from meridian_broker.topics.lifecycle import deletion, orphans, setting_aside
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
@@ -138,7 +138,7 @@ async def set_aside(opener: TopicOpener, topic: Topic, name: TopicName, why: str
     :param stamp: of the topic's deletion; None: it was not deleted.
     """
     await topic.close(why)
-    to = await quarantine.move(opener.parts, name, why, stamp)
+    to = await setting_aside.move(opener.parts, name, why, stamp)
     opener.parts.unfinished.forget(topic.name)
     await opener.open(to)
 

@@ -22,8 +22,9 @@ def follow(topic: Topic) -> None:
 def opened(topic: Topic) -> None:
     """A topic is served from now on: what this region voted is known, and its shares are asked for."""
     if topic.leasing is not None:
-        if topic.lives.lost_records.may_have_voted:
-            topic.lives.lost_records.wait_to_vote(topic.leasing.now_ms() + _longest_ms(topic, topic.leasing))
+        lost = topic.subscription_registry.lost_records
+        if lost.may_have_voted:
+            lost.wait_to_vote(topic.leasing.now_ms() + _longest_ms(topic, topic.leasing))
         for name, ballots in topic.votes.items():
             for origin, ballot in ballots.items():
                 topic.leasing.found((topic.name, name, origin), *ballot)

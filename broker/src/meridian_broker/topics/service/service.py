@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from meridian_broker.topics.directory.watching import TopicWatchers
 from meridian_broker.topics.service import incarnations
-from meridian_broker.topics.service.backfill_rounds import Missing
+from meridian_broker.topics.service.backfill_rounds import BackfillRounds
 from meridian_broker.topics.service.opener import TopicOpener
 from meridian_broker.topics.service.policy_rounds import PolicyRounds
 from meridian_broker.topics.service.preloading import Loading
@@ -36,6 +36,6 @@ class TopicService:
         self.opener = TopicOpener(registry, regions, incarnations.follow)
         self.policies = PolicyRounds(self.opener)
         self.loading = Loading(self.opener)
-        self.missing = Missing(registry, ends, comparing)
+        self.backfill_rounds = BackfillRounds(registry, ends, comparing)
         self.watchers = TopicWatchers(registry.parts.scheduler, registry.names)
         registry.parts.catalog.topics.on_change = self.watchers.changed

@@ -73,7 +73,7 @@ def is_unused(topic: Topic, *, alone: bool) -> bool:
     if (
         not alone
         or topic.is_set_aside
-        or topic.lives.lost_records.in_doubt
+        or topic.subscription_registry.lost_records.in_doubt
         or topic.failure is not None
         or topic.producers
         or topic.admission.is_expecting
@@ -110,7 +110,7 @@ async def expire_subscriptions(registry: TopicRegistry, used_elsewhere: UsedElse
         topic = subscription.topic
         if topic.failure is not None or not is_abandoned(subscription):
             return
-        if subscription.lives.may_be_shared(subscription):
+        if subscription.registry.may_be_shared(subscription):
             asked += 1
             if asked > ASKED_MAX or await _is_used(subscription, used_elsewhere):
                 return

@@ -195,7 +195,7 @@ class WitnessStore:
             async for changes in store.changes(lost.append):
                 for change in changes:
                     if change.subscription:
-                        _recall(records, change.subscription, change.payload)
+                        _replay(records, change.subscription, change.payload)
         except (LedgerError, MetadataError, TopicError, ProgressLogError) as error:
             log.warning("this region cannot be a witness now: %s", error)
             parts.scheduler.later(RETRY_SECONDS, self._may_open_again)
@@ -224,7 +224,7 @@ class WitnessStore:
             await self._log.close()
 
 
-def _recall(records: dict[Subject, _Record], topic: str, payload: bytes) -> None:
+def _replay(records: dict[Subject, _Record], topic: str, payload: bytes) -> None:
     """A record that was written. :raises ProgressLogError: it is no record."""
     try:
         fields = json.loads(payload)

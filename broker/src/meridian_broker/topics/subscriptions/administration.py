@@ -146,9 +146,9 @@ async def remove_subscriptions(found: Sequence[Subscription], *, forced: bool = 
             name = subscription.topic.name
             raise SubscriptionNotFound(f"subscription {subscription.name!r} of {name} was deleted in the meantime")
         if not forced:
-            subscription.lives.check_unused(subscription.name)
+            subscription.registry.check_unused(subscription.name)
     for subscription in found:
-        subscription.lives.delete(subscription.name, forced=forced)
+        subscription.registry.delete(subscription.name, forced=forced)
     for subscription in found:
         await confirmed(subscription.topic, subscription.topic.progress_log.when_durable)
 
@@ -163,8 +163,8 @@ async def make_subscription(
     """
     if not names.is_free(name):
         raise InvalidName(f"{name!r} is not a valid subscription name")
-    topic, lives = subscribing.topic, subscribing.lives
-    lives.check_room(name)
+    topic, registry = subscribing.topic, subscribing.registry
+    registry.check_room(name)
     places = await seeking.for_new(topic, place)
 
     def make(done: Done) -> None:
@@ -200,7 +200,7 @@ async def replicate_subscription(subscription: Subscription, replicated: bool) -
     if subscription.replicated != replicated:
         subscription.check_open()
         topic = subscription.topic
-        await confirmed(topic, lambda done: subscription.lives.set_replicated(subscription, replicated, done))
+        await confirmed(topic, lambda done: subscription.registry.set_replicated(subscription, replicated, done))
 
 
 async def scope_subscription(
@@ -213,7 +213,7 @@ async def scope_subscription(
     subscription.check_open()
     topic = subscription.topic
     await confirmed(
-        topic, lambda done: subscription.lives.set_scope(subscription, scope, preferred, done, witness=witness)
+        topic, lambda done: subscription.registry.set_scope(subscription, scope, preferred, done, witness=witness)
     )
 
 

@@ -245,7 +245,7 @@ class LostRecords:
 
     # -- records of losses
 
-    def recall(self, ledger: str, payload: bytes) -> None:
+    def replay(self, ledger: str, payload: bytes) -> None:
         """Replay a record of the progress log."""
         loss = Loss.decode(ledger, payload)
         self._losses[loss.ledger] = loss

@@ -54,7 +54,7 @@ _ENDING: Final = (Verdict.REMOVE, Verdict.REPLACE)
 """Verdicts that end the life of the current subscription."""
 
 
-class Lives:
+class SubscriptionRegistry:
     """All subscriptions of a topic and their tombstones. Each topic has one."""
 
     def __init__(
@@ -347,7 +347,7 @@ class Lives:
     def merge(self, name: str, delta: Progress, record: bytes | None, done: Callable[[str | None], None]) -> None:
         """Merge what another region sent: a record, progress, a deletion. ``done`` as in ``ExchangeHost``."""
 
-        def settled(error: LedgerError | None) -> None:
+        def durable(error: LedgerError | None) -> None:
             done(None if error is None else str(error))
 
         try:
@@ -366,7 +366,7 @@ class Lives:
         elif delta.beginning.life > life:
             done(f"{name!r} was deleted there, and its record did not come with the delta")
         elif subscription is None or not subscription.replicated:
-            self._topic.progress_log.when_durable(settled)  # of an earlier life, or switched off: ignored
+            self._topic.progress_log.when_durable(durable)  # of an earlier life, or switched off: ignored
         else:
             rewinding.merge(subscription.cursor, delta, done)
 
@@ -415,7 +415,7 @@ class Lives:
 
     # -- restarts ----------------------------------------------------------------------------------------------------
 
-    def recall(self, record: SubscriptionRecord, time_ms: int) -> None:
+    def replay(self, record: SubscriptionRecord, time_ms: int) -> None:
         """Replay a record of the progress log; the last one counts."""
         subscriptions, name = self.subscriptions, record.name
         if record.is_shared and not record.is_gone:

@@ -19,7 +19,7 @@ from meridian_broker.topics.subscriptions.subscription import Subscription
 if TYPE_CHECKING:
     from meridian_broker.topics.context import TopicContext
     from meridian_broker.topics.dispatch.types import SubscriptionType
-    from meridian_broker.topics.subscriptions.registry import Lives
+    from meridian_broker.topics.subscriptions.registry import SubscriptionRegistry
 
 _NOWHERE: Final[Mapping[str, Position]] = {}
 """Before everything: shared by all subscriptions that begin there."""
@@ -28,9 +28,9 @@ _NOWHERE: Final[Mapping[str, Position]] = {}
 class Subscribing:
     """Subscribing to one topic. Each topic has one."""
 
-    def __init__(self, topic: TopicContext, lives: Lives) -> None:
+    def __init__(self, topic: TopicContext, registry: SubscriptionRegistry) -> None:
         self.topic = topic
-        self.lives = lives
+        self.registry = registry
 
     def subscribe(
         self,
@@ -51,7 +51,7 @@ class Subscribing:
         :param places: for an initial entry, see ``create_subscription``.
         :param read_compacted: its first consumer asks for the compacted view.
         """
-        existing = self.lives.subscriptions.get(name)
+        existing = self.registry.subscriptions.get(name)
         if existing is not None:
             if existing.durable != durable:
                 ready(NotAllowed(f"subscription {name!r} exists and is {'not ' if durable else ''}durable"))
@@ -67,12 +67,12 @@ class Subscribing:
             ready(NotAllowed(f"{name!r} is not a valid subscription name"))
             return
         try:
-            self.lives.check_open(name)
-            self.lives.check_room(name)
+            self.registry.check_open(name)
+            self.registry.check_room(name)
         except TopicError as error:
             ready(error)
             return
-        if durable and self.lives.lost_records.in_doubt:
+        if durable and self.registry.lost_records.in_doubt:
             initial, places = EARLIEST, None  # it may be the missing one
         made = self.create_subscription(
             name,
@@ -109,12 +109,12 @@ class Subscribing:
         :raises TopicFenced: the topic is being deleted.
         """
         self.topic.check_admits()
-        if name in self.lives.subscriptions:
+        if name in self.registry.subscriptions:
             raise SubscriptionExists(f"subscription {name!r} already exists")
         validation.subscription(name, (properties or {}).items())
-        record = self.lives.begun(name, replicated=replicated, properties=properties or {})
-        subscription = Subscription(self.topic, self.lives, record, Progress(), durable)
-        self.lives.subscriptions[name] = subscription
+        record = self.registry.begun(name, replicated=replicated, properties=properties or {})
+        subscription = Subscription(self.topic, self.registry, record, Progress(), durable)
+        self.registry.subscriptions[name] = subscription
         if not durable:
             seeking.begin_reader(subscription.cursor, initial, read_compacted=read_compacted)
             return subscription
@@ -126,7 +126,7 @@ class Subscribing:
             subscription.cursor.start_cursor()
         if replicated:
             subscription.cursor.keep_first_hand()
-        self.lives.write(subscription, done)
+        self.registry.write(subscription, done)
         return subscription
 
     def add_consumer(
@@ -142,12 +142,12 @@ class Subscribing:
         read_compacted: bool = False,
     ) -> Consumer:
         """:raises ConsumerBusy, ConsumerAssignError: see ``Subscription.add_consumer``.
-        :raises NotAllowed: see ``Lives.check_new_consumer``.
+        :raises NotAllowed: see ``SubscriptionRegistry.check_new_consumer``.
         :raises TopicFenced: the subscription was deleted since it was looked up, or the topic is being deleted.
         """
         self.topic.check_admits()
         subscription.check_open()
-        self.lives.check_new_consumer(subscription, kind)
+        self.registry.check_new_consumer(subscription, kind)
         if read_compacted and subscription.share is not None:
             raise NotAllowed(f"subscription {subscription.name!r} has dispatch scope origin: it reads the whole log")
         now_ms = self.topic.scheduler.now_ms()

@@ -44,10 +44,10 @@ class Subscription:
         "dispatcher",
         "entries_dropped",
         "last_left_ms",
-        "lives",
         "messages_out",
         "pace",
         "record",
+        "registry",
         "share",
         "topic",
         "type",
@@ -57,13 +57,13 @@ class Subscription:
     def __init__(
         self,
         topic: TopicContext,
-        lives: Registry[Subscription],
+        registry: Registry[Subscription],
         record: SubscriptionRecord,
         progress: Progress,
         durable: bool = True,
     ) -> None:
         self.topic = topic
-        self.lives = lives
+        self.registry = registry
         """All subscriptions of the topic."""
         self.record = record
         self.cursor = Cursor(topic, self, progress, durable)
@@ -78,7 +78,7 @@ class Subscription:
         """True while dispatch waits for the newest progress of the other regions (R20)."""
         self.messages_out = 0
         self.bytes_out = 0
-        self.pace: Pace | None = lives.dispatch_rates.pace(self)
+        self.pace: Pace | None = registry.dispatch_rates.pace(self)
         """Its rate limits; None: it has none."""
         self.unacked_messages = 0
         """Shared: messages sent to all consumers and not acked yet."""
@@ -132,7 +132,7 @@ class Subscription:
             if kind.tracks_holders:  # these types do not read compacted; with the others, the active consumer decides
                 self.read_compacted(False)
             dispatcher = self.dispatcher = kind.dispatcher(self.cursor, self, consumer.key_shared)
-            is_known_elsewhere = self.replicated or self.lives.is_in_doubt(self.name)
+            is_known_elsewhere = self.replicated or self.registry.is_in_doubt(self.name)
             if self.durable and is_known_elsewhere and self.topic.exchange is not None:
                 self._ask_others(self.topic.exchange)
         assert dispatcher is not None
@@ -168,7 +168,7 @@ class Subscription:
         self.remove_consumer(consumer)
         self.topic.used()
         if not (self.durable or self.consumers):
-            self.lives.forget_reader(self)
+            self.registry.forget_reader(self)
 
     def disconnect_consumers(self) -> None:
         """Disconnect all consumers, so that they subscribe again (seek, remote rewind, unload)."""
@@ -201,7 +201,7 @@ class Subscription:
     def read_compacted(self, wanted: bool) -> None:
         """Read from the compacted view from now on, or from the whole log."""
         if wanted != (self.cursor.compacted is not None):
-            self.cursor.read_through(CompactedReading(self.cursor, self.lives.compaction) if wanted else None)
+            self.cursor.read_through(CompactedReading(self.cursor, self.registry.compaction) if wanted else None)
             self.read_anew()
 
     def read_anew(self) -> None:
@@ -457,7 +457,7 @@ class Subscription:
         """Whether it was not deleted. Records written for a deleted one would be read as those of a later one of its
         name.
         """
-        return self.lives.subscriptions.get(self.record.name) is self
+        return self.registry.subscriptions.get(self.record.name) is self
 
     def check_open(self) -> None:
         """:raises TopicFenced: the topic is closing, or the subscription was deleted since it was looked up."""
