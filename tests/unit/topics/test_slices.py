@@ -114,13 +114,8 @@ async def test_changed_policies() -> None:
 async def test_regions_that_support_leases() -> None:
     counter = Counter()
 
-    class Counted(SimpleNamespace):
-        def regions(self) -> frozenset[str]:
-            counter.done()
-            return frozenset()
-
     registry = TopicRegistry(parts())
-    topic = Counted(failure=None, followed=frozenset(), subscriptions={})
+    topic = SimpleNamespace(failure=None, follow_regions=counter.done, subscriptions={})
     registry.topics = dict.fromkeys(map(str, range(MANY)), topic)  # type: ignore[arg-type]
     assert await most_in_a_turn(SharedStreams(registry)._follow_regions(), lambda: counter.count) == SLICE
     assert counter.count == MANY
