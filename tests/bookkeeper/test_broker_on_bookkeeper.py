@@ -142,3 +142,27 @@ def test_a_planned_stop_hands_over_everything(machines: Machines, bookies: Booki
     consumer = client.subscribe("t", "s", initial_position=EARLIEST)
     assert [message.data() for message in received(consumer, 50)] == [b"%d" % number for number in range(50, 100)]
     client.close()
+
+
+def test_a_topic_has_as_few_ledgers_as_it_needs(machines: Machines, bookies: Bookies) -> None:
+    """Bookies cannot list more than about 100,000 of them."""
+    client = connect(machines.broker.service_url)
+    before = bookies.ledgers()
+
+    def more() -> int:
+        return bookies.ledgers() - before
+
+    producer = client.create_producer("t")
+    assert more() == 0, "a topic that stores nothing"
+    producer.send(b"one")
+    assert more() == 1, "messages"
+    consumer = client.subscribe("t", "s", initial_position=EARLIEST)
+    assert more() == 2, "messages and acknowledgements"
+    consumer.acknowledge(consumer.receive(PATIENCE_MS))
+    consumer.close()
+    client.close()
+    assert more() == 2
+    for _ in range(2):
+        assert machines.broker.stop() == 0
+        machines.start()
+        assert more() <= 3, "restarts of a broker add none, but for a log that is begun anew"

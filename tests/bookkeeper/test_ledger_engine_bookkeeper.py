@@ -11,8 +11,12 @@ import pytest
 from meridian_broker.engines.bookkeeper.bookies import connect_tcp
 from meridian_broker.engines.bookkeeper.context import BookKeeperSettings
 from meridian_broker.engines.bookkeeper.handles import BookKeeperReader, BookKeeperWriter
+from meridian_broker.engines.bookkeeper.ledger_metadata import LedgerMetadata, Segment
+from meridian_broker.engines.bookkeeper.ledger_table import LedgerTable
 from meridian_broker.engines.bookkeeper.ports import AddLimits
 from meridian_broker.engines.bookkeeper.store import BookKeeperLedgerStore
+from meridian_broker.engines.etcd.address import parse_endpoints
+from meridian_broker.engines.etcd.client import EtcdChannel
 from meridian_broker.ledgers.store import LedgerError, LedgerFenced, LedgerInfo
 from support.brokers.bookies import Bookies, java_compiler_missing
 from support.contracts.ledger_contract import EVERYTHING, LedgerContract, append_all, append_one, read_all
@@ -258,6 +262,23 @@ async def test_the_largest_entry_is_stored_and_a_larger_one_fails_its_ledger_alo
     assert (await writer.seal()).size == largest
     reader = await ledgers.store.open(1)
     assert await reader.read(0, 0, EVERYTHING) == [bytes(largest)]
+
+
+async def test_ids_of_deleted_ledgers_are_forgotten_after_a_long_time(ledgers: BookKeeperWorld) -> None:
+    table, base = LedgerTable(EtcdChannel(parse_endpoints(ledgers.bookies.url)), "forgetful"), ledgers.base
+    metadata = LedgerMetadata(1, 1, (Segment(0, ("b",)),))
+    before = await table.count()
+    for number, deleted_ms in enumerate((100, 300, 200)):
+        made = await table.create(base + number, metadata)
+        assert made is not None and await table.delete(base + number, made.version, deleted_ms)
+    assert await table.forget_deleted(100) == 0
+    assert await table.forget_deleted(250) == 1  # as far as the first that is younger
+    assert not await table.is_deleted(base) and await table.is_deleted(base + 2)
+    assert await table.create(base + 1, metadata) is None
+    assert await table.forget_deleted(1_000) == 2
+    assert await table.create(base + 3, metadata) is not None
+    assert await table.count() == before + 1
+    await table.close()
 
 
 async def test_bookkeepers_tools_read_what_this_client_writes_and_the_reverse(ledgers: BookKeeperWorld) -> None:

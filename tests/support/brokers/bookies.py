@@ -6,35 +6,26 @@ from __future__ import annotations
 import base64
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
-import sys
 import urllib.request
 import uuid
 from pathlib import Path
 from typing import Any, Final
 
+from meridian_broker.server.bookie_process import JARS, UNREGISTERED, bookie, configure, java, missing
 from support.brokers.broker_process import wait_until
 from support.brokers.etcd_server import EtcdServer, etcd_missing
 from support.brokers.free_ports import free_port
 
 START_SECONDS: Final = 300.0
-UNREGISTERED: Final = "Couldn't register bookie"
-"""In the log of a bookie whose lease ended before it was used: it goes on without ever being registered."""
-MAIN: Final = "org.apache.bookkeeper.server.Main"
 SHELL: Final = "org.apache.bookkeeper.bookie.BookieShell"
-DRIVER: Final = "org.apache.pulsar.metadata.bookkeeper.PulsarMetadata{}Driver"
-OPENED: Final = (
-    *("java.base/java.nio", "java.base/jdk.internal.misc", "java.base/java.lang"),
-    *("java.base/java.util.zip", "java.base/sun.net"),
-)
 
 
 def jars() -> Path:
     """Where they are, or would be; MERIDIAN_BOOKKEEPER names another place."""
-    return Path(os.environ.get("MERIDIAN_BOOKKEEPER") or Path(sys.prefix) / "libexec" / "bookkeeper")
+    return Path(os.environ.get("MERIDIAN_BOOKKEEPER") or JARS)
 
 
 def java_compiler_missing() -> str | None:
@@ -45,11 +36,7 @@ def java_compiler_missing() -> str | None:
 
 def bookies_missing() -> str | None:
     """Why tests with bookies cannot run here; None when they can."""
-    if not any(jars().glob("bookkeeper-server-*.jar")):
-        return "there are no bookies on this machine: scripts/bookkeeper fetches them"
-    if shutil.which("java") is None:
-        return "there is no Java on this machine"
-    return etcd_missing()
+    return missing(jars()) or etcd_missing()
 
 
 class Bookies:
@@ -82,7 +69,7 @@ class Bookies:
         self._ports.setdefault(number, free_port())
         with (self._directory / f"bookie-{number}.log").open("wb") as log:
             self._processes[number] = subprocess.Popen(
-                [*_java(leaves_archive=number == 1), MAIN, "--conf", str(self._configuration(number))],
+                bookie(jars(), self._configuration(number), leaves_archive=number == 1),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self._directory,
@@ -114,9 +101,13 @@ class Bookies:
         end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
         return int(self._etcd("range", key=_base64(prefix), range_end=_base64(end)).get("count", 0))
 
+    def ledgers(self) -> int:
+        """How many there are."""
+        return sum(self.keys(f"/ledgers/{digit}") for digit in range(10))
+
     def shell(self, *arguments: str) -> str:
         """What BookKeeper's own shell prints."""
-        command = [*_java(), SHELL, "-conf", str(self._configuration(1)), *arguments]
+        command = [*java(jars()), SHELL, "-conf", str(self._configuration(1)), *arguments]
         ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=self._directory)
         assert ended.returncode == 0, ended.stdout + ended.stderr
         return ended.stdout
@@ -124,7 +115,7 @@ class Bookies:
     def java_writer(self, entries: int) -> list[int]:
         """Ledgers that BookKeeper's own client wrote: see `JavaWriter.java`."""
         source = Path(__file__).with_name("JavaWriter.java")
-        command = [*_java(), str(source), f"metadata-store:etcd:{self.url}", str(entries)]
+        command = [*java(jars()), str(source), f"metadata-store:etcd:{self.url}", str(entries)]
         ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=self._directory)
         assert ended.returncode == 0, ended.stdout + ended.stderr
         return [int(line.split()[1]) for line in ended.stdout.splitlines() if line.startswith("ledger ")]
@@ -165,42 +156,8 @@ class Bookies:
         return found
 
     def _configuration(self, number: int) -> Path:
-        data = self._directory / f"bookie-{number}"
-        values = {
-            "metadataServiceUri": f"metadata-store:etcd:{self.url}",
-            "bookiePort": self._ports[number],
-            "advertisedAddress": "127.0.0.1",
-            "listeningInterface": "lo",
-            "allowLoopback": "true",
-            "journalDirectories": data / "journal",
-            "ledgerDirectories": data / "ledgers",
-            "enableStatistics": "false",
-            "httpServerEnabled": "false",
-            "extraServerComponents": "",
-            "diskUsageThreshold": 0.99,
-            "diskUsageWarnThreshold": 0.99,
-            "journalMaxGroupWaitMSec": 1,
-            "journalPreAllocSizeMB": 4,
-            "journalMaxMemorySizeMb": 16,
-            "journalMaxBackups": 0,
-            "numAddWorkerThreads": 1,
-            "numReadWorkerThreads": 2,
-            "numHighPriorityWorkerThreads": 2,
-            "serverNumIOThreads": 2,
-            "allocatorPoolingConcurrency": 2,
-            "nettyMaxFrameSizeBytes": 5_253_120,
-            "gcWaitTime": 10_000,
-            "zkTimeout": 10_000,
-            "ledgerStorageClass": "org.apache.bookkeeper.bookie.storage.ldb.DbLedgerStorage",
-            "dbStorage_writeCacheMaxSizeMb": 24,
-            "dbStorage_readAheadCacheMaxSizeMb": 16,
-            "dbStorage_rocksDB_blockCacheSize": 4_194_304,
-            "dbStorage_rocksDB_writeBufferSizeMB": 4,
-            "digestType": "CRC32C",
-        }
-        data.mkdir(exist_ok=True)
         path = self._directory / f"bookie-{number}.conf"
-        path.write_text("".join(f"{key}={value}\n" for key, value in values.items()))
+        configure(path, self._directory / f"bookie-{number}", self.url, self._ports[number])
         return path
 
 
@@ -211,18 +168,3 @@ def _base64(text: str) -> str:
 def _archive() -> Path:
     """Of parsed classes: with it a bookie starts in a third of the time. The first one leaves it when it stops."""
     return jars() / "bookie.jsa"
-
-
-def _java(*, leaves_archive: bool = False) -> list[str]:
-    option = [f"-XX:ArchiveClassesAtExit={_archive()}"] if leaves_archive else []
-    if _archive().exists():
-        option = [f"-XX:SharedArchiveFile={_archive()}"]
-    return [
-        *("java", *option, "-Xlog:disable", "-Xlog:all=off"),
-        *("-Xms32m", "-Xmx256m", "-XX:MaxDirectMemorySize=192m", "-XX:+UseSerialGC", "-Xss512k"),
-        *("-XX:+PerfDisableSharedMem", "-Dio.netty.tryReflectionSetAccessible=true", "-Dlog4j2.disable.jmx=true"),
-        "-Dbookkeeper.metadata.bookie.drivers=" + DRIVER.format("Bookie"),
-        "-Dbookkeeper.metadata.client.drivers=" + DRIVER.format("Client"),
-        *(part for opened in OPENED for part in ("--add-opens", f"{opened}=ALL-UNNAMED")),
-        *("-cp", f"{jars()}/*"),
-    ]

@@ -257,7 +257,7 @@ class RegionsProcess:
         for plan in plans:
             store = plan.directory / "data" / "metadata.sqlite"
             directory.write_config(plan, {"metadataStoreUrl": f"sqlite:{store}"}, given)
-        directory.write_regions(plans, options.metadata, {})
+        directory.write_regions(plans, {"metadata": options.metadata, "storage": options.storage}, {})
         directory.close()
         for region in self.regions:
             self._fork(region)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -40,10 +40,15 @@ class UpProcess(RegionsProcess):
         *,
         metadata: str = "embedded",
         settings: Mapping[str, str] | None = None,
+        options: Sequence[str] = (),
+        start_seconds: float = START_SECONDS,
     ) -> None:
+        """:param options: more of them, as on the command line."""
         super().__init__(regions, data_dir, settings=settings)
         self.log_file = data_dir.parent / f"{data_dir.name}-up.log"
         self._metadata = metadata
+        self._options = options
+        self._start_seconds = start_seconds
         self._process: Program | None = None
 
     def start(self) -> Self:
@@ -53,7 +58,7 @@ class UpProcess(RegionsProcess):
         command = [
             *("up", "--regions", ",".join(self.regions), "--data-dir", str(self.data_dir)),
             *("--metadata", self._metadata, "--base-port", str(self._base_port)),
-            *("--base-http-port", str(self._base_http_port), *assignments),
+            *("--base-http-port", str(self._base_http_port), *self._options, *assignments),
         ]
         said = len(self.log())
         self._process = started_afresh(command, self.log_file)
@@ -63,7 +68,7 @@ class UpProcess(RegionsProcess):
             assert self._process.poll() is None, f"the regions did not start:\n{self.log()}"
             return "All regions are up" in self.log()[said:]
 
-        wait_until(up, "the regions to start", START_SECONDS)
+        wait_until(up, "the regions to start", self._start_seconds)
         return self
 
     def pid(self, region: str) -> int:

@@ -472,6 +472,19 @@ def test_up_hands_over_what_was_typed(tmp_path: Path) -> None:
     ]
 
 
+def test_bookies_are_registered_in_an_etcd(tmp_path: Path) -> None:
+    started = Started()
+    line = f"up --data-dir {tmp_path} --storage bookkeeper --bookies 4 --bookkeeper-jars {tmp_path}"
+    assert run(*line.split(), started=started).exit_code == 0
+    (options,) = started.options
+    assert (options.metadata, options.storage, options.bookies) == ("etcd", "bookkeeper", 4)
+    assert options.bookkeeper_jars == tmp_path
+    refused = run(*line.split(), "--metadata", "embedded", started=started)
+    assert refused.exit_code == USAGE and "--metadata etcd" in refused.stderr
+    assert run("up", "--data-dir", str(tmp_path), started=started).exit_code == 0
+    assert started.options[-1].metadata == "embedded"
+
+
 def test_broker_and_standalone_hand_over_their_sources() -> None:
     started = Started()
     assert run("broker", "--config", "f", "--set", "a=b", "--supervisor", "7", started=started).exit_code == 0

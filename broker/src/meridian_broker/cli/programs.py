@@ -16,6 +16,7 @@ from typing import Literal, Protocol, cast
 import click
 
 MetadataKind = Literal["embedded", "etcd"]
+StorageKind = Literal["local", "bookkeeper"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,11 @@ class UpOptions:
     base_http_port_tls: int = 8443
     assignments: tuple[str, ...]
     """Settings that every region gets."""
+    storage: StorageKind = "local"
+    bookies: int = 3
+    """Of each region, with storage ``bookkeeper``."""
+    bookkeeper_jars: Path | None = None
+    """Directory of BookKeeper's jars. None: where ``scripts/bookkeeper`` puts them."""
 
 
 class Programs(Protocol):
@@ -107,9 +113,22 @@ def _up(programs: Programs) -> click.Command:
     @click.option(
         "--metadata",
         type=click.Choice(["embedded", "etcd"]),
-        default="embedded",
-        show_default=True,
+        show_default="etcd with --storage bookkeeper, else embedded",
         help="SQLite inside the data directory, or one etcd per region.",
+    )
+    @click.option(
+        "--storage",
+        type=click.Choice(["local", "bookkeeper"]),
+        default="local",
+        show_default=True,
+        help="Messages inside the data directory, or on BookKeeper's bookies. Bookies need Java 17.",
+    )
+    @click.option("--bookies", type=click.IntRange(1, 9), default=3, show_default=True, help="Bookies of each region.")
+    @click.option(
+        "--bookkeeper-jars",
+        type=click.Path(path_type=Path, file_okay=False),
+        show_default="where scripts/bookkeeper puts them",
+        help="Directory of BookKeeper's jars.",
     )
     @click.option("--base-port", type=click.IntRange(1, 65535), default=6650, show_default=True, help="For clients.")
     @click.option("--base-http-port", type=click.IntRange(1, 65535), default=8080, show_default=True, help="Admin API.")
@@ -122,7 +141,10 @@ def _up(programs: Programs) -> click.Command:
     def up(
         regions: tuple[str, ...],
         data_dir: Path,
-        metadata: str,
+        metadata: str | None,
+        storage: str,
+        bookies: int,
+        bookkeeper_jars: Path | None,
         base_port: int,
         base_http_port: int,
         base_port_tls: int,
@@ -135,10 +157,15 @@ def _up(programs: Programs) -> click.Command:
         Region i listens on base-port + 10 i and base-http-port + 10 i, and on the TLS ports when the settings name a
         certificate. Ctrl-C or SIGTERM stops all of them.
         """
+        if storage == "bookkeeper" and metadata == "embedded":
+            raise click.UsageError("--storage bookkeeper needs --metadata etcd: bookies are registered there")
         options = UpOptions(
             regions=regions,
             data_directory=data_dir,
-            metadata=cast("MetadataKind", metadata),
+            metadata=cast("MetadataKind", metadata or ("etcd" if storage == "bookkeeper" else "embedded")),
+            storage=cast("StorageKind", storage),
+            bookies=bookies,
+            bookkeeper_jars=bookkeeper_jars,
             base_port=base_port,
             base_http_port=base_http_port,
             base_port_tls=base_port_tls,

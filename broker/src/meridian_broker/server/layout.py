@@ -8,6 +8,7 @@ DIR/<region>/broker.conf settings of that region's broker: ``meridian broker --c
 DIR/<region>/broker.log  what it logged, all starts
 DIR/<region>/data        its message log and, when embedded, its metadata
 DIR/<region>/etcd        its etcd's data and passwords, when there is one
+DIR/<region>/bookies     its bookies' data, configurations and logs, when there are some
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class UpFailed(Exception):
 
 SET_BY_UP = (
     *("clusterName", "dataDirectory", "regionsFile", "peerTokenFile"),
-    *("metadataStoreUrl", "metadataStoreUser", "metadataStorePasswordFile"),
+    *("metadataStoreUrl", "metadataStoreUser", "metadataStorePasswordFile", "managedLedgerStorage"),
 )
 PORTS_BY_UP = ("brokerServicePort", "webServicePort", "brokerServicePortTls", "webServicePortTls")
 
@@ -178,25 +179,30 @@ class Directory:
         """Choose the secret, once in the directory's life. It is readable by this user only from the first byte on."""
         make_secret(self.token_file)
 
-    def require_same_metadata(self, metadata: str) -> None:
-        """Metadata does not move from one kind of store to another by itself.
+    def require_same_stores(self, metadata: str, storage: str) -> None:
+        """What is stored does not move from one kind of store to another by itself.
 
-        :raises UpFailed: the directory was made with the other kind, or its record cannot be read.
+        :raises UpFailed: the directory was made with another kind, or its record cannot be read.
         """
         if not self.regions_file.exists():
             return
         try:
-            before = json.loads(self.regions_file.read_text(encoding="utf-8"))["metadata"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            document = json.loads(self.regions_file.read_text(encoding="utf-8"))
+            before = {"metadata": document["metadata"], "storage": document.get("storage", "local")}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UpFailed(f"cannot read {self.regions_file}: {error!r}. Remove it to have it written again") from error
-        if before != metadata:
-            raise UpFailed(
-                f"{self.path} keeps its metadata as {before}: start it with --metadata {before}, or choose another "
-                "--data-dir"
-            )
+        for kind, (now, what) in {"metadata": (metadata, "metadata"), "storage": (storage, "messages")}.items():
+            if before[kind] != now:
+                raise UpFailed(
+                    f"{self.path} keeps its {what} as {before[kind]}: start it with --{kind} {before[kind]}, or choose "
+                    "another --data-dir"
+                )
 
-    def write_regions(self, plans: Iterable[RegionPlan], metadata: str, pids: Mapping[str, int]) -> None:
-        """Write ``regions.json``: whole or not at all, because brokers and people read it at any moment."""
+    def write_regions(self, plans: Iterable[RegionPlan], stores: Mapping[str, str], pids: Mapping[str, int]) -> None:
+        """Write ``regions.json``: whole or not at all, because brokers and people read it at any moment.
+
+        :param stores: the kinds of ``metadata`` and ``storage``.
+        """
         rows: list[dict[str, Any]] = [
             {
                 "name": plan.name,
@@ -211,7 +217,7 @@ class Directory:
             }
             for plan in plans
         ]
-        document = {"supervisor_pid": os.getpid(), "metadata": metadata, "regions": rows}
+        document = {"supervisor_pid": os.getpid(), **stores, "regions": rows}
         unfinished = self.path / "regions.json.new"
         unfinished.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
         unfinished.rename(self.regions_file)

@@ -5,9 +5,9 @@ The supervisor does little on purpose. It starts what a region needs, waits unti
 healthy, and then only watches. A broker that dies is reported but not restarted: whoever killed it may want to see how
 the others react. Its ``broker.conf`` restarts it by hand, with the command that the report prints.
 
-Stopping is a drain: SIGTERM to every broker, a bounded wait, then SIGKILL. The brokers stop before their metadata
-stores, because they write to them until the end. Children run in sessions of their own, so that Ctrl-C at the terminal
-reaches the supervisor alone, and none outlives a supervisor that is killed (see ``lifeline``).
+Stopping is a drain: SIGTERM to every broker, a bounded wait, then SIGKILL. The brokers stop before their bookies and
+metadata stores, because they write to them until the end. Children run in sessions of their own, so that Ctrl-C at the
+terminal reaches the supervisor alone, and none outlives a supervisor that is killed (see ``lifeline``).
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from typing import Final
 import aiohttp
 
 from meridian_broker.cli.output import NO, table
-from meridian_broker.cli.programs import MetadataKind, UpOptions
+from meridian_broker.cli.programs import UpOptions
+from meridian_broker.metadata.store import MetadataError
 from meridian_broker.server import limits
+from meridian_broker.server.bookie_process import JARS, BookieProcesses, BookiesFailed
 from meridian_broker.server.etcd_process import EtcdFailed, EtcdProcess
 from meridian_broker.server.layout import Directory, RegionPlan, UpFailed, plan_regions, require_free_ports
 from meridian_broker.server.settings import BY_KEY, ENVIRONMENT_PREFIX, Given, Settings, collect
@@ -38,6 +40,14 @@ Say = Callable[[str], None]
 
 BROKER_PROGRAM: Final = (sys.executable, "-P", "-m", "meridian_broker.server.main", "broker")
 """The command of a child, before ``--config FILE --supervisor PID``."""
+
+ENSEMBLE: Final = 3
+QUORUMS: Final = {
+    "managedLedgerDefaultEnsembleSize": ENSEMBLE,
+    "managedLedgerDefaultWriteQuorum": ENSEMBLE,
+    "managedLedgerDefaultAckQuorum": 2,
+}
+"""The defaults of these settings. Regions of fewer bookies get smaller ones."""
 
 
 def run_up(options: UpOptions, say: Say, program: Sequence[str] = BROKER_PROGRAM) -> int:
@@ -65,10 +75,10 @@ async def _run(
     program: Sequence[str],
 ) -> int:
     settings = Settings.build(given)
-    directory.require_same_metadata(options.metadata)
+    directory.require_same_stores(options.metadata, options.storage)
     require_free_ports(plans, settings.network.bind_address)
     directory.make_token()
-    supervisor = Supervisor(options.metadata, given, plans, directory, say, program)
+    supervisor = Supervisor(options, given, plans, directory, say, program)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -90,20 +100,22 @@ class Supervisor:
 
     def __init__(
         self,
-        metadata: MetadataKind,
+        options: UpOptions,
         given: Given,
         plans: Sequence[RegionPlan],
         directory: Directory,
         say: Say,
         program: Sequence[str],
     ) -> None:
-        self._metadata: MetadataKind = metadata
+        self._options = options
+        self._stores = {"metadata": options.metadata, "storage": options.storage}
         self._program = program
         self._given = given
         self._plans = plans
         self._directory = directory
         self._say = say
         self._etcds: dict[str, EtcdProcess] = {}
+        self._bookies: dict[str, BookieProcesses] = {}
         self._brokers: dict[str, asyncio.subprocess.Process] = {}
         self._all_ended_well = True
 
@@ -113,12 +125,13 @@ class Supervisor:
         :raises UpFailed: a metadata store or a broker does not come up.
         """
         for plan in self._plans:
-            self._directory.write_config(plan, await self._metadata_settings(plan), self._given)
-        self._directory.write_regions(self._plans, self._metadata, {})
+            chosen = await self._metadata_settings(plan) | await self._storage_settings(plan)
+            self._directory.write_config(plan, chosen, self._given)
+        self._directory.write_regions(self._plans, self._stores, {})
         for plan in self._plans:
             self._brokers[plan.name] = await _start_broker(plan, self._program)
         pids = {name: process.pid for name, process in self._brokers.items()}
-        self._directory.write_regions(self._plans, self._metadata, pids)
+        self._directory.write_regions(self._plans, self._stores, pids)
         deadline = time.monotonic() + limits.START_SECONDS_MAX
         # The health check asks this machine, so it must not go through a proxy.
         timeout = aiohttp.ClientTimeout(total=limits.HEALTH_ANSWER_SECONDS_MAX)
@@ -127,18 +140,35 @@ class Supervisor:
                 await self._wait_until_healthy(http, plan, deadline, stop)
 
     async def _metadata_settings(self, plan: RegionPlan) -> dict[str, str]:
-        if self._metadata == "embedded":
+        if self._options.metadata == "embedded":
             return {"metadataStoreUrl": f"sqlite:{plan.directory / 'data' / 'metadata.sqlite'}"}
         try:
-            etcd = await EtcdProcess.start(plan.directory / "etcd", secured=True)
+            # Bookies cannot log in to etcd with a password.
+            is_secured = self._options.storage == "local"
+            etcd = await EtcdProcess.start(plan.directory / "etcd", secured=is_secured)
         except EtcdFailed as error:
             raise UpFailed(f"region {plan.name}: {error}") from error
         self._etcds[plan.name] = etcd
+        if not is_secured:
+            return {"metadataStoreUrl": f"etcd:{etcd.url}"}
         return {
             "metadataStoreUrl": f"etcd:{etcd.url}",
             "metadataStoreUser": etcd.login.user,
             "metadataStorePasswordFile": str(etcd.login.password_file),
         }
+
+    async def _storage_settings(self, plan: RegionPlan) -> dict[str, str]:
+        if self._options.storage == "local":
+            return {}
+        count, jars = self._options.bookies, self._options.bookkeeper_jars or JARS
+        self._say(f"region {plan.name}: starting {count} bookies")
+        try:
+            etcd = self._etcds[plan.name].url
+            self._bookies[plan.name] = await BookieProcesses.start(plan.directory / "bookies", etcd, count, jars)
+        except (BookiesFailed, MetadataError) as error:
+            raise UpFailed(f"region {plan.name}: {error}") from error
+        fewer = {} if count >= ENSEMBLE else {key: str(min(count, size)) for key, size in QUORUMS.items()}
+        return {"managedLedgerStorage": "bookkeeper", **fewer}
 
     async def _wait_until_healthy(
         self, http: aiohttp.ClientSession, plan: RegionPlan, deadline: float, stop: asyncio.Event
@@ -191,7 +221,7 @@ class Supervisor:
         )
 
     async def stop(self, drain_seconds: float, hurry: asyncio.Event) -> bool:
-        """Drain the brokers, then stop their metadata stores. True when none had to be killed and none had died.
+        """Drain the brokers, then stop their bookies and metadata stores. True when no broker was killed or had died.
 
         :param hurry: set when the person asks a second time; the brokers still running are killed then.
         """
@@ -203,6 +233,7 @@ class Supervisor:
         outcomes = await asyncio.gather(
             *(self._stop_broker(plan, limit, hurry) for plan in self._plans if plan.name in self._brokers)
         )
+        await asyncio.gather(*(bookies.stop() for bookies in self._bookies.values()))
         await asyncio.gather(*(etcd.stop() for etcd in self._etcds.values()))
         return all(outcomes) and self._all_ended_well
 

@@ -19,5 +19,8 @@ The shell around it:
     lac                                 requests of version 3 of the protocol, about last confirmed entries
     context                             what all parts of the store share
     handles, recoveries, confirmed      writers and readers; who ends a ledger; how far those came that stay open
+    upkeep                              counts ledgers, forgets those that were deleted long ago
     store                               implements the port
+    registered                          for whoever starts bookies: what they need in etcd, and whether they are there
+    outside, description                ledgers that another process reads, and what it has to know
 """

@@ -107,6 +107,8 @@ class StoreContext:
         self._ended = Counts()
         """Of writers that are closed."""
         self.reads = ReadCounts()
+        self.ledgers: int | None = None
+        """How many there are in etcd; None: not known yet."""
         self._gone: dict[int, None] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self.is_closed = False
@@ -170,9 +172,10 @@ class StoreContext:
             total = total.plus(_count(writing))
             pending += writing.adding.pending_bytes
         counters = {"appends": total.entries, "append_bytes": total.bytes, "write_failures": total.failures}
-        return StorageFigures(
-            {"pending_bytes": pending, "bookies": len(self.bookies.addresses)}, counters | asdict(self.reads)
-        )
+        gauges = {"pending_bytes": pending, "bookies": len(self.bookies.addresses)}
+        if self.ledgers is not None:
+            gauges["ledgers"] = self.ledgers
+        return StorageFigures(gauges, counters | asdict(self.reads))
 
     # -- waiting and tasks ---------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
+from itertools import takewhile
 from typing import Any, Final
 
 from aetcd import rpc
@@ -98,11 +99,13 @@ class LedgerTable:
         answer = await self._transact(request, f"writing ledger {ledger}")
         return int(answer.header.revision) if answer.succeeded else None
 
-    async def delete(self, ledger: int, version: int) -> bool:
+    async def delete(self, ledger: int, version: int, now_ms: int) -> bool:
         """Delete it, for good. False: it is not at ``version`` any more. :raises LedgerError: as ``write``."""
         key = ledger_key(ledger)
         gone = rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=key))
-        request = rpc.TxnRequest(compare=[_is_at(key, version)], success=[gone, _put(self._tombstone(ledger), b"")])
+        request = rpc.TxnRequest(
+            compare=[_is_at(key, version)], success=[gone, _put(self._tombstone(ledger), b"%d" % now_ms)]
+        )
         return bool((await self._transact(request, f"deleting ledger {ledger}")).succeeded)
 
     # -- all of them ---------------------------------------------------------------------------------------------
@@ -133,6 +136,35 @@ class LedgerTable:
             if not answer.more:
                 return
             at = answer.kvs[-1].key + b"\x00"
+
+    async def count(self) -> int:
+        """How many there are, also those that somebody else made. :raises LedgerError: etcd did not answer."""
+        request = rpc.RangeRequest(key=FIRST_LEDGER_KEY, range_end=AFTER_LEDGER_KEYS, count_only=True)
+        try:
+            answer = await self._channel.read(request, "counting ledgers", REQUEST_TIMEOUT)
+        except MetadataError as error:
+            raise LedgerUnreadable(str(error)) from error
+        return int(answer.count)
+
+    async def forget_deleted(self, before_ms: int) -> int:
+        """Remove tombstones that are older, the first ones of at most ``PAGE``; returns how many.
+
+        Ids of new ledgers follow the clock, so none comes as low again.
+
+        :raises LedgerError: etcd did not do it, or it is not known whether it did.
+        """
+        first = self._tombstones.encode()
+        request = rpc.RangeRequest(key=first, range_end=after_prefix(self._tombstones).encode(), limit=PAGE)
+        try:
+            answer = await self._channel.read(request, "listing deleted ledgers", REQUEST_TIMEOUT)
+        except MetadataError as error:
+            raise LedgerUnreadable(str(error)) from error
+        old = list(takewhile(lambda kv: int(kv.value or b"0") < before_ms, answer.kvs))
+        if old:
+            gone = rpc.DeleteRangeRequest(key=first, range_end=old[-1].key + b"\x00")
+            request = rpc.TxnRequest(success=[rpc.RequestOp(request_delete_range=gone)])
+            await self._transact(request, "forgetting deleted ledgers")
+        return len(old)
 
     # -- bookies -------------------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from meridian_broker.engines.bookkeeper.ledger_metadata import (
 )
 from meridian_broker.engines.bookkeeper.ledger_table import LedgerTable
 from meridian_broker.engines.bookkeeper.recoveries import Recoveries, taken_over
+from meridian_broker.engines.bookkeeper.upkeep import Upkeep
 from meridian_broker.engines.etcd.address import ANONYMOUS, Login, parse_endpoints
 from meridian_broker.engines.etcd.client import EtcdChannel
 from meridian_broker.ledgers.periodic import PeriodicWork
@@ -62,6 +63,7 @@ class BookKeeperLedgerStore:
         self._context = StoreContext(table, self._bookies, settings)
         self._recoveries = Recoveries(self._context)
         self._open = OpenLedgers(self._context)
+        self._upkeep = Upkeep(self._context)
         self._making: set[int] = set()
         self._follower: asyncio.Task[None] | None = None
 
@@ -104,6 +106,7 @@ class BookKeeperLedgerStore:
             raise LedgerError(
                 f"etcd at {self._table.where} did not say in {START_SECONDS:.0f} s which bookies there are"
             ) from None
+        self._context.spawn(self._upkeep.work.run(at_once=True), self._upkeep.work.name)
 
     async def close(self) -> None:
         """Let what is under way end, leave on bookies how far open ledgers came, and close all connections."""
@@ -157,7 +160,7 @@ class BookKeeperLedgerStore:
 
     @property
     def works(self) -> tuple[PeriodicWork, ...]:
-        return ()
+        return (self._upkeep.work,)
 
     def figures(self) -> StorageFigures:
         return self._context.figures()
@@ -239,7 +242,7 @@ class BookKeeperLedgerStore:
                 # A writer elsewhere could go on without metadata: bookies have to refuse it first.
                 await self._recoveries.recover(ledger_id, stored.metadata.fence, stored.metadata)
                 continue
-            if await self._table.delete(ledger_id, stored.version):
+            if await self._table.delete(ledger_id, stored.version, time.time_ns() // 1_000_000):
                 self._context.gone(ledger_id)
                 return
         raise LedgerError(f"ledger {ledger_id} could not be deleted: somebody else keeps changing it")

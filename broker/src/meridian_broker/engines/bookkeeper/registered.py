@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What whoever starts bookies asks of etcd: what they want to find there, and whether they are registered yet."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Final
+
+from aetcd import rpc
+
+from meridian_broker.engines.bookkeeper.ledger_metadata import AVAILABLE
+from meridian_broker.engines.etcd.address import ANONYMOUS, Login, parse_endpoints
+from meridian_broker.engines.etcd.client import REQUEST_TIMEOUT, EtcdChannel
+from meridian_broker.metadata.limits import after_prefix
+
+ROOT: Final = b"/ledgers"
+INSTANCE: Final = b"/ledgers/INSTANCEID"
+
+
+class Registrations:
+    """The bookies in one etcd. ``close`` it at the end. Every method raises MetadataError if etcd does not answer."""
+
+    def __init__(self, urls: str, login: Login = ANONYMOUS) -> None:
+        self._channel = EtcdChannel(parse_endpoints(urls), login)
+
+    async def make_root(self) -> None:
+        """Write what a bookie has to find before the first one starts. A second time nothing happens: the id that is
+        written here is in the cookie of every bookie, and one with another id refuses to start."""
+        absent = rpc.Compare(target=rpc.Compare.MOD, result=rpc.Compare.EQUAL, key=INSTANCE, mod_revision=0)
+        puts = [
+            rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=value))
+            for key, value in ((ROOT, b""), (INSTANCE, str(uuid.uuid4()).encode()))
+        ]
+        request = rpc.TxnRequest(compare=[absent], success=puts)
+        await self._channel.write(request, "preparing etcd for bookies", REQUEST_TIMEOUT, lambda done: done.succeeded)
+
+    async def writable(self) -> set[str]:
+        """The ids of bookies that take new entries."""
+        end = after_prefix(AVAILABLE).encode()
+        request = rpc.RangeRequest(key=AVAILABLE.encode(), range_end=end, keys_only=True)
+        answer = await self._channel.read(request, "listing bookies", REQUEST_TIMEOUT)
+        return {path for kv in answer.kvs if "/" not in (path := kv.key.decode()[len(AVAILABLE) :])}
+
+    async def close(self) -> None:
+        await self._channel.close()

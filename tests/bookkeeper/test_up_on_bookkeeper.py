@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``meridian up --storage bookkeeper``: regions with bookies of their own, stopped and started again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.brokers.bookies import START_SECONDS, jars
+from support.brokers.region_clients import EARLIEST, PATIENCE_MS, connected
+from support.brokers.up_process import UpProcess
+
+EAST, WEST = "us-east", "us-west"
+OPTIONS = ("--storage", "bookkeeper", "--bookies", "1", "--bookkeeper-jars", str(jars()))
+
+
+@pytest.fixture
+def regions(tmp_path: Path) -> UpProcess:
+    return UpProcess((EAST, WEST), tmp_path / "data", metadata="etcd", options=OPTIONS, start_seconds=2 * START_SECONDS)
+
+
+def test_what_regions_have_on_bookies_is_there_after_a_restart(regions: UpProcess) -> None:
+    with regions:
+        with connected(regions.service_url(EAST)) as client:
+            producer = client.create_producer("t", batching_enabled=False)
+            for number in range(20):
+                producer.send(b"%d" % number)
+        with connected(regions.service_url(WEST)) as client:  # what one region stored reaches the other
+            consumer = client.subscribe("t", "s", initial_position=EARLIEST)
+            for number in range(10):
+                message = consumer.receive(PATIENCE_MS)
+                assert message.data() == b"%d" % number
+                consumer.acknowledge(message)
+            consumer.close()
+        regions.stop()
+        assert json.loads(regions.regions_file.read_text())["storage"] == "bookkeeper"
+        assert not list(regions.data_dir.glob("*/data/ledgers"))
+        regions.start()
+        with connected(regions.service_url(WEST)) as client:
+            consumer = client.subscribe("t", "s", initial_position=EARLIEST)
+            assert [consumer.receive(PATIENCE_MS).data() for _ in range(10)] == [b"%d" % n for n in range(10, 20)]
+        regions.stop()
