@@ -11,7 +11,7 @@ import aiohttp
 from meridian_broker.gateway.roles import Consumer
 from meridian_broker.positions.position import EARLIEST, LATEST
 from meridian_broker.positions.skipped import stretches
-from meridian_broker.topics.backfill.backfill import find
+from meridian_broker.topics.backfill.answers import find
 from meridian_broker.topics.backfill.questions import Want
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar import topic_name

@@ -8,7 +8,7 @@ from meridian_broker.positions import Progress
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.topics.errors import LimitReached, NotAllowed
 from meridian_broker.topics.journal.subscription_record import encode_record
-from meridian_broker.topics.subscriptions import registry
+from meridian_broker.topics.subscriptions import tombstones
 from meridian_broker.topics.subscriptions.administration import replicate_subscription
 from meridian_broker.topics.subscriptions.incoming_records import TOMBSTONE_MS
 from support.worlds.topic_of_one_region import Region, region
@@ -33,7 +33,7 @@ async def told(one: Region, name: str, record: bytes) -> str | None:
 
 
 async def test_a_region_that_was_away_brings_no_deleted_subscription_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "TOMBSTONES_MAX", 50)
+    monkeypatch.setattr(tombstones, "TOMBSTONES_MAX", 50)
     one = await region(**{"job-0": True})
     elsewhere = encode_record(one.topic.subscriptions["job-0"].record)
     one.topic.subscription_registry.delete("job-0")
@@ -47,7 +47,7 @@ async def test_a_region_that_was_away_brings_no_deleted_subscription_back(monkey
 
 
 async def test_a_full_memory_of_deletions_refuses_nothing_but_replication(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "TOMBSTONES_MAX", 5)
+    monkeypatch.setattr(tombstones, "TOMBSTONES_MAX", 5)
     one = await region(kept=False)
     await jobs(one, 0, 5)
     with pytest.raises(LimitReached):
@@ -65,7 +65,7 @@ async def test_a_name_that_is_closed_for_a_while_is_forgotten_afterwards() -> No
         one.topic.subscribing.create_subscription(f"job-{number}", EARLIEST)
         one.topic.subscription_registry.delete(f"job-{number}", forced=True)
         with pytest.raises(NotAllowed, match="a moment ago"):
-            one.topic.subscription_registry.check_open(f"job-{number}")
+            one.topic.subscription_registry.closed_names.check(f"job-{number}")
         one.scheduler.ms += round(one.topic.limits.closed_seconds * 1000)
-    assert len(one.topic.subscription_registry._closed_until_ms) == 1
-    one.topic.subscription_registry.check_open("job-99")
+    assert len(one.topic.subscription_registry.closed_names) == 1
+    one.topic.subscription_registry.closed_names.check("job-99")

@@ -3,6 +3,6 @@
 
 Other rooms import only these modules of it::
 
-    catalog  errors  keys  limits  noting  policies  policy_table  policy_values  records  rules  schema_catalog  store
-    topic_catalog  topic_listing  view
+    catalog  deletions  errors  keys  limits  noting  partitioned_topics  policies  policy_table  policy_values  records
+    rules  schema_catalog  store  topic_catalog  topic_listing  view
 """

@@ -18,15 +18,18 @@ from meridian_broker.metadata import keys
 from meridian_broker.metadata.access import Access
 from meridian_broker.metadata.behind import BehindRecord
 from meridian_broker.metadata.counters import BrokerEpochs, LedgerIds
+from meridian_broker.metadata.deletions import Deletions
 from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotFound
+from meridian_broker.metadata.partitioned_topics import PartitionedTopics
 from meridian_broker.metadata.policies import NamespaceRecord
+from meridian_broker.metadata.policies_of_topics import PoliciesOfTopics
 from meridian_broker.metadata.policy_table import REPLICATION, Level
 from meridian_broker.metadata.records import ClusterRecord, TenantRecord
 from meridian_broker.metadata.rules import Rules, rules
 from meridian_broker.metadata.schema_catalog import Schemas
 from meridian_broker.metadata.store import MetadataError, MetadataStore
 from meridian_broker.metadata.tenancy import Clusters, Namespaces, Tenants
-from meridian_broker.metadata.topic_catalog import Deletions, PartitionedTopics, PoliciesOfTopics, Topics
+from meridian_broker.metadata.topic_catalog import Topics
 from meridian_broker.metadata.view import Changed
 from meridian_broker.positions.clock import HybridClock, Stamp
 from meridian_broker.wire.pulsar.topic_name import DEFAULT_NAMESPACE, DEFAULT_TENANT, TopicName

@@ -33,7 +33,7 @@ from meridian_broker.admin.http.state import AdminState
 from meridian_broker.admin.http.web_pages import check_no_other_site
 from meridian_broker.ledgers.finding import last_message
 from meridian_broker.metadata.errors import Invalid
-from meridian_broker.metadata.topic_catalog import MAX_PARTITIONS
+from meridian_broker.metadata.partitioned_topics import MAX_PARTITIONS
 from meridian_broker.positions import Stamp
 from meridian_broker.topics.lifecycle import termination
 from meridian_broker.topics.retention import trimming

@@ -14,7 +14,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics.backfill.backfill import Backfill, find
+from meridian_broker.topics.backfill.answers import find
+from meridian_broker.topics.backfill.backfill import Backfill
 from meridian_broker.topics.backfill.questions import PeerAway, Want
 
 if TYPE_CHECKING:

@@ -36,7 +36,8 @@ from meridian_broker.ledgers.scheduling import next_turn
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics.backfill.backfill import Backfill, checked
+from meridian_broker.topics.backfill.answers import checked
+from meridian_broker.topics.backfill.backfill import Backfill
 from meridian_broker.topics.backfill.gaps import Gap, Gaps
 from meridian_broker.topics.backfill.questions import PeerAway, Want
 from meridian_broker.topics.errors import TopicError

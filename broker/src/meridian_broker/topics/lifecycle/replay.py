@@ -169,6 +169,6 @@ def snapshot(topic: Topic) -> Iterator[tuple[Kind, str, bytes]]:
                 yield Kind.DROPPED, subscription.name, subscription.cursor.dropped.encode()
     yield from topic.gaps.snapshot()
     yield from topic.subscription_registry.lost_records.snapshot()
-    for record in topic.subscription_registry.snapshot():
+    for record in topic.subscription_registry.tombstones.snapshot():
         yield Kind.SUBSCRIPTION, record.name, encode_record(record)
     yield from votes.snapshot(topic.votes, topic.subscriptions.keys() | topic.subscription_registry.tombstones.keys())

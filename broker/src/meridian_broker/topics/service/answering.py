@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meridian_broker.positions.position import EARLIEST
-from meridian_broker.topics.backfill.backfill import find
+from meridian_broker.topics.backfill.answers import find
 from meridian_broker.topics.backfill.questions import NOTHING_TO_SEND, Found, Want
 from meridian_broker.topics.errors import NotAllowed, TopicFenced, TopicNotFound
 from meridian_broker.topics.service import kinds

@@ -17,8 +17,8 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata.deletions import Deletion
 from meridian_broker.metadata.store import MetadataError
-from meridian_broker.metadata.topic_catalog import Deletion
 from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.replication.entries.source import DeletionNotice

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.scheduling import run_all
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata.partitioned_topics import MAX_PARTITIONS
 from meridian_broker.metadata.store import MetadataError
-from meridian_broker.metadata.topic_catalog import MAX_PARTITIONS
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.topics.errors import TopicError
 from meridian_broker.topics.service import incarnations, removal

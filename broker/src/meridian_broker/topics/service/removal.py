@@ -16,9 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.scheduling import run_all
+from meridian_broker.metadata.deletions import Deletion
 from meridian_broker.metadata.errors import NotFound
 from meridian_broker.metadata.store import MetadataFull
-from meridian_broker.metadata.topic_catalog import Deletion
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.topics.errors import TopicFenced, TopicInUse, TopicNotFound

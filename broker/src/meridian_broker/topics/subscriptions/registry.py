@@ -12,7 +12,7 @@ that the other regions learn of the switch. One that was never replicated is not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -37,8 +37,9 @@ from meridian_broker.topics.journal.subscription_record import (
 from meridian_broker.topics.journal.subscription_snapshot import Whole
 from meridian_broker.topics.subscriptions import incoming_records
 from meridian_broker.topics.subscriptions.damaged_records import LostRecords
-from meridian_broker.topics.subscriptions.incoming_records import TOMBSTONE_MS, Here, Verdict, is_too_old
+from meridian_broker.topics.subscriptions.incoming_records import Here, Verdict
 from meridian_broker.topics.subscriptions.subscription import Subscription
+from meridian_broker.topics.subscriptions.tombstones import ClosedNames, Tombstones
 
 if TYPE_CHECKING:
     from meridian_broker.topics.compaction.compaction import Compaction
@@ -46,10 +47,6 @@ if TYPE_CHECKING:
     from meridian_broker.topics.context import TopicContext
     from meridian_broker.topics.dispatch.types import SubscriptionType
 
-TOMBSTONES_MAX: Final = 100_000
-"""Tombstones per topic; about 25 MB. None is dropped early, because a region that was away would then bring its
-subscription back: a topic at the limit creates no more replicated subscriptions until the oldest tombstone expires.
-"""
 _ENDING: Final = (Verdict.REMOVE, Verdict.REPLACE)
 """Verdicts that end the life of the current subscription."""
 
@@ -68,15 +65,14 @@ class SubscriptionRegistry:
         self.compaction = compaction
         self._record_changed = record_changed
         self.subscriptions: dict[str, Subscription] = {}
-        self.tombstones: dict[str, SubscriptionRecord] = {}
+        self.tombstones = Tombstones(topic)
+        self.closed_names = ClosedNames(topic)
         self.dispatch_rates: DispatchRates = DispatchRates(topic.scheduler, self.subscriptions)
         self.lost_records = LostRecords(topic, self.subscriptions, self.tombstones, self._make)
         self.messages_out_before = 0
         """Messages sent by subscriptions that no longer exist, so that the topic's totals never shrink."""
         self.bytes_out_before = 0
         compaction.when_view_changes(self._view_changed)
-        self._closed_until_ms: dict[str, int] = {}
-        """In order of time: every name is closed for the same period."""
 
     def _make(self, record: SubscriptionRecord, progress: Progress) -> Subscription:
         return Subscription(self._topic, self, record, progress)
@@ -120,24 +116,6 @@ class SubscriptionRegistry:
 
     # -- changes made here -------------------------------------------------------------------------------------------
 
-    def check_open(self, name: str) -> None:
-        """:raises NotAllowed: it was deleted by force a moment ago, and clients must not create it again by
-            themselves.
-
-        "Not found" would be wrong here: some clients would then retry until they succeed.
-        """
-        until = self._closed_until_ms.get(name)
-        if until is None:
-            return
-        left = until - self._topic.scheduler.now_ms()
-        if left <= 0:
-            del self._closed_until_ms[name]
-            return
-        raise NotAllowed(
-            f"subscription {name!r} was deleted a moment ago: create it through the admin API, or subscribe again in "
-            f"{left // 1000 + 1} s"
-        )
-
     def check_room(self, name: str) -> None:
         """:raises LimitReached: the topic has reached its limit of subscriptions."""
         most = self._topic.rules.max_subscriptions
@@ -165,12 +143,12 @@ class SubscriptionRegistry:
         """
         grave = self.tombstones.get(name)
         if replicated and grave is None:
-            self._check_room()
+            self.tombstones.check_room()
         life = ZERO if grave is None else grave.deleted
         stamp = self._topic.clock.next(after=life)
         if replicated:
             self.tombstones.pop(name, None)
-        self._closed_until_ms.pop(name, None)
+        self.closed_names.open(name)
         return SubscriptionRecord(name, replicated, stamp if replicated else ZERO, stamp, dict(properties), life)
 
     def write(self, subscription: Subscription, done: Done | None = None) -> None:
@@ -194,7 +172,7 @@ class SubscriptionRegistry:
             )
         if replicated:
             if grave is None and not record.is_shared:
-                self._check_room()
+                self.tombstones.check_room()
             self.tombstones.pop(subscription.name, None)
         stamp = self._topic.clock.next(max(record.flag_stamp, record.created))
         subscription.record = replace(record, replicated=replicated, flag_stamp=stamp)
@@ -272,7 +250,7 @@ class SubscriptionRegistry:
         is_shared, may_be_shared = _is_shared(subscription), self.may_be_shared(subscription)
         self._remove(subscription)
         if forced and subscription.durable:
-            self._close(name)
+            self.closed_names.close(name)
         if may_be_shared:
             if not is_shared:
                 self._end_unshared(name)
@@ -314,29 +292,6 @@ class SubscriptionRegistry:
                 subscription.cursor.advance()
             elif subscription.durable:
                 subscription.read_anew()
-
-    def _close(self, name: str, since_ms: int | None = None) -> None:
-        now_ms = self._topic.scheduler.now_ms()
-        closed = self._closed_until_ms
-        closed.pop(name, None)
-        closed[name] = (now_ms if since_ms is None else since_ms) + round(self._topic.limits.closed_seconds * 1000)
-        while (oldest := next(iter(closed))) != name and closed[oldest] <= now_ms:
-            del closed[oldest]
-
-    def _check_room(self) -> None:
-        """:raises LimitReached: another replicated subscription could leave one tombstone too many."""
-        if len(self.tombstones) < TOMBSTONES_MAX:
-            return
-        now_ms = self._topic.scheduler.now_ms()
-        for record in list(self.tombstones.values()):
-            if is_too_old(record, now_ms):
-                del self.tombstones[record.name]
-        if len(self.tombstones) >= TOMBSTONES_MAX:
-            days = TOMBSTONE_MS // 86_400_000
-            raise LimitReached(
-                f"{len(self.tombstones)} replicated subscriptions of {self._topic.name} were deleted within {days} "
-                "days, the limit: do not replicate short-lived subscriptions"
-            )
 
     def _bury(self, record: SubscriptionRecord, done: Done | None = None) -> None:
         self.tombstones[record.name] = record
@@ -387,7 +342,7 @@ class SubscriptionRegistry:
         if ended is not None and not here.is_shared:
             self._end_unshared(name)
         if closes:
-            self._close(name)
+            self.closed_names.close(name)
         if ended is not None:
             self._remove(ended)
         if record.is_gone:
@@ -428,22 +383,12 @@ class SubscriptionRegistry:
             if verdict is Verdict.REMOVE:
                 del subscriptions[name]
             if closes:
-                self._close(name, time_ms)
+                self.closed_names.close(name, time_ms)
             return
         if verdict in (Verdict.MAKE, Verdict.REPLACE):
             subscriptions[name] = self._make(after, _nothing(after))
         else:
             subscriptions[name].record = after
-
-    def snapshot(self) -> Iterator[SubscriptionRecord]:
-        """Tombstones that have not expired."""
-        for record in list(self.tombstones.values()):
-            if self.tombstones.get(record.name) is not record:
-                continue  # it changed while the snapshot was written
-            if is_too_old(record, self._topic.scheduler.now_ms()):
-                del self.tombstones[record.name]
-            else:
-                yield record
 
 
 def whole(subscription: Subscription) -> Whole:

@@ -67,7 +67,7 @@ class Subscribing:
             ready(NotAllowed(f"{name!r} is not a valid subscription name"))
             return
         try:
-            self.registry.check_open(name)
+            self.registry.closed_names.check(name)
             self.registry.check_room(name)
         except TopicError as error:
             ready(error)

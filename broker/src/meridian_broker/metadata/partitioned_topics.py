@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Partitioned topics: how many partitions each has, agreed between regions.
+
+A topic and a partitioned topic of the same name exclude each other (``topic_catalog.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from meridian_broker.metadata import keys
+from meridian_broker.metadata.access import Access, check_namespace
+from meridian_broker.metadata.deletions import Deletion, Deletions
+from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotFound
+from meridian_broker.metadata.policies_of_topics import forget_older, policies_to_forget
+from meridian_broker.metadata.records import PartitionedTopicRecord, decode, encode
+from meridian_broker.metadata.store import ABSENT, Check, Delete, MetadataFull, Put
+from meridian_broker.metadata.topic_listing import Listing, list_topics
+from meridian_broker.positions.clock import Stamp
+from meridian_broker.wire.pulsar.topic_name import PERSISTENT, TopicName
+
+MAX_PARTITIONS = 10_000
+"""Most partitions of one topic."""
+
+
+class PartitionedTopics:
+    """See the module's text. One per catalog."""
+
+    def __init__(self, access: Access, deletions: Deletions) -> None:
+        self._access = access
+        self._deletions = deletions
+
+    async def find(self, topic: TopicName) -> PartitionedTopicRecord | None:
+        """None: the topic is not partitioned, or does not exist."""
+        record = await self.on_record(topic)
+        return None if record is None or record.deleting is not None else record
+
+    async def on_record(self, topic: TopicName) -> PartitionedTopicRecord | None:
+        """Like ``find``, but includes a topic whose deletion has begun."""
+        value, stamp, version = await self._access.value(keys.partitioned_topic(topic))
+        return PartitionedTopicRecord.from_json(value, stamp) if version else None
+
+    async def get(self, topic: TopicName) -> PartitionedTopicRecord:
+        """:raises NotFound: the partitioned topic does not exist."""
+        record = await self.find(topic)
+        if record is None:
+            raise NotFound(f"partitioned topic {topic} does not exist")
+        return record
+
+    async def names(self, namespace: str, domain: str = PERSISTENT) -> list[TopicName]:
+        """Those of ``tenant/namespace``."""
+        return await list_topics(self._access, namespace, domain, keys.partitioned_topics_of(namespace, domain))
+
+    async def listing(self, namespace: str, domain: str = PERSISTENT) -> Listing:
+        """As ``names``."""
+        folder = keys.partitioned_topics_of(namespace, domain)
+        return Listing(domain, namespace, await self._access.store.children(folder))
+
+    async def all(self, namespace: str) -> list[tuple[TopicName, PartitionedTopicRecord]]:
+        """The persistent ones of ``tenant/namespace``, including those whose deletion has begun."""
+        tenant, _, short = check_namespace(namespace).partition("/")
+        records = await self._access.store.scan(keys.partitioned_topics_of(namespace, PERSISTENT) + "/")
+        return [
+            (
+                TopicName(PERSISTENT, tenant, short, keys.unescape(path.rpartition("/")[2])),
+                PartitionedTopicRecord.from_json(*decode(path, record.value)),
+            )
+            for path, record in records
+        ]
+
+    async def deletion(self, topic: TopicName) -> Deletion | None:
+        """The last deletion of the partitioned topic, or of a topic of that name."""
+        return await self._deletions.find(topic.base)
+
+    async def create(
+        self,
+        topic: TopicName,
+        partitions: int,
+        properties: Mapping[str, str] | None = None,
+        created: Stamp | None = None,
+    ) -> PartitionedTopicRecord:
+        """
+        :param created: the stamp of its creation in another region; None: it is created here and now.
+        :raises AlreadyExists: there is a topic of that name, partitioned or not.
+        :raises NotFound: its namespace does not exist.
+        :raises Invalid: an impossible number, or a partition's name.
+        """
+        if topic.partition >= 0:
+            raise Invalid(f"{topic} is the name of a partition: a partitioned topic cannot have it")
+        path, plain = keys.partitioned_topic(topic), keys.topic(topic)
+        record = PartitionedTopicRecord(_check_count(partitions), dict(properties or {}))
+
+        async def attempt() -> PartitionedTopicRecord | None:
+            namespace = await self._access.base_of_namespace(topic.namespace_name)
+            if await self._access.store.get(path) is not None:
+                raise AlreadyExists(f"partitioned topic {topic} exists already")
+            if await self._access.store.get(plain) is not None:
+                raise AlreadyExists(f"topic {topic} exists already, without partitions")
+            stamp = self._access.stamp(None)
+            made = replace(record, created=created or stamp, stamp=stamp)
+            checks = [
+                Check(keys.namespace(topic.namespace_name), namespace.version),
+                Check(path, ABSENT),
+                Check(plain, ABSENT),
+            ]
+            done = await self._access.store.transact(checks, [Put(path, encode(made.to_json(), stamp))])
+            return made if done else None
+
+        return await self._access.retry(f"creating {topic}", attempt)
+
+    async def grow(self, topic: TopicName, partitions: int) -> PartitionedTopicRecord:
+        """Raise the number of partitions to this one; if it is the same already, nothing happens.
+
+        :raises NotFound: the partitioned topic does not exist.
+        :raises Invalid: it has more already: the number never shrinks.
+        """
+        path = keys.partitioned_topic(topic)
+        _check_count(partitions)
+
+        async def attempt() -> PartitionedTopicRecord | None:
+            value, before, version = await self._access.value(path)
+            if not version:
+                raise NotFound(f"partitioned topic {topic} does not exist")
+            record = PartitionedTopicRecord.from_json(value, before)
+            if record.deleting is not None:
+                raise NotFound(f"partitioned topic {topic} is being deleted")
+            if partitions == record.partitions:
+                return record
+            if partitions < record.partitions:
+                raise Invalid(f"{topic} has {record.partitions} partitions and cannot go back to {partitions}")
+            stamp = self._access.stamp(before)
+            grown = replace(record, partitions=partitions, stamp=stamp)
+            written = await self._access.store.transact(
+                [Check(path, version)], [Put(path, encode(grown.to_json(), stamp))]
+            )
+            return grown if written else None
+
+        return await self._access.retry(f"growing {topic}", attempt)
+
+    async def change(
+        self, topic: TopicName, changing: Callable[[PartitionedTopicRecord], PartitionedTopicRecord]
+    ) -> None:
+        """Change its properties; ``changing`` may run several times, and must not change the number of partitions.
+
+        :raises NotFound: the partitioned topic does not exist.
+        """
+        path = keys.partitioned_topic(topic)
+
+        async def attempt() -> bool | None:
+            value, before, version = await self._access.value(path)
+            if not version:
+                raise NotFound(f"partitioned topic {topic} does not exist")
+            wanted = changing(PartitionedTopicRecord.from_json(value, before))
+            put = Put(path, encode(wanted.to_json(), self._access.stamp(before)))
+            return await self._access.store.transact([Check(path, version)], [put]) or None
+
+        await self._access.retry(f"changing {topic}", attempt)
+
+    async def begin_deletion(self, topic: TopicName, stamp: Stamp) -> None:
+        """From now on it counts as deleted, even if ``delete`` is never reached.
+
+        :raises NotFound: it does not exist.
+        :raises MetadataFull: the deletion did not begin.
+        """
+        try:
+            await self.change(topic, lambda record: replace(record, deleting=str(stamp)))
+        except MetadataFull:  # etcd also refuses the very write that filled it, after executing it
+            record = await self.on_record(topic)
+            if record is None or record.deleting != str(stamp):
+                raise
+
+    async def take_back(self, topic: TopicName) -> None:
+        """Forget that a topic is partitioned, as if it never was: no deletion is remembered."""
+        await self._access.store.delete(keys.partitioned_topic(topic))
+
+    async def delete(self, topic: TopicName, stamp: Stamp | None = None) -> Stamp:
+        """Remove the partition count; delete the partitions (as topics) first. Returns the deletion's stamp.
+
+        :raises NotFound: the partitioned topic does not exist.
+        """
+        path = keys.partitioned_topic(topic)
+
+        async def attempt() -> Stamp | None:
+            _, _, version = await self._access.value(path)
+            if not version:
+                raise NotFound(f"partitioned topic {topic} does not exist")
+            check, put, mark = await self._deletions.marking(topic, stamp)
+            forgotten = await policies_to_forget(self._access, topic)
+            operations: list[Put | Delete] = [Delete(path), put, *forgotten]
+            done = await self._deletions.write([Check(path, version), check], operations, topic, mark)
+            return mark if done else None
+
+        deleted = await self._access.retry(f"deleting {topic}", attempt)
+        await forget_older(self._access, topic)
+        return deleted
+
+
+def _check_count(partitions: int) -> int:
+    if not 1 <= partitions <= MAX_PARTITIONS:
+        raise Invalid(f"{partitions} partitions: expected 1 to {MAX_PARTITIONS}")
+    return partitions
