@@ -34,6 +34,7 @@ from meridian_broker.topics.lifecycle.labels import Labels
 from meridian_broker.topics.lifecycle.parts import BrokerParts, OtherRegions
 from meridian_broker.topics.lifecycle.unfinished import Unfinished
 from meridian_broker.topics.limits import TopicLimits
+from meridian_broker.topics.ports import EveryTopic
 from meridian_broker.topics.service.backfill_rounds import StoredEnds
 from meridian_broker.topics.service.cold_encoding import Cooling
 from meridian_broker.topics.service.exchange_host import ExchangeHost
@@ -156,7 +157,7 @@ class SimBroker:
             store=self.store,
             scheduler=self.scheduler,
             clock=clock,
-            fence=fence,
+            ownership=EveryTopic(fence),
             defaults=Rules(),
             topic_limits=limits,
             log_limits=LogLimits(max_entries=world.ledger_entries, max_bytes=1 << 20, tail_bytes=4096),
@@ -165,7 +166,7 @@ class SimBroker:
             loading=nullcontext(),
             schemas=SchemaRegistry(catalog, limits, self.scheduler.now_ms),
             labels=Labels(self.store),
-            compaction_resources=CompactionResources(self.store, fence, Lock(), CompactionLimits()),
+            compaction_resources=CompactionResources(self.store, Lock(), CompactionLimits()),
             unfinished=Unfinished(),
         )
         registry = TopicRegistry(parts)

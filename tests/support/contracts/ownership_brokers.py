@@ -28,10 +28,14 @@ class CountedTopics:
     """What is done to the topics of bundles. Closing waits while ``may_close`` is not set."""
 
     def __init__(self) -> None:
+        self.gains: list[Bundle] = []
         self.closed: list[Bundle] = []
         self.dropped: list[Bundle] = []
         self.may_close = asyncio.Event()
         self.may_close.set()
+
+    async def gained(self, bundle: Bundle) -> None:
+        self.gains.append(bundle)
 
     async def close(self, bundle: Bundle) -> None:
         self.closed.append(bundle)
@@ -41,14 +45,13 @@ class CountedTopics:
         self.dropped.append(bundle)
 
 
-class OwningBroker:
-    """One broker. ``owner`` is what is tested."""
+class BrokerOfTest:
+    """A broker's part in ownership. Whoever derives from it binds topics."""
 
     def __init__(self, name: str, store: MetadataStore, lease_seconds: float) -> None:
         self.name = name
         self.store = store
         self.scheduler = LoopScheduler()
-        self.topics = CountedTopics()
         self.owner = BundleOwner(
             store,
             self.scheduler,
@@ -57,11 +60,19 @@ class OwningBroker:
             asyncio.Lock(),
             lease_seconds,
         )
-        self.owner.bind(self.topics)
 
     async def owns(self, topic: TopicName) -> bool:
         """Whether its topics may be opened here at this moment."""
         return self.owner.term((await self.owner.bundles(topic.namespace_name)).of(topic)) is not None
+
+
+class OwningBroker(BrokerOfTest):
+    """With topics that are only counted."""
+
+    def __init__(self, name: str, store: MetadataStore, lease_seconds: float) -> None:
+        super().__init__(name, store, lease_seconds)
+        self.topics = CountedTopics()
+        self.owner.bind(self.topics)
 
 
 @contextlib.asynccontextmanager

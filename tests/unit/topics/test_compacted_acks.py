@@ -29,6 +29,7 @@ class Record(TopicRecord):
 
     def __init__(self) -> None:
         super().__init__()
+        self.fence = 1
         self.record = SimpleNamespace(compacted=None, obsolete_ledgers=())
 
     async def allocate_ledger_id(self) -> int:
@@ -51,7 +52,7 @@ class CompactedWorld(Region):
         await self.start()
         loop = asyncio.get_running_loop()
         store = MemoryLedgerStore(self.disk, schedule=lambda work: loop.call_soon(work))
-        resources = CompactionResources(store, self.fence, asyncio.Lock(), CompactionLimits(1000, 0, True))
+        resources = CompactionResources(store, asyncio.Lock(), CompactionLimits(1000, 0, True))
         await self.topic.compaction.open(self.metadata, resources)  # type: ignore[arg-type]
         self.subscription: Subscription = self.topic.subscribing.create_subscription("s", EARLIEST)
         self.consumer = self.new_consumer(compacted=compacted)

@@ -19,6 +19,7 @@ from meridian_broker.topics.directory import listing
 from meridian_broker.topics.errors import TopicNotFound
 from meridian_broker.topics.lifecycle.unfinished import Unfinished
 from meridian_broker.topics.nonpersistent.topics import UNUSED_MS, NonPersistentTopics
+from meridian_broker.topics.ports import EveryTopic
 from meridian_broker.topics.service.backfill_rounds import LOOKS, BackfillRounds, StoredEnds
 from meridian_broker.topics.service.leased_topics import SharedStreams
 from meridian_broker.topics.service.policy_rounds import PolicyRounds
@@ -53,7 +54,12 @@ async def most_in_a_turn(work: Coroutine[Any, Any, Any], done: Callable[[], int]
 def parts(**others: Any) -> Any:
     catalog = SimpleNamespace(known_namespaces=lambda: ["t/n"], revision=1, rules=lambda *_: None, **others)
     return SimpleNamespace(
-        catalog=catalog, scheduler=LoopScheduler(), topic_limits=None, defaults=None, unfinished=Unfinished()
+        catalog=catalog,
+        scheduler=LoopScheduler(),
+        topic_limits=None,
+        defaults=None,
+        unfinished=Unfinished(),
+        ownership=EveryTopic(1),
     )
 
 

@@ -134,6 +134,10 @@ class Catalog:
         """This id is in use, whatever the metadata say: allocate only greater ones (R1)."""
         await self._ledger_ids.never_below(ledger_id)
 
+    def skip_ledger_ids(self, ledger_id: int) -> None:
+        """Another broker of the region took this id: allocate only greater ones."""
+        self._ledger_ids.skip_to(ledger_id)
+
     async def next_broker_epoch(self, broker_id: str, above: int = 0) -> int:
         """The fence of a broker that starts now: greater than all before it.
 

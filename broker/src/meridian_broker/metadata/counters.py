@@ -69,6 +69,8 @@ class LedgerIds:
         self._blocks: deque[range] = deque()
         self._newest = -1
         """Where the newest block began that was ever taken here."""
+        self._floor = -1
+        """No id up to this one is given."""
         self._lower = zlib.crc32(access.region.encode()) * BLOCK % (1 << _MS_BITS)
 
     async def allocate(self) -> int:
@@ -110,6 +112,15 @@ class LedgerIds:
             return True
 
         await self._access.retry("raising the ledger ids", attempt)
+        self.skip_to(ledger_id)
+
+    def skip_to(self, ledger_id: int) -> None:
+        """Give only ids above this one, which another broker of the region took from the same counter.
+
+        A topic's ledgers are in the order of their ids, so an owner must not use ids that it took before the topic's
+        earlier owner took others.
+        """
+        self._floor = max(self._floor, ledger_id)
         above = (range(max(block.start, ledger_id + 1), block.stop) for block in self._blocks)
         self._blocks = deque(block for block in above if block)
 
@@ -138,7 +149,8 @@ class LedgerIds:
         except VersionConflict:
             return
         # Ids must grow, or a topic's log would be out of order: blocks that the store returns late are not used.
-        self._blocks.extend(range(start, start + BLOCK) for start in starts if start > self._newest)
+        oldest = max(self._newest, self._floor)
+        self._blocks.extend(range(start, start + BLOCK) for start in starts if start > oldest)
         self._newest = max(self._newest, starts[-1])
 
 

@@ -107,8 +107,8 @@ class Claims:
         found = await self._store.get(paths.owner(bundle))
         return found is not None and found.version == term.version
 
-    async def split(self, bundle: Bundle, border: int, term: Term, session: str, lease: int) -> Term:
-        """Split an owned bundle; its parts are owned in the same term. Returns the term with their records' version.
+    async def split(self, bundle: Bundle, border: int, term: Term, session: str, lease: int) -> tuple[Bundles, Term]:
+        """Split an owned bundle; its parts are owned in the same term, which is returned with their records' version.
 
         :raises NotDivisible: it is not a bundle any more, or not divisible there.
         :raises MetadataError: nobody knows whether it was split.
@@ -130,7 +130,7 @@ class Claims:
                 ],
             ):
                 found = await self._store.get(paths.owner(parts[0]))
-                return Term(term.fence, term.version if found is None else found.version)
+                return after, Term(term.fence, term.version if found is None else found.version)
             if not await self.holds(bundle, term):
                 raise NotDivisible(f"{bundle} is not owned by this broker any more")
         raise Contended(f"splitting {bundle}: other brokers were first {ATTEMPTS} times; try again later")

@@ -51,6 +51,10 @@ class Found(NamedTuple):
 class BundleTopics(Protocol):
     """The open topics of this broker."""
 
+    async def gained(self, bundle: Bundle) -> None:
+        """A bundle is owned from now on."""
+        ...
+
     async def close(self, bundle: Bundle) -> None:
         """Close those of a bundle in good order. None of them is opened again unless the bundle is owned again."""
         ...
@@ -123,13 +127,21 @@ class BundleOwner:
         """The term in which topics of the bundle may be opened now; None: they may not."""
         return self._terms.term(bundle) if self._valid() is not None else None
 
+    def term_of(self, topic: TopicName) -> Term | None:
+        """The term in which a topic may be opened now; None: it may not."""
+        bundles = self.view.bundles.get(topic.namespace_name)
+        return None if bundles is None else self.term(bundles.of(topic))
+
     def owned(self) -> list[Bundle]:
         """The bundles of which topics may be open here, sorted."""
         return sorted(bundle for bundle in self._terms if self._terms.held(bundle) is not None)
 
     async def bundles(self, namespace: str) -> Bundles:
         """Those of a namespace. :raises MetadataError: they are not known."""
-        return self.view.bundles.get(namespace) or await self._claims.bundles(namespace)
+        found = self.view.bundles.get(namespace)
+        if found is None:
+            found = self.view.bundles.setdefault(namespace, await self._claims.bundles(namespace))
+        return found
 
     async def acquire(self, bundle: Bundle) -> Term:
         """Own a bundle if nobody else does.
@@ -157,7 +169,8 @@ class BundleOwner:
             if self._valid() is not lease:
                 self._terms.happens(bundle, Event.ENDED)
                 raise NotServing("the lease on this broker's bundles ended: look the topic up again")
-            self._terms.happens(bundle, Event.GRANTED, term)
+            if self._terms.happens(bundle, Event.GRANTED, term) is Action.SERVE:
+                self._scheduler.spawn(self._open_topics.gained(bundle), f"look after the topics of {bundle}")
             log.info("owns %s in term %d", bundle, term.fence)
             return term
 
@@ -190,12 +203,13 @@ class BundleOwner:
                 raise NotServing(f"{bundle} is not owned by this broker: look it up again")
             self._changing.add(bundle)
             try:
-                after = await self._claims.split(bundle, border, term, me.session, lease.lease_id)
+                bundles, after = await self._claims.split(bundle, border, term, me.session, lease.lease_id)
             except MetadataError:
                 self._scheduler.spawn(self._verify(bundle), "verify the owner of a bundle")
                 raise
             finally:
                 self._changing.discard(bundle)
+            self.view.bundles[bundle.namespace] = bundles
             if self._terms.held(bundle) is term:
                 self._terms.split(bundle, bundle.parts(border), after.version)
 

@@ -71,6 +71,7 @@ from meridian_broker.topics.lifecycle.labels import Labels
 from meridian_broker.topics.lifecycle.parts import BrokerParts, OtherRegions
 from meridian_broker.topics.lifecycle.unfinished import Unfinished
 from meridian_broker.topics.policies import UNLIMITED
+from meridian_broker.topics.ports import EveryTopic
 from meridian_broker.topics.service import closing
 from meridian_broker.topics.service.backfill_rounds import StoredEnds
 from meridian_broker.topics.service.exchange_host import ExchangeHost
@@ -139,7 +140,7 @@ async def _run(settings: Settings, files: Callable[[Path], FilePort] | None, ear
         gc.collect()
         gc.freeze()  # long-lived objects: collections need not visit them again
         gc.set_threshold(*GC_THRESHOLD)
-        await served(process.catalog, BROKER_ID, process.service.parts.fence, stop)
+        await served(process.catalog, BROKER_ID, process.fence, stop)
         log.info("draining")
         await process.drain()
     log.info("stopped")
@@ -166,6 +167,8 @@ class BrokerProcess:
         self.region = settings.region.cluster_name
         self._listed = listed_regions(settings)
         self.scheduler = LoopScheduler()
+        self.fence = 0
+        """The epoch of this process's start."""
         self.service: TopicService
         self.host: ExchangeHost
         self.exchange: ExchangeShell
@@ -227,8 +230,8 @@ class BrokerProcess:
         if process.ledgers.is_apart:  # the metadata may be an older copy than the ledgers (R1)
             stored = [ledger.ledger_id for ledger in await process.ledgers.list()]
             await catalog.never_below(max(stored, default=-1))
-        fence = await catalog.next_broker_epoch(BROKER_ID, above=process.ledgers.newest_fence())
-        await process._build(fence, stack)
+        process.fence = await catalog.next_broker_epoch(BROKER_ID, above=process.ledgers.newest_fence())
+        await process._build(stack)
         await process._open_listeners(stack)
         await process._bootstrap()
         await process.service.loading.make_topics()
@@ -241,7 +244,7 @@ class BrokerProcess:
         process.gateway.admit()
         return process
 
-    async def _build(self, fence: int, stack: AsyncExitStack) -> None:
+    async def _build(self, stack: AsyncExitStack) -> None:
         settings = self.settings
         topics, storage, replication = settings.topics, settings.storage, settings.replication
         limits = settings.limits
@@ -255,7 +258,7 @@ class BrokerProcess:
             store=self.held,
             scheduler=self.scheduler,
             clock=self.clock,
-            fence=fence,
+            ownership=EveryTopic(self.fence),
             defaults=default_rules(settings),
             backlog_quotas=settings.backlog.backlog_quota_check_enabled,
             topic_limits=limits_of_topics,
@@ -269,7 +272,7 @@ class BrokerProcess:
             publishing=Throttle(everybody, self.scheduler.now_ms()) if everybody.is_limited else None,
             schemas=SchemaRegistry(self.catalog, limits_of_topics, self.scheduler.now_ms),
             labels=Labels(self.held if self.ledgers.is_apart else None),
-            compaction_resources=CompactionResources(self.held, fence, asyncio.Lock(), compaction_limits(settings)),
+            compaction_resources=CompactionResources(self.held, asyncio.Lock(), compaction_limits(settings)),
             unfinished=Unfinished(),
         )
         registry = TopicRegistry(parts)
@@ -290,7 +293,7 @@ class BrokerProcess:
         stack.push_async_callback(streams.witness.close)
         self.leases = LeaseManager(
             streams,
-            f"{self.region}#{fence}",
+            f"{self.region}#{self.fence}",
             self.scheduler.monotonic_ms,  # counts suspended time: a lease lasts no longer here than elsewhere (R26)
             LeaseTimes(duration=replication.dispatch_lease_seconds * 1000),
         )
@@ -410,7 +413,7 @@ class BrokerProcess:
 
     def _producer_name(self) -> str:
         self._names += 1
-        return f"{self.region}-{self.service.parts.fence}-{self._names}"
+        return f"{self.region}-{self.fence}-{self._names}"
 
     async def drain(self) -> None:
         """Hand everything over in good order."""

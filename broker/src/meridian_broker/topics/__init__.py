@@ -8,7 +8,8 @@ Other rooms import only these modules of it::
     directory.patterns  directory.schemas  directory.watching  dispatch.consumer  dispatch.key_ranges
     dispatch.single  dispatch.types  dispatch_scope.shares  errors  journal.progress_log
     journal.subscription_record  lifecycle.labels  lifecycle.parts  lifecycle.termination  lifecycle.unfinished
-    limits  names  nonpersistent.topic  policies  publishing.access_modes  publishing.admission  publishing.producer
+    limits  names  nonpersistent.topic  policies  ports  publishing.access_modes  publishing.admission
+    publishing.producer
     reopening  retention.backlog_quotas  retention.trimming  service.answering  service.backfill_rounds
     service.closing  service.cold_encoding  service.creation  service.exchange_host  service.incarnations
     service.kinds  service.leased_topics  service.partition_growth  service.registry  service.removal

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a topic needs from the broker around it: the progress exchange with other regions, and leases on shares."""
+"""What a topic needs from the broker around it: ownership, the exchange with other regions, leases on shares."""
 
 from __future__ import annotations
 
@@ -11,6 +11,36 @@ from meridian_broker.positions import Position, Progress
 from meridian_broker.replication.leases.claim import Claim
 from meridian_broker.replication.leases.messages import Stream
 from meridian_broker.replication.leases.quorums import VoterSets
+from meridian_broker.wire.pulsar.topic_name import TopicName
+
+
+class Ownership(Protocol):
+    """Which topics this broker may open, one of the brokers of its region."""
+
+    async def acquire(self, topic: TopicName, /) -> int:
+        """Own the topic, if no other broker does. Returns the fence of the term (R10).
+
+        :raises TopicFenced: another broker owns it, or nobody can at this moment: clients look it up again.
+        """
+        ...
+
+    def holds(self, topic: TopicName, /) -> bool:
+        """Whether this broker owns the topic now."""
+        ...
+
+
+class EveryTopic:
+    """Ownership in a region of one broker: it owns every topic, in a term that lasts as long as its process."""
+
+    def __init__(self, fence: int) -> None:
+        """:param fence: greater than those of all brokers of the region before it."""
+        self._fence = fence
+
+    async def acquire(self, _topic: TopicName, /) -> int:
+        return self._fence
+
+    def holds(self, _topic: TopicName, /) -> bool:
+        return True
 
 
 class Exchange(Protocol):

@@ -64,7 +64,6 @@ class CompactionResources:
     """Resources shared by the compactions of all topics."""
 
     store: LedgerStore
-    fence: int
     turn: AbstractAsyncContextManager[Any]
     """One compaction at a time."""
     limits: CompactionLimits
@@ -122,7 +121,7 @@ class Compaction:
         for ledger_id, horizon in sorted(unnamed):
             if newest is not None and ledger_id <= newest.ledger_id:
                 continue
-            found = await survey(resources.store, ledger_id, horizon, resources.fence)
+            found = await survey(resources.store, ledger_id, horizon, metadata.fence)
             old = ledger_id if found is None else -1 if newest is None else newest.ledger_id
             obsolete = (*obsolete, *(() if old < 0 else (old,)))
             newest = newest if found is None else found
@@ -230,7 +229,7 @@ class Compaction:
         in_force = None if old is None else old.record
         await metadata.save_compaction(in_force, (ledger_id,))
         label = Label(Kind.COMPACTED, metadata.belonging, horizon=compactor.horizon).encode()
-        writer = await resources.store.create(ledger_id, resources.fence, label)
+        writer = await resources.store.create(ledger_id, metadata.fence, label)
         try:
             record = await compactor.run(writer)
         except (LedgerError, TopicError):

@@ -55,6 +55,11 @@ class TopicMetadata:
         return Belonging(str(self._name), self.record.incarnation)
 
     @property
+    def fence(self) -> int:
+        """The fence of this owner's term, with which ledgers are created and recovered."""
+        return self.record.owner
+
+    @property
     def newest_ledger(self) -> int:
         """The last ledger with messages that was ever recorded."""
         return max([self.record.newest_ledger, *(one.ledger_id for one in self.record.ledgers)])
@@ -76,10 +81,17 @@ class TopicMetadata:
             try:
                 async with self._lock:
                     await self._write(replace(self.record, owner=fence))
+                self._catalog.skip_ledger_ids(self._greatest_id())
                 return True
             except VersionConflict:
                 continue  # the previous owner wrote something meanwhile
         raise TopicFenced(f"{self._name} is being written by other owners continually: look it up again")
+
+    def _greatest_id(self) -> int:
+        record = self.record
+        view = () if record.compacted is None else (record.compacted.ledger_id,)
+        greatest: int = max([self.newest_ledger, *record.progress_ledgers, *record.obsolete_ledgers, *view])
+        return greatest
 
     async def create(
         self,

@@ -62,19 +62,20 @@ async def _forget(parts: BrokerParts, name: TopicName, stamp: Stamp, ends: Mappi
     parts.unfinished.forget(str(name))
 
 
-async def claimed(parts: BrokerParts, name: TopicName, with_base: str | None) -> tuple[TopicMetadata, bool]:
+async def claimed(parts: BrokerParts, name: TopicName, fence: int, with_base: str | None) -> tuple[TopicMetadata, bool]:
     """The topic's record, this broker's now, and whether there is one; the caller holds its lock.
 
     One whose deletion was begun and not finished, because a broker died or its disk was full, is deleted now. Metadata
     that are an older copy may say so of a topic that was made again since: then its new ledgers are on the volume, and
     it is on record again (R5).
 
+    :param fence: of this broker's term.
     :param with_base: the deletion of its partitioned topic was begun, with this stamp.
     :raises TopicFenced: a later owner has it.
     :raises LedgerError: what is left of it cannot be deleted.
     """
     metadata = TopicMetadata(parts.catalog, name, parts.new_lock(), parts.scheduler)
-    exists = await metadata.claim(parts.fence)
+    exists = await metadata.claim(fence)
     record = metadata.record
     deleting = record.deleting
     if with_base and stamp_of(record.incarnation) < Stamp.parse(with_base):
@@ -95,5 +96,5 @@ async def claimed(parts: BrokerParts, name: TopicName, with_base: str | None) ->
     metadata = TopicMetadata(parts.catalog, name, parts.new_lock(), parts.scheduler)
     if is_made_again:
         log.warning("%s was created again on the volume, but the metadata are an older copy that lacks it", name)
-        await metadata.create(parts.fence, joining=parts.is_shared(name), is_found=True)
+        await metadata.create(fence, joining=parts.is_shared(name), is_found=True)
     return metadata, is_made_again

@@ -36,8 +36,9 @@ async def open_topic(
     :raises LedgerError: what is stored cannot be recovered.
     :raises ValueError: what is stored cannot be read: a newer broker wrote it, or it is damaged.
     """
+    fence = await parts.ownership.acquire(name)
     base = await _base_of(parts, name)
-    metadata, exists = await deletion.claimed(parts, name, base.deleting)
+    metadata, exists = await deletion.claimed(parts, name, fence, base.deleting)
     if not exists:
         if not growing_to:
             await _may_create(parts, name, create, foreign=incarnation is not None)
@@ -46,7 +47,7 @@ async def open_topic(
                 f"{name} was deleted in {parts.region} ({deleted or 'never'}), but the other region knows of "
                 f"another deletion ({incarnation or 'none'}): it is not recreated from there (R8)"
             )
-        await metadata.create(parts.fence, joining=parts.is_shared(name), created=created, growing_to=growing_to)
+        await metadata.create(fence, joining=parts.is_shared(name), created=created, growing_to=growing_to)
     if base.partitions is None:
         base = await _base_of(parts, name)  # it may have been made meanwhile
     adopted = await orphans.adopt(parts, name, metadata)
@@ -95,7 +96,7 @@ async def _open(
     """The topic with what is stored of it."""
     record = metadata.record
     topic_log = TopicLog(
-        *(parts.region, parts.store, metadata, parts.fence),
+        *(parts.region, parts.store, metadata, metadata.fence),
         *(parts.log_limits, parts.scheduler, parts.cache),
     )
     await topic_log.open(
@@ -106,7 +107,7 @@ async def _open(
     )
 
     def progress_log(topic: Topic) -> ProgressLog:
-        return ProgressLog(parts.store, metadata, parts.fence, parts.scheduler, lambda: replay.snapshot(topic))
+        return ProgressLog(parts.store, metadata, metadata.fence, parts.scheduler, lambda: replay.snapshot(topic))
 
     setup = TopicSetup(
         rules=parts.rules(name),

@@ -178,4 +178,4 @@ async def _set_aside(parts: BrokerParts, name: TopicName, metadata: TopicMetadat
         f"{name} was deleted in other regions ({stamp}), and this copy was set aside before the metadata were restored"
     )
     parts.unfinished.later(await setting_aside.move(parts, name, why, stamp))
-    await metadata.create(parts.fence, joining=parts.is_shared(name), is_found=True)
+    await metadata.create(metadata.fence, joining=parts.is_shared(name), is_found=True)

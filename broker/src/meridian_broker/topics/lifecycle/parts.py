@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from meridian_broker.topics.lifecycle.unconfirmed import Before
     from meridian_broker.topics.lifecycle.unfinished import Unfinished
     from meridian_broker.topics.limits import TopicLimits
-    from meridian_broker.topics.ports import Exchange, Leasing
+    from meridian_broker.topics.ports import Exchange, Leasing, Ownership
     from meridian_broker.wire.pulsar.topic_name import TopicName
 
 
@@ -40,8 +40,8 @@ class BrokerParts:
     store: LedgerStore
     scheduler: Scheduler
     clock: HybridClock
-    fence: int
-    """The broker's epoch: writes of earlier brokers of the region are refused (R10)."""
+    ownership: Ownership
+    """Which topics this broker may open, and the fences that refuse the writes of their earlier owners (R10)."""
     defaults: Rules
     """Rules from the broker's settings, which policies of namespaces and topics override."""
     topic_limits: TopicLimits

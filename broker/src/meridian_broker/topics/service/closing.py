@@ -29,6 +29,13 @@ async def unload(opener: TopicOpener, name: TopicName) -> None:
         await _close(opener, topic, "the topic was unloaded: look it up again")
 
 
+async def hand_over(opener: TopicOpener, topic: Topic, reason: str) -> None:
+    """Close a topic in good order because another broker is to serve it; one that fails is recovered there."""
+    async with opener.registry.lock(topic.name):
+        if opener.registry.topics.get(topic.name) is topic:
+            await _close_for_good(opener, topic, reason)
+
+
 async def send_consumers_away(registry: TopicRegistry) -> None:
     """Disconnect all consumers, and send their acknowledgements to the other regions. No more topics are opened."""
     registry.close()
@@ -46,7 +53,8 @@ async def close(opener: TopicOpener) -> None:
     registry = opener.registry
     registry.close()
     registry.non_persistent.close("this broker is shutting down")
-    jobs = [partial(_close_for_good, opener, topic) for topic in registry.topics.values()]
+    reason = "this broker is shutting down: look the topic up again"
+    jobs = [partial(_close_for_good, opener, topic, reason) for topic in registry.topics.values()]
     await run_all(opener.parts.scheduler, jobs, "close a topic")  # together, for they share the group commit
 
 
@@ -58,10 +66,10 @@ async def _close(opener: TopicOpener, topic: Topic, reason: str) -> None:
         await opener.drop(topic)
 
 
-async def _close_for_good(opener: TopicOpener, topic: Topic) -> None:
+async def _close_for_good(opener: TopicOpener, topic: Topic, reason: str) -> None:
     try:
-        await _close(opener, topic, "this broker is shutting down: look the topic up again")
+        await _close(opener, topic, reason)
     except (LedgerError, MetadataError) as error:  # the others are closed all the same
-        log.warning("%s was not closed cleanly; the next start recovers it: %s", topic.name, error)
+        log.warning("%s was not closed cleanly; whoever opens it next recovers it: %s", topic.name, error)
     except Exception:
-        log.exception("%s was not closed cleanly; the next start recovers it", topic.name)
+        log.exception("%s was not closed cleanly; whoever opens it next recovers it", topic.name)

@@ -114,6 +114,9 @@ class TopicOpener:
             self.parts.unfinished.later(name)
             log.warning("%s stays closed for at least %.1f s, then will be retried: %s", name, pause_ms / 1000, error)
             raise
+        if not self.parts.ownership.holds(name):  # the term ended while it was opened
+            topic.fence("this broker does not own the topic any more", for_good=True)
+            raise TopicFenced(f"{name} goes to another broker: look it up again")
         topic.when_fenced(lambda _: self._fenced(topic))
         self.parts.labels.forget(topic.name)
         self.registry.add(topic)
@@ -128,8 +131,9 @@ class TopicOpener:
         try:
             await self.topic(name, create=False)
         except (TopicError, LedgerError, MetadataError) as error:
-            log.warning("topic %s is not open, will retry, at the latest on the next lookup: %s", name, error)
-            self.parts.unfinished.later(name)
+            if self.parts.ownership.holds(name):  # otherwise it is another broker's to open
+                log.warning("topic %s is not open, will retry, at the latest on the next lookup: %s", name, error)
+                self.parts.unfinished.later(name)
 
     async def drop(self, topic: Topic) -> None:
         """It is not open any more."""

@@ -77,13 +77,17 @@ class TopicRegistry:
         return await listing.names_of(found, self.parts.scheduler)
 
     async def survey(self) -> list[TopicName]:
-        """The topics on record. :raises MetadataError: they cannot be read."""
+        """The topics on record that this broker owns. :raises MetadataError: they cannot be read."""
         catalog = self.parts.catalog
-        names: list[TopicName] = []
+        every: list[TopicName] = []
         for namespace in catalog.known_namespaces():
             found = await catalog.topics.listing(namespace)
-            names += await listing.topic_names_of(found, self.parts.scheduler)
-        async for name in in_slices(self.parts.scheduler, names):
+            every += await listing.topic_names_of(found, self.parts.scheduler)
+        names: list[TopicName] = []
+        async for name in in_slices(self.parts.scheduler, every):
+            if not self.parts.ownership.holds(name):
+                continue
+            names.append(name)
             if str(name) not in self.topics:
                 self.parts.unfinished.unopened.add(str(name))
         return names

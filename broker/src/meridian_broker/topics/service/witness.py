@@ -184,10 +184,11 @@ class WitnessStore:
         name = topic_name.parse(NAME)
         metadata = TopicMetadata(parts.catalog, name, parts.new_lock(), parts.scheduler)
         try:
-            if not await metadata.claim(parts.fence):
-                await parts.catalog.topics.put(name, TopicRecord(owner=parts.fence), ABSENT)
-                await metadata.claim(parts.fence)
-            store = ProgressLog(parts.store, metadata, parts.fence, parts.scheduler, self._snapshot)
+            fence = await parts.ownership.acquire(name)
+            if not await metadata.claim(fence):
+                await parts.catalog.topics.put(name, TopicRecord(owner=fence), ABSENT)
+                await metadata.claim(fence)
+            store = ProgressLog(parts.store, metadata, fence, parts.scheduler, self._snapshot)
             adopted = await orphans.adopt(parts, name, metadata)
             records: dict[Subject, _Record] = {}
             await store.open(list(metadata.record.progress_ledgers), adopted.progress)

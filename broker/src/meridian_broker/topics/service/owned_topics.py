@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The topics of a broker that is one of several in its region: opened in a term of ownership, and closed with it.
+
+The room ``ownership`` decides who owns which bundle; this is its shell towards topics, in both directions. A topic is
+opened only by the owner of its bundle, with the fence of the term. When a bundle is given up its topics are closed in
+good order, and when it is lost they are dropped: nothing is written any more, because it may be somebody else's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from meridian_broker.ledgers.scheduling import run_all
+from meridian_broker.ownership.bundles import Bundle, place_of
+from meridian_broker.ownership.owner import NotServing
+from meridian_broker.topics.errors import TopicFenced
+from meridian_broker.topics.service import closing
+from meridian_broker.wire.pulsar import topic_name
+
+if TYPE_CHECKING:
+    from meridian_broker.ownership.owner import BundleOwner
+    from meridian_broker.topics.service.opener import TopicOpener
+    from meridian_broker.topics.topic import Topic
+    from meridian_broker.wire.pulsar.topic_name import TopicName
+
+log = logging.getLogger(__name__)
+
+MOVED = "another broker takes the topic over: look it up again"
+LOST = "this broker may not own the topic any more: look it up again"
+
+
+class OwnedTopics:
+    """See the module's text: ``Ownership`` for topics, ``BundleTopics`` for the owner of bundles. One per broker."""
+
+    def __init__(self, owner: BundleOwner) -> None:
+        self.owner = owner
+        self._opener: TopicOpener | None = None
+
+    def bind(self, opener: TopicOpener) -> None:
+        """Set what opens topics: it needs this object, and is constructed later.
+
+        :raises RuntimeError: an opener was bound before.
+        """
+        if self._opener is not None:
+            raise RuntimeError("the ownership of topics was bound to an opener before")
+        self._opener = opener
+        self.owner.bind(self)
+
+    # -- Ownership -----------------------------------------------------------------------------------------------
+
+    async def acquire(self, topic: TopicName, /) -> int:
+        """The fence of the topic's term. :raises TopicFenced: it cannot be opened here now."""
+        try:
+            found = await self.owner.locate(topic)
+        except NotServing as error:
+            raise TopicFenced(f"{topic}: {error}") from None
+        term = self.owner.term_of(topic)
+        if term is None:
+            raise TopicFenced(f"{topic} is served by broker {found.broker.broker}: look it up again")
+        return term.fence
+
+    def holds(self, topic: TopicName, /) -> bool:
+        return self.owner.term_of(topic) is not None
+
+    # -- BundleTopics --------------------------------------------------------------------------------------------
+
+    async def gained(self, bundle: Bundle) -> None:
+        """The topics on record in the bundle are to be open: what they hold back or expire does not wait for clients.
+
+        :raises MetadataError: they cannot be read.
+        """
+        parts = self._bound.parts
+        for name in await parts.catalog.topics.names(bundle.namespace):
+            if str(name) not in self._bound.registry.topics and self.holds(name):
+                parts.unfinished.unopened.add(str(name))
+                parts.unfinished.later(name)
+
+    async def close(self, bundle: Bundle) -> None:
+        """Close those that are open in good order."""
+        opener = self._bound
+        self._close_non_persistent(bundle, MOVED)
+        jobs = [partial(closing.hand_over, opener, topic, MOVED) for topic in self._open_in(bundle)]
+        await run_all(opener.parts.scheduler, jobs, "close a topic of a bundle")
+        self._forget_unopened(bundle)
+
+    async def drop(self, bundle: Bundle) -> None:
+        """Drop those that are open: nothing of them is written any more."""
+        self._close_non_persistent(bundle, LOST)
+        for topic in self._open_in(bundle):
+            topic.fence(LOST, for_good=True)
+            await self._bound.drop(topic)
+        self._forget_unopened(bundle)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    @property
+    def _bound(self) -> TopicOpener:
+        if self._opener is None:
+            raise RuntimeError("topics are owned before anything can open them")
+        return self._opener
+
+    def _open_in(self, bundle: Bundle) -> list[Topic]:
+        topics = self._bound.registry.topics
+        return [topics[name] for name in _in(topics, bundle)]
+
+    def _forget_unopened(self, bundle: Bundle) -> None:
+        unfinished = self._bound.parts.unfinished
+        for name in _in(unfinished.unopened | unfinished.closed.keys(), bundle):
+            unfinished.closed.pop(name, None)
+            unfinished.forget(name)
+
+    def _close_non_persistent(self, bundle: Bundle, reason: str) -> None:
+        topics = self._bound.registry.non_persistent.topics
+        for name in _in(topics, bundle):
+            topics.pop(name).fence(reason)
+
+
+def _in(topics: Iterable[str], bundle: Bundle) -> list[str]:
+    """Those that belong to the bundle."""
+    return [topic for topic in topics if _is_in(topic_name.parse(topic), bundle)]
+
+
+def _is_in(name: TopicName, bundle: Bundle) -> bool:
+    return name.namespace_name == bundle.namespace and place_of(name) in bundle

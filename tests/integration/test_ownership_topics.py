@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Topics of a region with several brokers: one of them serves a topic, and nothing is lost when it is another one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from meridian_broker.engines.memory.ledgers import MemoryLedgerStore
+from meridian_broker.engines.sqlite.metadata import SqliteMetadataStore
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.ownership import paths
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.topics.errors import TopicFenced
+from meridian_broker.topics.topic import Topic
+from meridian_broker.wire.pulsar.topic_name import parse
+from support.contracts.metadata_contract import wait_until
+from support.worlds.brokers_of_a_region import REGION, ServingBroker, acknowledge, serving, stored
+
+NAME = parse("orders")
+
+
+class Two(NamedTuple):
+    a: ServingBroker
+    b: ServingBroker
+    metadata: SqliteMetadataStore
+    ledgers: MemoryLedgerStore
+
+
+@pytest.fixture
+async def two(tmp_path: Path) -> AsyncIterator[Two]:
+    metadata = await SqliteMetadataStore.open(tmp_path / "metadata")
+    loop = asyncio.get_running_loop()
+    ledgers = MemoryLedgerStore(schedule=lambda work: loop.call_soon(work))
+    async with serving("a", metadata, ledgers) as a, serving("b", metadata, ledgers) as b:
+        await wait_until(lambda: len(a.owner.view.brokers) == len(b.owner.view.brokers) == 2)
+        await a.owner.acquire(await a.bundle(NAME))
+        yield Two(a, b, metadata, ledgers)
+    await metadata.close()
+
+
+def owed(topic: Topic, places: list[Position]) -> list[Position]:
+    """Those of them that subscription s has not acknowledged."""
+    cursor = topic.subscriptions["s"].cursor
+    return [place for place in places if cursor.is_owed(REGION, place)]
+
+
+async def test_only_the_owner_opens_a_topic(two: Two) -> None:
+    await two.a.open(NAME)
+    with pytest.raises(TopicFenced, match="served by broker a: look it up again"):
+        await two.b.open(NAME)
+    assert two.b.service.topics == {}
+
+
+async def test_a_topic_that_goes_from_broker_to_broker_and_back_keeps_everything(two: Two) -> None:
+    places: list[Position] = []
+    unacked: list[Position] = []
+    owner, other = two.a, two.b
+    topic = await owner.open(NAME)
+    topic.subscribing.create_subscription("s", EARLIEST)
+    fences = []
+    for _ in range(4):
+        new = await stored(topic, *[b"x"] * 15)
+        acknowledge(topic, "s", new[:10])
+        places, unacked = places + new, unacked + new[10:]
+        fences.append(topic.metadata.fence if topic.metadata is not None else 0)
+        await owner.give_up(NAME, other)
+        assert str(NAME) not in owner.service.topics
+        with pytest.raises(TopicFenced):
+            await owner.open(NAME)
+        owner, other = other, owner
+        topic = await owner.open(NAME)
+        assert topic.log.entries == len(places)
+        assert owed(topic, places) == unacked
+    assert fences == sorted(set(fences))
+    assert places == sorted(places)
+
+
+async def test_a_broker_that_was_suspended_past_its_lease_stores_nothing_more(two: Two) -> None:
+    a, b = two.a, two.b
+    topic = await a.open(NAME)
+    topic.subscribing.create_subscription("s", EARLIEST)
+    places = await stored(topic, b"1", b"2")
+    a.miss_everything()
+    lease = a.owner._lease
+    assert lease is not None
+    await lease.revoke()
+    bundle = await a.bundle(NAME)
+    await wait_until(lambda: bundle not in b.owner.view.owners)
+    await b.owner.acquire(bundle)
+    taken = await b.open(NAME)
+    assert topic.failure is None  # the other one has noticed nothing
+    acknowledge(topic, "s", places)
+    with pytest.raises(LedgerError):
+        await stored(topic, b"of the past")
+    await stored(taken, b"3")
+    await wait_until(lambda: topic.failure is not None)
+    assert taken.log.entries == 3
+    assert owed(taken, places) == places
+    with pytest.raises(TopicFenced):
+        await a.open(NAME)
+    await b.owner.give_up(bundle)
+    await b.owner.acquire(bundle)
+    again = await b.open(NAME)
+    assert again.log.entries == 3
+    assert owed(again, places) == places
+
+
+async def test_a_topic_that_may_be_somebody_elses_is_dropped_without_another_write(two: Two) -> None:
+    topic = await two.a.open(NAME)
+    await stored(topic, b"1")
+    before = {path: record.version for path, record in await two.metadata.scan("/local/topics/")}
+    await two.metadata.delete(paths.owner(await two.a.bundle(NAME)))
+    await wait_until(lambda: topic.failure is not None and not two.a.service.topics)
+    assert not topic.reopens
+    assert {path: record.version for path, record in await two.metadata.scan("/local/topics/")} == before
+    assert not any(ledger.sealed for ledger in two.ledgers.disk.ledgers.values())
+
+
+async def test_the_topics_of_a_bundle_are_opened_by_whoever_gets_it(two: Two) -> None:
+    await two.a.open(NAME)
+    await two.b.load()
+    assert two.b.service.registry.unopened() == set()
+    await two.a.give_up(NAME, two.b)
+    await wait_until(lambda: two.b.service.registry.unopened() == {str(NAME)})
+    await two.b.load()
+    assert list(two.b.service.topics) == [str(NAME)]
+    assert two.a.service.registry.unopened() in (set(), None)
+
+
+async def test_a_split_bundle_goes_on_and_its_halves_move_alone(two: Two) -> None:
+    names = [parse(f"topic-{number}") for number in range(30)]
+    bundle = await two.a.bundle(NAME)
+    inside = [name for name in names if await two.a.bundle(name) == bundle]
+    topics = [await two.a.open(name) for name in inside]
+    await two.a.owner.split(bundle, bundle.middle)
+    upper = bundle.parts(bundle.middle)[1]
+    moving = [name for name in inside if await two.a.bundle(name) == upper]
+    assert 0 < len(moving) < len(inside)
+    assert all(topic.failure is None for topic in topics)
+    await two.a.give_up(moving[0], two.b)
+    assert set(two.a.service.topics) == {str(name) for name in inside} - {str(name) for name in moving}
+    for name in moving:
+        await two.b.open(name)
