@@ -21,6 +21,8 @@ import pulsar
 import pytest
 from conftest import NAMESPACES, ROOT, Cluster
 from deleting import CASES, Topics
+from restoring import RESTORES, Restoring
+from rotating import Connect, Rotation
 
 QUICKSTART = ROOT / "docs/quickstart-kubernetes.md"
 TOPIC = "persistent://public/default/orders"
@@ -32,18 +34,25 @@ SUBSCRIPTION = "/meridian/v1/subscriptions/persistent/public/default/orders/bill
 
 
 @pytest.fixture(scope="module")
-def clients(cluster: Cluster) -> Iterator[dict[str, pulsar.Client]]:
+def connect(cluster: Cluster) -> Connect:
+    """Makes a client of a region, by its address for clients outside of the cluster."""
     host = cluster.run("e2e/cluster host").strip()
-    token = (cluster.directory / "tokens/admin.jwt").read_text().strip()
-    made = {
-        region: pulsar.Client(
-            f"pulsar://{host}:{port}",
+
+    def connect(region: str, token: str | Callable[[], str]) -> pulsar.Client:
+        return pulsar.Client(
+            f"pulsar://{host}:{PORTS[region]}",
             listener_name="external",
             authentication=pulsar.AuthenticationToken(token),
             logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
         )
-        for region, port in PORTS.items()
-    }
+
+    return connect
+
+
+@pytest.fixture(scope="module")
+def clients(cluster: Cluster, connect: Connect) -> Iterator[dict[str, pulsar.Client]]:
+    token = cluster.directory / "tokens/admin.jwt"
+    made = {region: connect(region, lambda: token.read_text().strip()) for region in PORTS}
     yield made
     for client in made.values():
         client.close()
@@ -381,6 +390,27 @@ def test_an_upgrade_under_traffic_loses_nothing(
     assert len(came) - len(set(came)) <= 20, "what a client acknowledges within a tenth of a second"
     producer.close()
     consumer.close()
+
+
+def test_keys_are_replaced_and_no_client_is_refused(
+    cluster: Cluster, connect: Connect, clients: dict[str, pulsar.Client], measured: Callable[[str], None]
+) -> None:
+    topics = Topics(cluster, partial(call, cluster))
+    topics.make("rotated", "Delete")
+    came = Rotation(cluster, connect).go(clients)
+    measured(f"while keys were replaced, {came} clients connected and none was refused")
+    topics.because("rotated", "AsSpecified")
+
+
+@pytest.fixture(scope="module")
+def restoring(cluster: Cluster, clients: dict[str, pulsar.Client]) -> Restoring:
+    Topics(cluster, partial(call, cluster)).make("restored", "Delete")
+    return Restoring(cluster, clients)
+
+
+@pytest.mark.parametrize("what", RESTORES)
+def test_a_region_that_is_restored_lacks_and_repeats_nothing(restoring: Restoring, what: str) -> None:
+    restoring.go_back(RESTORES[what])
 
 
 @pytest.mark.parametrize("case", CASES)

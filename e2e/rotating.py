@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The key of tokens and the peer secret are replaced by the commands of docs/operations.md; clients come and go."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from functools import partial
+from typing import Final
+
+import pulsar
+from conftest import Cluster
+from printed import printed
+from traffic import Traffic, auditing, drain
+
+TOPIC: Final = "persistent://public/default/rotated"
+REGIONS: Final = ("us-east", "us-west", "eu-central")
+Connect = Callable[[str, str | Callable[[], str]], pulsar.Client]
+"""Region, and the token or what says it at each login."""
+
+
+class Newcomers:
+    """Clients that connect to every region in turn, each with the same token, and publish a message each."""
+
+    def __init__(self, connect: Connect, token: str) -> None:
+        self.came = 0
+        self.refused: list[str] = []
+        self._connect = connect
+        self._token = token
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._come)
+        self._thread.start()
+
+    def __enter__(self) -> Newcomers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _come(self) -> None:
+        for region in itertools.cycle(REGIONS):
+            client = self._connect(region, self._token)
+            try:
+                client.create_producer(f"{TOPIC}-newcomers").send(b"hello")
+            except pulsar.PulsarException as error:
+                self.refused.append(f"{region}: {error!r}")
+            finally:
+                client.close()
+            self.came += 1
+            if self._over.wait(0.1):
+                return
+
+
+class Rotation:
+    """One walk through the printed commands."""
+
+    def __init__(self, cluster: Cluster, connect: Connect) -> None:
+        self._cluster = cluster
+        self._connect = connect
+        self._add, self._issue, self._is_issued, self._finish, self._both, self._new = printed(
+            "Replacing keys, tokens and passwords"
+        )
+        self._token = cluster.directory / "tokens/admin.jwt"
+
+    def go(self, clients: Mapping[str, pulsar.Client]) -> int:
+        """Replace both. Returns how many clients connected meanwhile, none of which was refused."""
+        for region in REGIONS:
+            auditing(clients[region], TOPIC).close()
+        old = self._token.read_text().strip()
+        traffic = Traffic(clients, TOPIC, REGIONS, consumer="us-west")
+        try:
+            with ExitStack() as all_clients:
+                with ExitStack() as old_clients:
+                    with_old = old_clients.enter_context(Newcomers(self._connect, old))
+                    self._until(self._add, "2 in force")
+                    with_new = all_clients.enter_context(Newcomers(self._connect, self._new_tokens()))
+                    self._more(with_new)
+                self._end_of_old_key()
+                self._until(self._both, "2 in force")
+                self._cluster.run(self._new)
+                self._wait_for("peer secrets reloaded", "1 in force")
+                self._more(with_new)
+        finally:
+            traffic.stop()
+        assert not traffic.refused and not traffic.repeated
+        assert not with_old.refused and not with_new.refused
+        self._are_refused(old)
+        stored = set.union(*traffic.stored.values())
+        for region in REGIONS:
+            consumer = auditing(clients[region], TOPIC)
+            assert stored <= set(drain(consumer, stored)), f"{region} does not get what the others publish"
+            consumer.close()
+        return with_old.came + with_new.came
+
+    def _new_tokens(self) -> str:
+        """Issue them, and wait for the operator to have its own. Returns that of clients."""
+        self._cluster.run(self._issue)
+        self._sync("meridian-system", "-l app.kubernetes.io/name=meridian-operator")
+        self._again(self._is_issued, "the operator to have its new tokens")
+        self._cluster.run(
+            ".venv/bin/meridian tokens create --secret-key 2026-11.key --key-id 2026-11 --subject admin --expires 90d "
+            "--to admin.new && mv admin.new tokens/admin.jwt"
+        )
+        return self._token.read_text().strip()
+
+    def _more(self, clients: Newcomers) -> None:
+        """Wait until some more of them have come to every region."""
+        came = clients.came
+        self._cluster.wait(lambda: clients.came > came + 2 * len(REGIONS), "clients with new tokens")
+
+    def _end_of_old_key(self) -> None:
+        patch, is_there, delete = self._finish.splitlines()
+        self._cluster.run(patch)
+        self._sync_brokers()
+        self._again(is_there, "the new key under the old one's name")
+        self._cluster.run(delete)
+        self._wait_for("token keys reloaded", "1 in force")
+
+    def _until(self, block: str, said: str) -> None:
+        """Run a block whose last command shows the logs of all regions, that one until each says this."""
+        *commands, shows = block.splitlines()
+        self._cluster.run("\n".join(commands))
+        self._sync_brokers()
+
+        def is_said() -> bool:
+            lines = self._cluster.run(f"set +o pipefail; {shows}").splitlines()
+            return len(lines) == len(REGIONS) and all(said in line for line in lines)
+
+        self._cluster.wait(is_said, f"{said} in every region's log")
+
+    def _wait_for(self, line: str, said: str) -> None:
+        self._sync_brokers()
+        for region in REGIONS:
+            shows = f"kubectl -n {region} logs meridian-broker-0 -c broker | grep '{line}' | tail -n 1"
+            self._cluster.wait(partial(self._prints, shows, said), f"{said} in the log of {region}")
+
+    def _prints(self, command: str, said: str) -> bool:
+        return said in self._cluster.run(command)
+
+    def _again(self, command: str, what: str) -> None:
+        """Run a command until it prints nothing."""
+        self._cluster.wait(lambda: not self._cluster.run(f"{{ {command.strip()}; }} 2>&1 || true"), what)
+
+    def _sync_brokers(self) -> None:
+        for region in REGIONS:
+            self._sync(region, "meridian-broker-0")
+
+    def _sync(self, namespace: str, pods: str) -> None:
+        """Let the kubelet look at the pods' Secrets now. Without that it does so once a minute or so."""
+        self._cluster.run(f'kubectl -n {namespace} annotate --overwrite pod {pods} looked-at="$(date +%s%N)"')
+
+    def _are_refused(self, token: str) -> None:
+        for region in REGIONS:
+            client = self._connect(region, token)
+            try:
+                client.create_producer(TOPIC)
+            except pulsar.AuthenticationError:
+                continue
+            finally:
+                client.close()
+            raise AssertionError(f"{region} takes a token that was signed with the old key")

@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clients that publish numbers, consume them and keep account."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+import pulsar
+
+PAUSE_SECONDS = 0.05
+"""Between two messages of a producer."""
+
+
+class Traffic:
+    """Producers in several regions, and in one of them a consumer of a replicated subscription.
+
+    It acknowledges two of three messages.
+    """
+
+    def __init__(
+        self,
+        clients: Mapping[str, pulsar.Client],
+        topic: str,
+        producers: Sequence[str],
+        *,
+        consumer: str,
+        begin: int = 0,
+    ) -> None:
+        """
+        :param producers: their regions.
+        :param consumer: its region.
+        :param begin: the first number.
+        """
+        self.begin = self.published = begin
+        self.stored: dict[str, set[int]] = {region: set() for region in producers}
+        """By the region that gave the receipt."""
+        self.acked: set[int] = set()
+        self.refused: list[str] = []
+        self.repeated: list[int] = []
+        """Acknowledged, and delivered again."""
+        self._over = threading.Event()
+        self._consumer = working(clients[consumer], topic)
+        self._producers = {
+            region: clients[region].create_producer(topic, send_timeout_millis=180_000, max_pending_messages=20_000)
+            for region in producers
+        }
+        self._threads = [threading.Thread(target=self._publish), threading.Thread(target=self._consume)]
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """All receipts and acknowledgements have arrived when it returns."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+        for producer in self._producers.values():
+            producer.flush()
+            producer.close()
+        self._consumer.close()
+
+    def _publish(self) -> None:
+        while not self._over.wait(PAUSE_SECONDS):
+            for region, producer in self._producers.items():
+                number, self.published = self.published, self.published + 1
+                producer.send_async(str(number).encode(), self._answered(region, number))
+
+    def _answered(self, region: str, number: int) -> Callable[[pulsar.Result, object], None]:
+        def answered(result: pulsar.Result, _: object) -> None:
+            if result == pulsar.Result.Ok:
+                self.stored[region].add(number)
+            else:
+                self.refused.append(f"{region}: {result}")
+
+        return answered
+
+    def _consume(self) -> None:
+        while not self._over.is_set():
+            with contextlib.suppress(pulsar.Timeout):
+                message = self._consumer.receive(200)
+                number = int(message.data())
+                if number in self.acked:
+                    self.repeated.append(number)
+                if number % 3:
+                    self._consumer.acknowledge(message)
+                    self.acked.add(number)
+
+
+def working(client: pulsar.Client, topic: str) -> pulsar.Consumer:
+    """A consumer of a subscription that is replicated."""
+    return client.subscribe(
+        topic,
+        "work",
+        consumer_type=pulsar.ConsumerType.Shared,
+        initial_position=pulsar.InitialPosition.Earliest,
+        replicate_subscription_state_enabled=True,
+    )
+
+
+def auditing(client: pulsar.Client, topic: str) -> pulsar.Consumer:
+    """A consumer of everything that its region has."""
+    return client.subscribe(topic, "audit", initial_position=pulsar.InitialPosition.Earliest)
+
+
+def drain(consumer: pulsar.Consumer, wanted: set[int]) -> list[int]:
+    """Receive until everything wanted came, then until nothing comes any more, or nothing for a minute."""
+    came: list[int] = []
+    while True:
+        try:
+            message = consumer.receive(2_000 if wanted <= set(came) else 60_000)
+        except pulsar.Timeout:
+            return came
+        consumer.acknowledge(message)
+        came.append(int(message.data()))
