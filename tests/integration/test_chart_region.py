@@ -3,6 +3,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +14,7 @@ import yaml
 from meridian_broker.server.regions_file import clusters_in
 from meridian_broker.server.settings import BY_KEY, Settings, load
 from meridian_broker.server.settings_schema import LARGEST
+from support.brokers.broker_process import wait_until
 from support.kubernetes.charts import Rendered, cluster_with, merged, notes, region_values, rendered
 
 PEERS = [
@@ -122,14 +127,42 @@ def test_brokers_read_a_second_key_that_comes_and_goes() -> None:
     assert f"\ntokenSecretKey={mounted['tokens']}\n" in made["ConfigMap", "meridian-broker"]["data"]["broker.conf"]
 
 
-def test_a_pod_that_is_not_the_regions_first_does_not_touch_etcd() -> None:
-    """Whoever scales the StatefulSet up by hand gets a pod that waits, not one that takes the region over."""
-    init = pod(rendered("meridian-region", region_values()), "broker")["spec"]["initContainers"][0]
-    assert init["command"][:2] == ["sh", "-c"]
-    script = init["command"][2]
-    assert '"$POD_NAME" != meridian-broker-0' in script
-    assert script.index("exit 1") < script.index("exec meridian")
-    assert init["args"][0] == "secure-etcd"
+def test_a_pod_that_is_not_the_regions_first_starts_no_broker() -> None:
+    """Whoever scales the StatefulSet up by hand gets a pod that fails, not one that takes the region over."""
+    command = pod(rendered("meridian-region", region_values()), "broker")["spec"]["containers"][0]["command"]
+    assert command[:2] == ["sh", "-c"]
+    assert "!= meridian-broker-0 " in command[2]
+    done = subprocess.run([*command, "broker"], capture_output=True, text=True)
+    assert done.returncode == 1 and "scale the StatefulSet back to 1" in done.stderr
+
+
+def test_only_one_container_has_root_s_password_of_etcd_and_no_restart_waits_for_it() -> None:
+    spec = pod(rendered("meridian-region", region_values()), "broker")["spec"]
+    assert "initContainers" not in spec
+    broker, securing = spec["containers"]
+    assert securing["args"][0] == "secure-etcd"
+    has_it = [any(one["name"] == "etcd-root" for one in container["volumeMounts"]) for container in (broker, securing)]
+    assert has_it == [False, True]
+
+
+def is_waiting_for(parent: int, program: str) -> bool:
+    """Is it the only child of this process?"""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [Path(f"/proc/{child}/comm").read_text().strip() for child in children] == [program]
+
+
+def test_the_container_that_has_secured_etcd_idles_and_ends_with_its_pod(tmp_path: Path) -> None:
+    command = pod(rendered("meridian-region", region_values()), "broker")["spec"]["containers"][1]["command"]
+    program = tmp_path / "meridian"
+    program.write_text("#!/bin/sh\nexit $1\n")
+    program.chmod(0o755)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    assert subprocess.run([*command, "3"], env=path, timeout=10).returncode == 1, "it is started again"
+    with subprocess.Popen([*command, "0"], env=path, start_new_session=True) as idling:
+        wait_until(lambda: is_waiting_for(idling.pid, "sleep"), "the container to idle")
+        idling.terminate()
+        assert idling.wait(5) == 0
+        os.killpg(idling.pid, signal.SIGKILL)
 
 
 def test_clients_reach_a_broker_that_starts() -> None:

@@ -20,6 +20,7 @@ from meridian_broker.engines.etcd.securing import secure
 from meridian_broker.metadata.store import MetadataError, MetadataUnavailable, Put, Record
 from meridian_broker.server.secure_etcd import run_secure_etcd
 from meridian_broker.server.settings import Settings
+from meridian_broker.server.stores import open_metadata
 from meridian_broker.server.waiting import StartFailed
 from support.brokers.certificates import Authority
 from support.brokers.etcd_server import EtcdServer, etcd_missing, tls_etcd
@@ -214,6 +215,34 @@ async def test_one_that_asks_nobody_for_a_password_is_not_trusted_with_one(tmp_p
         assert not any("the password of" in line for line in said)
     finally:
         open_to_all.close()
+
+
+async def test_a_broker_that_starts_waits_until_etcd_s_users_are_set_up(tmp_path: Path) -> None:
+    """They are made beside it, so that a restart does not wait for that."""
+    unready = EtcdServer(tmp_path / "unready")
+    try:
+        for name in ("root", "broker"):
+            (tmp_path / name).write_text(f"the password of {name}\n")
+        pairs = {
+            "metadataStoreUrl": f"etcd:{unready.url}",
+            "metadataStoreUser": "broker",
+            "metadataStorePasswordFile": str(tmp_path / "broker"),
+        }
+        starting = asyncio.create_task(open_metadata(Settings.of(pairs), pytest.fail))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(starting), 0.3)
+        login = Login("broker", tmp_path / "broker")
+        await secure(parse_endpoints(unready.url), login, tmp_path / "root")
+        store = await asyncio.wait_for(starting, 30)
+        (tmp_path / "broker").write_text("a new password\n")
+        again = asyncio.create_task(open_metadata(Settings.of(pairs), pytest.fail))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(again), 0.3)
+        await secure(parse_endpoints(unready.url), login, tmp_path / "root")
+        await (await asyncio.wait_for(again, 30)).close()
+        await store.close()
+    finally:
+        unready.close()
 
 
 class Door:

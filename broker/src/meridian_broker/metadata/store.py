@@ -31,6 +31,10 @@ class MetadataFull(MetadataUnavailable):
     """The store is full: it answers reads and refuses writes until space is freed."""
 
 
+class MetadataLoginRefused(MetadataError):
+    """The store does not let this process in: its users are being set up, or a setting is wrong."""
+
+
 class MetadataWentBack(MetadataError):
     """The store is older than before: a backup was restored while this process runs. Nothing in it is consistent with
     this process's memory, so it is neither read nor written any more: restart, as after a crash (R5)."""

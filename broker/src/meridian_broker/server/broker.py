@@ -44,7 +44,7 @@ from meridian_broker.ledgers.throttling import Rate, Throttle
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.noting import NotingStore
 from meridian_broker.metadata.records import ClusterRecord
-from meridian_broker.metadata.store import MetadataError, MetadataUnavailable
+from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import HybridClock
 from meridian_broker.replication.leases.leases import LeaseTimes
 from meridian_broker.replication.leases.manager import LeaseManager
@@ -64,7 +64,7 @@ from meridian_broker.server.regions_file import listed_regions
 from meridian_broker.server.settings import Settings
 from meridian_broker.server.stores import open_ledgers, open_metadata
 from meridian_broker.server.topic_settings import compaction_limits, default_rules, topic_limits
-from meridian_broker.server.waiting import StartFailed, once_there
+from meridian_broker.server.waiting import StartFailed
 from meridian_broker.topics.compaction.compaction import CompactionResources
 from meridian_broker.topics.directory.schemas import SchemaRegistry
 from meridian_broker.topics.lifecycle.labels import Labels
@@ -212,8 +212,7 @@ class BrokerProcess:
         close_to_others(settings.region.data_directory)
         process = cls(settings, early)
         stack.push_async_callback(process.scheduler.close)
-        patience = settings.process.start_timeout_seconds
-        store = await once_there(lambda: open_metadata(settings, begin_anew), MetadataUnavailable, patience)
+        store = await open_metadata(settings, begin_anew)
         stack.push_async_callback(store.close)
         process._metadata = store = NotingStore(store)
         process.clock = HybridClock(process.scheduler.now_ms, process.region)

@@ -10,16 +10,22 @@ from meridian_broker.bounds.clients import FRAME_PADDING_BYTES
 from meridian_broker.engines.local.files import FilePort, VolumeInUse
 from meridian_broker.engines.local.store import LocalLedgerStore
 from meridian_broker.ledgers.storage import LedgerStorage
-from meridian_broker.metadata.store import MetadataStore
+from meridian_broker.metadata.store import MetadataLoginRefused, MetadataStore, MetadataUnavailable
 from meridian_broker.server.settings import Settings
 from meridian_broker.server.waiting import once_there
 
 
 async def open_metadata(settings: Settings, went_back: Callable[[str], None]) -> MetadataStore:
-    """The store that ``metadataStoreUrl`` names.
+    """The store that ``metadataStoreUrl`` names. Waits for one that starts, or whose users are being set up.
 
     :param went_back: hears that it was restored from an older copy while it was used, where that can be seen.
+    :raises MetadataError: it cannot be opened, or not in time.
     """
+    away = (MetadataUnavailable, MetadataLoginRefused)
+    return await once_there(lambda: _metadata(settings, went_back), away, settings.process.start_timeout_seconds)
+
+
+async def _metadata(settings: Settings, went_back: Callable[[str], None]) -> MetadataStore:
     kind, _, rest = settings.metadata_store_url.partition(":")
     if kind == "etcd":
         from meridian_broker.engines.etcd.metadata import EtcdMetadataStore

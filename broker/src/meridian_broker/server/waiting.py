@@ -24,7 +24,9 @@ class StartFailed(Exception):
     """A dependency of the broker cannot be reached or read. The message says which, and what to do."""
 
 
-async def once_there(opened: Callable[[], Awaitable[T]], away: type[Exception], seconds: float) -> T:
+async def once_there(
+    opened: Callable[[], Awaitable[T]], away: type[Exception] | tuple[type[Exception], ...], seconds: float
+) -> T:
     """Retry ``opened`` for up to ``seconds`` while it raises ``away``; after that the exception is raised."""
     loop = asyncio.get_running_loop()
     until = loop.time() + seconds

@@ -19,7 +19,7 @@ import grpc
 from aetcd import rpc
 
 from meridian_broker.engines.etcd.address import Endpoint, Login
-from meridian_broker.metadata.store import MetadataError, MetadataUnavailable
+from meridian_broker.metadata.store import MetadataError, MetadataLoginRefused, MetadataUnavailable
 
 CONNECT_SECONDS: Final = 1.0
 """How long one endpoint of several may take to accept a connection before the next is tried."""
@@ -204,16 +204,16 @@ class Connections:
             return self._token
 
     def _check_refusal(self, error: grpc.aio.AioRpcError) -> None:
-        """:raises MetadataError: etcd is there and does not let this user in."""
+        """:raises MetadataLoginRefused: etcd is there and does not let this user in."""
         where, details = ", ".join(map(str, self._endpoints)), error.details() or ""
         if "authentication is not enabled" in details:
-            raise MetadataError(
+            raise MetadataLoginRefused(
                 f"etcd at {where} has authentication switched off, so anyone can read and change everything: "
                 "switch it on, or remove metadataStoreUser from the settings"
             ) from error
         if "authentication failed" in details:
             # Once let in, the password is being changed, perhaps: in etcd first, then in the file.
-            kind = MetadataUnavailable if self._was_let_in else MetadataError
+            kind = MetadataUnavailable if self._was_let_in else MetadataLoginRefused
             raise kind(
                 f"etcd at {where} rejects user {self._login.user!r} with the password in {self._login.password_file}"
             ) from error

@@ -39,6 +39,8 @@ async def secure(endpoints: Sequence[Endpoint], login: Login, root_password_file
     anonymous = _Users(EtcdChannel(endpoints, replace(login, user="", password_file=None)))
     try:
         if await anonymous.is_enabled(as_root):
+            if await anonymous.is_let_in(login):
+                return
             root = _Users(EtcdChannel(endpoints, as_root))
             try:
                 await root.make(login)
@@ -82,7 +84,7 @@ class _Users:
             request = rpc.AuthRoleGrantPermissionRequest(name=name, perm=granted)
             await self._try(lambda at: at.auth.RoleGrantPermission, request)
         request = rpc.AuthUserAddRequest(name=name, password=password)
-        if await self._try(lambda at: at.auth.UserAdd, request, "already exists") and not await self._is_let_in(login):
+        if await self._try(lambda at: at.auth.UserAdd, request, "already exists") and not await self.is_let_in(login):
             request = rpc.AuthUserChangePasswordRequest(name=name, password=password)
             await self._try(lambda at: at.auth.UserChangePassword, request)
         request = rpc.AuthUserGrantRoleRequest(user=name, role=name)
@@ -91,8 +93,8 @@ class _Users:
     async def enable(self) -> None:
         await self._try(lambda at: at.auth.AuthEnable, rpc.AuthEnableRequest())
 
-    async def _is_let_in(self, login: Login) -> bool:
-        """A password that is right is not set again: that would void the tokens of brokers that run."""
+    async def is_let_in(self, login: Login) -> bool:
+        """Is it the right password? Then nothing is changed: every change voids the tokens of brokers that run."""
         request = rpc.AuthenticateRequest(name=login.user, password=login.password())
         return not await self._try(lambda at: at.auth.Authenticate, request, "authentication")
 
