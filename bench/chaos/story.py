@@ -188,6 +188,7 @@ class Story:
         while problems := [problem for used in USED if (problem := self._out_of_step(used))]:
             if time.monotonic() > until:
                 self._wrong(f"not in step after {PATIENCE:.0f} s of calm: {problems[0]}")
+                self._say_more()
                 for event in self._journal.events:
                     if not event.body:
                         self._say(f"    {event.told(self._journal.began)}")
@@ -203,6 +204,24 @@ class Story:
         for region in REGIONS:
             if self._trims and self._world.put_back_at[region]:
                 self.counts["gaps accepted"] += sum(self._world.accept_gaps(region, topic) for topic in topics)
+
+    def _say_more(self) -> None:
+        """What every region reports of every subscription and link, and whether they get in step after all: to be stuck
+        is another fault than to be slow."""
+        for used in USED:
+            for part in range(self._partitions) if used.partitions else (-1,):
+                topic = used.topic if part < 0 else f"{used.topic}-partition-{part}"
+                for region in REGIONS:
+                    status = self._world.status(region, topic, used.name)
+                    links = self._world.stats(region, topic).get("replication", {})
+                    self._say(f"    {topic} {used.name} in {region}: {json.dumps(status)}; links: {json.dumps(links)}")
+        until = time.monotonic() + PATIENCE
+        while stuck := any(self._out_of_step(used) for used in USED):
+            if time.monotonic() > until:
+                break
+            time.sleep(1)
+        outcome = "still not" if stuck else "now"
+        self._say(f"    {outcome} in step, {time.monotonic() - self._calm_since:.0f} s after calm")
 
     def _in_step(self, used: Subscription) -> bool:
         return not self._out_of_step(used)
