@@ -138,6 +138,10 @@ STREAM_OF_ONE = ("t", "s", "us")
 NOBODY = VoterSets()
 
 
+def region_names(count: int) -> tuple[str, ...]:
+    return tuple(f"r{number:06}" for number in range(count))
+
+
 def listing(*listed: SubscriptionDigest) -> Digest:
     return Digest(1, 1, (TopicDigest("t", "", 1, False, False, listed),))
 
@@ -172,7 +176,7 @@ def listing(*listed: SubscriptionDigest) -> Digest:
         (lambda count: VotersAnswer((VotersItem("t", "s", NOBODY, ("us",) * count, False),)), REGION_NAMES),
         (
             lambda count: VotersAsk(
-                (VotersItem("t", "s", VoterSets(((Stamp(1, 1, "us"), ("us",) * count),)), (), False),)
+                (VotersItem("t", "s", VoterSets(((Stamp(1, 1, "us"), region_names(count)),)), (), False),)
             ),
             REGION_NAMES,
         ),

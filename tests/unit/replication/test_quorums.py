@@ -111,3 +111,13 @@ def test_small_things() -> None:
     for wrong in ({"lists": [["x", "us"]], "settled": ""}, {"lists": 7, "settled": ""}, {}, 7):
         with pytest.raises(ValueError, match=r"is not a list of voters|is not a stamp"):
             from_json(wrong)
+
+
+def test_a_voter_is_named_once() -> None:
+    """Named twice it would count twice towards a majority."""
+    twice = {"lists": [["1.0@us", "us", "eu", "us"]], "settled": ""}
+    assert from_json(twice).voters == ("eu", "us")
+    assert VoterSets.of("us", "eu", "us").lists == VoterSets.of("eu", "us").lists
+    for wrong in (("us", "us"), ("us", "eu")):
+        with pytest.raises(AssertionError, match="without repeats"):
+            VoterSets(((Stamp(1, 0, "us"), wrong),))

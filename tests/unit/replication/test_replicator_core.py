@@ -479,3 +479,12 @@ def test_a_skipped_stretch_stays_on_record_once_the_region_went_on_behind_it() -
     assert stretches({"eu": later}, {"eu": before}) == [("eu", places[0], places[4]), ("eu", places[6], places[8])]
     many = [(Position(1, one), Position(1, one + 1)) for one in range(1000)]
     assert kept_before(many, grown, later) == [*many[1 - KEPT :], (grown.after, grown.own)]
+
+
+def test_entries_that_were_read_before_are_not_taken_for_new_ones() -> None:
+    one = wire()
+    one.log.append()
+    one.connect()
+    serve(one)
+    with pytest.raises(AssertionError, match="no entry is sent twice"):
+        one.core.read(one.log.entries(EARLIEST, 10, 1000), one.log.own)

@@ -88,3 +88,12 @@ def test_the_headers_of_a_ledger_are_read_a_few_at_a_time(monkeypatch: pytest.Mo
         assert turns >= len(work.result()) > 1
 
     asyncio.run(story())
+
+
+async def test_mark_delete_goes_back_only_with_a_rewind(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = await region(s=True)
+    at, log = one.topic.subscriptions["s"].cursor, one.topic.log
+    await one.ack("s", range(6), 100)
+    monkeypatch.setattr(log, "after", lambda _: one.stored[0])
+    with pytest.raises(AssertionError, match="only a rewind"):
+        at.advance()

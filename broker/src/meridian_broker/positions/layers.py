@@ -11,6 +11,7 @@ import sys
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from itertools import pairwise
 from operator import attrgetter
 
 from meridian_broker.positions.ackset import AckSet
@@ -156,6 +157,7 @@ class Layers(list[Layer]):
 
     def __init__(self, layers: Iterable[Layer] = ()) -> None:
         super().__init__(layers)
+        assert len(self) < 2 or all(early.epoch < late.epoch for early, late in pairwise(self)), "in order of epochs"
         self.epoch: Stamp = self[-1].epoch if self else ZERO
         """The newest one's."""
         self.rules_all: bool = bool(self) and self[0].rules_all_by_time
@@ -399,10 +401,10 @@ def known_of(heads: bytes) -> Layers:
     :raises ValueError: these bytes are not valid rewinds, or not in order.
     """
     reader = Reader(heads)
-    known = Layers(Layer.take_head(reader) for _ in range(reader.count(6)))
+    known = [Layer.take_head(reader) for _ in range(reader.count(6))]
     reader.end()
     check_order(known)
-    return known
+    return Layers(known)
 
 
 def check_order(layers: list[Layer]) -> None:

@@ -20,7 +20,8 @@ as far up, so runs are always maximal, and ``(after, upto]`` is claimed exactly 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from meridian_broker.positions.bitruns import ENTRY_LIMIT, run_end, run_start, runs
 from meridian_broker.positions.canonical import advance, merge_runs
@@ -356,6 +357,8 @@ class RunSet:
         for ledger in order:
             if detail[ledger].is_empty:
                 del detail[ledger]
+        assert not detail or min(detail) >= self._ledger, "nothing is kept below the floor"
+        assert _are_apart(self._links or ()), "spans do not overlap"
         if not detail:
             self._detail = self._links = None
 
@@ -381,6 +384,11 @@ class RunSet:
                     self._claim_raw(after, upto)
                     changed = True
         return changed
+
+
+def _are_apart(links: Sequence[tuple[int, Position]]) -> bool:
+    """Whether each span begins where the one before it ended, or later."""
+    return all(ended <= link[0] < ledger for (ended, _), (ledger, link) in pairwise(links))
 
 
 def _show(position: Position) -> str:

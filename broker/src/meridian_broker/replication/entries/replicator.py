@@ -237,6 +237,7 @@ class Replicator:
             else:
                 self._release_hold()
             return []
+        assert batch[0][0] > self._scanned, "no entry is sent twice to one producer"
         frames: list[bytes] = []
         header_of = entries.HEADER.unpack_from
         skipped = entries.MARKER | entries.FOREIGN | entries.NO_ORIGIN

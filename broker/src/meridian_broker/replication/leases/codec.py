@@ -150,7 +150,7 @@ def _take_voters(message: pb.Voters) -> tuple[VotersItem, ...]:
             item.topic,
             item.subscription,
             VoterSets(
-                tuple((Stamp.parse(one.said), tuple(sorted(one.names))) for one in item.lists),
+                tuple((Stamp.parse(one.said), tuple(sorted(set(one.names)))) for one in item.lists),
                 Stamp.parse(item.settled) if item.settled else ZERO,
             ),
             tuple(item.wanted),

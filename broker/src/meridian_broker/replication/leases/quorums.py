@@ -47,14 +47,18 @@ class VoterSets:
     """Who votes, as far as one region knows."""
 
     lists: tuple[tuple[Stamp, Voters], ...] = ()
-    """Lists in force, by the stamp at which they were last set. Each is sorted."""
+    """Lists in force, by the stamp at which they were last set. Each is sorted, without repeats."""
     committed: Stamp = ZERO
     """Lists set up to this stamp are no longer in force. ``ZERO``: not even the first one is in force yet."""
+
+    def __post_init__(self) -> None:
+        # A voter named twice would count twice towards a majority.
+        assert all(tuple(sorted(set(voters))) == voters for _, voters in self.lists), "sorted, without repeats"
 
     @classmethod
     def of(cls, *voters: str) -> VoterSets:
         """One list that all its voters know."""
-        return cls(((Stamp(0, 2, "-"), tuple(sorted(voters))),), BEGUN)
+        return cls(((Stamp(0, 2, "-"), tuple(sorted(set(voters)))),), BEGUN)
 
     @property
     def is_committed(self) -> bool:
@@ -89,7 +93,7 @@ class VoterSets:
 
     def also(self, voters: Iterable[str], stamp: Stamp) -> VoterSets:
         """Add a list. Returns itself if it has the list already, or has as many as allowed."""
-        if self.has(wanted := tuple(sorted(voters))) or len(self.lists) >= LISTS_MAX:
+        if self.has(wanted := tuple(sorted(set(voters)))) or len(self.lists) >= LISTS_MAX:
             return self
         return self.joined(VoterSets(((stamp, wanted),)))
 
@@ -121,7 +125,7 @@ class VoterSets:
         So if two regions with the same knowledge want different lists, only one succeeds; otherwise each would drop the
         other's list. :param stamp: later than all known ones.
         """
-        kept = tuple(sorted(wanted))
+        kept = tuple(sorted(set(wanted)))
         *others, (said, last) = self.lists
         gone = others[-1][0] if others else BEGUN
         if last != kept or gone >= said:
@@ -155,7 +159,7 @@ def from_json(value: object) -> VoterSets:
     """:raises ValueError: these are not valid lists of voters."""
     try:
         fields = dict(value)  # type: ignore[call-overload]
-        lists = tuple((Stamp.parse(said), tuple(sorted(map(str, voters)))) for said, *voters in fields["lists"])
+        lists = tuple((Stamp.parse(said), tuple(sorted(set(map(str, voters))))) for said, *voters in fields["lists"])
         return VoterSets(lists, Stamp.parse(fields["settled"]) if fields["settled"] else ZERO)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{value!r} is not a list of voters: {error!r}") from error

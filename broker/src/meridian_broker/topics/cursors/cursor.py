@@ -208,6 +208,7 @@ class Cursor(CursorState):
             if times is not None and not times.of(following) and progress.depends_on_time(*origin):
                 self._load_soon(following)
             break
+        assert position >= self.mark_delete, "only a rewind takes mark-delete back"
         self.mark_delete = position
         if self.resent is not None and dropped is None:  # what was dropped may still be acknowledged
             self.resent.passed(position)
