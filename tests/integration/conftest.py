@@ -13,6 +13,7 @@ from meridian_broker.server.broker import BrokerProcess
 from support.brokers.broker_inside import broker_inside
 from support.brokers.broker_process import BrokerProcess as RunningBroker
 from support.brokers.broker_process import RegionsProcess
+from support.brokers.etcd_server import EtcdServer, etcd_missing
 from support.brokers.region_clients import connected, new_topic
 from support.protocol.raw_connection import RawConnection
 
@@ -30,6 +31,16 @@ async def wire(inside: BrokerProcess) -> AsyncIterator[RawConnection]:
     made = await RawConnection.open(inside.settings.network.broker_service_port)
     yield made
     await made.close()
+
+
+@pytest.fixture(scope="module")
+def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    """An etcd of the module. Tests that share it use prefixes of their own."""
+    if (missing := etcd_missing()) is not None:
+        pytest.skip(missing)
+    started = EtcdServer(tmp_path_factory.mktemp("etcd"))
+    yield started
+    started.close()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import itertools
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -21,25 +21,15 @@ from meridian_broker.metadata.records import ClusterRecord
 from meridian_broker.metadata.store import LeaseExpired, MetadataError, MetadataUnavailable, MetadataWentBack, Put
 from meridian_broker.positions.clock import HybridClock
 from meridian_broker.wire.pulsar.topic_name import parse
-from support.brokers.etcd_server import EtcdServer, etcd_missing
+from support.brokers.etcd_server import EtcdServer
 from support.contracts.metadata_contract import MetadataStoreContract, begin, end, next_changes, wait_until
-
-_missing = etcd_missing()
-pytestmark = pytest.mark.skipif(_missing is not None, reason=_missing or "")
 
 _prefixes = itertools.count(1)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    started = EtcdServer(tmp_path_factory.mktemp("etcd"))
-    yield started
-    started.close()
-
-
 @pytest.fixture
-async def store(server: EtcdServer) -> AsyncIterator[EtcdMetadataStore]:
-    connected = await EtcdMetadataStore.connect(server.url, f"/meridian/region-{next(_prefixes)}")
+async def store(etcd_server: EtcdServer) -> AsyncIterator[EtcdMetadataStore]:
+    connected = await EtcdMetadataStore.connect(etcd_server.url, f"/meridian/region-{next(_prefixes)}")
     yield connected
     await connected.close()
 
@@ -48,9 +38,9 @@ class TestContract(MetadataStoreContract):
     pass
 
 
-async def test_regions_with_their_own_prefix_do_not_see_each_other(server: EtcdServer) -> None:
-    east = await EtcdMetadataStore.connect(server.url, "/meridian/east")
-    west = await EtcdMetadataStore.connect(server.url, "/meridian/east-2")
+async def test_regions_with_their_own_prefix_do_not_see_each_other(etcd_server: EtcdServer) -> None:
+    east = await EtcdMetadataStore.connect(etcd_server.url, "/meridian/east")
+    west = await EtcdMetadataStore.connect(etcd_server.url, "/meridian/east-2")
     watch = await begin(west, "/")
     await east.put("/a", b"east")
     await west.put("/b", b"west")
@@ -62,9 +52,9 @@ async def test_regions_with_their_own_prefix_do_not_see_each_other(server: EtcdS
 
 
 async def test_a_watch_misses_nothing_while_etcd_is_killed_and_started_again(
-    server: EtcdServer, store: EtcdMetadataStore
+    etcd_server: EtcdServer, store: EtcdMetadataStore
 ) -> None:
-    other = await EtcdMetadataStore.connect(server.url, store._prefix)
+    other = await EtcdMetadataStore.connect(etcd_server.url, store._prefix)
     watch = await begin(store, "/w/")
     written: list[int] = []
     stop = asyncio.Event()
@@ -89,8 +79,8 @@ async def test_a_watch_misses_nothing_while_etcd_is_killed_and_started_again(
     writer = asyncio.create_task(write())
     for _ in range(2):
         await write_more()
-        await asyncio.to_thread(server.kill)
-        await asyncio.to_thread(server.start)
+        await asyncio.to_thread(etcd_server.kill)
+        await asyncio.to_thread(etcd_server.start)
         await write_more()
     stop.set()
     await writer
@@ -108,12 +98,12 @@ async def test_a_watch_misses_nothing_while_etcd_is_killed_and_started_again(
     await other.close()
 
 
-async def test_a_watch_that_missed_compacted_changes_says_so(server: EtcdServer, store: EtcdMetadataStore) -> None:
+async def test_a_watch_that_missed_compacted_changes_says_so(etcd_server: EtcdServer, store: EtcdMetadataStore) -> None:
     watch = await begin(store, "/w/")
     version = await store.put("/w/a", b"1")
     assert len(await next_changes(watch)) == 1
-    await asyncio.to_thread(server.kill)
-    await asyncio.to_thread(server.start)
+    await asyncio.to_thread(etcd_server.kill)
+    await asyncio.to_thread(etcd_server.start)
     # The watch is not being read: its stream is broken, and it will come back only after the compaction.
     for _ in range(3):
         version = await store.put("/w/a", b"2")
@@ -152,11 +142,13 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-async def test_requests_wait_for_an_etcd_that_comes_back_in_time(server: EtcdServer, store: EtcdMetadataStore) -> None:
+async def test_requests_wait_for_an_etcd_that_comes_back_in_time(
+    etcd_server: EtcdServer, store: EtcdMetadataStore
+) -> None:
     await store.put("/a", b"1")
-    await asyncio.to_thread(server.kill)
+    await asyncio.to_thread(etcd_server.kill)
     reading = asyncio.ensure_future(store.get("/a"))
-    await asyncio.to_thread(server.start)
+    await asyncio.to_thread(etcd_server.start)
     record = await reading
     assert record is not None
     assert record.value == b"1"
@@ -164,16 +156,16 @@ async def test_requests_wait_for_an_etcd_that_comes_back_in_time(server: EtcdSer
 
 @pytest.mark.usefixtures("patient")
 async def test_a_read_that_was_on_its_way_when_etcd_died_is_asked_again(
-    server: EtcdServer, store: EtcdMetadataStore
+    etcd_server: EtcdServer, store: EtcdMetadataStore
 ) -> None:
     await store.put("/a", b"1")
-    await asyncio.to_thread(server.pause)
+    await asyncio.to_thread(etcd_server.pause)
     try:
         reading = asyncio.ensure_future(store.get("/a"))
         await written(store)
     finally:
-        await asyncio.to_thread(server.kill)
-        await asyncio.to_thread(server.start)
+        await asyncio.to_thread(etcd_server.kill)
+        await asyncio.to_thread(etcd_server.start)
     record = await reading
     assert record is not None
     assert record.value == b"1"
@@ -186,11 +178,11 @@ async def written(store: EtcdMetadataStore) -> None:
 
 
 async def test_an_etcd_that_stays_away_is_reported(
-    server: EtcdServer, store: EtcdMetadataStore, monkeypatch: pytest.MonkeyPatch
+    etcd_server: EtcdServer, store: EtcdMetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("metadata", "leasing", "watching"):
         monkeypatch.setattr(f"meridian_broker.engines.etcd.{module}.REQUEST_TIMEOUT", 0.3)
-    await asyncio.to_thread(server.kill)
+    await asyncio.to_thread(etcd_server.kill)
     try:
         with pytest.raises(MetadataUnavailable, match="is it running and reachable"):
             await store.get("/a")
@@ -201,12 +193,13 @@ async def test_an_etcd_that_stays_away_is_reported(
         with pytest.raises(MetadataUnavailable):
             await anext(store.watch("/a"))
         with pytest.raises(MetadataUnavailable):
-            await EtcdMetadataStore.connect(server.url, "/meridian/nowhere")
+            await EtcdMetadataStore.connect(etcd_server.url, "/meridian/nowhere")
     finally:
-        await asyncio.to_thread(server.start)
+        await asyncio.to_thread(etcd_server.start)
     assert await store.get("/a") is None
 
 
+@pytest.mark.usefixtures("etcd_server")
 @pytest.mark.parametrize("lost", [1, 3])
 async def test_an_etcd_that_was_restored_under_us_is_noticed(tmp_path: Path, lost: int) -> None:
     """Whatever is asked first: nothing that it says is believed, also where our own write would hide what is lost."""
@@ -244,20 +237,20 @@ async def test_an_etcd_that_was_restored_under_us_is_noticed(tmp_path: Path, los
         server.close()
 
 
-async def test_a_lease_outlives_a_short_absence_of_etcd(server: EtcdServer, store: EtcdMetadataStore) -> None:
+async def test_a_lease_outlives_a_short_absence_of_etcd(etcd_server: EtcdServer, store: EtcdMetadataStore) -> None:
     lease = await store.lease(10)
     await store.put("/mine", b"", lease=lease.lease_id)
     before = lease.valid_until()
-    await asyncio.to_thread(server.kill)
-    await asyncio.to_thread(server.start)
+    await asyncio.to_thread(etcd_server.kill)
+    await asyncio.to_thread(etcd_server.start)
     await wait_until(lambda: lease.valid_until() > before)
     assert await store.get("/mine") is not None
     await lease.revoke()
 
 
-async def test_what_a_dead_holder_put_with_its_lease_goes(server: EtcdServer, store: EtcdMetadataStore) -> None:
+async def test_what_a_dead_holder_put_with_its_lease_goes(etcd_server: EtcdServer, store: EtcdMetadataStore) -> None:
     watch = await begin(store, "/holder")
-    holder = await asyncio.create_subprocess_exec(sys.executable, "-c", _HOLDER, server.url, store._prefix)
+    holder = await asyncio.create_subprocess_exec(sys.executable, "-c", _HOLDER, etcd_server.url, store._prefix)
     assert [change.record is not None for change in await next_changes(watch)] == [True]
     holder.kill()
     await holder.wait()
@@ -327,6 +320,6 @@ def test_the_request_timeout_is_shorter_than_the_patience_of_callers() -> None:
     assert 1 <= client.REQUEST_TIMEOUT <= 10
 
 
-def test_the_binary_that_runs_is_named(server: EtcdServer) -> None:
-    assert server.binary.startswith("etcd 3.")
-    assert Path(server.binary.rpartition(", ")[2].rstrip(")")).exists()
+def test_the_binary_that_runs_is_named(etcd_server: EtcdServer) -> None:
+    assert etcd_server.binary.startswith("etcd 3.")
+    assert Path(etcd_server.binary.rpartition(", ")[2].rstrip(")")).exists()

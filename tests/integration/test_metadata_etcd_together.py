@@ -4,28 +4,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
 from meridian_broker.metadata.store import Check, LeaseExpired, Put, VersionConflict
-from support.brokers.etcd_server import EtcdServer, etcd_missing
-
-_missing = etcd_missing()
-pytestmark = pytest.mark.skipif(_missing is not None, reason=_missing or "")
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    started = EtcdServer(tmp_path_factory.mktemp("etcd"))
-    yield started
-    started.close()
+from support.brokers.etcd_server import EtcdServer
 
 
 @pytest.fixture
-async def store(server: EtcdServer, request: pytest.FixtureRequest) -> AsyncIterator[EtcdMetadataStore]:
-    connected = await EtcdMetadataStore.connect(server.url, f"/meridian/{request.node.name}")
+async def store(etcd_server: EtcdServer, request: pytest.FixtureRequest) -> AsyncIterator[EtcdMetadataStore]:
+    connected = await EtcdMetadataStore.connect(etcd_server.url, f"/meridian/{request.node.name}")
     yield connected
     await connected.close()
 

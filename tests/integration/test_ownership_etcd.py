@@ -4,38 +4,28 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 
 import pytest
 from meridian_broker.engines.clock import monotonic
 from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
 from meridian_broker.metadata.store import MetadataError, MetadataStore
 from meridian_broker.ownership.owner import NotServing
-from support.brokers.etcd_server import EtcdServer, etcd_missing
+from support.brokers.etcd_server import EtcdServer
 from support.contracts.metadata_contract import wait_until
 from support.contracts.ownership_brokers import owning, topics
 from support.contracts.ownership_contract import FIRST, Connect, OwningContract
 
-_missing = etcd_missing()
-pytestmark = pytest.mark.skipif(_missing is not None, reason=_missing or "")
-
 _prefixes = itertools.count(1)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    started = EtcdServer(tmp_path_factory.mktemp("etcd"))
-    yield started
-    started.close()
-
-
 @pytest.fixture
-async def connect(server: EtcdServer) -> AsyncIterator[Connect]:
+async def connect(etcd_server: EtcdServer) -> AsyncIterator[Connect]:
     prefix = f"/meridian/region-{next(_prefixes)}"
     connected: list[EtcdMetadataStore] = []
 
     async def another() -> MetadataStore:
-        connected.append(await EtcdMetadataStore.connect(server.url, prefix))
+        connected.append(await EtcdMetadataStore.connect(etcd_server.url, prefix))
         return connected[-1]
 
     yield another
@@ -48,13 +38,13 @@ class TestOwning(OwningContract):
 
 
 async def test_without_etcd_a_broker_serves_until_its_lease_ends_and_then_stops_by_itself(
-    server: EtcdServer, connect: Connect
+    etcd_server: EtcdServer, connect: Connect
 ) -> None:
     async with owning("a", await connect(), lease_seconds=4.0) as a:
         before = await a.owner.acquire(FIRST)
         lease = a.owner._lease
         assert lease is not None
-        server.kill()
+        etcd_server.kill()
         until = lease.valid_until()
         assert a.owner.term(FIRST) == before
         try:
@@ -63,7 +53,7 @@ async def test_without_etcd_a_broker_serves_until_its_lease_ends_and_then_stops_
             with pytest.raises((NotServing, MetadataError)):
                 await a.owner.locate(topics(1)[0], authoritative=True)
         finally:
-            server.start()
+            etcd_server.start()
         await wait_until(lambda: a.owner._lease not in (None, lease))
         assert a.owner.term(FIRST) is None
         async with owning("b", await connect()) as b:

@@ -234,8 +234,7 @@ def claim_between(
         if index is None:
             yield ledger
             continue
-        last = min(upto.entry, len(index) - 1) if ledger == upto.ledger else len(index) - 1
-        last = min(last, index.last_of_runs(first, SLICE))
+        last = _end_of_slice(index, following, upto)
         if exceptions.are_none_in(index, first, last):
             looked += index.count_runs(first, last)
         else:
@@ -277,6 +276,12 @@ def ruled_from(log: TopicLog, rules: Mapping[str, tuple[Position, Position]]) ->
     return log.below(log.region, {region: low for region, (low, _) in rules.items()}, LATEST)
 
 
+def _end_of_slice(index: LedgerIndex, first: Position, upto: Position) -> int:
+    """The last entry of the ledger to look at in this turn of the loop, no further than ``upto``."""
+    last = min(upto.entry, len(index) - 1) if first.ledger == upto.ledger else len(index) - 1
+    return min(last, index.last_of_runs(first.entry, SLICE))
+
+
 def claim_ruled(
     log: TopicLog, delta: Progress, epoch: Stamp, upto: Position, rules: Mapping[str, tuple[Position, Position]]
 ) -> Steps[None]:
@@ -290,8 +295,7 @@ def claim_ruled(
         if index is None:
             yield ledger
             continue
-        last = min(upto.entry, len(index) - 1) if ledger == upto.ledger else len(index) - 1
-        last = min(last, index.last_of_runs(first, SLICE))
+        last = _end_of_slice(index, following, upto)
         if any(_may_rule(rules, run) for run in index.runs(first, last)):
             last = min(last, first + SLICE - 1)
             for entry in range(first, last + 1):
