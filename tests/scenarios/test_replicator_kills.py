@@ -6,63 +6,46 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.client_errors import ClientError
 from meridian_broker.gateway.roles import Consumer, Producer
 from meridian_broker.positions.position import Position
+from support.brokers.broker_process import BrokerProcess
 from support.brokers.broker_regions import until
-from support.brokers.free_ports import free_port
 
 TOPIC = "persistent://public/default/killed"
-PROGRAM = Path(__file__).parents[1] / "support/brokers/broker_program.py"
 KILLS = 8
 SEED = 20131101
 
 
-class Region:
-    def __init__(self, name: str, directory: Path) -> None:
-        self.name = name
-        self.port = free_port()
-        self.admin_port = free_port()
-        self._settings = [
-            f"clusterName={name}",
-            f"dataDirectory={directory / name}",
-            f"brokerServicePort={self.port}",
-            f"webServicePort={self.admin_port}",
-            f"regionsFile={directory / 'regions.json'}",
-            f"peerTokenFile={directory / 'peer.token'}",
-            "logLevel=error",
-        ]
-        self.process: subprocess.Popen[bytes]
-
-    def start(self) -> None:
-        self.process = subprocess.Popen([sys.executable, "-P", str(PROGRAM), *self._settings])
-
-    def kill(self, with_signal: int = signal.SIGKILL) -> None:
-        self.process.send_signal(with_signal)
-        self.process.wait()
-
-    async def connect(self) -> PulsarClientConnection:
-        while True:
-            try:
-                connection = await PulsarClientConnection.connect(f"pulsar://127.0.0.1:{self.port}")
-                await connection.lookup(TOPIC)
-                return connection
-            except ClientError:
-                await asyncio.sleep(0.05)
+def region(name: str, directory: Path) -> BrokerProcess:
+    return BrokerProcess(
+        name,
+        directory / name,
+        regions_file=directory / "regions.json",
+        peer_token_file=directory / "peer.token",
+        settings={"logLevel": "error"},
+    )
 
 
-async def publish(region: Region, stop: asyncio.Event, stored: dict[int, Position]) -> int:
+async def connect(broker: BrokerProcess) -> PulsarClientConnection:
+    while True:
+        try:
+            connection = await PulsarClientConnection.connect(broker.service_url)
+            await connection.lookup(TOPIC)
+            return connection
+        except ClientError:
+            await asyncio.sleep(0.05)
+
+
+async def publish(broker: BrokerProcess, stop: asyncio.Event, stored: dict[int, Position]) -> int:
     """Publish numbers, each once, until told to stop; note the receipts. What a kill took is not sent again."""
     number = 0
     receipts: list[tuple[int, asyncio.Future[Position]]] = []
     while not stop.is_set():
-        connection = await region.connect()
+        connection = await connect(broker)
         try:
             producer = await Producer.open(connection, TOPIC)
             while not stop.is_set():
@@ -81,9 +64,9 @@ async def publish(region: Region, stop: asyncio.Event, stored: dict[int, Positio
     return number
 
 
-async def everything(region: Region, upto: int, subscription: str) -> list[int]:
+async def everything(broker: BrokerProcess, upto: int, subscription: str) -> list[int]:
     """What the topic holds there, until the message ``upto`` comes."""
-    connection = await region.connect()
+    connection = await connect(broker)
     consumer = await Consumer.subscribe(connection, TOPIC, subscription)
     found: list[int] = []
     async with asyncio.timeout(120):
@@ -94,23 +77,16 @@ async def everything(region: Region, upto: int, subscription: str) -> list[int]:
 
 
 async def test_kill_minus_nine_of_either_region_loses_and_repeats_nothing(tmp_path: Path) -> None:
-    east, west = (Region(name, tmp_path) for name in ("us-east", "us-west"))
-    listed = [
-        {
-            "name": one.name,
-            "service_url": f"pulsar://127.0.0.1:{one.port}",
-            "admin_url": f"http://127.0.0.1:{one.admin_port}",
-        }
-        for one in (east, west)
-    ]
+    east, west = (region(name, tmp_path) for name in ("us-east", "us-west"))
+    listed = [{"name": one.region, "service_url": one.service_url, "admin_url": one.admin_url} for one in (east, west)]
     (tmp_path / "regions.json").write_text(json.dumps({"regions": listed}))
     (tmp_path / "peer.token").write_text("a secret that only this test knows\n")
     chance = random.Random(SEED)
     stop = asyncio.Event()
     stored: dict[int, Position] = {}
     try:
-        for region in (east, west):
-            region.start()
+        for broker in (east, west):
+            broker.start(wait=False)
         publishing = asyncio.create_task(publish(east, stop, stored))
         for number in range(KILLS):
             wanted = len(stored) + chance.randint(200, 900)
@@ -118,19 +94,19 @@ async def test_kill_minus_nine_of_either_region_loses_and_repeats_nothing(tmp_pa
             victim = (west, east)[number % 2]
             victim.kill()
             await asyncio.sleep(chance.uniform(0, 0.3))
-            victim.start()
+            victim.start(wait=False)
         stop.set()
         end = await publishing
 
-        connection = await east.connect()
+        connection = await connect(east)
         producer = await Producer.open(connection, TOPIC)
         await (await producer.send(b"%d" % end))
         await connection.close()
         here = await everything(east, end, "here")
         there = await everything(west, end, "there")
     finally:
-        for region in (east, west):
-            region.kill(signal.SIGKILL)
+        for broker in (east, west):
+            broker.kill()
     assert there == here
     assert len(set(there)) == len(there)
     assert set(stored) <= set(there), "a message with a receipt is gone"
