@@ -8,7 +8,7 @@ hashes that spread well.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator, Set
 from typing import Final
 
@@ -33,8 +33,10 @@ class TopicOrder:
     def __init__(self, topics: Callable[[], Set[str]]) -> None:
         """:param topics: those that are open now, a live set."""
         self._topics = topics
-        self._cells: list[list[Place]] = [[] for _ in range(_CELLS)]
-        """By the first bits of the hash; each in order."""
+        self._cells: dict[int, list[Place]] = {}
+        """By the first bits of the hash; each in order, none empty."""
+        self._filled: list[int] = []
+        """The keys of the cells in order: a few topics are walked without a look at thousands of empty cells."""
         self._known: set[str] = set()
         self._unseen: list[str] = []
         """Open when the pass began, and not looked at yet."""
@@ -65,26 +67,38 @@ class TopicOrder:
             if topic not in self._known and topic in topics:
                 hashed += 1
                 hashed_to = number_of(topic.encode())
-                insort(self._cells[hashed_to >> _CELL_SHIFT], (hashed_to, topic))
+                self._insert((hashed_to, topic))
                 self._known.add(topic)
         return looked
 
+    def _insert(self, place: Place) -> None:
+        number = place[0] >> _CELL_SHIFT
+        if (cell := self._cells.get(number)) is None:
+            self._cells[number] = [place]
+            insort(self._filled, number)
+        else:
+            insort(cell, place)
+
     def _drop(self, topics: Set[str], looked: int) -> None:
         while self._cell < _CELLS and looked < LOOKED:
-            cell = self._cells[self._cell]
+            cell = self._cells.get(self._cell, [])
             looked += 1
             if self._index >= len(cell):
-                self._cell, self._index = self._cell + 1, 0
+                at = bisect_right(self._filled, self._cell)
+                self._cell, self._index = self._filled[at] if at < len(self._filled) else _CELLS, 0
             elif (topic := cell[self._index][1]) in topics:
                 self._index += 1
             else:
                 self._known.discard(topic)
                 del cell[self._index]
+                if not cell:
+                    del self._cells[self._cell]
+                    del self._filled[bisect_left(self._filled, self._cell)]
 
     def between(self, first: Place, end: int) -> Iterator[Place]:
         """Those from ``first`` on whose hash is below ``end``."""
-        for number in range(first[0] >> _CELL_SHIFT, min(_CELLS, -(-end >> _CELL_SHIFT))):
-            cell = self._cells[number]
+        for at in range(bisect_left(self._filled, first[0] >> _CELL_SHIFT), len(self._filled)):
+            cell = self._cells[self._filled[at]]
             for index in range(bisect_left(cell, first), len(cell)):
                 if cell[index][0] >= end:
                     return
