@@ -64,7 +64,7 @@ class Comparing:
         """
         context = self._context
         peer.forget_confirmed()
-        context.forget_settled()
+        context.forget_finished()
         context.digests.refresh_topics()
         peer.lag.forget(context.digests.has_topic)
         for topic in list(islice(peer.waiting, RECONSIDERED)):
@@ -329,7 +329,7 @@ class Comparing:
     def _take_item(self, peer: Peer, item: StateItem) -> None:
         key = (item.topic, item.subscription)
 
-        def settled(code: str, reason: str, _: Progress | None) -> None:
+        def finished(code: str, reason: str, _: Progress | None) -> None:
             peer.fetching.pop(key, None)
             if code:
                 peer.note_trouble(key, why_of(code), reason, self._context.now_ms)
@@ -339,4 +339,4 @@ class Comparing:
                 self._context.counters.states_merged += 1
             self.ask(peer)
 
-        self._context.merge(peer.region, key, item.incarnation, item.progress, item.record, settled)
+        self._context.merge(peer.region, key, item.incarnation, item.progress, item.record, finished)

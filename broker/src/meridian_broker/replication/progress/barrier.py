@@ -153,10 +153,10 @@ class Barriers:
             self._waits.resolve(wait, peer.region)
             return
 
-        def settled(_: str, reason: str, __: Progress | None) -> None:
+        def finished(_: str, reason: str, __: Progress | None) -> None:
             self._waits.resolve(wait, peer.region, reason, refused=True)
 
-        self._context.merge(peer.region, wait.key, wait.incarnation, answer.progress, answer.record, settled)
+        self._context.merge(peer.region, wait.key, wait.incarnation, answer.progress, answer.record, finished)
 
     def _reachable(self, wait: Wait, regions: Collection[str] | None = None) -> list[Peer]:
         """The topic's peers, or some of them, that can be asked; the others are missing, with their reason."""

@@ -108,7 +108,7 @@ class ExchangeCounters:
     flushes: int = 0
 
 
-Settled: TypeAlias = Callable[[str, str, Progress | None], None]
+Finished: TypeAlias = Callable[[str, str, Progress | None], None]
 """``(code, reason, delta)``. Code and reason empty: the delta is merged and durable."""
 
 
@@ -201,11 +201,11 @@ class ExchangeContext:
         :param tell: called with the reason if it will never be durable; with an empty text when it is.
         """
 
-        def settled(error: LedgerError | None) -> None:
+        def finished(error: LedgerError | None) -> None:
             tell("" if error is None else f"{self.host.region} cannot store it: {error}")
             self.wake()
 
-        durable(settled)
+        durable(finished)
 
     def show(self, topic: str, tell: Callable[[str], None]) -> None:
         """The same for changes that the host has just reported for a topic."""
@@ -217,14 +217,14 @@ class ExchangeContext:
         self._undurable[topic] += 1
         self.digests.mark(*key)
 
-        def settled(reason: str) -> None:
-            self._settled(topic)
+        def finished(reason: str) -> None:
+            self._finished(topic)
             if not reason:
                 tell()
 
-        self.told_once_durable(durable, settled)
+        self.told_once_durable(durable, finished)
 
-    def _settled(self, topic: str) -> None:
+    def _finished(self, topic: str) -> None:
         assert self._undurable[topic] > 0, "each change becomes durable, or fails, once"
         self._undurable[topic] -= 1
         if not self._undurable[topic]:
@@ -239,9 +239,9 @@ class ExchangeContext:
         incarnation: str,
         encoded: bytes,
         record: bytes | None,
-        settled: Settled,
+        finished: Finished,
     ) -> None:
-        """Check a region's message and merge it; ``settled`` is called with the outcome, now or later."""
+        """Check a region's message and merge it; ``finished`` is called with the outcome, now or later."""
         topic, subscription = key
         objection = self.objection(region, topic, incarnation)
         if objection is None and record is None and self.host.progress(topic, subscription) is None:
@@ -254,17 +254,17 @@ class ExchangeContext:
                 objection = UNDECODABLE, f"progress of {subscription} on {topic} from {region}: {error}"
         if objection is not None or delta is None:
             self.counters.refused_here += 1
-            settled(*(objection or (UNDECODABLE, "no progress")), None)
+            finished(*(objection or (UNDECODABLE, "no progress")), None)
             return
 
         def durable(reason: str | None) -> None:
-            self._settled(topic)
+            self._finished(topic)
             self.digests.mark(topic, subscription)
             if reason is None:
-                settled("", "", delta)
+                finished("", "", delta)
                 return
             self.counters.refused_here += 1
-            settled(REFUSED, reason, None)
+            finished(REFUSED, reason, None)
 
         self._merged_at.setdefault(topic, {})[region] = self.now_ms
         for other in self.peers.values():
@@ -293,7 +293,7 @@ class ExchangeContext:
         topics = self._undurable.keys() | self._merged_at.keys()
         return {topic for topic in topics if self.unsettled(topic, peer)}
 
-    def forget_settled(self) -> None:
+    def forget_finished(self) -> None:
         """Keep the record of recent merges as small as what is recent."""
         since = self.now_ms - SETTLE_MS
         self._merged_at = {

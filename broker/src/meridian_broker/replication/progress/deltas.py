@@ -214,33 +214,33 @@ class Deltas:
         incoming.merging.add(delta.number)
         self._context.counters.deltas_received += 1
         refusals: list[Refusal] = []
-        unsettled = 1
+        unfinished = 1
 
-        def settle() -> None:
-            nonlocal unsettled
-            unsettled -= 1
-            if unsettled == 0:
+        def finish_one() -> None:
+            nonlocal unfinished
+            unfinished -= 1
+            if unfinished == 0:
                 incoming.merging.discard(delta.number)
                 reply(DeltaAck(delta.number, tuple(sorted(refusals, key=lambda refusal: refusal.index))))
                 self._comparing.resume(peer)
 
         def merge_item(index: int, item: DeltaItem) -> None:
-            def settled(code: str, reason: str, merged: Progress | None) -> None:
+            def finished(code: str, reason: str, merged: Progress | None) -> None:
                 if merged is None:
                     refusals.append(Refusal(index, code, reason))
                     peer.note_trouble(key, why_of(code), reason, self._context.now_ms)
                 else:
                     peer.lag.of(key).applied_ms = self._context.now_ms
                     self._pass_on(peer, item, merged)
-                settle()
+                finish_one()
 
             key = (item.topic, item.subscription)
-            self._context.merge(peer.region, key, item.incarnation, item.progress, item.record, settled)
+            self._context.merge(peer.region, key, item.incarnation, item.progress, item.record, finished)
 
         for index, item in enumerate(delta.items):
-            unsettled += 1
+            unfinished += 1
             merge_item(index, item)
-        settle()
+        finish_one()
 
     def _pass_on(self, peer: Peer, item: DeltaItem, delta: Progress) -> None:
         """Forward a merge to the regions its sender has no link to, once (R19).
