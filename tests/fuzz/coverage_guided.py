@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 with atheris.instrument_imports(include=["meridian_broker.wire", "meridian_broker.gateway", "meridian_broker.topics"]):
     from meridian_broker.gateway.pulsar.connection import Connection
     from meridian_broker.gateway.pulsar.handlers import HANDLERS
-    from meridian_broker.metadata.records import TopicRecord
+    from meridian_broker.metadata.topic_records import TopicRecord
     from meridian_broker.wire.proto import pulsar_pb2 as pb
     from meridian_broker.wire.pulsar import encode, topic_name
     from meridian_broker.wire.pulsar.frames import FrameDecoder

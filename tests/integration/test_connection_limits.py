@@ -21,7 +21,7 @@ from meridian_broker.gateway.pulsar.flow import (
     WRITE_BYTES_TOTAL,
     turn_bytes,
 )
-from meridian_broker.metadata.records import TopicRecord
+from meridian_broker.metadata.topic_records import TopicRecord
 from meridian_broker.server.broker import BrokerProcess as Inside
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, topic_name

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from meridian_broker.bounds import clients as bounds
-from meridian_broker.metadata.records import TopicRecord
+from meridian_broker.metadata.topic_records import TopicRecord
 from meridian_broker.positions import Progress
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.server.broker import BrokerProcess

@@ -19,9 +19,10 @@ from meridian_broker.ledgers.periodic import SomeFailed
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.catalog import Catalog
-from meridian_broker.metadata.records import ClusterRecord, TopicRecord, decode
+from meridian_broker.metadata.records import ClusterRecord, decode
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.store import MetadataError
+from meridian_broker.metadata.topic_records import TopicRecord
 from meridian_broker.positions import HybridClock, Position, Stamp
 from meridian_broker.replication.leases.manager import LeaseManager
 from meridian_broker.replication.progress.exchange import ProgressExchange

@@ -18,7 +18,7 @@ from simulation.names import base_of, incarnation_of
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.log import TopicLog
-    from meridian_broker.metadata.records import TopicRecord
+    from meridian_broker.metadata.topic_records import TopicRecord
     from simulation.stage import Region
 
 

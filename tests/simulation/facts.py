@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from meridian_broker.ledgers.labels import Belonging, Label
 from meridian_broker.ledgers.labels import Kind as LedgerKind
 from meridian_broker.metadata import keys, records
-from meridian_broker.metadata.records import TopicRecord
+from meridian_broker.metadata.topic_records import TopicRecord
 from meridian_broker.positions import ZERO, Beginning, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, Origin, Position
 from meridian_broker.topics.dispatch.consumer import Consumer

@@ -30,7 +30,7 @@ from simulation.judging import Judging
 from simulation.names import incarnation_of
 
 if TYPE_CHECKING:
-    from meridian_broker.metadata.records import TopicRecord
+    from meridian_broker.metadata.topic_records import TopicRecord
     from meridian_broker.replication.progress.messages import PeerMessage
     from meridian_broker.replication.progress.waits import WaitResult
     from meridian_broker.topics.backfill.gaps import Gap

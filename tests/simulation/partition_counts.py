@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from meridian_broker.metadata import keys
-from meridian_broker.metadata.records import PartitionedTopicRecord, TopicRecord, decode
+from meridian_broker.metadata.records import PartitionedTopicRecord, decode
+from meridian_broker.metadata.topic_records import TopicRecord
 from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.topics.journal.topic_record import stamp_of
 from meridian_broker.wire.pulsar import topic_name

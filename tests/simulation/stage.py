@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.metadata.records import TopicRecord
+from meridian_broker.metadata.topic_records import TopicRecord
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import Origin, Position
 from meridian_broker.replication.progress.messages import PeerMessage

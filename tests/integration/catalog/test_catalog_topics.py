@@ -13,9 +13,10 @@ from meridian_broker.engines.sqlite.metadata import SqliteMetadataStore
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotFound, QuotaReached
-from meridian_broker.metadata.records import LedgerRecord, SchemaRecord, TopicRecord
+from meridian_broker.metadata.records import SchemaRecord
 from meridian_broker.metadata.schema_catalog import SchemaQuota
 from meridian_broker.metadata.store import VersionConflict
+from meridian_broker.metadata.topic_records import LedgerRecord, TopicRecord
 from meridian_broker.positions.clock import Stamp
 from meridian_broker.positions.position import Position
 from meridian_broker.wire.pulsar.topic_name import TopicName, parse

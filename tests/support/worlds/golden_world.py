@@ -23,7 +23,8 @@ from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.policies import NamespaceRecord
 from meridian_broker.metadata.policy_table import MESSAGE_TTL, RETENTION
 from meridian_broker.metadata.policy_values import Retention
-from meridian_broker.metadata.records import ClusterRecord, LedgerRecord, SchemaRecord, TopicRecord
+from meridian_broker.metadata.records import ClusterRecord, SchemaRecord
+from meridian_broker.metadata.topic_records import LedgerRecord, TopicRecord
 from meridian_broker.positions.ackset import AckSet
 from meridian_broker.positions.clock import ZERO, HybridClock, Stamp
 from meridian_broker.positions.dropped import Cause, Dropped

@@ -35,15 +35,14 @@ from meridian_broker.metadata.policy_values import (
 )
 from meridian_broker.metadata.records import (
     ClusterRecord,
-    LedgerRecord,
     PartitionedTopicRecord,
     SchemaRecord,
     TenantRecord,
-    TopicRecord,
     decode,
     encode,
 )
 from meridian_broker.metadata.store import MetadataError, Put, Record
+from meridian_broker.metadata.topic_records import LedgerRecord, TopicRecord
 from meridian_broker.metadata.trees import Tree, fold_namespace, fold_tenant, unfold_namespace, unfold_tenant
 from meridian_broker.positions.clock import Stamp
 from meridian_broker.positions.position import Position

@@ -4,5 +4,5 @@
 Other rooms import only these modules of it::
 
     catalog  deletions  errors  keys  limits  noting  partitioned_topics  policies  policy_table  policy_values  records
-    rules  schema_catalog  store  topic_catalog  topic_listing  view
+    rules  schema_catalog  store  topic_catalog  topic_listing  topic_records  view
 """

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.access import Access
-from meridian_broker.metadata.records import PartitionedTopicRecord, decode, encode, positions
+from meridian_broker.metadata.records import PartitionedTopicRecord, decode, encode
 from meridian_broker.metadata.store import ABSENT, Check, Delete, Put
+from meridian_broker.metadata.topic_records import positions
 from meridian_broker.positions.clock import Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.wire.pulsar.topic_name import TopicName

@@ -15,9 +15,10 @@ from meridian_broker.metadata.deletions import Deletion, Deletions
 from meridian_broker.metadata.errors import AlreadyExists, NotFound
 from meridian_broker.metadata.limits import MAX_OPERATIONS
 from meridian_broker.metadata.policies_of_topics import forget_older, policies_to_forget
-from meridian_broker.metadata.records import PartitionedTopicRecord, TopicRecord, decode, encode
+from meridian_broker.metadata.records import PartitionedTopicRecord, decode, encode
 from meridian_broker.metadata.store import ABSENT, Check, Delete, Put
 from meridian_broker.metadata.topic_listing import Listing, list_topics
+from meridian_broker.metadata.topic_records import TopicRecord
 from meridian_broker.positions.clock import Stamp
 from meridian_broker.positions.position import Position
 from meridian_broker.wire.pulsar.topic_name import PERSISTENT, TopicName

@@ -21,7 +21,7 @@ from meridian_broker.admin.export.plan import Planner
 from meridian_broker.admin.figures.backlogs import Standing, standing
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.ledgers.log import TopicLog
-from meridian_broker.metadata.records import TopicRecord
+from meridian_broker.metadata.topic_records import TopicRecord
 from meridian_broker.positions.clock import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.positions.skipped import stretches

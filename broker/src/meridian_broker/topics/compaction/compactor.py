@@ -21,7 +21,7 @@ from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.reading import Stored
 from meridian_broker.ledgers.scheduling import Scheduler, next_turn
 from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError, Writer
-from meridian_broker.metadata.records import CompactedRecord
+from meridian_broker.metadata.topic_records import CompactedRecord
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.compaction.latest_by_key import Chunk, Winners
 from meridian_broker.topics.compaction.view import CompactedView

@@ -17,7 +17,7 @@ from pyroaring import BitMap
 
 from meridian_broker.ledgers.reading import Stored
 from meridian_broker.ledgers.store import LedgerCorrupt, LedgerNotFound, LedgerStore, Reader
-from meridian_broker.metadata.records import CompactedRecord
+from meridian_broker.metadata.topic_records import CompactedRecord
 from meridian_broker.positions.bitruns import ENTRY_LIMIT
 from meridian_broker.positions.position import Position
 from meridian_broker.topics.compaction.view_format import Kind, ViewFormatError, kind_of, unpack_entry, unpack_index

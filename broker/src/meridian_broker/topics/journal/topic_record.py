@@ -19,8 +19,8 @@ from meridian_broker.ledgers.holes import Hole
 from meridian_broker.ledgers.labels import Belonging
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.metadata.catalog import Catalog
-from meridian_broker.metadata.records import CompactedRecord, LedgerRecord, MendRecord, TopicRecord
 from meridian_broker.metadata.store import ABSENT, MetadataFull, MetadataUnavailable, VersionConflict
+from meridian_broker.metadata.topic_records import CompactedRecord, LedgerRecord, MendRecord, TopicRecord
 from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import Position
 from meridian_broker.positions.skipped import Skipped, extended, kept_before

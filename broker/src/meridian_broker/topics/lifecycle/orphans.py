@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from meridian_broker.ledgers.chapters import Span
 from meridian_broker.ledgers.labels import Kind
 from meridian_broker.metadata.errors import AlreadyExists, NotFound
-from meridian_broker.metadata.records import TopicRecord
+from meridian_broker.metadata.topic_records import TopicRecord
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import Position
 from meridian_broker.topics.journal.topic_record import stamp_of

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.scheduling import run_all
 from meridian_broker.metadata.errors import AlreadyExists
-from meridian_broker.metadata.records import PartitionedTopicRecord, TopicRecord
+from meridian_broker.metadata.records import PartitionedTopicRecord
+from meridian_broker.metadata.topic_records import TopicRecord
 from meridian_broker.topics import validation
 from meridian_broker.topics.backfill.questions import PeerAway
 from meridian_broker.topics.errors import InvalidName, OtherKind, TopicNotFound

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from meridian_broker.ledgers.scheduling import run_all
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.metadata.records import TopicRecord
 from meridian_broker.metadata.store import MetadataError
+from meridian_broker.metadata.topic_records import TopicRecord
 from meridian_broker.positions import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.topics.errors import OtherKind, TopicError, TopicFenced

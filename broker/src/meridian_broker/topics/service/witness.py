@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.store import Done, LedgerError
-from meridian_broker.metadata.records import TopicRecord
 from meridian_broker.metadata.store import ABSENT, MetadataError
+from meridian_broker.metadata.topic_records import TopicRecord
 from meridian_broker.replication.leases import quorums
 from meridian_broker.replication.leases.quorums import VoterSets
 from meridian_broker.replication.leases.reconfiguration import Subject
