@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import threading
@@ -24,6 +25,7 @@ from support.brokers.free_ports import free_port
 T = TypeVar("T")
 
 
+@functools.cache
 def etcd_missing() -> str | None:
     """Why tests with etcd cannot run here; None when they can."""
     if asyncio.run(find_etcd()) is None:
