@@ -11,7 +11,7 @@ from typing import Final
 import pytest
 
 SOURCES: Final = Path(__file__).parents[3] / "broker" / "src" / "meridian_broker"
-HELD: Final = {"topic", "context", "log", "progress_log", "lost_records", "registry", "gateway"}
+HELD: Final = {"admission", "topic", "context", "log", "progress_log", "lost_records", "registry", "gateway"}
 """Names under which the broker's modules hold a topic, its parts, and the parts of the process."""
 BOUND: Final = {"on_damage", "on_failure", "on_closed", "wake", "look_for_room"}
 """Callbacks, set by what wants to be called."""

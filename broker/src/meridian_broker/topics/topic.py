@@ -122,15 +122,13 @@ class Topic(TopicContext):
         """These rules hold from now on, also for the clients that are there."""
         before, self.rules = self.bounds, rules
         self.bounds = bounds(self.limits, rules)
-        self.admission.limit = self.bounds.producers
+        self.admission.follow(self.bounds.producers)
         self.deduplication.follow(rules.deduplication)
         self._publish_rates.follow(rules.publish_rate)
         self.subscription_registry.dispatch_rates.follow(rules.dispatch_rate, rules.subscription_dispatch_rate)
         if self.bounds != before:
             for subscription in self.subscriptions.values():
-                for consumer in subscription.consumers:
-                    consumer.blocked = consumer.unacked_messages >= self.bounds.unacked_per_consumer
-                subscription.dispatch_soon()
+                subscription.follow_bounds()
 
     # -- closing -------------------------------------------------------------------------------------------------
 

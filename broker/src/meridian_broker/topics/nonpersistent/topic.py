@@ -71,7 +71,7 @@ class NonPersistentTopic:
         """Apply these rules from now on."""
         self.rules = rules
         self.bounds = bounds(self.limits, rules)
-        self.admission.limit = self.bounds.producers
+        self.admission.follow(self.bounds.producers)
 
     # -- producers -----------------------------------------------------------------------------------------------
 

@@ -48,6 +48,10 @@ class Admission:
         self.limit = topic.limits.producers
         """Maximum of client producers, including waiting ones."""
 
+    def follow(self, limit: int) -> None:
+        """Admit no more client producers than this from now on; those that are there stay."""
+        self.limit = limit
+
     def restore(self, epoch: int | None) -> None:
         """Set the recorded epoch; None: no producer ever had exclusive access here.
 

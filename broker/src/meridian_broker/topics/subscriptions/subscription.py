@@ -294,6 +294,12 @@ class Subscription:
         """Whether the limit of unacked messages is reached, so that nothing more is sent."""
         return self.unacked_messages >= self.topic.bounds.unacked_per_subscription
 
+    def follow_bounds(self) -> None:
+        """The topic's bounds have changed."""
+        for consumer in self.consumers:
+            consumer.blocked = consumer.unacked_messages >= self.topic.bounds.unacked_per_consumer
+        self.dispatch_soon()
+
     def unblock(self, consumer: Consumer) -> None:
         """The consumer holds less than before and may get more."""
         if self.unacked_messages >= self.topic.bounds.unacked_per_subscription // 2:
