@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.ownership.bundles import Bundle, Bundles
-from meridian_broker.ownership.placement import BUSY, SLACK, Candidate, choose
+from meridian_broker.ownership.placement import BUSY, SLACK, Candidate, choose, to_hand_over
 
 CANDIDATES = st.lists(
     st.builds(Candidate, st.text("abc0-", min_size=1, max_size=4), st.integers(0, 50), st.floats(0, 2)),
@@ -65,3 +65,28 @@ def test_only_what_was_a_brokers_moves_when_it_goes() -> None:
     assert all(after[bundle] == owner for bundle, owner in left.items())
     back = spread(bundles, ["a", "b", "c"])
     assert back == before
+
+
+@settings(max_examples=500)
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=5))
+def test_brokers_hand_over_as_many_as_they_must_and_then_stop(counts: list[int]) -> None:
+    bundles = iter(Bundles.equal("t/n", 64).every())
+    owned = {f"broker-{at}": {next(bundles) for _ in range(count)} for at, count in enumerate(counts)}
+    share, more = divmod(sum(counts), len(counts))
+    fair = sorted([share + 1] * more + [share] * (len(counts) - more), reverse=True)
+    moves = 0
+
+    def one_round() -> bool:
+        for broker, mine in owned.items():
+            handed = to_hand_over(mine, broker, [Candidate(name, len(theirs)) for name, theirs in owned.items()])
+            if handed is not None:
+                bundle, to = handed
+                mine.remove(bundle)
+                owned[to].add(bundle)
+                return True
+        return False
+
+    while one_round():
+        moves += 1
+    assert sorted(map(len, owned.values()), reverse=True) == fair
+    assert moves == sum(max(0, have - due) for have, due in zip(sorted(counts, reverse=True), fair, strict=True))

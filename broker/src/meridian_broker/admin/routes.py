@@ -70,6 +70,8 @@ def _policies(level: str, base: str) -> list[Route]:
     ]
 
 
+_TOPIC_POLICIES: Final = _policies("topic", _TOPIC)
+
 ROUTES: Final[tuple[Route, ...]] = (
     _get("/admin/v2/clusters", clusters.listed),
     _get(_CLUSTER, clusters.get),
@@ -117,7 +119,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     _write("PUT", f"{_TOPIC}/unload", topics.unload),
     _write("POST", f"{_TOPIC}/trim", topics.trim),
     _write("DELETE", f"{_TOPIC}/truncate", topics.truncate, peers=""),
-    *_policies("topic", _TOPIC),
+    *_TOPIC_POLICIES,
     Route("POST", f"{_TOPIC}/terminate", topics.terminate),
     Route("POST", f"{_TOPIC}/terminate/partitions", topics.terminate_partitions),
     _get(f"{_TOPIC}/compaction", compacting.status),
@@ -175,3 +177,24 @@ ROUTES: Final[tuple[Route, ...]] = (
     _get(f"{_OWN}/openapi.json", openapi),
 )
 """The first that fits answers: a path with a fixed last part stands before one with any."""
+
+_ANYWHERE: Final = frozenset(
+    {
+        *(route.handler for route in _TOPIC_POLICIES),
+        topics.get_partitions,
+        topics.create_partitioned,
+        topics.grow,
+        topics.delete_partitioned,
+        topics.terminate_partitions,
+        stats.partitioned,
+        stats.partitioned_internal,
+    }
+)
+"""What is about the topic's metadata, or about all its partitions, whoever serves them."""
+
+OWNERS_ROUTES: Final = frozenset(
+    route.handler
+    for route in ROUTES
+    if route.path.startswith((_TOPIC, _OWN_TOPIC, _OWN_SUBSCRIPTION)) and route.handler not in _ANYWHERE
+)
+"""The handlers that need the topic in the path to be open: only the broker that serves it can answer."""

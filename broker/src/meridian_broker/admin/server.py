@@ -14,6 +14,7 @@ from meridian_broker.admin.figures.rates import Rates
 from meridian_broker.admin.http.connections import HttpConnection, within_limits
 from meridian_broker.admin.http.errors import refusals
 from meridian_broker.admin.http.gatekeeping import EXPORT_CALLS, PEER_CALLS, gatekeeper, proven_answers
+from meridian_broker.admin.http.owners import AT_OWNER, at_owner
 from meridian_broker.admin.http.requests import STATE
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.admin.http.web_pages import HOSTS, no_web_pages
@@ -21,7 +22,7 @@ from meridian_broker.admin.meridian.describing import REMEMBERS, Remembered
 from meridian_broker.admin.metrics import SCRAPES, Scrapes
 from meridian_broker.admin.pulsar.health import live, ready
 from meridian_broker.admin.pulsar.topic_stats import STATS, TopicStats
-from meridian_broker.admin.routes import ROUTES
+from meridian_broker.admin.routes import OWNERS_ROUTES, ROUTES
 from meridian_broker.bounds.http import PROBES
 from meridian_broker.gateway.places import Hall, Places
 from meridian_broker.gateway.tls_listeners import TlsListener, TlsListeners
@@ -51,13 +52,14 @@ class AdminServer:
         :param names: by which this broker is known, in small letters.
         """
         server = cls(state, Exports(state), host, Hall(places, time.monotonic, "idle HTTP connections"))
-        app = web.Application(middlewares=[within_limits, proven_answers, refusals, no_web_pages, gatekeeper])
+        app = web.Application(middlewares=[within_limits, proven_answers, refusals, no_web_pages, gatekeeper, at_owner])
         app[HOSTS] = names
         app[EXPORTS] = server._exports
         app[REMEMBERS] = server._remembered
         app[SCRAPES] = Scrapes()
         app[STATS] = TopicStats(state, Rates(time.monotonic))
         app[EXPORT_CALLS] = frozenset(route.handler for route in ROUTES if route.exports)
+        app[AT_OWNER] = OWNERS_ROUTES
         app[PEER_CALLS] = {route.handler: route.peers for route in ROUTES if route.peers is not None}
         for route in ROUTES:
             app.router.add_route(route.method, route.path, route.handler)

@@ -9,10 +9,12 @@ with addresses that it can reach.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
+
+from meridian_broker.wire.pulsar.topic_name import TopicName
 
 LISTENERS_MAX: Final = 100
 _NAME: Final = r"[A-Za-z0-9][-_.A-Za-z0-9]{0,63}"
@@ -33,6 +35,20 @@ class Addresses:
     admin_url: str | None = None
     admin_url_tls: str | None = None
 
+    @classmethod
+    def of(cls, known: Mapping[str, str]) -> Addresses:
+        """From a map of those that there are, by the names of the attributes."""
+        return cls(*(known.get(name) for name in ("service_url", "service_url_tls", "admin_url", "admin_url_tls")))
+
+
+class Place(NamedTuple):
+    """Another broker of the region, where a topic is."""
+
+    addresses: Addresses | None
+    """For the client that asks; None: the broker does not have the client's listener."""
+    owns: bool
+    """It serves the topic; otherwise it is the one that should, and becomes its owner when it is asked."""
+
 
 class BindAddress(NamedTuple):
     """One more place to listen on."""
@@ -45,6 +61,11 @@ class BindAddress(NamedTuple):
 
 AddressBook = Callable[[str], Addresses | None]
 """The addresses for a listener's name, which is empty for clients that name none; None: there is no such listener."""
+
+
+Locate = Callable[[TopicName, str, bool], Awaitable[Place | None]]
+"""Where a topic is, for a client of the named listener; None: at this broker. The last argument is true if another
+broker found that this one should serve the topic. Raises ``TopicError`` or ``MetadataError``: nobody can tell now."""
 
 
 def parse_listeners(text: str) -> dict[str, Addresses]:

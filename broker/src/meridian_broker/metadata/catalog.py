@@ -145,6 +145,10 @@ class Catalog:
         """
         return await self._epochs.next(broker_id, above)
 
+    async def newest_broker_epoch(self, broker_id: str) -> int:
+        """The fence of the last start of a broker; 0: there was none."""
+        return await self._epochs.newest(broker_id)
+
     async def later_broker_epoch(self, broker_id: str, epoch: int) -> int:
         """Wait until a broker with this id has started after the one that got ``epoch``, and return its epoch."""
         while True:

@@ -3,5 +3,5 @@
 
 Other rooms import only these modules of it::
 
-    bundles  owner
+    bundles  claims  owner  records
 """

@@ -38,6 +38,12 @@ class NoSuchBundle(Exception):
     """The bundle was split."""
 
 
+async def newest_fence(store: MetadataStore) -> int:
+    """That of the region's newest term; 0 if there never was one. :raises MetadataError: it cannot be read."""
+    counter = await store.get(paths.FENCE)
+    return 0 if counter is None else int(decode(paths.FENCE, counter.value)[0])
+
+
 class Claims:
     """The transactions of one broker."""
 

@@ -21,6 +21,7 @@ from meridian_broker.metadata.store import Lease, MetadataError, MetadataStore
 from meridian_broker.ownership import paths
 from meridian_broker.ownership.bundles import Bundle, Bundles
 from meridian_broker.ownership.claims import Claims, NoSuchBundle, OwnedElsewhere
+from meridian_broker.ownership.placement import to_hand_over
 from meridian_broker.ownership.records import BrokerRecord
 from meridian_broker.ownership.terms import Action, Event, Term, Terms
 from meridian_broker.ownership.view import View
@@ -257,6 +258,13 @@ class BundleOwner:
         every = [bundle for bundles in self.view.bundles.values() for bundle in bundles.every()]
         free = [one for one in every if self.view.owner(one) is None and self._terms.held(one) is None]
         return [one for one in free if (chosen := self.view.chosen(one)) is not None and chosen.broker == me.broker]
+
+    def surplus(self) -> tuple[Bundle, str] | None:
+        """A bundle that another broker should have, which has too few, and that broker."""
+        if (me := self._me) is None or self._stopping:
+            return None
+        mine = [bundle for bundle in self._terms if self.term(bundle) is not None]
+        return to_hand_over(mine, me.broker, self.view.candidates())
 
     # -- the lease -----------------------------------------------------------------------------------------------
 

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which broker takes a bundle that nobody owns.
+"""Which broker takes a bundle that nobody owns, and which bundle goes to a broker that has too few.
 
 Every broker and bundle have a score together, a hash of both names, and the broker with the highest score takes the
 bundle (rendezvous hashing). So brokers that see the same records choose alike without asking each other. When a broker
 goes, only its bundles move; when one comes, it gets only bundles that become free. Brokers that are loaded well above
 the average are passed over, because bundles differ in weight and their number per broker is small.
+
+A broker that comes gets bundles of the others, one at a time, until no broker has two more than another. So exactly as
+many move as have to.
 """
 
 from __future__ import annotations
@@ -37,6 +40,21 @@ def choose(bundle: Bundle, candidates: Collection[Candidate]) -> str | None:
     """The broker that should take the bundle; None: there is no candidate. The order of candidates does not matter."""
     fit = _not_busy(_below_average(candidates)) or _not_busy(candidates) or candidates
     return max(fit, key=lambda one: (_score(one.broker, bundle), one.broker)).broker if fit else None
+
+
+def to_hand_over(mine: Collection[Bundle], me: str, candidates: Collection[Candidate]) -> tuple[Bundle, str] | None:
+    """The bundle of this broker that another one should have, and that one; None: nothing is to be handed over.
+
+    :param mine: the bundles that this broker owns.
+    """
+    others = [one for one in candidates if one.broker != me]
+    if not mine or not others:
+        return None
+    least = min(others, key=lambda one: (one.bundles, one.broker))
+    most = max(one.bundles for one in others)
+    if len(mine) - least.bundles < 2 or len(mine) < most:
+        return None  # if another one has more, that one hands over
+    return max(mine, key=lambda bundle: (_score(least.broker, bundle), bundle)), least.broker
 
 
 def _below_average(candidates: Collection[Candidate]) -> list[Candidate]:

@@ -78,12 +78,20 @@ class View:
 
     def chosen(self, bundle: Bundle) -> BrokerRecord | None:
         """The broker that should take a bundle that nobody owns; None: every broker is stopping, or none is alive."""
-        alive = {one.broker: one for one in self.brokers.values() if not one.draining}
+        alive = self._alive()
         if (wished := self.wishes.get(bundle)) in alive:
             return alive[wished]
-        counts = Counter(record.session for record in self.owners.values())
-        chosen = choose(bundle, [Candidate(one.broker, counts[one.session], one.usage) for one in alive.values()])
+        chosen = choose(bundle, self.candidates())
         return None if chosen is None else alive[chosen]
+
+    def candidates(self) -> list[Candidate]:
+        """The brokers that may get bundles. What is on its way to one is counted as its own."""
+        counts = Counter(record.broker for record in self.owners.values())
+        counts.update(broker for bundle, broker in self.wishes.items() if bundle not in self.owners)
+        return [Candidate(one.broker, counts[one.broker], one.usage) for one in self._alive().values()]
+
+    def _alive(self) -> dict[str, BrokerRecord]:
+        return {one.broker: one for one in self.brokers.values() if not one.draining}
 
 
 def _set(at: dict[K, V], key: K, value: V | None) -> None:

@@ -45,6 +45,7 @@ from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.noting import NotingStore
 from meridian_broker.metadata.records import ClusterRecord
 from meridian_broker.metadata.store import MetadataError
+from meridian_broker.ownership.claims import newest_fence
 from meridian_broker.positions import HybridClock
 from meridian_broker.replication.leases.leases import LeaseTimes
 from meridian_broker.replication.leases.manager import LeaseManager
@@ -58,6 +59,7 @@ from meridian_broker.server.early import PATIENCE_SECONDS, EarlyPorts
 from meridian_broker.server.keys import Keys
 from meridian_broker.server.listeners import Listeners, client_tls
 from meridian_broker.server.loop import LoopScheduler
+from meridian_broker.server.one_of_several import Membership, OneOfSeveral, check
 from meridian_broker.server.privacy import close_to_others
 from meridian_broker.server.rank import served
 from meridian_broker.server.regions_file import listed_regions
@@ -100,17 +102,20 @@ M_TRIM_THRESHOLD: Final = -1
 
 
 def run_broker(
-    settings: Settings, files: Callable[[Path], FilePort] | None = None, early: EarlyPorts | None = None
+    settings: Settings,
+    files: Callable[[Path], FilePort] | None = None,
+    early: EarlyPorts | None = None,
+    membership: Membership | None = None,
 ) -> int:
     """Run until SIGTERM or SIGINT, then drain. The exit code: 0 for a clean end.
 
-    :param files: see ``BrokerProcess.start``.
+    :param files: see ``BrokerProcess.start``, as for ``membership``.
     :param early: ports that are open already.
     :raises Outranked: a later broker of the region has started.
     """
     _tune()
     raise_limit()
-    uvloop.run(_run(settings, files, early))
+    uvloop.run(_run(settings, files, early, membership))
     return 0
 
 
@@ -124,7 +129,12 @@ def _tune() -> None:
         log.info("no glibc here: large messages cost more memory traffic")
 
 
-async def _run(settings: Settings, files: Callable[[Path], FilePort] | None, early: EarlyPorts | None) -> None:
+async def _run(
+    settings: Settings,
+    files: Callable[[Path], FilePort] | None,
+    early: EarlyPorts | None,
+    membership: Membership | None,
+) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for name in (signal.SIGTERM, signal.SIGINT):
@@ -133,14 +143,14 @@ async def _run(settings: Settings, files: Callable[[Path], FilePort] | None, ear
         if early is not None:
             stack.callback(early.close)
             loop.call_later(PATIENCE_SECONDS, early.close)
-        process = await _started(BrokerProcess.start(settings, stack, files, early), stop)
+        process = await _started(BrokerProcess.start(settings, stack, files, early, membership), stop)
         if process is None:
             return
         log.info("region %s serves %s", process.region, process.listeners)
         gc.collect()
         gc.freeze()  # long-lived objects: collections need not visit them again
         gc.set_threshold(*GC_THRESHOLD)
-        await served(process.catalog, BROKER_ID, process.fence, stop)
+        await served(process.catalog, process.broker_id, process.fence, stop)
         log.info("draining")
         await process.drain()
     log.info("stopped")
@@ -162,9 +172,14 @@ async def _started(start: Coroutine[Any, Any, BrokerProcess], stop: asyncio.Even
 class BrokerProcess:
     """Everything one broker is made of."""
 
-    def __init__(self, settings: Settings, early: EarlyPorts | None = None) -> None:
+    def __init__(
+        self, settings: Settings, early: EarlyPorts | None = None, membership: Membership | None = None
+    ) -> None:
         self.settings = settings
         self.region = settings.region.cluster_name
+        self._membership = membership
+        self.broker_id = BROKER_ID if membership is None else membership.broker_id
+        self.several: OneOfSeveral | None = None
         self._listed = listed_regions(settings)
         self.scheduler = LoopScheduler()
         self.fence = 0
@@ -199,6 +214,7 @@ class BrokerProcess:
         stack: AsyncExitStack,
         files: Callable[[Path], FilePort] | None = None,
         early: EarlyPorts | None = None,
+        membership: Membership | None = None,
     ) -> BrokerProcess:
         """Open the stores, then the listeners: first for other regions, then, once those have answered, for clients
         (R10).
@@ -207,10 +223,11 @@ class BrokerProcess:
 
         :param files: makes the file port of the ledgers' directory; None: the operating system's own.
         :param early: ports for clients that are open already; what is not taken is its owner's to close.
+        :param membership: this broker is one of several in its region; None: it is the only one.
         """
         make_directory(settings.region.data_directory)
         close_to_others(settings.region.data_directory)
-        process = cls(settings, early)
+        process = cls(settings, early, membership)
         stack.push_async_callback(process.scheduler.close)
         store = await open_metadata(settings, begin_anew)
         stack.push_async_callback(store.close)
@@ -229,12 +246,17 @@ class BrokerProcess:
         if process.ledgers.is_apart:  # the metadata may be an older copy than the ledgers (R1)
             stored = [ledger.ledger_id for ledger in await process.ledgers.list()]
             await catalog.never_below(max(stored, default=-1))
-        process.fence = await catalog.next_broker_epoch(BROKER_ID, above=process.ledgers.newest_fence())
+        above = max(process.ledgers.newest_fence(), await newest_fence(store))
+        process.fence = await catalog.next_broker_epoch(process.broker_id, above=above)
+        if membership is not None:
+            await process._join(membership)
         await process._build(stack)
         await process._open_listeners(stack)
         await process._bootstrap()
         await process.service.loading.make_topics()
         await process.behind.open()
+        if process.several is not None:
+            await process.several.owner.start()
         await process.listeners.serve()
         process.speak_with_regions()
         await process.exchange.first_contact(CONTACT_SECONDS)
@@ -242,6 +264,15 @@ class BrokerProcess:
         process.admin.ready = True
         process.gateway.admit()
         return process
+
+    async def _join(self, membership: Membership) -> None:
+        """Become one of the region's brokers. :raises StartFailed: the region cannot have several."""
+        others = {*self._listed, *self.catalog.known_clusters()} - {self.region}
+        check(self.region, self.ledgers, others)
+        self.several = OneOfSeveral(
+            *(membership, self._metadata, self.scheduler, self.catalog, self.listeners.every),
+            floor=await self.catalog.newest_broker_epoch(BROKER_ID),
+        )
 
     async def _build(self, stack: AsyncExitStack) -> None:
         settings = self.settings
@@ -257,7 +288,7 @@ class BrokerProcess:
             store=self.held,
             scheduler=self.scheduler,
             clock=self.clock,
-            ownership=EveryTopic(self.fence),
+            ownership=EveryTopic(self.fence) if self.several is None else self.several.topics,
             defaults=default_rules(settings),
             backlog_quotas=settings.backlog.backlog_quota_check_enabled,
             topic_limits=limits_of_topics,
@@ -296,7 +327,8 @@ class BrokerProcess:
             self.scheduler.monotonic_ms,  # counts suspended time: a lease lasts no longer here than elsewhere (R26)
             LeaseTimes(duration=replication.dispatch_lease_seconds * 1000),
         )
-        streams.witness.bind(self.leases)
+        if self.several is None:  # several brokers have no other regions to vote with
+            streams.witness.bind(self.leases)
         self.host, ends = ExchangeHost(registry), StoredEnds(registry)
         core = ProgressExchange(
             self.host,
@@ -309,10 +341,12 @@ class BrokerProcess:
         self.exchange = ExchangeShell(
             core, self._resolve, options, jitter, self.scheduler.monotonic_ms, self.runner.nudge
         )
-        self.behind = BehindRecord(self.catalog, BROKER_ID, self.exchange, self.scheduler.now_ms)
+        self.behind = BehindRecord(self.catalog, self.broker_id, self.exchange, self.scheduler.now_ms)
         regions = OtherRegions(exchange=self.exchange, leasing=self.leases, replication=self.runner, before=self.behind)
         self.service = TopicService(registry, regions, ends, self.exchange)
         self.host.bind(self.service.opener)
+        if self.several is not None:
+            self.several.topics.bind(self.service.opener)
         self.gateway = Broker(
             region=self.region,
             service=self.service,
@@ -330,6 +364,7 @@ class BrokerProcess:
             pattern_length=topics.subscription_pattern_max_length,
             keep_alive_seconds=settings.network.keep_alive_interval_seconds,
             producer_name=self._producer_name,
+            locate=None if self.several is None else self.several.locate,
             objections=lambda topic, subscription: objections(self.admin, topic, subscription),
         )
         stack.push_async_callback(self.runner.close)
@@ -346,6 +381,7 @@ class BrokerProcess:
             held=self.held,
             behind=self.behind,
             speak_with_regions=self.speak_with_regions,
+            balance=None if self.several is None else self.several.balance,
             look_for_room=self._metadata.look_for_room,
         )
         self.admin = AdminState(
@@ -412,7 +448,8 @@ class BrokerProcess:
 
     def _producer_name(self) -> str:
         self._names += 1
-        return f"{self.region}-{self.fence}-{self._names}"
+        broker = "" if self._membership is None else f"{self.broker_id}-"
+        return f"{self.region}-{broker}{self.fence}-{self._names}"
 
     async def drain(self) -> None:
         """Hand everything over in good order."""
@@ -425,6 +462,8 @@ class BrokerProcess:
                 await closing.send_consumers_away(self.service.registry)
                 await self._confirmed()
                 self.leases.release_unwanted()  # other regions take over dispatch at once (R26)
+                if self.several is not None:
+                    await self.several.owner.close()
                 await closing.close(self.service.opener)
         except TimeoutError:
             log.warning(

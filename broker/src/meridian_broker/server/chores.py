@@ -44,6 +44,8 @@ class Chores:
     behind: BehindRecord
     speak_with_regions: Callable[[], None]
     """Keep links to exactly the regions that the metadata name."""
+    balance: Callable[[], Awaitable[None]] | None
+    """Take bundles that nobody owns, hand over what is too much; None: this broker is its region's only one."""
     look_for_room: Callable[[], Awaitable[None]]
     """See whether a full metadata store is full still."""
 
@@ -153,6 +155,12 @@ class Chores:
         )
 
     def _begin_with_metadata(self) -> None:
+        if self.balance is not None:
+            self._begin(
+                *("take bundles that nobody owns", self.balance, LOOK_SECONDS),
+                "topics of a broker that died are not served until a client looks them up",
+                at_once=True,
+            )
         self._begin(
             *("record which regions are behind", self.behind.follow, LOOK_SECONDS),
             "a restart may show a region that is behind as in step",

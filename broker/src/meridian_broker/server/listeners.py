@@ -117,6 +117,11 @@ class Listeners:
             return found
         return replace(found, admin_url=self._own.admin_url, admin_url_tls=self._own.admin_url_tls)
 
+    def every(self) -> dict[str, Addresses]:
+        """The addresses by listener; those for clients that name none are at the empty name."""
+        found = {name: self.addresses(name) for name in ("", *self._listeners)}
+        return {name: addresses for name, addresses in found.items() if addresses is not None}
+
     def __str__(self) -> str:
         own = self._own
         return ", ".join(filter(None, (own.service_url, own.service_url_tls, own.admin_url, own.admin_url_tls)))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A region has one broker at a time: the one that started last.
+"""A broker's id belongs to one process at a time, the one that started last. A region of one broker has one id.
 
-Each start takes a greater epoch from the metadata and fences the ledgers and topics of all earlier brokers (R10). An
+Each start takes a greater epoch from the metadata and fences the ledgers and topics of all earlier processes (R10). An
 earlier broker that still runs, on a node that was cut off or beside a second pod, can write nothing any more. If it
 stayed, it would look healthy and keep clients that it cannot serve, so it exits as soon as it learns of the later
 epoch. It does not drain, because draining writes, and what it promised is on its disk.

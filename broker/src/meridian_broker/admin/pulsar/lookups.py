@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/lookup/v2``: which broker serves a topic. One broker serves all topics of its region."""
+"""``/lookup/v2``: which broker serves a topic, and which bundle it belongs to."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 
 from aiohttp import web
 
+from meridian_broker.admin.http.owners import place_of, redirect
 from meridian_broker.admin.http.requests import Refused, answer, any_topic_of, state
 from meridian_broker.ownership.bundles import Bundles
 from meridian_broker.topics.errors import TopicNotFound
@@ -19,9 +20,12 @@ async def topic(request: web.Request) -> web.Response:
     admin = state(request)
     admin.service.registry.check_lives_here(any_topic_of(request))
     listener = request.headers.get(LISTENER_HEADER) or request.query.get("listenerName", "")
-    addresses = admin.gateway.addresses(listener)
+    place = await place_of(request, listener)
+    if place is not None and not place.owns:
+        raise redirect(request, place)
+    addresses = admin.gateway.addresses(listener) if place is None else place.addresses
     if addresses is None:
-        raise Refused(503, f"this broker advertises no listener {listener!r}: see advertisedListeners")
+        raise Refused(503, f"the broker advertises no listener {listener!r}: see advertisedListeners")
     return answer(
         {
             "brokerUrl": addresses.service_url,

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from meridian_broker.gateway.addresses import AddressBook
+from meridian_broker.gateway.addresses import AddressBook, Locate
 from meridian_broker.gateway.authentication import Authentication
 from meridian_broker.gateway.peer_identity import PeerIdentity
 from meridian_broker.gateway.pulsar.connected import Connected
@@ -63,6 +63,8 @@ class Broker:
     """Generates names for producers that have none."""
     objections: Callable[[str, str], Awaitable[str | None]]
     """Asks the other regions why a replicated subscription of a topic must not be deleted now; None: it may be."""
+    locate: Locate | None = None
+    """Where topics are; None: this broker serves every topic of its region."""
     ready: bool = False
     """Set once everything is open; until then other brokers are served, and clients wait for the answer to CONNECT."""
     waiting: dict[Connected, Callable[[], None]] = field(default_factory=dict)

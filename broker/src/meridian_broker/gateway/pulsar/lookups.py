@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def lookup(connection: Connection, command: Any) -> None:
-    """LOOKUP: this broker owns every topic of its region."""
+    """LOOKUP: the broker that serves a topic, or the one to ask again because it should."""
     connection.run(_lookup(connection, command.message))
 
 
@@ -44,11 +44,15 @@ async def _lookup(connection: Connection, asked: pb.CommandLookupTopic) -> None:
         with _counted(connection.broker):
             name, service = topic_name.parse(asked.topic), connection.broker.service
             (service.registry.check_exists if connection.is_peer else service.registry.check_lives_here)(name)
-        listener = asked.advertised_listener_name or connection.listener
-        addresses = connection.broker.addresses(listener)
+            listener = asked.advertised_listener_name or connection.listener
+            locate, place = connection.broker.locate, None
+            if locate is not None:
+                place = await locate(name, listener, asked.authoritative)
+        addresses = connection.broker.addresses(listener) if place is None else place.addresses
         if addresses is None:
-            raise ServiceNotReadyError(f"this broker advertises no listener {listener!r}: see advertisedListeners")
-        answer.response = pb.CommandLookupTopicResponse.Connect
+            raise ServiceNotReadyError(f"the broker advertises no listener {listener!r}: see advertisedListeners")
+        is_there = place is None or place.owns
+        answer.response = pb.CommandLookupTopicResponse.Connect if is_there else pb.CommandLookupTopicResponse.Redirect
         if addresses.service_url is not None:
             answer.brokerServiceUrl = addresses.service_url
         if addresses.service_url_tls is not None:

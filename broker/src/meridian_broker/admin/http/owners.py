@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests about a topic that another broker of the region serves are sent there, as in Pulsar: 307, and the client
+repeats the request. A broker that is its region's only one serves every topic, and nothing here runs for it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from aiohttp import web
+
+from meridian_broker.admin.http.errors import Handler
+from meridian_broker.admin.http.requests import Refused, any_topic_of, flag, namespace_of, state
+from meridian_broker.gateway.addresses import Place
+
+AT_OWNER: Final = web.AppKey("at_owner", Collection[Handler])
+"""The handlers that need the topic in the path to be open."""
+AUTHORITATIVE: Final = "authoritative"
+
+
+async def place_of(request: web.Request, listener: str = "") -> Place | None:
+    """The broker that serves the topic in the path; None: this one.
+
+    :raises TopicError, MetadataError: nobody can tell now.
+    """
+    locate = state(request).gateway.locate
+    if locate is None:
+        return None
+    return await locate(any_topic_of(request), listener, flag(request, AUTHORITATIVE))
+
+
+def redirect(request: web.Request, place: Place) -> web.HTTPTemporaryRedirect:
+    """The answer that sends the client there. :raises Refused: the broker has no address for it."""
+    base = None
+    if place.addresses is not None:
+        base = place.addresses.admin_url_tls if request.secure else place.addresses.admin_url
+    if base is None:
+        raise Refused(503, "the broker that serves the topic has no address for this client: see advertisedListeners")
+    url = request.rel_url if place.owns else request.rel_url.update_query({AUTHORITATIVE: "true"})
+    return web.HTTPTemporaryRedirect(base + url.raw_path_qs)
+
+
+@web.middleware
+async def at_owner(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Let only the owner of a topic answer requests that need it open."""
+    if (
+        state(request).gateway.locate is not None
+        and request.match_info.handler in request.app[AT_OWNER]
+        and state(request).catalog.namespace(namespace_of(request)) is not None  # otherwise nobody serves it
+        and (place := await place_of(request)) is not None
+    ):
+        raise redirect(request, place)
+    return await handler(request)

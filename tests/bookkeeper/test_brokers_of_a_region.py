@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two brokers of one region on real bookies: one is suspended, killed or stopped, and the other one takes over."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import pulsar
+import pytest
+from support.brokers import member_program
+from support.brokers.bookies import Bookies
+from support.brokers.broker_process import BrokerProcess, wait_until
+from support.brokers.region_clients import EARLIEST, PATIENCE_MS, SHARED, connected
+
+LEASE_SECONDS = 10.0
+PROGRAM = Path(member_program.__file__)
+
+_regions = itertools.count(1)
+
+
+def launched(broker_id: str, arguments: Sequence[str], log_file: Path) -> subprocess.Popen[bytes]:
+    with log_file.open("ab") as log:
+        command = [sys.executable, "-P", str(PROGRAM), broker_id, str(LEASE_SECONDS), *arguments]
+        return subprocess.Popen(command, stdout=log, stderr=log)
+
+
+class Region:
+    """Two brokers, a and b."""
+
+    def __init__(self, bookies: Bookies, directory: Path) -> None:
+        name = f"shared-{next(_regions)}"
+        self.brokers = {
+            broker_id: BrokerProcess(
+                name,
+                directory / broker_id,
+                settings={"managedLedgerStorage": "bookkeeper"},
+                metadata_url=f"etcd:{bookies.url}",
+                launch=partial(launched, broker_id),
+            )
+            for broker_id in ("a", "b")
+        }
+
+    @property
+    def url(self) -> str:
+        """The addresses of both, for clients."""
+        return "pulsar://" + ",".join(f"127.0.0.1:{one.port}" for one in self.brokers.values())
+
+    def is_balanced(self) -> bool:
+        """Whether each owns two of the four bundles of public/default, as their logs say."""
+        logs = [broker.log() for broker in self.brokers.values()]
+        return all(log.count(": owns public/default/") - log.count(": gave up public/default/") == 2 for log in logs)
+
+    def owner(self, topic: str, asked: BrokerProcess) -> BrokerProcess | None:
+        """The broker that serves a topic, as another one says it."""
+        path = f"/lookup/v2/topic/persistent/public/default/{topic}"
+        with contextlib.suppress(OSError):
+            answer = asked.http("GET", path)
+            if answer.status == 200:
+                port = int(answer.json["brokerUrl"].rpartition(":")[2])
+                return next(one for one in self.brokers.values() if one.port == port)
+        return None
+
+    def taken_by(self, broker: BrokerProcess, topic: str) -> None:
+        wait_until(lambda: self.owner(topic, broker) is broker, "the other broker to own the topic")
+
+
+@pytest.fixture
+def region(bookies: Bookies, tmp_path: Path) -> Iterator[Region]:
+    made = Region(bookies, tmp_path)
+    try:
+        for broker in made.brokers.values():
+            broker.start()
+        wait_until(made.is_balanced, "both brokers to own as many bundles")
+        yield made
+    finally:
+        for broker in made.brokers.values():
+            broker.kill()
+
+
+def published(client: pulsar.Client, topic: str, count: int) -> list[bytes]:
+    """Messages that got their receipts."""
+    producer = client.create_producer(topic, batching_enabled=False)
+    bodies = [b"%d" % number for number in range(count)]
+    for body in bodies:
+        producer.send(body)
+    producer.close()
+    return bodies
+
+
+def received(consumer: pulsar.Consumer, count: int) -> list[bytes]:
+    """That many messages, acknowledged."""
+    found = []
+    for _ in range(count):
+        message = consumer.receive(PATIENCE_MS)
+        consumer.acknowledge(message)
+        found.append(bytes(message.data()))
+    return found
+
+
+def test_a_broker_suspended_past_its_lease_writes_nothing_and_its_clients_go_to_the_new_owner(region: Region) -> None:
+    first = region.owner("orders", region.brokers["a"])
+    assert first is not None
+    assert region.owner("orders", region.brokers["b"]) is first
+    other = next(one for one in region.brokers.values() if one is not first)
+    with connected(first.service_url) as old_client, connected(other.service_url) as new_client:
+        bodies = published(old_client, "orders", 60)
+        consumer = old_client.subscribe("orders", "s", SHARED, initial_position=EARLIEST)
+        assert sorted(received(consumer, 40), key=int) == bodies[:40]
+        consumer.close()
+        producer = old_client.create_producer("orders", batching_enabled=False, send_timeout_millis=0)
+        late: dict[bytes, pulsar.Result] = {}
+        os.kill(first.pid, signal.SIGSTOP)
+        try:
+            for number in range(20):
+                body = b"late-%d" % number
+                producer.send_async(body, lambda result, _, body=body: late.setdefault(body, result))
+            region.taken_by(other, "orders")
+            consumer = new_client.subscribe("orders", "s", SHARED)
+            assert sorted(received(consumer, 20), key=int) == bodies[40:]
+        finally:
+            os.kill(first.pid, signal.SIGCONT)
+        assert sorted(received(consumer, 20)) == sorted(b"late-%d" % number for number in range(20))
+        wait_until(lambda: len(late) == 20, "the receipts of what was sent while the owner was suspended")
+        assert set(late.values()) == {pulsar.Result.Ok}
+        with pytest.raises(pulsar.Timeout):
+            consumer.receive(500)
+        wait_until(lambda: "the lease on this broker's bundles ended" in first.log(), "the first owner to notice")
+        assert region.owner("orders", first) is other
+
+
+def test_the_topics_of_a_killed_broker_are_served_by_the_other_one(region: Region) -> None:
+    names = [f"topic-{number}" for number in range(8)]
+    with connected(region.url) as client:
+        bodies = {name: published(client, name, 5) for name in names}
+        assert {region.owner(name, region.brokers["a"]) for name in names} == set(region.brokers.values())
+        victim, other = region.brokers["a"], region.brokers["b"]
+        victim.kill()
+        began = time.monotonic()
+        for name in names:
+            region.taken_by(other, name)
+        assert time.monotonic() - began < 10 * LEASE_SECONDS
+        for name in names:
+            consumer = client.subscribe(name, "s", SHARED, initial_position=EARLIEST)
+            assert received(consumer, 5) == bodies[name]
+            consumer.close()
+        victim.start()
+        assert region.owner("topic-0", victim) is other  # it takes nothing away
+
+
+def test_a_broker_that_stops_hands_its_topics_over_while_clients_publish_and_consume(region: Region) -> None:
+    first = region.owner("orders", region.brokers["a"])
+    assert first is not None
+    other = next(one for one in region.brokers.values() if one is not first)
+    with connected(region.url) as client:
+        consumer = client.subscribe("orders", "s", SHARED, initial_position=EARLIEST)
+        producer = client.create_producer("orders", batching_enabled=False, send_timeout_millis=0)
+        results: dict[bytes, pulsar.Result] = {}
+        sent: list[bytes] = []
+
+        def send(count: int) -> None:
+            for _ in range(count):
+                body = b"%d" % len(sent)
+                sent.append(body)
+                producer.send_async(body, lambda result, _, body=body: results.setdefault(body, result))
+
+        send(100)
+        got = received(consumer, 100)
+        send(50)
+        assert first.stop() == 0
+        send(50)
+        producer.flush()
+        got += received(consumer, 100)
+        assert sorted(got, key=int) == sent
+        assert set(results.values()) == {pulsar.Result.Ok}
+        assert region.owner("orders", other) is other
+        with pytest.raises(pulsar.Timeout):
+            consumer.receive(500)
+
+
+def test_requests_about_a_topic_are_sent_to_its_owner(region: Region) -> None:
+    first = region.owner("orders", region.brokers["a"])
+    assert first is not None
+    other = next(one for one in region.brokers.values() if one is not first)
+    path = "/admin/v2/persistent/public/default/orders"
+    assert first.http("PUT", path).status == 204
+    assert other.http("GET", f"{path}/stats").json["storageSize"] == 0  # urllib follows 307 for GET
+    answer = other.http("PUT", f"{path}/subscription/s")
+    assert (answer.status, answer.headers["Location"]) == (307, f"{first.admin_url}{path}/subscription/s")
+    assert other.http("GET", f"{path}/partitions").json["partitions"] == 0
