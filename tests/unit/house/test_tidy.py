@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 from meridian_broker.server.settings import BY_KEY
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from support.checkout.source_files import ROOT, files, generated, python_files, tree
 
 MODULE_LINES_MAX = 600
@@ -99,20 +101,20 @@ def test_images_hold_what_their_distributions_need_at_the_checkouts_versions() -
         assert image.items() <= checkout.items(), f"images/{name}/requirements.lock: scripts/lock writes it again"
 
 
-def test_the_lock_holds_every_direct_dependency() -> None:
-    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
-    locked = {name.lower() for name in re.findall(r"^([\w.-]+)==", lock, re.MULTILINE)}
-    wanted: list[str] = []
+def test_the_lock_holds_every_direct_dependency_at_a_version_that_is_asked_for() -> None:
+    held = {canonicalize_name(name): version for name, version in locked("requirements.lock").items()}
+    offences = []
     for project in ("pyproject.toml", "broker/pyproject.toml", "operator/pyproject.toml", "verifier/pyproject.toml"):
         tables = tomllib.loads((ROOT / project).read_text(encoding="utf-8"))
-        wanted += tables["project"]["dependencies"]
+        wanted = [*tables["project"]["dependencies"], *tables.get("build-system", {}).get("requires", [])]
         wanted += [entry for group in tables["project"].get("optional-dependencies", {}).values() for entry in group]
         groups = tables.get("dependency-groups", {}).values()
         wanted += [entry for group in groups for entry in group if isinstance(entry, str)]  # else: another group
-        wanted += tables.get("build-system", {}).get("requires", [])
-    names = {re.split(r"[^\w.-]", entry)[0].lower() for entry in wanted}
-    missing = sorted(names - locked - {"meridian-broker", "meridian-operator", "meridian-verifier"})
-    assert_none(missing, "CONTRIBUTING.md says how to write requirements.lock again")
+        for one in map(Requirement, wanted):
+            version = held.get(name := canonicalize_name(one.name), "")
+            if not name.startswith("meridian-") and (not version or not one.specifier.contains(version)):
+                offences.append(f"{project}: {one} against {version or 'nothing'} in requirements.lock")
+    assert_none(offences, "CONTRIBUTING.md says how to write requirements.lock again")
 
 
 def test_documents_name_the_etcd_that_is_built_and_it_is_none_that_corrupts() -> None:
