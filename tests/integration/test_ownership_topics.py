@@ -16,7 +16,7 @@ from meridian_broker.ownership import paths
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.errors import TopicFenced
 from meridian_broker.topics.topic import Topic
-from meridian_broker.wire.pulsar.topic_name import parse
+from meridian_broker.wire.pulsar.topic_name import TopicName, parse
 from support.contracts.metadata_contract import wait_until
 from support.worlds.brokers_of_a_region import REGION, ServingBroker, acknowledge, serving, stored
 
@@ -145,3 +145,26 @@ async def test_a_split_bundle_goes_on_and_its_halves_move_alone(two: Two) -> Non
     assert set(two.a.service.topics) == {str(name) for name in inside} - {str(name) for name in moving}
     for name in moving:
         await two.b.open(name)
+
+
+async def test_a_topic_whose_bundle_goes_while_it_is_opened_is_not_served(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = two.a.catalog.topics
+    find, is_opening, may_go_on = records.find, asyncio.Event(), asyncio.Event()
+
+    async def found_later(name: TopicName) -> object:
+        is_opening.set()
+        await may_go_on.wait()
+        return await find(name)
+
+    monkeypatch.setattr(records, "find", found_later)
+    opening = asyncio.create_task(two.a.open(NAME))
+    await is_opening.wait()
+    await two.a.give_up(NAME, two.b)
+    may_go_on.set()
+    with pytest.raises(TopicFenced, match="another broker"):
+        await opening
+    assert two.a.service.topics == {}
+    topic = await two.b.open(NAME)
+    await stored(topic, b"1")
