@@ -204,7 +204,11 @@ class BrokerProcess:
         return http(method, self.admin_url + path, body, raw=raw)
 
     def __enter__(self) -> Self:
-        return self if self._process is not None else self.start()
+        try:
+            return self if self._process is not None else self.start()
+        except BaseException:
+            self.kill()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -333,7 +337,11 @@ class RegionsProcess:
         return http(method, self.admin_url(region) + path, body, raw=raw)
 
     def __enter__(self) -> Self:
-        return self.start()
+        try:
+            return self.start()
+        except BaseException:
+            self.kill()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
