@@ -13,10 +13,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
-
-from meridian_broker.server.lifeline import die_with_parent
 
 _FORKING = multiprocessing.get_context("forkserver")
 _FORKING.set_forkserver_preload(["meridian_broker.server.main", "meridian_broker.server.broker"])
@@ -63,7 +62,7 @@ def _run(arguments: list[str], log_file: Path, environment: dict[str, str]) -> N
     """The forked process: what the installed script does."""
     from meridian_broker.server.main import main
 
-    die_with_parent(os.getppid())
+    threading.Thread(target=_end_with_the_tests, daemon=True).start()
     with log_file.open("ab") as log:
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())
@@ -71,3 +70,11 @@ def _run(arguments: list[str], log_file: Path, environment: dict[str, str]) -> N
     os.environ.update(environment)
     sys.argv = ["meridian", *arguments]
     main()
+
+
+def _end_with_the_tests() -> None:
+    """Whoever kills the process that runs the tests ends their brokers, too: the fork server outlives it otherwise."""
+    tests = multiprocessing.parent_process()
+    assert tests is not None
+    tests.join()
+    os.kill(os.getpid(), signal.SIGKILL)
