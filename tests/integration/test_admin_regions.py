@@ -14,7 +14,8 @@ import pulsar
 import pytest
 from meridian_broker.gateway.region_calls import CallFailed
 from prometheus_client.parser import text_string_to_metric_families
-from support.brokers.broker_process import MERIDIAN, RegionsProcess, wait_until
+from support.brokers.broker_process import RegionsProcess, wait_until
+from support.brokers.forked_meridian import MERIDIAN
 from support.brokers.peers import calls_as
 from support.brokers.region_clients import PATIENCE_MS
 

@@ -14,7 +14,8 @@ from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
-from support.brokers.broker_process import MERIDIAN, RegionsProcess, wait_until
+from support.brokers.broker_process import RegionsProcess, wait_until
+from support.brokers.forked_meridian import MERIDIAN
 from support.brokers.peers import as_region
 from support.brokers.region_clients import (
     EXCLUSIVE,

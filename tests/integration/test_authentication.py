@@ -25,7 +25,8 @@ from meridian_operator.plan.observed import TopicName
 from meridian_operator.regions.client import RegionClient
 from meridian_operator.regions.directory import Region, Tokens
 from meridian_operator.regions.observing import Observer
-from support.brokers.broker_process import MERIDIAN, http, wait_until
+from support.brokers.broker_process import http, wait_until
+from support.brokers.forked_meridian import MERIDIAN
 from support.brokers.guarded_regions import Guarded, guarded_regions, new_token, shown_by, tokens_command
 from support.brokers.peers import calls_as
 from support.brokers.region_clients import PATIENCE_MS

@@ -15,7 +15,8 @@ import pulsar
 import pytest
 from meridian_broker.cli.output import USAGE
 from meridian_broker.cli.produce import key_hash
-from support.brokers.broker_process import MERIDIAN, BrokerProcess
+from support.brokers.broker_process import BrokerProcess
+from support.brokers.forked_meridian import MERIDIAN
 from support.brokers.free_ports import free_port
 from support.brokers.region_clients import connect
 

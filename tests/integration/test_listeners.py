@@ -11,7 +11,8 @@ import pulsar
 import pytest
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.errors import ServerError
-from support.brokers.broker_process import MERIDIAN, BrokerProcess, http
+from support.brokers.broker_process import BrokerProcess, http
+from support.brokers.forked_meridian import MERIDIAN
 from support.brokers.free_ports import free_port
 from support.protocol.raw_connection import RawConnection
 

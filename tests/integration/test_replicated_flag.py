@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from meridian_broker.cli.rest import TIMEOUT_SECONDS
-from support.brokers.broker_process import MERIDIAN, HttpAnswer, RegionsProcess, wait_until
+from support.brokers.broker_process import HttpAnswer, RegionsProcess, wait_until
+from support.brokers.forked_meridian import MERIDIAN
 from support.brokers.region_clients import (
     EARLIEST,
     PATIENCE_MS,

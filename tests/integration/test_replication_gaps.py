@@ -17,8 +17,8 @@ from meridian_broker.positions.position import Position
 from meridian_broker.replication.entries.replicator_status import Hold
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar import topic_name
-from support.brokers.broker_process import MERIDIAN
 from support.brokers.broker_regions import Region, regions, until
+from support.brokers.forked_meridian import MERIDIAN
 
 TOPIC = "persistent://public/default/t"
 GAPS = "/meridian/v1/topics/persistent/public/default/t/gaps"

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pulsar
 import pytest
-from support.brokers.broker_process import MERIDIAN, http, is_healthy, wait_until
+from support.brokers.broker_process import http, is_healthy, wait_until
 from support.brokers.certificates import Authority
+from support.brokers.forked_meridian import MERIDIAN
 from support.brokers.free_ports import free_port
 from support.brokers.region_clients import PATIENCE_MS, connect
 

@@ -10,7 +10,8 @@ from typing import Any
 import pulsar
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.brokers.broker_process import MERIDIAN, RegionsProcess, wait_until
+from support.brokers.broker_process import RegionsProcess, wait_until
+from support.brokers.forked_meridian import MERIDIAN
 from support.brokers.region_clients import (
     KEY_SHARED,
     PATIENCE_MS,

@@ -22,8 +22,9 @@ from meridian_broker.gateway.client_errors import ConnectFailed
 from meridian_broker.gateway.client_options import ClientOptions
 from meridian_broker.gateway.region_calls import CallFailed
 from meridian_broker.gateway.tls import TlsFiles, client_context
-from support.brokers.broker_process import MERIDIAN, BrokerProcess, wait_until
+from support.brokers.broker_process import BrokerProcess, wait_until
 from support.brokers.certificates import Authority, served
+from support.brokers.forked_meridian import MERIDIAN
 from support.brokers.free_ports import free_port
 from support.brokers.peers import as_region, calls_as
 from support.brokers.region_clients import PATIENCE_MS

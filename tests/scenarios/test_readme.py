@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.brokers.broker_process import MERIDIAN, wait_until
+from support.brokers.broker_process import wait_until
+from support.brokers.forked_meridian import MERIDIAN
 from support.brokers.region_clients import CENTRAL, EAST, WEST
 from support.brokers.up_process import UpProcess
 

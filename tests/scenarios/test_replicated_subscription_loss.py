@@ -16,7 +16,8 @@ import pytest
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.client_errors import ConnectFailed
 from meridian_broker.gateway.roles import Consumer
-from support.brokers.broker_process import MERIDIAN, RegionsProcess, wait_until
+from support.brokers.broker_process import RegionsProcess, wait_until
+from support.brokers.forked_meridian import MERIDIAN
 from support.brokers.region_clients import (
     CENTRAL,
     EAST,

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.brokers.broker_process import MERIDIAN, wait_until
+from support.brokers.broker_process import wait_until
+from support.brokers.forked_meridian import MERIDIAN
 from support.brokers.region_clients import (
     CENTRAL,
     EARLIEST,

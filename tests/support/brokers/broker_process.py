@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.parse
@@ -26,10 +25,9 @@ from typing import Any, Protocol, Self
 from meridian_broker.cli.programs import UpOptions
 from meridian_broker.server.layout import Directory, plan_regions
 from meridian_broker.server.settings import collect
-from support.brokers.forked_meridian import ForkedMeridian
+from support.brokers.forked_meridian import MERIDIAN, ForkedMeridian
 from support.brokers.free_ports import free_base_port, free_port
 
-MERIDIAN = (sys.executable, "-P", "-m", "meridian_broker.server.main")
 START_SECONDS = 120.0
 STOP_SECONDS = 120.0
 PATIENT = {"barrierTimeoutMillis": "20000"}

@@ -17,6 +17,8 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+MERIDIAN = (sys.executable, "-P", "-m", "meridian_broker.server.main")
+"""What starts the program as a user does."""
 _FORKING = multiprocessing.get_context("forkserver")
 _FORKING.set_forkserver_preload(["meridian_broker.server.main", "meridian_broker.server.broker"])
 
@@ -69,6 +71,7 @@ def _run(arguments: list[str], log_file: Path, environment: dict[str, str]) -> N
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = ["meridian", *arguments]
+    sys.orig_argv = [*MERIDIAN, *arguments]  # what a broker that replaces itself starts
     main()
 
 
