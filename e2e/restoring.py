@@ -61,12 +61,18 @@ class Snapshots:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         has_kind = "kubectl get crd volumesnapshots.snapshot.storage.k8s.io -o name 2>/dev/null || true"
-        if not cluster.run(has_kind):
+        self._made_kind = not cluster.run(has_kind)
+        if self._made_kind:
             self._apply(SNAPSHOT_KIND)
             cluster.run(
                 "kubectl wait --for=condition=Established --timeout=30s crd/volumesnapshots.snapshot.storage.k8s.io"
             )
         self._apply(COPIES)
+
+    def close(self) -> None:
+        """Leave the cluster without the kind, if it had none."""
+        if self._made_kind:
+            self._cluster.run("kubectl delete crd volumesnapshots.snapshot.storage.k8s.io")
 
     def take(self) -> None:
         """Copy both volumes. Their pods are stopped meanwhile: these copies would not be of one moment otherwise."""
@@ -125,6 +131,10 @@ class Backup:
         self._day = f"day={datetime.now(UTC).date()}"
         self._snapshots.take()
 
+    def close(self) -> None:
+        """Forget the snapshots."""
+        self._snapshots.close()
+
     def restore(self, parts: Sequence[str]) -> None:
         """Go back to the copies of these parts."""
         script = self._restore.replace("day=2026-11-23", self._day)
@@ -156,6 +166,10 @@ class Restoring:
         working(clients[REGION], TOPIC).close()
         self._one_period(lambda: None)
         self._backup = Backup(cluster)
+
+    def close(self) -> None:
+        """Forget the backup."""
+        self._backup.close()
 
     def go_back(self, parts: Sequence[str]) -> None:
         """Restore these parts while messages are published and acknowledged."""

@@ -403,9 +403,11 @@ def test_keys_are_replaced_and_no_client_is_refused(
 
 
 @pytest.fixture(scope="module")
-def restoring(cluster: Cluster, clients: dict[str, pulsar.Client]) -> Restoring:
+def restoring(cluster: Cluster, clients: dict[str, pulsar.Client]) -> Iterator[Restoring]:
     Topics(cluster, partial(call, cluster)).make("restored", "Delete")
-    return Restoring(cluster, clients)
+    made = Restoring(cluster, clients)
+    yield made
+    made.close()
 
 
 @pytest.mark.parametrize("what", RESTORES)

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 from meridian_verifier.report.configmap import Run, manifests
-from support.kubernetes.charts import merged, notes, refusal, rendered, with_defaults
+from support.kubernetes.charts import notes, refusal, rendered, with_defaults
 
 REGIONS: dict[str, Any] = {
     "regions": [
@@ -19,16 +19,39 @@ REGIONS: dict[str, Any] = {
 
 
 def test_driver_and_executors_believe_the_regions_authority() -> None:
-    made = rendered("meridian-verifier", merged(REGIONS, {"tls": {"caSecret": "regions-ca"}}))
+    regions = [REGIONS["regions"][0] | {"caSecret": "us-east-ca"}, REGIONS["regions"][1]]
+    made = rendered("meridian-verifier", {"regions": regions, "tls": {"caSecret": "regions-ca"}})
     driver = made["CronJob", "meridian"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]
     executor = yaml.safe_load(made["ConfigMap", "meridian"]["data"]["executor.yaml"])["spec"]
     for pod in (driver, executor):
         mounts = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
         assert mounts["tls"] == "/etc/meridian/tls"
-        assert next(one for one in pod["volumes"] if one["name"] == "tls")["secret"]["secretName"] == "regions-ca"
-    believed = {"name": "SSL_CERT_FILE", "value": "/etc/meridian/tls/ca.crt"}
-    assert believed in driver["containers"][0]["env"]
-    assert f"--spark-conf=spark.executorEnv.SSL_CERT_FILE={believed['value']}" in driver["containers"][0]["args"]
+        sources = next(one for one in pod["volumes"] if one["name"] == "tls")["projected"]["sources"]
+        files = {one["secret"]["name"]: one["secret"]["items"] for one in sources}
+        assert files == {
+            "regions-ca": [{"key": "ca.crt", "path": "default"}],
+            "us-east-ca": [{"key": "ca.crt", "path": "us-east"}],
+        }
+    assert "--ca-dir=/etc/meridian/tls" in driver["containers"][0]["args"]
+
+
+def test_without_authorities_of_their_own_regions_are_believed_by_the_systems() -> None:
+    driver = rendered("meridian-verifier", REGIONS)["CronJob", "meridian"]["spec"]["jobTemplate"]["spec"]["template"]
+    assert not [one for one in driver["spec"]["containers"][0]["args"] if one.startswith("--ca-dir")]
+    assert "tls" not in {one["name"] for one in driver["spec"]["volumes"]}
+
+
+def test_it_lists_subscriptions_in_the_listed_namespaces_only() -> None:
+    for team in ("team-a", "team-b"):
+        made = rendered("meridian-verifier", REGIONS | {"namespaces": [team]})
+        assert not [kind for kind, _ in made if kind.startswith("ClusterRole")]
+        for kind in ("Role", "RoleBinding"):
+            assert made[kind, "meridian-us-east"]["metadata"]["namespace"] == team
+    both = rendered("meridian-verifier", REGIONS | {"namespaces": ["team-a", "team-b"]})
+    arguments = both["CronJob", "meridian"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"][0]["args"]
+    told = [one for one in arguments if one.startswith("--max-lags-namespace")]
+    assert told == ["--max-lags-namespace=team-a", "--max-lags-namespace=team-b"]
+    assert ("ClusterRole", "meridian-us-east") in rendered("meridian-verifier", REGIONS)
 
 
 def test_the_api_server_reserves_verdicts_for_the_verifier() -> None:

@@ -9,4 +9,6 @@ changes), applies it and writes what it observed to the status. It never touches
     plan      what to change: pure functions
     regions   the brokers' admin REST API, and the tokens for it
     handlers  kopf: what happens on events from Kubernetes
+    kube      the operator's own requests to Kubernetes: statuses, Events, the Lease
+    process   what surrounds the handlers: leader election, metrics and logs
 """

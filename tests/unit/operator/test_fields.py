@@ -112,6 +112,9 @@ class Witnessed:
     def now(self) -> str:
         return "2026-01-01T00:00:00Z"
 
+    def token_warnings(self, names: Sequence[str]) -> list[str]:
+        return []
+
     async def see(self, names: Sequence[str], topic: TopicName, subscription: str | None) -> list[RegionSeen]:
         self.asked.append((tuple(names), topic, subscription))
         known = frozenset((*NAMES, "ca"))

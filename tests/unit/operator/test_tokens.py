@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 from meridian_operator.api.settings import Settings
 from meridian_operator.handlers.world import World
+from meridian_operator.plan.outcome import Plan, judge
 from meridian_operator.process.metrics import Metrics
 from meridian_operator.regions.directory import SOON_SECONDS, Tokens, expiry_of
 
@@ -79,6 +80,22 @@ def test_a_token_that_expires_soon_is_told_once_and_again_when_it_has_expired(
     (tmp_path / "east").write_text(token({"exp": NEW_YEAR + 90 * 86_400}))
     near.check_tokens()
     assert not said(caplog), "it was replaced"
+
+
+def test_objects_of_a_region_whose_token_expires_are_degraded_and_stay_ready(tmp_path: Path) -> None:
+    (tmp_path / "default").write_text(token({"sub": "admin"}))
+    (tmp_path / "east").write_text(token({"exp": NEW_YEAR}))
+    near = world(tmp_path, NEW_YEAR - SOON_SECONDS)
+    near.check_tokens()
+    settled, waiting = Plan(), Plan(waiting=("it will be",))
+    for plan in (settled, waiting):
+        ready, _, degraded = judge(plan, ["east", "west"], (), near.token_warnings(["east", "west"]))
+        assert ready.status == ("True" if plan is settled else "False")
+        assert (degraded.status, degraded.reason) == ("True", "TokenExpires")
+        assert "region east expires at 2026-01-01T00:00:00Z" in degraded.message
+    assert judge(settled, ["west"], (), near.token_warnings(["west"]))[2].reason == "AllRegionsAnswer"
+    away = Plan(problems=(("east", "RegionUnreachable", "no answer"),))
+    assert judge(away, ["east"], (), near.token_warnings(["east"]))[2].reason == "RegionUnreachable"
 
 
 def test_metrics_show_when_each_token_expires(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from meridian_verifier.align.findings import Finding, Reason
 from meridian_verifier.align.patience import MaxLags, behind, superseded, undecided
 from meridian_verifier.align.verdicts import State, Verdict, judge
 from meridian_verifier.cluster import Cluster, ClusterError
-from meridian_verifier.wanted_lags import PATH, max_lags, milliseconds
+from meridian_verifier.wanted_lags import GROUP, KIND, max_lags, milliseconds
 from support.kubernetes.api_server import serving
 from support.verifier.verdict_worlds import CURSOR, A, B, finding, topic, world
 from support.verifier.verifier_worlds import TOPIC
@@ -94,19 +94,29 @@ def test_the_objects_say_how_patient_to_be(tmp_path: Path, monkeypatch: pytest.M
         assert max_lags(cluster) == {}, "the kind is not installed"
         for number in range(1200):
             one = replicated(f"n{number}", "1m30s", subscription=f"s{number}")
-            api.objects[f"{PATH}/n{number}"] = one
-        api.objects[f"{PATH}/younger"] = replicated("younger", "5s", "2026-01-02T00:00:00Z")
-        api.objects[f"{PATH}/older"] = replicated("older", "500ms")
-        api.objects[f"{PATH}/silent"] = replicated("silent", None, subscription="silent")
+            api.objects[f"{GROUP}/{KIND}/n{number}"] = one
+        api.objects[f"{GROUP}/{KIND}/younger"] = replicated("younger", "5s", "2026-01-02T00:00:00Z")
+        api.objects[f"{GROUP}/{KIND}/older"] = replicated("older", "500ms")
+        api.objects[f"{GROUP}/{KIND}/silent"] = replicated("silent", None, subscription="silent")
         found = max_lags(cluster)
         assert len(found) == 1201, "page after page"
         assert (found[KEY], found[TOPIC, "s7"]) == (500, 90_000)
-        api.objects[f"{PATH}/odd"] = replicated("odd", "soon", subscription="odd")
+        api.objects[f"{GROUP}/{KIND}/odd"] = replicated("odd", "soon", subscription="odd")
         with pytest.raises(ClusterError, match="no duration"):
             max_lags(cluster)
         api.refuses = lambda _method, _path: True
         with pytest.raises(ClusterError, match="HTTP 403"):
             max_lags(cluster)
+
+
+def test_objects_of_other_namespaces_are_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where namespaces are listed, the verifier may list the objects of these only."""
+    with serving(tmp_path, monkeypatch) as (api, account):
+        for namespace, lag in (("team-a", "1s"), ("team-b", "2s"), ("team-c", "3s")):
+            one = replicated("x", lag, subscription=namespace)
+            api.objects[f"{GROUP}/namespaces/{namespace}/{KIND}/x"] = one
+        api.refuses = lambda _method, path: "/namespaces/team-a/" not in path and "/namespaces/team-b/" not in path
+        assert max_lags(Cluster(account), ("team-a", "team-b")) == {(TOPIC, "team-a"): 1000, (TOPIC, "team-b"): 2000}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from rich.console import Console
 from meridian_verifier.cluster import Cluster, ClusterError
 from meridian_verifier.report.shown import markup
 from meridian_verifier.session import JavaMissing, check_java
-from meridian_verifier.source.regions import Region, RegionsError, parse_regions, read_regions_file
+from meridian_verifier.source.regions import Region, RegionsError, parse_regions, read_regions_file, with_authorities
 from meridian_verifier.wanted_lags import max_lags
 
 COULD_NOT_TELL: Final = 2
@@ -33,6 +33,17 @@ INTERRUPTED: Final = 130
     "--max-lags-from-cluster",
     is_flag=True,
     help="In a pod: use spec.maxLag of a subscription's ReplicatedSubscription, if there is one.",
+)
+@click.option(
+    "--max-lags-namespace",
+    multiple=True,
+    metavar="NAMESPACE",
+    help="Read ReplicatedSubscriptions of this namespace only, for --max-lags-from-cluster. Repeat. Default: of all.",
+)
+@click.option(
+    "--ca-dir",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Certificate authorities in PEM: a file for each region, named like it, and `default` for the others.",
 )
 @click.option("--report-dir", type=click.Path(path_type=Path, file_okay=False), help="Write the HTML report here.")
 @click.option(
@@ -65,6 +76,8 @@ def verify(
     topics: str | None,
     max_lag: float,
     max_lags_from_cluster: bool,
+    max_lags_namespace: tuple[str, ...],
+    ca_dir: Path | None,
     report_dir: Path | None,
     token_file: str | None,
     master: str,
@@ -80,9 +93,11 @@ def verify(
     console = Console(stderr=True, highlight=False)
     try:
         named = _named(regions_file, regions)
+        if ca_dir is not None:
+            named = with_authorities(named, ca_dir)
         settings = _spark_settings(spark_conf)
         check_java()
-        lags = max_lags(Cluster()) if max_lags_from_cluster else {}
+        lags = max_lags(Cluster(), max_lags_namespace) if max_lags_from_cluster else {}
     except (RegionsError, JavaMissing, ClusterError) as error:
         console.print(f"[red]Error:[/] {markup(str(error))}", soft_wrap=True)
         raise SystemExit(COULD_NOT_TELL) from None

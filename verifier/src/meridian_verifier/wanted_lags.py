@@ -4,29 +4,42 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 from urllib.parse import quote
 
 from meridian_verifier.align.verdicts import Key
 from meridian_verifier.cluster import Cluster, ClusterError
 
-PATH: Final = "/apis/meridian.dev/v1alpha1/replicatedsubscriptions"
+GROUP: Final = "/apis/meridian.dev/v1alpha1"
+KIND: Final = "replicatedsubscriptions"
 PAGE: Final = 500
+Age = tuple[str, str, str]
+"""Of an object: when it was created, and to break ties its namespace and name."""
 _DURATION: Final = re.compile(r"([0-9]{1,9}(ms|s|m|h|d))+")
 _MILLIS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
-def max_lags(cluster: Cluster) -> dict[Key, int]:
+def max_lags(cluster: Cluster, namespaces: Sequence[str] = ()) -> dict[Key, int]:
     """Milliseconds by topic and subscription. Of two objects for the same one the oldest wins.
 
+    :param namespaces: of the objects; none: all namespaces.
     :raises ClusterError: no answer, a refusal, or an invalid object.
     """
-    found: dict[Key, tuple[tuple[str, str, str], int]] = {}
+    paths = [f"{GROUP}/namespaces/{namespace}/{KIND}" for namespace in namespaces] or [f"{GROUP}/{KIND}"]
+    found: dict[Key, tuple[Age, int]] = {}
+    for path in paths:
+        _read(cluster, path, found)
+    return {key: lag for key, (_, lag) in found.items()}
+
+
+def _read(cluster: Cluster, path: str, found: dict[Key, tuple[Age, int]]) -> None:
+    """Add the objects of one list, which comes in pages."""
     following = ""
     while True:
-        page = cluster.get(f"{PATH}?limit={PAGE}&continue={quote(following)}")
+        page = cluster.get(f"{path}?limit={PAGE}&continue={quote(following)}")
         if page is None:
-            return {}  # this cluster does not have the kind
+            return  # this cluster does not have the kind
         try:
             for one in page["items"]:
                 meta, spec = one["metadata"], one["spec"]
@@ -36,9 +49,9 @@ def max_lags(cluster: Cluster) -> dict[Key, int]:
                     found[key] = age, milliseconds(spec["maxLag"])
             following = page["metadata"].get("continue") or ""
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ClusterError(f"GET {PATH}: an object that cannot be read: {error!r}") from error
+            raise ClusterError(f"GET {path}: an object that cannot be read: {error!r}") from error
         if not following:
-            return {key: lag for key, (_, lag) in found.items()}
+            return
 
 
 def milliseconds(text: str) -> int:

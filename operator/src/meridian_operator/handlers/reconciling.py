@@ -76,7 +76,8 @@ async def _reconcile(
     if first.changes:
         seen = await world.see(asked, *subject.place(wish))
         planned = subject.plan(wish, seen)
-    findings = [*judge(planned, names, failures), drifted(first.changes if history.settled else ())]
+    judged = judge(planned, names, failures, world.token_warnings(names))
+    findings = [*judged, drifted(first.changes if history.settled else ())]
     more, status = subject.report(wish, Look(seen, planned, verdict))
     made_again = history.recreate and not failures
     token = value_of(wish.body, RECREATE)[:64] if made_again else (wish.body.get("status") or {}).get("recreated", "")

@@ -93,6 +93,10 @@ class World:
                 _log.warning("%s", told)
             self._warned[name] = told
 
+    def token_warnings(self, names: Sequence[str]) -> list[str]:
+        """What the last check said about the tokens of these regions."""
+        return [told for name in names if (told := self._warned.get(name))]
+
     def calls(self) -> dict[str, int]:
         """Number of requests sent to each region so far."""
         return {name: observer.calls for name, observer in self._observers.items()}

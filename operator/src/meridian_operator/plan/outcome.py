@@ -50,11 +50,14 @@ class Plan:
         return {region: sentence for region, _, sentence in reversed(self.problems)}
 
 
-def judge(plan: Plan, regions: Sequence[str], failures: Iterable[tuple[str, str]] = ()) -> list[Finding]:
+def judge(
+    plan: Plan, regions: Sequence[str], failures: Iterable[tuple[str, str]] = (), warnings: Sequence[str] = ()
+) -> list[Finding]:
     """Ready, Progressing and Degraded.
 
     :param regions: all regions that the object names.
     :param failures: refused changes: region and sentence.
+    :param warnings: what to do about the operator's tokens soon, a sentence each.
     """
     failed = tuple(failures)
     wrong = {region for region, _, _ in plan.problems} | {region for region, _ in failed}
@@ -67,17 +70,20 @@ def judge(plan: Plan, regions: Sequence[str], failures: Iterable[tuple[str, str]
             Finding(PROGRESSING, "True", "Retrying", "the operator retries automatically"),
             Finding(DEGRADED, "True", reason, f"{len(wrong)} of {len(regions)} regions: {text}"[:4000]),
         ]
+    degraded = Finding(DEGRADED, "False", "AllRegionsAnswer", "every region answers")
+    if warnings:
+        degraded = Finding(DEGRADED, "True", "TokenExpires", "; ".join(warnings)[:4000])
     if plan.changes or plan.waiting:
         text = "; ".join([*(change.sentence() for change in plan.changes), *plan.waiting])[:4000]
         return [
             Finding(READY, "False", "Progressing", text),
             Finding(PROGRESSING, "True", "Changing" if plan.changes else "Waiting", text),
-            Finding(DEGRADED, "False", "AllRegionsAnswer", "every region answers"),
+            degraded,
         ]
     return [
         Finding(READY, "True", "AsSpecified", f"all {len(regions)} regions are as specified"),
         Finding(PROGRESSING, "False", "Settled", "no changes remain"),
-        Finding(DEGRADED, "False", "AllRegionsAnswer", "every region answers"),
+        degraded,
     ]
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import http.client
 import io
 import json
+import ssl
 import time
 import urllib.error
 import urllib.request
@@ -55,7 +56,7 @@ class RegionClient:
     def __init__(self, region: Region, token: str | None = None) -> None:
         self.region = region
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self._opener: urllib.request.OpenerDirector | None = None
 
     def take(self, topics: str | None = None) -> Taken:
         """Take a snapshot.
@@ -112,7 +113,17 @@ class RegionClient:
         if body is not None:
             headers["Content-Type"] = "application/json"
         request = urllib.request.Request(self.region.admin_url + path, data=body, headers=headers)
+        if self._opener is None:
+            self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), self._https())
         return self._opener.open(request, timeout=seconds)
+
+    def _https(self) -> urllib.request.HTTPSHandler:
+        """:raises OSError: the region's authorities cannot be used."""
+        file = self.region.ca_file or None
+        try:
+            return urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=file))
+        except OSError as error:  # ssl.SSLError is one
+            raise OSError(f"the certificate authorities in {file} cannot be used: {error}") from error
 
 
 class _Watched(io.RawIOBase):

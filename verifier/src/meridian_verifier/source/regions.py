@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,6 +20,8 @@ class Region:
 
     name: str
     admin_url: str
+    ca_file: str = ""
+    """The authorities that may sign its certificate; empty: the system's."""
 
 
 def parse_regions(text: str) -> list[Region]:
@@ -49,6 +52,16 @@ def read_regions_file(path: Path) -> list[Region]:
         if isinstance(error, RegionsError):
             raise
         raise RegionsError(f'{path} is no regions file: expected {{"regions": [{{"name", "admin_url"}}]}}') from error
+
+
+def with_authorities(regions: Iterable[Region], directory: Path) -> list[Region]:
+    """The regions with the authorities in a directory: each has a file of its name, or else ``default``, or else the
+    system's."""
+    return [replace(region, ca_file=_authorities(region.name, directory)) for region in regions]
+
+
+def _authorities(name: str, directory: Path) -> str:
+    return next((str(directory / one) for one in (name, "default") if (directory / one).is_file()), "")
 
 
 def _checked(pairs: list[tuple[str, str]]) -> list[Region]:
