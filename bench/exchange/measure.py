@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Collection, Iterable, Set
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -62,8 +62,11 @@ class Host:
     def incarnation(self, topic: str) -> str:  # noqa: ARG002
         return ""
 
-    def replicated_topics(self) -> Iterable[str]:
-        return self.held
+    def open_topics(self) -> Collection[str]:
+        return self.held.keys()
+
+    def is_replicated(self, topic: str) -> bool:
+        return topic in self.held
 
     def replicated_in(self, topic: str) -> Iterable[str]:
         return self.held.get(topic, {})

@@ -123,12 +123,13 @@ async def test_a_topic_that_may_be_somebody_elses_is_dropped_without_another_wri
 async def test_the_topics_of_a_bundle_are_opened_by_whoever_gets_it(two: Two) -> None:
     await two.a.open(NAME)
     await two.b.load()
-    assert two.b.service.registry.unopened() == set()
+    assert await two.b.service.registry.unopened() == set()
     await two.a.give_up(NAME, two.b)
-    await wait_until(lambda: two.b.service.registry.unopened() == {str(NAME)})
+    await wait_until(lambda: two.b.service.registry.is_unopened(str(NAME)))
+    assert await two.b.service.registry.unopened() == {str(NAME)}
     await two.b.load()
     assert list(two.b.service.topics) == [str(NAME)]
-    assert two.a.service.registry.unopened() in (set(), None)
+    assert await two.a.service.registry.unopened() in (set(), None)
 
 
 async def test_a_split_bundle_goes_on_and_its_halves_move_alone(two: Two) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -134,8 +134,11 @@ class WorldRegion:
     def incarnation(self, topic: str) -> str:
         return self.topics[topic].incarnation if topic in self.topics else ""
 
-    def replicated_topics(self) -> Iterable[str]:
-        return [topic for topic, one in self.topics.items() if one.subscriptions]
+    def open_topics(self) -> Collection[str]:
+        return self.topics.keys()
+
+    def is_replicated(self, topic: str) -> bool:
+        return topic in self.topics and bool(self.topics[topic].subscriptions)
 
     def replicated_in(self, topic: str) -> Iterable[str]:
         return list(self.topics[topic].subscriptions) if topic in self.topics else []

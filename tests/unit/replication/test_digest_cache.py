@@ -30,15 +30,19 @@ class Source:
     def regions_of(self, topic: str) -> frozenset[str]:
         return frozenset(("us", "eu"))
 
-    def replicated_topics(self) -> list[str]:
-        return [topic for topic, _ in self.held]
+    def open_topics(self) -> list[str]:
+        return list({topic for topic, _ in self.held})
+
+    def is_replicated(self, topic: str) -> bool:
+        return bool(self.replicated_in(topic))
 
     def replicated_in(self, topic: str) -> list[str]:
         return [name for other, name in self.held if other == topic]
 
 
 def refresh(cache: DigestCache) -> None:
-    cache.refresh_topics()
+    for _ in cache.follow():
+        pass
     for topic in cache.topics():
         cache.refresh(topic)
 

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 
 import pytest
 from meridian_broker.positions.progress import Progress
+from meridian_broker.replication.progress import digests as cache
 from meridian_broker.replication.progress import exchange
 from meridian_broker.replication.progress.digest_tree import bucket_of
 from meridian_broker.replication.progress.messages import (
@@ -442,6 +444,37 @@ def test_a_flood_of_unknown_topics_is_not_remembered() -> None:
     assert len(peer.waiting) == len(peer.skips) == 10
     assert peer.in_sync == {T}
     assert len(peer.forced) <= 1
+
+
+def test_open_topics_are_found_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass over a hundred thousand topics at the beginning of each round would hold up the broker for a while."""
+    monkeypatch.setattr(cache, "FOLLOWED", 3)
+    world = ExchangeWorld(("us", "eu"))
+    us = world.regions["us"]
+    looked: Counter[int] = Counter()
+    is_replicated = us.is_replicated
+
+    def counted(topic: str) -> bool:
+        looked[world.now_ms] += 1
+        return is_replicated(topic)
+
+    monkeypatch.setattr(us, "is_replicated", counted)
+    for number in range(20):
+        us.subscribe(f"t{number}", S)
+    world.connect_all()
+    world.run(15)
+    assert 0 < sum(looked.values()) < 20
+    world.disconnect("us", "eu")
+    world.connect_all()  # the next round begins again
+    world.run(1000)
+    assert max(looked.values()) == 3
+    assert all(world.regions["eu"].progress(f"t{number}", S) is not None for number in range(20))
+    for number in range(15):
+        del us.topics[f"t{number}"]
+    looked.clear()
+    world.run(10_000)
+    assert set(us.exchange._context.digests.topics()) == us.topics.keys()
+    assert max(looked.values()) <= 3
 
 
 def test_a_round_over_many_subscriptions_goes_in_pieces() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from meridian_broker.ledgers.periodic import each
 from meridian_broker.ledgers.scheduling import SLICE
 from meridian_broker.metadata.topic_listing import Listing
+from meridian_broker.server import draining
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.topics.backfill.backfill import Due
 from meridian_broker.topics.directory import listing
@@ -146,6 +147,56 @@ async def test_the_topics_on_record() -> None:
     assert await most_in_a_turn(asyncio.wait_for(task, None), lambda: made.count + len(unopened)) <= listing.SLICE
     assert set(map(str, task.result())) == unopened
     assert (len(unopened), f"persistent://t/n/{MANY - 1:05}" in unopened) == (MANY, True)
+
+
+async def test_topics_that_are_not_open() -> None:
+    looked = Counter()
+
+    class Fenced:
+        @property
+        def failure(self) -> str:
+            looked.done()
+            return "fenced"
+
+    registry = TopicRegistry(parts())
+    assert await registry.unopened() is None
+    registry.parts.unfinished.is_surveyed = True
+    registry.parts.unfinished.unopened.add("closed")
+    registry.topics = dict.fromkeys(map(str, range(MANY)), Fenced())  # type: ignore[arg-type]
+    task = asyncio.ensure_future(registry.unopened())
+    assert await most_in_a_turn(asyncio.wait_for(task, None), lambda: looked.count) <= listing.SLICE
+    assert task.result() == {"closed", *registry.topics}
+
+
+async def test_a_drain() -> None:
+    """Each topic stops dispatching, and each subscription is looked at once; then only those that wait for acks are."""
+    rested, idle, slow = Counter(), Counter(), Counter()
+
+    class Subscription:
+        consumers, durable = ("c",), True
+        dispatcher = SimpleNamespace(read=0, tracks_holders=True)
+        cursor = SimpleNamespace(mark_delete=0)
+
+        def __init__(self, looked: Counter, unacked: int) -> None:
+            self.looked, self.unacked = looked, unacked
+
+        @property
+        def unacked_messages(self) -> int:
+            """One more is acknowledged between two looks."""
+            self.looked.done()
+            self.unacked = max(0, self.unacked - 1)
+            return self.unacked
+
+    def topic(subscription: Subscription) -> Any:
+        return SimpleNamespace(rest=rested.done, subscriptions={"s": subscription})
+
+    topics = dict.fromkeys(map(str, range(MANY)), topic(Subscription(idle, 0)))
+    topics["last"] = topic(Subscription(slow, 3))
+    gateway: Any = SimpleNamespace(hear_no_more=lambda: None, owes_receipts=False)
+    service: Any = SimpleNamespace(topics=topics)
+    work = draining.quiesce(service, gateway, LoopScheduler())
+    assert await most_in_a_turn(work, lambda: rested.count) <= SLICE
+    assert (rested.count, idle.count, slow.count) == (MANY + 1, MANY, 3)
 
 
 async def test_a_topic_that_is_deleted_during_the_survey_is_not_missed_for_ever() -> None:

@@ -38,6 +38,7 @@ from meridian_broker.gateway.pulsar.broker import Broker
 from meridian_broker.gateway.region_calls import RegionCalls
 from meridian_broker.gateway.replication import ReplicatorRunner
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
+from meridian_broker.ledgers.scheduling import in_slices
 from meridian_broker.ledgers.storage import LedgerStorage
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.ledgers.throttling import Rate, Throttle
@@ -458,7 +459,7 @@ class BrokerProcess:
         limit = self.settings.process.broker_shutdown_timeout_ms / 1000
         try:
             async with asyncio.timeout(limit):
-                await quiesce(self.service, self.gateway)
+                await quiesce(self.service, self.gateway, self.scheduler)
                 await closing.send_consumers_away(self.service.registry)
                 await self._confirmed()
                 self.leases.release_unwanted()  # other regions take over dispatch at once (R26)
@@ -478,5 +479,7 @@ class BrokerProcess:
         async def flush(topic: str, subscription: str) -> None:
             await self.scheduler.answer(lambda ready: self.exchange.flush(topic, subscription, lambda: ready(None)))
 
-        shared = [(topic, name) for topic in self.host.replicated_topics() for name in self.host.replicated_in(topic)]
-        await asyncio.gather(*(flush(topic, name) for topic, name in shared))
+        async with asyncio.TaskGroup() as flushes:
+            async for topic in in_slices(self.scheduler, self.host.open_topics()):
+                for name in self.host.replicated_in(topic):
+                    flushes.create_task(flush(topic, name))

@@ -8,12 +8,15 @@ sent yet means that its message is delivered again, and a message without a rece
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
-from meridian_broker.gateway.pulsar.broker import Broker
-from meridian_broker.topics.service.service import TopicService
-from meridian_broker.topics.subscriptions.subscription import Subscription
+from meridian_broker.ledgers.scheduling import Scheduler, in_slices
+
+if TYPE_CHECKING:
+    from meridian_broker.gateway.pulsar.broker import Broker
+    from meridian_broker.topics.service.service import TopicService
+    from meridian_broker.topics.subscriptions.subscription import Subscription
 
 ACK_SECONDS: Final = 0.25
 """How long consumers may acknowledge delivered messages. Official clients batch acknowledgements for 100 ms.
@@ -23,17 +26,20 @@ RECEIPT_SECONDS: Final = 1.0
 LOOK_SECONDS: Final = 0.025
 
 
-async def quiesce(service: TopicService, gateway: Broker) -> None:
+async def quiesce(service: TopicService, gateway: Broker, scheduler: Scheduler) -> None:
     """Dispatch no more, and wait for acknowledgements; read no more, and wait for receipts. Both for a bounded time."""
-    for topic in service.topics.values():
+    waiting: list[Subscription] = []
+    async for topic in in_slices(scheduler, service.topics.values()):
         topic.rest()
-    await _until(lambda: not any(map(_is_owed_acks, _subscriptions(service))), ACK_SECONDS)
+        waiting += filter(_is_owed_acks, topic.subscriptions.values())
+
+    def have_acknowledged() -> bool:
+        waiting[:] = filter(_is_owed_acks, waiting)  # nothing is dispatched, so no other one joins them
+        return not waiting
+
+    await _until(have_acknowledged, ACK_SECONDS)
     gateway.hear_no_more()
     await _until(lambda: not gateway.owes_receipts, RECEIPT_SECONDS)
-
-
-def _subscriptions(service: TopicService) -> Iterator[Subscription]:
-    return (one for topic in service.topics.values() for one in topic.subscriptions.values())
 
 
 def _is_owed_acks(subscription: Subscription) -> bool:

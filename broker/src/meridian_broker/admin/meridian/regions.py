@@ -36,7 +36,7 @@ async def _region(admin: AdminState, name: str, apart: dict[str, str]) -> dict[s
     link = admin.exchange.links.status().get(name)
     if name == admin.region:
         shown["not_ready"] = await _not_ready(admin)
-        shown["not_open"] = _not_open(admin)
+        shown["not_open"] = await _not_open(admin)
     if link is not None:
         shown["progress"] = {
             "connected": link.connected,
@@ -58,9 +58,9 @@ async def _not_ready(admin: AdminState) -> dict[str, str]:
     return dict(sorted(reasons.items()))
 
 
-def _not_open(admin: AdminState) -> dict[str, Any]:
+async def _not_open(admin: AdminState) -> dict[str, Any]:
     """Recorded topics that are not open: the state of their subscriptions is not known yet."""
-    unopened = admin.service.registry.unopened()
+    unopened = await admin.service.registry.unopened()
     if unopened is None:
         return {"topics": None, "first": []}
     return {"topics": len(unopened), "first": nsmallest(SHOWN, unopened)}

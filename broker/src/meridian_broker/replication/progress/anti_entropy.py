@@ -35,7 +35,7 @@ from meridian_broker.replication.progress.messages import (
     TopicDigest,
 )
 from meridian_broker.replication.progress.peer import Peer
-from meridian_broker.replication.progress.tree_comparison import Summing
+from meridian_broker.replication.progress.tree_comparison import COUNT_PAUSE_MS, Summing
 
 ANNOUNCE_PAUSE_MS: Final = 10
 """Between two messages of one round of digests."""
@@ -51,8 +51,15 @@ class Comparing:
         self._summing = Summing(context, self.announce_some)
 
     def count_some(self, peer: Peer) -> None:
-        """Continue counting topics, which must be complete before everything can be compared at once."""
-        self._summing.go_on(peer)
+        """Continue finding and counting topics, which must be complete before everything can be compared at once."""
+        if peer.following is None:
+            self._summing.go_on(peer)
+            return
+        for _ in peer.following:  # one step
+            peer.next_count_ms = self._context.now_ms + COUNT_PAUSE_MS
+            return
+        peer.following = peer.next_count_ms = None
+        self._followed(peer)
 
     # -- sending our state
 
@@ -62,19 +69,23 @@ class Comparing:
         :param is_new: the link is new. Differences are compared now, even with changes in flight: anything may have
             been missed while there was no link.
         """
-        context = self._context
         peer.forget_confirmed()
-        context.forget_finished()
-        context.digests.refresh_topics()
+        self._context.forget_finished()
+        peer.is_new = is_new or (peer.is_new and (peer.to_summarize or peer.following is not None))
+        peer.following = self._context.digests.follow()
+        self.count_some(peer)
+
+    def _followed(self, peer: Peer) -> None:
+        """The open topics are known: go on with the round."""
+        context = self._context
         peer.lag.forget(context.digests.has_topic)
         for topic in list(islice(peer.waiting, RECONSIDERED)):
             context.held(peer, topic)
         if peer.version >= SUMMARY_VERSION:
-            peer.is_new = is_new or (peer.is_new and peer.to_summarize)
             self._summing.begin(peer)
             return
         topics = [topic for topic in context.digests.topics() if peer.region in context.host.regions_of(topic)]
-        peer.forced = set(topics) if is_new else peer.forced.intersection(topics)
+        peer.forced = set(topics) if peer.is_new else peer.forced.intersection(topics)
         peer.to_announce = deque(topics)
         self.announce_some(peer)
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol, TypeAlias
@@ -57,8 +57,11 @@ class ProgressHost(Protocol):
     def incarnation(self, topic: str) -> str:
         """Stamp of the topic's last deletion, empty when it never was deleted; for topics not known here too (R8)."""
 
-    def replicated_topics(self) -> Iterable[str]:
-        """The topics this broker owns that have replicated subscriptions."""
+    def open_topics(self) -> Collection[str]:
+        """The topics that are open on this broker: a live collection."""
+
+    def is_replicated(self, topic: str) -> bool:
+        """Whether an open topic has replicated subscriptions, deleted ones included; false for any other topic."""
 
     def replicated_in(self, topic: str) -> Iterable[str]:
         """The replicated subscriptions of one of them, each once; none when it is owned no more."""

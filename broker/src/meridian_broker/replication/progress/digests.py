@@ -9,7 +9,7 @@ their own state; they guard against accidents between regions that trust each ot
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -25,6 +25,9 @@ from meridian_broker.replication.progress.messages import (
 
 _MASK: Final = (1 << 64) - 1
 
+FOLLOWED: Final = 2000
+"""Topics in one step of a pass: some three milliseconds."""
+
 
 class DigestSource(Protocol):
     """Where the state that is digested lives."""
@@ -35,7 +38,9 @@ class DigestSource(Protocol):
 
     def incarnation(self, topic: str) -> str: ...
 
-    def replicated_topics(self) -> Iterable[str]: ...
+    def open_topics(self) -> Collection[str]: ...
+
+    def is_replicated(self, topic: str) -> bool: ...
 
     def replicated_in(self, topic: str) -> Iterable[str]: ...
 
@@ -101,20 +106,33 @@ class DigestCache:
         """The region is no longer a peer."""
         self._summaries.pop(region, None)
 
-    def refresh_topics(self) -> None:
-        """Find topics that were added, loaded or removed without a mark."""
-        present = set(self._source.replicated_topics())
-        for topic in present - self._topics.keys():
-            self._topics[topic] = {}
-            self._tell_summaries(topic)
-        for topic in self._topics.keys() - present:
-            del self._topics[topic]
-            self._changed.pop(topic, None)
-            self._sums.pop(topic, None)
-            self._tell_summaries(topic)
+    def follow(self) -> Iterator[None]:
+        """Find topics that were opened, loaded or closed without a mark: a pass over all that are open when it begins.
+
+        Each item is a step; between two of them the caller lets others run.
+        """
+        source = self._source
+        opened = source.open_topics()
+        looked = len(opened)
+        for number, topic in enumerate([*opened, *self._topics]):
+            if number and number % FOLLOWED == 0:
+                yield
+            if number >= looked and topic in opened:
+                continue  # it was among the first
+            if source.is_replicated(topic):
+                if topic not in self._topics:
+                    self._topics[topic] = {}
+                    self._tell_summaries(topic)
+            elif self._topics.pop(topic, None) is not None:
+                self._changed.pop(topic, None)
+                self._sums.pop(topic, None)
+                self._tell_summaries(topic)
 
     def refresh(self, topic: str) -> int:
-        """The same for one topic's subscriptions; says how many there are. It costs a look at each."""
+        """Find the topic's subscriptions that were loaded or removed without a mark; it costs a look at each.
+
+        :returns: how many it has.
+        """
         known = self._topics.get(topic)
         if known is None:
             return 0

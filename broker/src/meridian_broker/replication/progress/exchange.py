@@ -249,7 +249,8 @@ class ProgressExchange:
             elif round_due:
                 peer.next_digest_ms = now_ms + self._digest_interval_ms
                 peer.expire_questions(now_ms - self._digest_interval_ms)
-                self._comparing.announce(peer)
+                if peer.following is None:  # otherwise the last round still looks for the open topics
+                    self._comparing.announce(peer)
         self._waits.expire(now_ms)
         self._refusals.tick()
         if self._ends is not None:

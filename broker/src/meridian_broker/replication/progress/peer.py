@@ -119,6 +119,8 @@ class Peer:
         self.skips: dict[str, int] = {}
         self.next_digest_ms: int | None = None
         """When the next round of digests begins."""
+        self.following: Iterator[None] | None = None
+        """The pass over the open topics with which this round began, until it is through."""
         self.to_announce: deque[str] = deque()
         """Topics whose digest is still to be sent in this round."""
         self.next_announce_ms: int | None = None
@@ -308,6 +310,7 @@ class Peer:
         self.version = OLDEST_VERSION
         self.wanted.clear()
         self.fetching.clear()
+        self.following = None
         self.to_announce.clear()
         self.next_announce_ms = None
         self.is_new = self.to_summarize = False

@@ -88,7 +88,7 @@ class Summing:
         """If equal, there is nothing to do for any topic. Otherwise send our digests of all buckets, which requests the
         differing ones."""
         summary = self._context.digests.summary(peer.region)
-        if not self._is_counted(peer):
+        if peer.following is not None or not self._is_counted(peer):
             peer.early = digest, theirs, reply
             if peer.next_count_ms is None:
                 peer.next_count_ms = self._context.now_ms + COUNT_PAUSE_MS

@@ -7,7 +7,7 @@ What another region tells of a topic that is not open opens it first.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.store import Done, LedgerError
@@ -95,10 +95,13 @@ class ExchangeHost:
         except InvalidTopicNameError:
             return ""
 
-    def replicated_topics(self) -> Iterable[str]:
-        """Topics open here of which other regions hear."""
-        topics = self._registry.topics.values()
-        return (topic.name for topic in topics if topic.failure is None and topic.subscription_registry.has_shared())
+    def open_topics(self) -> Collection[str]:
+        """Names of the open topics, including fenced ones: a live collection."""
+        return self._registry.topics.keys()
+
+    def is_replicated(self, topic: str) -> bool:
+        """Whether other regions learn of an open topic's subscriptions, deleted ones included."""
+        return (found := self._subscriptions_of(topic)) is not None and found.has_shared()
 
     def replicated_in(self, topic: str) -> list[str]:
         """Its subscriptions that are shared with other regions, deleted ones included."""

@@ -102,8 +102,10 @@ class TopicRegistry:
         """Whether it is on record and not open."""
         return topic in self.parts.unfinished.unopened
 
-    def unopened(self) -> set[str] | None:
+    async def unopened(self) -> set[str] | None:
         """Topics on record that are not served now; None: the topics on record are not known yet."""
-        fenced = {name for name, topic in self.topics.items() if topic.failure is not None}
-        unfinished = self.parts.unfinished
-        return unfinished.unopened | fenced if unfinished.is_surveyed else None
+        if not self.parts.unfinished.is_surveyed:
+            return None
+        walk = in_slices(self.parts.scheduler, self.topics.items(), listing.SLICE)
+        fenced = {name async for name, topic in walk if topic.failure is not None}
+        return self.parts.unfinished.unopened | fenced
