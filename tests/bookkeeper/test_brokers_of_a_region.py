@@ -7,47 +7,37 @@ import contextlib
 import itertools
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 import pulsar
 import pytest
-from support.brokers import member_program
 from support.brokers.bookies import Bookies
 from support.brokers.broker_process import BrokerProcess, wait_until
 from support.brokers.region_clients import EARLIEST, PATIENCE_MS, SHARED, connected
 
 LEASE_SECONDS = 10.0
-PROGRAM = Path(member_program.__file__)
+"""The default."""
 
 _regions = itertools.count(1)
-
-
-def launched(broker_id: str, arguments: Sequence[str], log_file: Path) -> subprocess.Popen[bytes]:
-    with log_file.open("ab") as log:
-        command = [sys.executable, "-P", str(PROGRAM), broker_id, str(LEASE_SECONDS), *arguments]
-        return subprocess.Popen(command, stdout=log, stderr=log)
 
 
 class Region:
     """Two brokers, a and b."""
 
     def __init__(self, bookies: Bookies, directory: Path) -> None:
-        name = f"shared-{next(_regions)}"
-        self.brokers = {
-            broker_id: BrokerProcess(
-                name,
-                directory / broker_id,
-                settings={"managedLedgerStorage": "bookkeeper"},
-                metadata_url=f"etcd:{bookies.url}",
-                launch=partial(launched, broker_id),
-            )
-            for broker_id in ("a", "b")
-        }
+        self._name = f"shared-{next(_regions)}"
+        self._etcd = bookies.url
+        self._directory = directory
+        self.brokers = {broker_id: self.broker(broker_id, {"brokerId": broker_id}) for broker_id in ("a", "b")}
+
+    def broker(self, directory: str, more: dict[str, str]) -> BrokerProcess:
+        """A broker of the region, which is not started."""
+        settings = {"managedLedgerStorage": "bookkeeper", **more}
+        return BrokerProcess(
+            self._name, self._directory / directory, settings=settings, metadata_url=f"etcd:{self._etcd}"
+        )
 
     @property
     def url(self) -> str:
@@ -196,3 +186,31 @@ def test_requests_about_a_topic_are_sent_to_its_owner(region: Region) -> None:
     answer = other.http("PUT", f"{path}/subscription/s")
     assert (answer.status, answer.headers["Location"]) == (307, f"{first.admin_url}{path}/subscription/s")
     assert other.http("GET", f"{path}/partitions").json["partitions"] == 0
+
+
+def test_a_broker_that_serves_a_region_alone_does_not_run_beside_others(bookies: Bookies, tmp_path: Path) -> None:
+    region = Region(bookies, tmp_path)
+    one, alone = region.brokers["a"], region.broker("alone", {"startTimeoutSeconds": "1"})
+    try:
+        alone.start()
+        with connected(alone.service_url) as client:
+            bodies = published(client, "orders", 5)
+        one.start()
+        wait_until(lambda: not alone.is_running(), "the broker that was alone to end")
+        assert "has started (epoch" in alone.log()
+        with connected(one.service_url) as client:
+            consumer = client.subscribe("orders", "s", SHARED, initial_position=EARLIEST)
+            assert received(consumer, 5) == bodies
+        alone.kill()
+        alone.start(wait=False)
+        wait_until(lambda: not alone.is_running(), "the broker to refuse to run")
+        assert "is served by several brokers (a), and this one has no brokerId" in alone.log()
+        assert region.owner("orders", one) is one
+        assert one.stop() == 0
+        alone.kill()
+        alone.start()
+        with connected(alone.service_url) as client:
+            assert published(client, "orders", 5)
+    finally:
+        one.kill()
+        alone.kill()

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``meridian up --storage bookkeeper``: regions with bookies of their own, stopped and started again."""
+"""``meridian up --storage bookkeeper``: regions with bookies of their own, or with several brokers, stopped and started
+again."""
 
 from __future__ import annotations
 
@@ -41,3 +42,25 @@ def test_what_regions_have_on_bookies_is_there_after_a_restart(regions: UpProces
             consumer = client.subscribe("t", "s", initial_position=EARLIEST)
             assert [consumer.receive(PATIENCE_MS).data() for _ in range(10)] == [b"%d" % n for n in range(10, 20)]
         regions.stop()
+
+
+def test_a_region_of_two_brokers(tmp_path: Path) -> None:
+    options = (*OPTIONS, "--brokers", "2")
+    region = UpProcess((EAST,), tmp_path / "data", metadata="etcd", options=options, start_seconds=2 * START_SECONDS)
+    names = [f"topic-{number}" for number in range(8)]
+    with region:
+        brokers = region.record(EAST)["brokers"]
+        assert [one["broker_id"] for one in brokers] == ["broker-1", "broker-2"]
+        with connected(brokers[1]["service_url"]) as client:
+            for name in names:
+                client.create_producer(name).send(name.encode())
+        region.stop()
+        region.start()
+        with connected(brokers[0]["service_url"]) as client:
+            for name in names:
+                consumer = client.subscribe(name, "s", initial_position=EARLIEST)
+                message = consumer.receive(PATIENCE_MS)
+                assert message.data() == name.encode()
+                consumer.acknowledge(message)
+        region.stop()
+        assert "us-east/broker-2 stopped in" in region.log()

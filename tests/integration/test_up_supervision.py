@@ -36,9 +36,10 @@ from meridian_broker.server.layout import UpFailed
 from meridian_broker.server.settings import SettingsError
 from meridian_broker.server.supervisor import run_up
 
-directory, mode, metadata, port, http_port, stand_in, *assignments = sys.argv[1:]
-options = UpOptions(regions=("us", "eu"), data_directory=Path(directory), metadata=metadata, base_port=int(port),
-                    base_http_port=int(http_port), assignments=tuple(assignments))
+directory, mode, metadata, port, http_port, regions, brokers, stand_in, *assignments = sys.argv[1:]
+options = UpOptions(regions=tuple(regions.split(",")), data_directory=Path(directory), metadata=metadata,
+                    base_port=int(port), base_http_port=int(http_port), brokers=int(brokers),
+                    assignments=tuple(assignments))
 try:
     sys.exit(run_up(options, lambda line: print(line, flush=True), (sys.executable, stand_in, mode)))
 except (UpFailed, SettingsError) as error:
@@ -52,11 +53,13 @@ class Up:
 
     def __init__(self, directory: Path, mode: str = "good", metadata: str = "embedded", **more: str) -> None:
         self.directory = directory
-        self.ports = [int(more.pop("port", 0)) or free_base_port(2), free_base_port(2)]
+        brokers = int(more.pop("brokers", 1))
+        self.ports = [int(more.pop("port", 0)) or free_base_port(2, brokers), free_base_port(2, brokers)]
+        where = (*map(str, self.ports), more.pop("regions", "us,eu"), str(brokers))
         environment = os.environ | more.pop("environment", {})  # type: ignore[operator]
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-c", DRIVER, str(directory), mode, metadata, *map(str, self.ports)),
+                *(sys.executable, "-c", DRIVER, str(directory), mode, metadata, *where),
                 *(
                     str(TESTS / "support/brokers/stand_in_broker.py"),
                     *(f"{key}={value}" for key, value in more.items()),
@@ -135,6 +138,27 @@ def test_the_regions_run_until_sigterm_and_again(tmp_path: Path, launch: Launch)
         assert "us stopped in" in rest
         assert "eu stopped in" in rest
         wait_until_gone(pids)
+
+
+def test_a_region_of_several_brokers(tmp_path: Path, launch: Launch) -> None:
+    up = launch(tmp_path / "d", regions="us", brokers="3")
+    announced = up.read_until("All regions are up")
+    listed = json.loads((tmp_path / "d" / "regions.json").read_text(encoding="utf-8"))["regions"][0]["brokers"]
+    settings = [load(Path(one["config"]), (), {}) for one in listed]
+    assert [one.brokers.broker_id for one in settings] == ["broker-1", "broker-2", "broker-3"]
+    assert [one.network.broker_service_port for one in settings] == [up.ports[0], up.ports[0] + 2, up.ports[0] + 4]
+    assert len({one.region.data_directory for one in settings}) == 3
+    assert len({one.metadata_store_url for one in settings}) == 1
+    assert all(f"us/{one['broker_id']}" in announced for one in listed)
+    os.kill(listed[1]["pid"], signal.SIGKILL)
+    report = up.read_until("Start it again")
+    assert "The broker broker-2 of region us" in report
+    assert listed[1]["config"] in report
+    up.process.terminate()
+    code, rest = up.end()
+    assert code == 1
+    assert "us/broker-3 stopped in" in rest
+    wait_until_gone([one["pid"] for one in listed])
 
 
 def test_what_each_region_is_told(tmp_path: Path, launch: Launch) -> None:
@@ -222,7 +246,7 @@ def test_a_taken_port_is_named_before_anything_starts(tmp_path: Path, launch: La
         up = launch(tmp_path / "d", port=str(base))
         code, output = up.end()
     assert code == 1
-    assert f"port {base + 10}, meant for region eu" in output
+    assert f"port {base + 10}, meant for the broker of region eu" in output
     assert not (tmp_path / "d" / "regions.json").exists()
 
 

@@ -178,6 +178,10 @@ class BrokerProcess:
 
         wait_until(healthy, f"{self.region} to be healthy", START_SECONDS)
 
+    def is_running(self) -> bool:
+        """Whether the process exists."""
+        return self._process is not None and self._process.poll() is None
+
     def kill(self) -> None:
         """SIGKILL, as from the kernel's out-of-memory killer."""
         if self._process is not None:
@@ -258,7 +262,7 @@ class RegionsProcess:
         directory.make_token()
         for plan in plans:
             store = plan.directory / "data" / "metadata.sqlite"
-            directory.write_config(plan, {"metadataStoreUrl": f"sqlite:{store}"}, given)
+            directory.write_config(plan.brokers[0], {"metadataStoreUrl": f"sqlite:{store}"}, given)
         directory.write_regions(plans, {"metadata": options.metadata, "storage": options.storage}, {})
         directory.close()
         for region in self.regions:

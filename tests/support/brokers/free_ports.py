@@ -21,6 +21,8 @@ BLOCK: Final = 100
 BLOCKS: Final = 200
 STEP: Final = 10
 """Between the ports of two regions of one ``meridian up``."""
+BROKER_STEP: Final = 2
+"""Between those of two brokers of a region."""
 _held: Final[list[socket.socket]] = []
 
 
@@ -29,10 +31,14 @@ def free_port() -> int:
     return next(_singles)
 
 
-def free_base_port(regions: int) -> int:
-    """A port p such that p, p + 10, p + 20, ... are free in the same sense."""
+def free_base_port(regions: int, brokers: int = 1) -> int:
+    """A port p such that p, p + 10, ... are free in the same sense, and so are p + 2, ... for more brokers of each."""
     assert regions <= BLOCK // STEP
-    return next(base for base in _columns if _are_free(*range(base, base + STEP * regions, STEP)))
+    for base in _columns:
+        ports = [base + STEP * region + BROKER_STEP * number for region in range(regions) for number in range(brokers)]
+        if base % STEP + BROKER_STEP * (brokers - 1) < STEP and _are_free(*ports):
+            return base
+    raise AssertionError("no block of ports has room for so many brokers")
 
 
 def _each_column() -> Iterator[int]:

@@ -45,6 +45,10 @@ class CountedTopics:
         self.dropped.append(bundle)
 
 
+async def _floor() -> int:
+    return FLOOR
+
+
 class BrokerOfTest:
     """A broker's part in ownership. Whoever derives from it binds topics."""
 
@@ -55,7 +59,7 @@ class BrokerOfTest:
         self.owner = BundleOwner(
             store,
             self.scheduler,
-            Claims(store, name, lambda _: BUNDLES, FLOOR),
+            Claims(store, name, lambda _: BUNDLES, _floor),
             lambda lease, draining: BrokerRecord(name, f"{name}#{lease}", draining=draining),
             asyncio.Lock(),
             lease_seconds,

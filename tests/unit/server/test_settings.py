@@ -167,6 +167,14 @@ def test_the_page_is_what_the_classes_say() -> None:
     assert PAGE.read_text(encoding="utf-8") == settings_page.render(), "docs/configuration.md is stale: run make docs"
 
 
+def test_the_id_of_one_of_several_brokers() -> None:
+    assert Settings.of({}).brokers.id_on_record == "broker-0"
+    several = Settings.of({"brokerId": "b.1"}).brokers
+    assert (several.is_one_of_several, several.id_on_record) == (True, "b.1")
+    assert "brokerId" in refusal(brokerId="a/b")
+    assert "choose another" in refusal(brokerId="broker-0")
+
+
 def test_ledgers_on_bookies_need_their_etcd_and_quorums_that_can_be_had() -> None:
     etcd = {"metadataStoreUrl": "etcd:http://h:2379", "managedLedgerStorage": "bookkeeper"}
     assert Settings.of(etcd).storage.managed_ledger_storage == "bookkeeper"

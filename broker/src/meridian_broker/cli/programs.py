@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, cast
+from typing import Final, Literal, Protocol, cast
 
 import click
 
 MetadataKind = Literal["embedded", "etcd"]
 StorageKind = Literal["local", "bookkeeper"]
+BROKERS_MAX: Final = 5
+"""Brokers of one region of ``meridian up``: their ports are two apart, those of regions ten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +45,8 @@ class UpOptions:
     assignments: tuple[str, ...]
     """Settings that every region gets."""
     storage: StorageKind = "local"
+    brokers: int = 1
+    """Of each region. Several need storage ``bookkeeper``."""
     bookies: int = 3
     """Of each region, with storage ``bookkeeper``."""
     bookkeeper_jars: Path | None = None
@@ -123,6 +127,13 @@ def _up(programs: Programs) -> click.Command:
         show_default=True,
         help="Messages inside the data directory, or on BookKeeper's bookies. Bookies need Java 17.",
     )
+    @click.option(
+        "--brokers",
+        type=click.IntRange(1, BROKERS_MAX),
+        default=1,
+        show_default=True,
+        help="Brokers of the region. Several need --storage bookkeeper, and a single region in --regions.",
+    )
     @click.option("--bookies", type=click.IntRange(1, 9), default=3, show_default=True, help="Bookies of each region.")
     @click.option(
         "--bookkeeper-jars",
@@ -143,6 +154,7 @@ def _up(programs: Programs) -> click.Command:
         data_dir: Path,
         metadata: str | None,
         storage: str,
+        brokers: int,
         bookies: int,
         bookkeeper_jars: Path | None,
         base_port: int,
@@ -155,15 +167,23 @@ def _up(programs: Programs) -> click.Command:
         """Run several regions on this machine that replicate to each other.
 
         Region i listens on base-port + 10 i and base-http-port + 10 i, and on the TLS ports when the settings name a
-        certificate. Ctrl-C or SIGTERM stops all of them.
+        certificate. The brokers of a region listen 2 ports apart. Ctrl-C or SIGTERM stops all of them.
         """
         if storage == "bookkeeper" and metadata == "embedded":
             raise click.UsageError("--storage bookkeeper needs --metadata etcd: bookies are registered there")
+        if brokers > 1 and storage != "bookkeeper":
+            raise click.UsageError("--brokers needs --storage bookkeeper: brokers of a region share its messages")
+        if brokers > 1 and len(regions) > 1:
+            raise click.UsageError(
+                "--brokers needs a single region, as in --regions us-east: a region of several brokers cannot "
+                "replicate to other regions yet"
+            )
         options = UpOptions(
             regions=regions,
             data_directory=data_dir,
             metadata=cast("MetadataKind", metadata or ("etcd" if storage == "bookkeeper" else "embedded")),
             storage=cast("StorageKind", storage),
+            brokers=brokers,
             bookies=bookies,
             bookkeeper_jars=bookkeeper_jars,
             base_port=base_port,

@@ -11,7 +11,7 @@ the *session* of a broker, which is one lease of one process.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from meridian_broker.metadata.errors import Contended
@@ -19,7 +19,7 @@ from meridian_broker.metadata.records import decode, encode
 from meridian_broker.metadata.store import ABSENT, Check, Delete, MetadataStore, Put, Record, VersionConflict
 from meridian_broker.ownership import paths
 from meridian_broker.ownership.bundles import Bundle, Bundles, NotDivisible
-from meridian_broker.ownership.records import OwnerRecord
+from meridian_broker.ownership.records import BrokerRecord, OwnerRecord
 from meridian_broker.ownership.terms import Term
 
 ATTEMPTS: Final = 64
@@ -44,13 +44,23 @@ async def newest_fence(store: MetadataStore) -> int:
     return 0 if counter is None else int(decode(paths.FENCE, counter.value)[0])
 
 
+async def brokers_alive(store: MetadataStore) -> list[str]:
+    """The brokers that share the region and are alive, as far as the store knows, sorted.
+
+    :raises MetadataError: they cannot be read.
+    """
+    return sorted(BrokerRecord.decode(path, found.value).broker for path, found in await store.scan(paths.BROKERS))
+
+
 class Claims:
     """The transactions of one broker."""
 
-    def __init__(self, store: MetadataStore, broker: str, count: Callable[[str], int], floor: int) -> None:
+    def __init__(
+        self, store: MetadataStore, broker: str, count: Callable[[str], int], floor: Callable[[], Awaitable[int]]
+    ) -> None:
         """
         :param count: how many bundles a namespace has at first.
-        :param floor: fences of this region's ledgers are not greater than this one: of times without terms.
+        :param floor: reads the greatest fence of the times without terms, when the region had one broker.
         """
         self._store = store
         self._broker = broker
@@ -87,7 +97,7 @@ class Claims:
             _, check = await self._current(bundle)
             counter = await self._store.get(paths.FENCE)
             newest = 0 if counter is None else int(decode(paths.FENCE, counter.value)[0])
-            fence = max(newest, self._floor) + 1
+            fence = max(newest, await self._floor()) + 1
             await self._store.transact(
                 [Check(path, ABSENT), check, Check(paths.FENCE, ABSENT if counter is None else counter.version)],
                 [

@@ -60,14 +60,14 @@ from meridian_broker.server.early import PATIENCE_SECONDS, EarlyPorts
 from meridian_broker.server.keys import Keys
 from meridian_broker.server.listeners import Listeners, client_tls
 from meridian_broker.server.loop import LoopScheduler
-from meridian_broker.server.one_of_several import Membership, OneOfSeveral, check
+from meridian_broker.server.one_of_several import BesideOthers, OneOfSeveral, check, require_alone
 from meridian_broker.server.privacy import close_to_others
 from meridian_broker.server.rank import served
 from meridian_broker.server.regions_file import listed_regions
 from meridian_broker.server.settings import Settings
 from meridian_broker.server.stores import open_ledgers, open_metadata
 from meridian_broker.server.topic_settings import compaction_limits, default_rules, topic_limits
-from meridian_broker.server.waiting import StartFailed
+from meridian_broker.server.waiting import StartFailed, once_there
 from meridian_broker.topics.compaction.compaction import CompactionResources
 from meridian_broker.topics.directory.schemas import SchemaRegistry
 from meridian_broker.topics.lifecycle.labels import Labels
@@ -86,8 +86,6 @@ from meridian_broker.wire.peer_requests import Guard
 
 log = logging.getLogger(__name__)
 
-BROKER_ID: Final = "broker-0"
-"""A region has one broker, whichever process it is."""
 CONTACT_SECONDS: Final = 1.0
 """Longest time a starting broker waits for other regions before it admits clients: it must first learn what was
 acknowledged there while it was away. A region that is down is noticed at once and not waited for."""
@@ -106,17 +104,16 @@ def run_broker(
     settings: Settings,
     files: Callable[[Path], FilePort] | None = None,
     early: EarlyPorts | None = None,
-    membership: Membership | None = None,
 ) -> int:
     """Run until SIGTERM or SIGINT, then drain. The exit code: 0 for a clean end.
 
-    :param files: see ``BrokerProcess.start``, as for ``membership``.
+    :param files: see ``BrokerProcess.start``.
     :param early: ports that are open already.
-    :raises Outranked: a later broker of the region has started.
+    :raises Outranked: a later broker with the same id has started.
     """
     _tune()
     raise_limit()
-    uvloop.run(_run(settings, files, early, membership))
+    uvloop.run(_run(settings, files, early))
     return 0
 
 
@@ -134,7 +131,6 @@ async def _run(
     settings: Settings,
     files: Callable[[Path], FilePort] | None,
     early: EarlyPorts | None,
-    membership: Membership | None,
 ) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -144,7 +140,7 @@ async def _run(
         if early is not None:
             stack.callback(early.close)
             loop.call_later(PATIENCE_SECONDS, early.close)
-        process = await _started(BrokerProcess.start(settings, stack, files, early, membership), stop)
+        process = await _started(BrokerProcess.start(settings, stack, files, early), stop)
         if process is None:
             return
         log.info("region %s serves %s", process.region, process.listeners)
@@ -173,13 +169,10 @@ async def _started(start: Coroutine[Any, Any, BrokerProcess], stop: asyncio.Even
 class BrokerProcess:
     """Everything one broker is made of."""
 
-    def __init__(
-        self, settings: Settings, early: EarlyPorts | None = None, membership: Membership | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, early: EarlyPorts | None = None) -> None:
         self.settings = settings
         self.region = settings.region.cluster_name
-        self._membership = membership
-        self.broker_id = BROKER_ID if membership is None else membership.broker_id
+        self.broker_id = settings.brokers.id_on_record
         self.several: OneOfSeveral | None = None
         self._listed = listed_regions(settings)
         self.scheduler = LoopScheduler()
@@ -215,7 +208,6 @@ class BrokerProcess:
         stack: AsyncExitStack,
         files: Callable[[Path], FilePort] | None = None,
         early: EarlyPorts | None = None,
-        membership: Membership | None = None,
     ) -> BrokerProcess:
         """Open the stores, then the listeners: first for other regions, then, once those have answered, for clients
         (R10).
@@ -224,11 +216,10 @@ class BrokerProcess:
 
         :param files: makes the file port of the ledgers' directory; None: the operating system's own.
         :param early: ports for clients that are open already; what is not taken is its owner's to close.
-        :param membership: this broker is one of several in its region; None: it is the only one.
         """
         make_directory(settings.region.data_directory)
         close_to_others(settings.region.data_directory)
-        process = cls(settings, early, membership)
+        process = cls(settings, early)
         stack.push_async_callback(process.scheduler.close)
         store = await open_metadata(settings, begin_anew)
         stack.push_async_callback(store.close)
@@ -247,17 +238,19 @@ class BrokerProcess:
         if process.ledgers.is_apart:  # the metadata may be an older copy than the ledgers (R1)
             stored = [ledger.ledger_id for ledger in await process.ledgers.list()]
             await catalog.never_below(max(stored, default=-1))
-        above = max(process.ledgers.newest_fence(), await newest_fence(store))
-        process.fence = await catalog.next_broker_epoch(process.broker_id, above=above)
-        if membership is not None:
-            await process._join(membership)
+        if settings.brokers.is_one_of_several:
+            process._join()
+            process.fence = await process._next_epoch()
+        else:
+            wait_seconds = settings.process.start_timeout_seconds
+            process.fence = await once_there(process._epoch_alone, BesideOthers, wait_seconds)
         await process._build(stack)
         await process._open_listeners(stack)
         await process._bootstrap()
         await process.service.loading.make_topics()
         await process.behind.open()
         if process.several is not None:
-            await process.several.owner.start()
+            await process.several.start()
         await process.listeners.serve()
         process.speak_with_regions()
         await process.exchange.first_contact(CONTACT_SECONDS)
@@ -266,13 +259,22 @@ class BrokerProcess:
         process.gateway.admit()
         return process
 
-    async def _join(self, membership: Membership) -> None:
+    async def _next_epoch(self) -> int:
+        above = max(self.ledgers.newest_fence(), await newest_fence(self._metadata))
+        return await self.catalog.next_broker_epoch(self.broker_id, above=above)
+
+    async def _epoch_alone(self) -> int:
+        """:raises BesideOthers: the region has several brokers now."""
+        epoch = await self._next_epoch()
+        await require_alone(self._metadata, self.region)  # afterwards: see ``one_of_several.py``
+        return epoch
+
+    def _join(self) -> None:
         """Become one of the region's brokers. :raises StartFailed: the region cannot have several."""
         others = {*self._listed, *self.catalog.known_clusters()} - {self.region}
         check(self.region, self.ledgers, others)
         self.several = OneOfSeveral(
-            *(membership, self._metadata, self.scheduler, self.catalog, self.listeners.every),
-            floor=await self.catalog.newest_broker_epoch(BROKER_ID),
+            self.settings.brokers, self._metadata, self.scheduler, self.catalog, self.listeners.every
         )
 
     async def _build(self, stack: AsyncExitStack) -> None:
@@ -449,7 +451,7 @@ class BrokerProcess:
 
     def _producer_name(self) -> str:
         self._names += 1
-        broker = "" if self._membership is None else f"{self.broker_id}-"
+        broker = f"{self.broker_id}-" if self.settings.brokers.is_one_of_several else ""
         return f"{self.region}-{broker}{self.fence}-{self._names}"
 
     async def drain(self) -> None:

@@ -7,6 +7,7 @@ DIR/lock                 held by the running ``meridian up``
 DIR/<region>/broker.conf settings of that region's broker: ``meridian broker --config`` starts it again by hand
 DIR/<region>/broker.log  what it logged, all starts
 DIR/<region>/data        its message log and, when embedded, its metadata
+DIR/<region>/broker-<n>  the same three of each broker, in a region of several
 DIR/<region>/etcd        its etcd's data and passwords, when there is one
 DIR/<region>/bookies     its bookies' data, configurations and logs, when there are some
 """
@@ -17,7 +18,7 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from meridian_broker.server.settings import Given, Settings
 
 PORT_STEP = 10
 """Distance between the ports of two regions."""
+BROKER_PORT_STEP = 2
+"""Distance between the ports of two brokers of a region: the default ports with and without TLS are neighbours."""
 
 
 class UpFailed(Exception):
@@ -37,7 +40,7 @@ class UpFailed(Exception):
 
 
 SET_BY_UP = (
-    *("clusterName", "dataDirectory", "regionsFile", "peerTokenFile"),
+    *("clusterName", "brokerId", "dataDirectory", "regionsFile", "peerTokenFile"),
     *("metadataStoreUrl", "metadataStoreUser", "metadataStorePasswordFile", "managedLedgerStorage"),
 )
 PORTS_BY_UP = ("brokerServicePort", "webServicePort", "brokerServicePortTls", "webServicePortTls")
@@ -49,11 +52,13 @@ OPTION_OF = dict(
 """Options of ``meridian up``, by setting."""
 
 
-@dataclass(frozen=True, slots=True)
-class RegionPlan:
-    """Where one region will run."""
+@dataclass(frozen=True, slots=True, eq=False)
+class BrokerPlan:
+    """Where one broker will run."""
 
-    name: str
+    region: str
+    broker_id: str
+    """Empty: it is its region's only one."""
     directory: Path
     host: str
     """The address for clients."""
@@ -92,6 +97,24 @@ class RegionPlan:
         """The broker's settings."""
         return self.directory / "broker.conf"
 
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.region}/{self.broker_id}" if self.broker_id else self.region
+
+    def __str__(self) -> str:
+        return f"broker {self.broker_id}".rstrip() + f" of region {self.region}"
+
+
+@dataclass(frozen=True, slots=True)
+class RegionPlan:
+    """Where one region will run."""
+
+    name: str
+    directory: Path
+    brokers: Sequence[BrokerPlan]
+    """At least one."""
+
 
 def plan_regions(options: UpOptions, given: Given) -> list[RegionPlan]:
     """One plan per region, after checking that their ports neither collide nor leave the range.
@@ -111,16 +134,30 @@ def plan_regions(options: UpOptions, given: Given) -> list[RegionPlan]:
     plans = []
     for index, name in enumerate(options.regions):
         Settings.of({"clusterName": name}, source="--regions")
-        mine = {key: port + PORT_STEP * index for key, port in first.items()}
-        plans.append(RegionPlan(name, options.data_directory.resolve() / name, settings.advertised_address, mine))
-    ports = [port for plan in plans for port in plan.ports.values()]
-    if len(set(ports)) != len(ports) or max(ports) > 65535:
-        begin = " and ".join(f"{port} + {PORT_STEP} i" for port in first.values())
-        raise UpFailed(
-            f"the ports {begin} of {len(plans)} regions overlap or exceed 65535: choose another "
-            + " or ".join(OPTION_OF[key] for key in first)
-        )
+        directory = options.data_directory.resolve() / name
+        brokers = []
+        for number in range(options.brokers):
+            broker_id = f"broker-{number + 1}" if options.brokers > 1 else ""
+            ports = {key: port + PORT_STEP * index + BROKER_PORT_STEP * number for key, port in first.items()}
+            place = directory / broker_id
+            brokers.append(BrokerPlan(name, broker_id, place, settings.advertised_address, ports))
+        plans.append(RegionPlan(name, directory, brokers))
+    _check_ports(plans, first)
     return plans
+
+
+def _check_ports(plans: Sequence[RegionPlan], first: Mapping[str, int]) -> None:
+    """:raises UpFailed: two are the same, or one is out of range."""
+    ports = [port for plan in plans for broker in plan.brokers for port in broker.ports.values()]
+    if len(set(ports)) == len(ports) and max(ports) <= 65535:
+        return
+    several = len(plans[0].brokers) > 1
+    begin = " and ".join(f"{port} + {PORT_STEP} i" + f" + {BROKER_PORT_STEP} j" * several for port in first.values())
+    what = f"{len(plans)} regions" + f" with {len(plans[0].brokers)} brokers" * several
+    raise UpFailed(
+        f"the ports {begin} of {what} overlap or exceed 65535: choose another "
+        + " or ".join(OPTION_OF[key] for key in first)
+    )
 
 
 def require_free_ports(plans: Iterable[RegionPlan], bind_address: str) -> None:
@@ -129,15 +166,15 @@ def require_free_ports(plans: Iterable[RegionPlan], bind_address: str) -> None:
     :raises UpFailed: another process listens there.
     """
     family = socket.AF_INET6 if ":" in bind_address else socket.AF_INET
-    for plan in plans:
-        for key, port in plan.ports.items():
+    for broker in (broker for plan in plans for broker in plan.brokers):
+        for key, port in broker.ports.items():
             with socket.socket(family, socket.SOCK_STREAM) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 try:
                     probe.bind((bind_address, port))
                 except OSError as error:
                     raise UpFailed(
-                        f"port {port}, meant for region {plan.name}, cannot be used: {error.strerror}. "
+                        f"port {port}, meant for the {broker}, cannot be used: {error.strerror}. "
                         f"Stop the process that uses it, or choose another {OPTION_OF[key]}"
                     ) from error
 
@@ -198,34 +235,31 @@ class Directory:
                     "another --data-dir"
                 )
 
-    def write_regions(self, plans: Iterable[RegionPlan], stores: Mapping[str, str], pids: Mapping[str, int]) -> None:
+    def write_regions(
+        self, plans: Iterable[RegionPlan], stores: Mapping[str, str], pids: Mapping[BrokerPlan, int]
+    ) -> None:
         """Write ``regions.json``: whole or not at all, because brokers and people read it at any moment.
+
+        A region has the addresses of its first broker; several are listed, too.
 
         :param stores: the kinds of ``metadata`` and ``storage``.
         """
-        rows: list[dict[str, Any]] = [
-            {
-                "name": plan.name,
-                "service_url": plan.service_url,
-                "admin_url": plan.admin_url,
-                **({"service_url_tls": plan.service_url_tls} if plan.service_url_tls else {}),
-                **({"admin_url_tls": plan.admin_url_tls} if plan.admin_url_tls else {}),
-                "pid": pids.get(plan.name),
-                "data_directory": str(plan.directory),
-                "config": str(plan.config_file),
-                "log": str(plan.log_file),
-            }
-            for plan in plans
-        ]
+        rows: list[dict[str, Any]] = []
+        for plan in plans:
+            brokers = [_as_listed(broker, pids.get(broker)) for broker in plan.brokers]
+            listed = [{"broker_id": one.broker_id, **row} for one, row in zip(plan.brokers, brokers, strict=True)]
+            row = {"name": plan.name, **brokers[0], "data_directory": str(plan.directory)}
+            rows.append(row | ({"brokers": listed} if len(listed) > 1 else {}))
         document = {"supervisor_pid": os.getpid(), **stores, "regions": rows}
         unfinished = self.path / "regions.json.new"
         unfinished.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
         unfinished.rename(self.regions_file)
 
-    def write_config(self, plan: RegionPlan, metadata: Mapping[str, str], given: Given) -> None:
-        """Write the region's ``broker.conf``: the given settings and those that this program chooses."""
+    def write_config(self, plan: BrokerPlan, metadata: Mapping[str, str], given: Given) -> None:
+        """Write a ``broker.conf``: the given settings and those that this program chooses."""
         chosen = {
-            "clusterName": plan.name,
+            "clusterName": plan.region,
+            **({"brokerId": plan.broker_id} if plan.broker_id else {}),
             "dataDirectory": str(plan.directory / "data"),
             **metadata,
             "regionsFile": str(self.regions_file),
@@ -236,3 +270,16 @@ class Directory:
         lines = ["# Written by `meridian up` at every start.", *(f"{key}={text}" for key, text in pairs.items())]
         plan.directory.mkdir(parents=True, exist_ok=True)
         plan.config_file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _as_listed(plan: BrokerPlan, pid: int | None) -> dict[str, Any]:
+    return {
+        "service_url": plan.service_url,
+        "admin_url": plan.admin_url,
+        **({"service_url_tls": plan.service_url_tls} if plan.service_url_tls else {}),
+        **({"admin_url_tls": plan.admin_url_tls} if plan.admin_url_tls else {}),
+        "pid": pid,
+        "data_directory": str(plan.directory),
+        "config": str(plan.config_file),
+        "log": str(plan.log_file),
+    }

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A broker that is one of several in its region: its part in ownership, put together.
 
-No setting leads here yet; docs/architecture.md says what is missing ("A topic owned by one of several brokers").
+A region's only broker owns every topic without asking, so it must not run beside others. A broker that joins a region
+appears in the metadata first, and then takes an epoch of the only broker's, which ends that one (``rank.py``). An only
+broker takes its epoch first, and then looks for others. So whatever they do at the same time, at least one of the two
+learns of the other one before it serves a topic; what it had written by then, fences protect (R10).
 """
 
 from __future__ import annotations
@@ -9,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 
 from meridian_broker.gateway.addresses import Addresses, Place
 from meridian_broker.ledgers.scheduling import Scheduler
@@ -17,9 +21,10 @@ from meridian_broker.ledgers.storage import LedgerStorage
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.policies import DEFAULT_BUNDLES
 from meridian_broker.metadata.store import MetadataStore
-from meridian_broker.ownership.claims import Claims, OwnedElsewhere
+from meridian_broker.ownership.claims import Claims, OwnedElsewhere, brokers_alive
 from meridian_broker.ownership.owner import BundleOwner, NotServing
 from meridian_broker.ownership.records import BrokerRecord
+from meridian_broker.server.settings_brokers import ONLY_BROKER, BrokerSettings
 from meridian_broker.server.waiting import StartFailed
 from meridian_broker.topics.errors import TopicFenced
 from meridian_broker.topics.service.owned_topics import OwnedTopics
@@ -28,51 +33,45 @@ from meridian_broker.wire.pulsar.topic_name import TopicName
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Membership:
-    """Which of the region's brokers this one is."""
-
-    broker_id: str
-    """Unique in the region, and the same after a restart."""
-    lease_seconds: float = 10.0
-    """How long after this broker's death its topics are not served."""
-
-
 class OneOfSeveral:
     """See the module's text."""
 
     def __init__(
         self,
-        membership: Membership,
+        settings: BrokerSettings,
         store: MetadataStore,
         scheduler: Scheduler,
         catalog: Catalog,
         addresses: Callable[[], Mapping[str, Addresses]],
-        floor: int,
     ) -> None:
-        """
-        :param addresses: this broker's, by listener.
-        :param floor: the greatest fence of the times in which the region had one broker.
-        """
-        self._membership = membership
+        """:param addresses: this broker's, by listener."""
+        self._broker_id = settings.broker_id
         self._addresses = addresses
         self._catalog = catalog
         self.owner = BundleOwner(
             store,
             scheduler,
-            Claims(store, membership.broker_id, self._bundles, floor),
+            Claims(store, self._broker_id, self._bundles, partial(catalog.newest_broker_epoch, ONLY_BROKER)),
             self._record,
             asyncio.Lock(),
-            membership.lease_seconds,
+            settings.metadata_store_session_timeout_millis / 1000,
         )
         self.topics = OwnedTopics(self.owner)
+
+    async def start(self) -> None:
+        """Own topics from now on, and end a broker that serves the region alone.
+
+        :raises MetadataError: the store does not answer.
+        """
+        await self.owner.start()
+        await self._catalog.next_broker_epoch(ONLY_BROKER)
 
     def _bundles(self, namespace: str) -> int:
         record = self._catalog.namespace(namespace)
         return DEFAULT_BUNDLES if record is None else record.bundles
 
     def _record(self, lease: str, draining: bool) -> BrokerRecord:
-        broker = self._membership.broker_id
+        broker = self._broker_id
         addresses = {
             listener: {kind: url for kind, url in asdict(found).items() if url is not None}
             for listener, found in self._addresses().items()
@@ -85,7 +84,7 @@ class OneOfSeveral:
             found = await self.owner.locate(name, authoritative=authoritative)
         except NotServing as error:
             raise TopicFenced(f"{name}: {error}") from None
-        if found.broker.broker == self._membership.broker_id:
+        if found.broker.broker == self._broker_id:
             return None
         addresses = found.broker.addresses.get(listener)
         return Place(None if addresses is None else Addresses.of(addresses), found.owns)
@@ -105,6 +104,22 @@ class OneOfSeveral:
                 log.debug("%s is not taken: %s", bundle, error)
         if (surplus := self.owner.surplus()) is not None:
             await self.owner.give_up(*surplus)
+
+
+class BesideOthers(StartFailed):
+    """Brokers that share the region are running, or were killed so recently that they may be."""
+
+
+async def require_alone(store: MetadataStore, region: str) -> None:
+    """
+    :raises BesideOthers: brokers that share the region are on record.
+    :raises MetadataError: the store does not answer.
+    """
+    if others := await brokers_alive(store):
+        raise BesideOthers(
+            f"region {region} is served by several brokers ({', '.join(others)}), and this one has no brokerId. Give "
+            "it one, or stop the others"
+        )
 
 
 def check(region: str, ledgers: LedgerStorage, others: Collection[str]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker's id belongs to one process at a time, the one that started last. A region of one broker has one id.
+"""A broker's id belongs to one process at a time, the one that started last. A region's only broker has an id, too.
 
 Each start takes a greater epoch from the metadata and fences the ledgers and topics of all earlier processes (R10). An
 earlier broker that still runs, on a node that was cut off or beside a second pod, can write nothing any more. If it
@@ -25,8 +25,9 @@ async def until_outranked(catalog: Catalog, broker_id: str, epoch: int) -> None:
     """
     later = await catalog.later_broker_epoch(broker_id, epoch)
     raise Outranked(
-        f"another broker of region {catalog.region} has started (epoch {later}, this one has {epoch}). A "
-        "region runs one broker, so this one exits. If both were started on purpose, stop one of them"
+        f"another broker of region {catalog.region} has started (epoch {later}, this one has {epoch}), so this one "
+        "exits. If both were started on purpose, stop one of them, or give each its own brokerId: that needs "
+        "managedLedgerStorage=bookkeeper"
     )
 
 

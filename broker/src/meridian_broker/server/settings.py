@@ -34,6 +34,7 @@ from meridian_broker.server.setting_fields import SettingsError
 from meridian_broker.server.setting_fields import whole as _int
 from meridian_broker.server.settings_authentication import AuthenticationSettings
 from meridian_broker.server.settings_backlog import BacklogSettings
+from meridian_broker.server.settings_brokers import BrokerSettings
 from meridian_broker.server.settings_limits import LimitSettings
 from meridian_broker.server.settings_metadata import MetadataSettings
 from meridian_broker.server.settings_removal import RemovalSettings
@@ -195,6 +196,7 @@ class Settings:
     """All settings of one broker process."""
 
     region: RegionSettings = field(default_factory=RegionSettings)
+    brokers: BrokerSettings = field(default_factory=BrokerSettings)
     metadata: MetadataSettings = field(default_factory=MetadataSettings)
     network: NetworkSettings = field(default_factory=NetworkSettings)
     tls: TlsSettings = field(default_factory=TlsSettings)
@@ -217,6 +219,7 @@ class Settings:
                 f"clusterName={self.region.cluster_name!r}: expected a letter or digit and then at most 63 letters, "
                 "digits, '-', '_' or '.'"
             )
+        self.brokers.check()
         self.metadata.check(self.region.metadata_store_url)
         self.storage.check(self.region.metadata_store_url)
         open_to_all = not (self.network.insecure or self.authentication.authentication_enabled)

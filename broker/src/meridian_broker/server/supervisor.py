@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``meridian up``: several regions on one machine, one broker process each, watched and stopped together.
+"""``meridian up``: regions on one machine, each with one or several broker processes, watched and stopped together.
 
 The supervisor does little on purpose. It starts what a region needs, waits until every region reports that it is
 healthy, and then only watches. A broker that dies is reported but not restarted: whoever killed it may want to see how
@@ -31,7 +31,7 @@ from meridian_broker.metadata.store import MetadataError
 from meridian_broker.server import limits
 from meridian_broker.server.bookie_process import JARS, BookieProcesses, BookiesFailed
 from meridian_broker.server.etcd_process import EtcdFailed, EtcdProcess
-from meridian_broker.server.layout import Directory, RegionPlan, UpFailed, plan_regions, require_free_ports
+from meridian_broker.server.layout import BrokerPlan, Directory, RegionPlan, UpFailed, plan_regions, require_free_ports
 from meridian_broker.server.settings import BY_KEY, ENVIRONMENT_PREFIX, Given, Settings, collect
 
 __all__ = ["UpFailed", "run_up"]
@@ -116,7 +116,7 @@ class Supervisor:
         self._say = say
         self._etcds: dict[str, EtcdProcess] = {}
         self._bookies: dict[str, BookieProcesses] = {}
-        self._brokers: dict[str, asyncio.subprocess.Process] = {}
+        self._brokers: dict[BrokerPlan, asyncio.subprocess.Process] = {}
         self._all_ended_well = True
 
     async def start(self, stop: asyncio.Event) -> None:
@@ -126,18 +126,22 @@ class Supervisor:
         """
         for plan in self._plans:
             chosen = await self._metadata_settings(plan) | await self._storage_settings(plan)
-            self._directory.write_config(plan, chosen, self._given)
+            for broker in plan.brokers:
+                self._directory.write_config(broker, chosen, self._given)
         self._directory.write_regions(self._plans, self._stores, {})
-        for plan in self._plans:
-            self._brokers[plan.name] = await _start_broker(plan, self._program)
-        pids = {name: process.pid for name, process in self._brokers.items()}
+        for broker in self._every_broker():
+            self._brokers[broker] = await _start_broker(broker, self._program)
+        pids = {broker: process.pid for broker, process in self._brokers.items()}
         self._directory.write_regions(self._plans, self._stores, pids)
         deadline = time.monotonic() + limits.START_SECONDS_MAX
         # The health check asks this machine, so it must not go through a proxy.
         timeout = aiohttp.ClientTimeout(total=limits.HEALTH_ANSWER_SECONDS_MAX)
         async with aiohttp.ClientSession(timeout=timeout, trust_env=False) as http:
-            for plan in self._plans:
-                await self._wait_until_healthy(http, plan, deadline, stop)
+            for broker in self._every_broker():
+                await self._wait_until_healthy(http, broker, deadline, stop)
+
+    def _every_broker(self) -> list[BrokerPlan]:
+        return [broker for plan in self._plans for broker in plan.brokers]
 
     async def _metadata_settings(self, plan: RegionPlan) -> dict[str, str]:
         if self._options.metadata == "embedded":
@@ -171,17 +175,16 @@ class Supervisor:
         return {"managedLedgerStorage": "bookkeeper", **fewer}
 
     async def _wait_until_healthy(
-        self, http: aiohttp.ClientSession, plan: RegionPlan, deadline: float, stop: asyncio.Event
+        self, http: aiohttp.ClientSession, plan: BrokerPlan, deadline: float, stop: asyncio.Event
     ) -> None:
-        process = self._brokers[plan.name]
+        process = self._brokers[plan]
         while not stop.is_set() and not await _healthy(http, plan):
             if process.returncode is not None:
                 how = _ending(process.returncode)
-                raise UpFailed(f"the broker of region {plan.name} {how} while starting\n{_log_end(plan.log_file)}")
+                raise UpFailed(f"the {plan} {how} while starting\n{_log_end(plan.log_file)}")
             if time.monotonic() > deadline:
                 raise UpFailed(
-                    f"region {plan.name} is not healthy after {limits.START_SECONDS_MAX:.0f} s\n"
-                    f"{_log_end(plan.log_file)}"
+                    f"the {plan} is not healthy after {limits.START_SECONDS_MAX:.0f} s\n{_log_end(plan.log_file)}"
                 )
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), limits.HEALTH_POLL_SECONDS)
@@ -190,13 +193,14 @@ class Supervisor:
         """Say where the regions are."""
         if self._etcds:
             self._say(f"metadata: {next(iter(self._etcds.values())).binary}, one per region")
-        rows = [(plan.name, plan.service_url, plan.admin_url, self._brokers[plan.name].pid) for plan in self._plans]
-        self._say(table(("region", "clients", "admin", "process"), rows))
+        brokers = self._every_broker()
+        rows = [(one.name, one.service_url, one.admin_url, self._brokers[one].pid) for one in brokers]
+        self._say(table(("broker" if self._options.brokers > 1 else "region", "clients", "admin", "process"), rows))
         self._say(f"All regions are up. Their data is in {self._directory.path}. Ctrl-C stops them.")
 
     async def watch(self, stop: asyncio.Event) -> None:
         """Report every broker that ends, until ``stop`` is set or none is left."""
-        waiting = {asyncio.create_task(self._brokers[plan.name].wait()): plan for plan in self._plans}
+        waiting = {asyncio.create_task(self._brokers[plan].wait()): plan for plan in self._every_broker()}
         stopping = asyncio.create_task(stop.wait())
         try:
             while waiting and not stopping.done():
@@ -211,11 +215,11 @@ class Supervisor:
         if not waiting:
             self._say("No broker is running any more.")
 
-    def _report_death(self, plan: RegionPlan) -> None:
-        process = self._brokers.pop(plan.name)
+    def _report_death(self, plan: BrokerPlan) -> None:
+        process = self._brokers.pop(plan)
         self._all_ended_well = False
         self._say(
-            f"The broker of region {plan.name} (process {process.pid}) {_ending(process.returncode)}. "
+            f"The {plan} (process {process.pid}) {_ending(process.returncode)}. "
             f"The others keep running. Its log: {plan.log_file}\n"
             f"Start it again: {shlex.join(['meridian', 'broker', '--config', str(plan.config_file)])}"
         )
@@ -230,15 +234,13 @@ class Supervisor:
             self._say(f"Stopping: brokers get {limit:.0f} s to finish and store open work. Ctrl-C kills them now.")
         for process in self._brokers.values():
             _signal(process, signal.SIGTERM)
-        outcomes = await asyncio.gather(
-            *(self._stop_broker(plan, limit, hurry) for plan in self._plans if plan.name in self._brokers)
-        )
+        outcomes = await asyncio.gather(*(self._stop_broker(plan, limit, hurry) for plan in self._brokers))
         await asyncio.gather(*(bookies.stop() for bookies in self._bookies.values()))
         await asyncio.gather(*(etcd.stop() for etcd in self._etcds.values()))
         return all(outcomes) and self._all_ended_well
 
-    async def _stop_broker(self, plan: RegionPlan, limit: float, hurry: asyncio.Event) -> bool:
-        process = self._brokers[plan.name]
+    async def _stop_broker(self, plan: BrokerPlan, limit: float, hurry: asyncio.Event) -> bool:
+        process = self._brokers[plan]
         began = time.monotonic()
         ended, hurried = asyncio.create_task(process.wait()), asyncio.create_task(hurry.wait())
         try:
@@ -255,12 +257,12 @@ class Supervisor:
             self._say(f"{plan.name} stopped in {seconds:.1f} s")
             return True
         how = _ending(code) if in_time else "did not stop and was killed"
-        self._say(f"The broker of region {plan.name} {how} after {seconds:.1f} s. Its log: {plan.log_file}")
+        self._say(f"The {plan} {how} after {seconds:.1f} s. Its log: {plan.log_file}")
         return False
 
 
-async def _start_broker(plan: RegionPlan, program: Sequence[str]) -> asyncio.subprocess.Process:
-    """The region's broker as a child that logs to its file and does not outlive this process."""
+async def _start_broker(plan: BrokerPlan, program: Sequence[str]) -> asyncio.subprocess.Process:
+    """A broker as a child that logs to its file and does not outlive this process."""
     # The environment's settings are already in the file; left in place they would override its ports and names.
     environment = {
         name: value for name, value in os.environ.items() if name.removeprefix(ENVIRONMENT_PREFIX) not in BY_KEY
@@ -277,7 +279,7 @@ async def _start_broker(plan: RegionPlan, program: Sequence[str]) -> asyncio.sub
         )
 
 
-async def _healthy(http: aiohttp.ClientSession, plan: RegionPlan) -> bool:
+async def _healthy(http: aiohttp.ClientSession, plan: BrokerPlan) -> bool:
     try:
         async with http.get(f"{plan.admin_url}/admin/v2/brokers/health") as answer:
             return answer.status == 200
