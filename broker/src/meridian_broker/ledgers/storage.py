@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from meridian_broker.ledgers.periodic import PeriodicWork
 from meridian_broker.ledgers.store import LedgerStore
@@ -26,6 +26,15 @@ class StorageFigures:
     """Time spent in them."""
 
 
+class OldLedger(NamedTuple):
+    """A ledger that has been there for a while."""
+
+    ledger_id: int
+    fence: int
+    """The highest owner epoch that it has seen."""
+    label: bytes
+
+
 class LedgerStorage(LedgerStore, Protocol):
     """See the module's text."""
 
@@ -36,6 +45,13 @@ class LedgerStorage(LedgerStore, Protocol):
 
     def newest_fence(self) -> int:
         """The highest owner epoch any ledger has seen, if the storage is apart; 0 if there is none."""
+        ...
+
+    async def older_than(self, age_ms: int, /) -> list[OldLedger]:
+        """Labelled ledgers that were created longer ago; none if the storage is apart.
+
+        :raises LedgerError: the storage does not answer.
+        """
         ...
 
     @property

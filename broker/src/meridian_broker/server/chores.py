@@ -19,6 +19,7 @@ from meridian_broker.server.keys import LOOK_SECONDS as KEYS_SECONDS
 from meridian_broker.server.keys import Keys
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.server.settings import Settings
+from meridian_broker.topics.lifecycle import garbage
 from meridian_broker.topics.service import rounds, unused
 from meridian_broker.topics.service.cold_encoding import Cooling
 from meridian_broker.topics.service.service import TopicService
@@ -26,6 +27,8 @@ from meridian_broker.topics.service.service import TopicService
 LOOK_SECONDS: Final = 1.0
 """How often topics are compared with their policies and with other regions."""
 ROOM_SECONDS: Final = 5.0
+GARBAGE_SECONDS: Final = 6 * 3600.0
+"""A crash leaves a ledger or two behind, and looking for them reads what is known of all ledgers and topics."""
 OPEN_SECONDS: Final = 5.0
 """Between attempts to open topics that could not be opened."""
 
@@ -154,6 +157,10 @@ class Chores:
             "dead links are not noticed",
         )
 
+    async def _delete_unnamed(self) -> None:
+        old = await self.ledgers.older_than(garbage.AGE_MS)
+        await garbage.collect(self.service.parts.catalog.topics, self.held, old, self.scheduler)
+
     def _begin_with_metadata(self) -> None:
         if self.balance is not None:
             self._begin(
@@ -169,6 +176,11 @@ class Chores:
             *("see whether a full metadata store has room again", self.look_for_room, ROOM_SECONDS),
             "a metadata store that has room again is still shown as full",
         )
+        if not self.ledgers.is_apart:
+            self._begin(
+                *("delete ledgers that nobody names", self._delete_unnamed, GARBAGE_SECONDS),
+                "ledgers that a broker left behind when it died stay on bookies",
+            )
 
     def _begin(
         self,

@@ -34,6 +34,7 @@ _VERSION_LINE: Final = _MAGIC + b"3\n"
 
 FENCE: Final = "meridian-fence"
 LABEL: Final = "meridian-label"
+REGION: Final = "meridian-region"
 
 
 class BadMetadata(Exception):
@@ -89,6 +90,11 @@ class LedgerMetadata:
     @property
     def label(self) -> bytes:
         return dict(self.custom).get(LABEL, b"")
+
+    @property
+    def region(self) -> str:
+        """The region that made it; empty: it is no ledger of ours."""
+        return dict(self.custom).get(REGION, b"").decode(errors="replace")
 
     def segment_of(self, entry: int) -> Segment:
         """The segment that ``entry`` is in, or would be in."""

@@ -50,6 +50,7 @@ class LedgerTable:
 
     def __init__(self, channel: EtcdChannel, region: str) -> None:
         self.where = channel.where
+        self.region = region
         self._channel = channel
         self._together = Together(channel)
         self._tombstones = f"meridian-ledgers/{region}/deleted/"
@@ -111,7 +112,7 @@ class LedgerTable:
     # -- all of them ---------------------------------------------------------------------------------------------
 
     async def ledgers(self) -> AsyncIterator[tuple[int, LedgerMetadata]]:
-        """Every ledger that Meridian made. One whose metadata cannot be understood is logged and left out.
+        """Every ledger that the region made. One whose metadata cannot be understood is logged and left out.
 
         :raises LedgerError: etcd did not answer.
         """
@@ -131,7 +132,7 @@ class LedgerTable:
                 except LedgerError as error:
                     log.warning("%s", error)
                     continue
-                if metadata.fence is not None:
+                if metadata.fence is not None and metadata.region == self.region:
                     yield ledger, metadata
             if not answer.more:
                 return

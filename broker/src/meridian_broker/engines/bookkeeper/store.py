@@ -21,6 +21,7 @@ from meridian_broker.engines.bookkeeper.ledger_metadata import (
     FENCE,
     LABEL,
     LEDGER_ID_MAX,
+    REGION,
     LedgerMetadata,
     LedgerState,
     Segment,
@@ -31,7 +32,7 @@ from meridian_broker.engines.bookkeeper.upkeep import Upkeep
 from meridian_broker.engines.etcd.address import ANONYMOUS, Login, parse_endpoints
 from meridian_broker.engines.etcd.client import EtcdChannel
 from meridian_broker.ledgers.periodic import PeriodicWork
-from meridian_broker.ledgers.storage import StorageFigures
+from meridian_broker.ledgers.storage import OldLedger, StorageFigures
 from meridian_broker.ledgers.store import (
     LABEL_BYTES_MAX,
     LedgerError,
@@ -149,6 +150,15 @@ class BookKeeperLedgerStore:
     def newest_fence(self) -> int:
         return 0
 
+    async def older_than(self, age_ms: int, /) -> list[OldLedger]:
+        self._context.check_open()
+        before_ms = time.time_ns() // 1_000_000 - age_ms
+        return [
+            OldLedger(ledger, metadata.fence, metadata.label)
+            async for ledger, metadata in self._table.ledgers()
+            if metadata.fence is not None and metadata.created_ms < before_ms and metadata.label
+        ]
+
     @property
     def damages(self) -> tuple[str, ...]:
         return ()
@@ -187,7 +197,12 @@ class BookKeeperLedgerStore:
             (Segment(0, ensemble),),
             password=settings.password,
             created_ms=int(time.time() * 1000),
-            custom=(("application", b"meridian"), (FENCE, b"%d" % fence), (LABEL, label)),
+            custom=(
+                ("application", b"meridian"),
+                (REGION, self._table.region.encode()),
+                (FENCE, b"%d" % fence),
+                (LABEL, label),
+            ),
         )
         self._making.add(ledger_id)
         try:

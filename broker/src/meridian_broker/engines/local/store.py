@@ -35,7 +35,7 @@ from meridian_broker.engines.local.segment import (
 from meridian_broker.engines.local.stats import EngineStats
 from meridian_broker.engines.local.upkeep import Upkeep, UpkeepSettings
 from meridian_broker.ledgers.periodic import PeriodicWork
-from meridian_broker.ledgers.storage import StorageFigures
+from meridian_broker.ledgers.storage import OldLedger, StorageFigures
 from meridian_broker.ledgers.store import (
     LABEL_BYTES_MAX,
     AppendDone,
@@ -317,6 +317,10 @@ class LocalLedgerStore:
     def is_apart(self) -> bool:
         """The volume can be restored without the metadata, and they without it."""
         return True
+
+    async def older_than(self, _age_ms: int, /) -> list[OldLedger]:
+        """Opening a topic finds those of its ledgers that the metadata do not name."""
+        return []
 
     def newest_fence(self) -> int:
         """The highest owner epoch any ledger has seen; 0 if there is none."""
