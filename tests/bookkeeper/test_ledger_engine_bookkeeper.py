@@ -6,22 +6,26 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
-from meridian_broker.engines.bookkeeper.bookies import connect_tcp
+from meridian_broker.engines.bookkeeper.certificates import BookieTls
 from meridian_broker.engines.bookkeeper.context import BookKeeperSettings
 from meridian_broker.engines.bookkeeper.handles import BookKeeperReader, BookKeeperWriter
 from meridian_broker.engines.bookkeeper.ledger_metadata import LedgerMetadata, Segment
 from meridian_broker.engines.bookkeeper.ledger_table import LedgerTable
 from meridian_broker.engines.bookkeeper.ports import AddLimits
+from meridian_broker.engines.bookkeeper.securing import Connect, connect_tcp, encrypted
 from meridian_broker.engines.bookkeeper.store import BookKeeperLedgerStore
 from meridian_broker.engines.etcd.address import parse_endpoints
 from meridian_broker.engines.etcd.client import EtcdChannel
+from meridian_broker.ledgers.storage import OldLedger
 from meridian_broker.ledgers.store import LedgerError, LedgerFenced, LedgerInfo
 from support.brokers.bookies import Bookies, java_compiler_missing
+from support.brokers.certificates import Authority
 from support.contracts.ledger_contract import EVERYTHING, LedgerContract, append_all, append_one, read_all
 
-LIMITS = AddLimits(silent_ms=2_000, blocking_ms=1_000, retry_ms=200, patience_ms=1_500)
+LIMITS = AddLimits(silent_ms=6_000, blocking_ms=3_000, retry_ms=200, patience_ms=3_000)
 SETTINGS = BookKeeperSettings(limits=LIMITS)
 LEDGERS_OF_A_TEST = 1_000
 _tests = itertools.count(1)
@@ -81,16 +85,23 @@ class NumberedWriter:
 class Switch:
     """Connections to bookies that a test can break."""
 
-    def __init__(self) -> None:
+    def __init__(self, connect: Connect = connect_tcp) -> None:
         self.is_broken = False
-        self._made: list[asyncio.BufferedProtocol] = []
+        self.ciphers: list[object] = []
+        """Of each connection; None: it is not encrypted."""
+        self._connect = connect
+        self._made: list[asyncio.BaseProtocol] = []
 
-    async def __call__(self, protocol: Callable[[], asyncio.BufferedProtocol], host: str, port: int) -> None:
+    async def __call__(
+        self, protocol: Callable[[], asyncio.BaseProtocol], host: str, port: int
+    ) -> asyncio.BaseTransport:
         if self.is_broken:
             raise ConnectionRefusedError("the test broke it")
         made = protocol()
         self._made.append(made)
-        await connect_tcp(lambda: made, host, port)
+        transport = await self._connect(lambda: made, host, port)
+        self.ciphers.append(transport.get_extra_info("cipher"))
+        return transport
 
     def turn(self, is_broken: bool) -> None:
         self.is_broken = is_broken
@@ -262,6 +273,53 @@ async def test_the_largest_entry_is_stored_and_a_larger_one_fails_its_ledger_alo
     assert (await writer.seal()).size == largest
     reader = await ledgers.store.open(1)
     assert await reader.read(0, 0, EVERYTHING) == [bytes(largest)]
+
+
+async def test_connections_are_encrypted_and_bookies_known_by_their_certificates(
+    ledgers: BookKeeperWorld, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bookies = ledgers.bookies
+    switch = Switch(encrypted(bookies.tls))
+    store = await BookKeeperLedgerStore.start(bookies.url, "region", SETTINGS, login=bookies.etcd.login, connect=switch)
+    writer = await store.create(ledgers.base, fence=1)
+    written = [b"%d " % number * 1000 for number in range(200)]
+    for entry in written:
+        writer.append(entry, lambda _: None)
+    assert await append_one(NumberedWriter(writer, 0), b"last") == 200
+    assert switch.ciphers and all(switch.ciphers), "no connection without one"
+    await store.close()  # leaves what is confirmed on bookies, on connections of its own
+    later = await BookKeeperLedgerStore.start(
+        bookies.url, "region", SETTINGS, login=bookies.etcd.login, tls=bookies.tls
+    )
+    assert (await later.open(ledgers.base)).last_confirmed() == 200
+    assert (await later.recover(ledgers.base, fence=2)).entries == 201
+    assert await read_all(later, ledgers.base) == [*written, b"last"]
+    await later.close()
+    strange = Authority(tmp_path, "strange")
+    deceived = await BookKeeperLedgerStore.start(
+        bookies.url, "region", SETTINGS, login=bookies.etcd.login, tls=BookieTls(strange.trusted)
+    )
+    caplog.set_level("INFO")
+    refused = await deceived.create(ledgers.base + 1, fence=1)
+    assert isinstance(await append_one(NumberedWriter(refused, 0), b"secret"), LedgerError)
+    assert "CERTIFICATE_VERIFY_FAILED" in caplog.text
+    await deceived.close()
+
+
+async def test_a_region_sees_its_own_ledgers_alone(ledgers: BookKeeperWorld) -> None:
+    """Whoever looks for ledgers that nobody names must not find those of another region."""
+    mine = ledgers.store.store
+    other = await BookKeeperLedgerStore.start(ledgers.bookies.url, "other", SETTINGS, login=ledgers.bookies.etcd.login)
+    first, second, third = range(ledgers.base, ledgers.base + 3)
+    await (await other.create(first, 1, b"label")).seal()
+    await (await mine.create(second, 1, b"label")).seal()
+    await (await mine.create(third, 1)).seal()
+    assert [info.ledger_id for info in await other.list()] == [first]
+    assert await other.older_than(-60_000) == [OldLedger(first, 1, b"label")]
+    assert await other.older_than(60_000) == []
+    assert OldLedger(second, 1, b"label") in await mine.older_than(-60_000)
+    assert {first, third}.isdisjoint(old.ledger_id for old in await mine.older_than(-60_000))
+    await other.close()
 
 
 async def test_ids_of_deleted_ledgers_are_forgotten_after_a_long_time(ledgers: BookKeeperWorld) -> None:

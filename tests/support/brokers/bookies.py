@@ -14,8 +14,10 @@ import uuid
 from pathlib import Path
 from typing import Any, Final
 
+from meridian_broker.engines.bookkeeper.certificates import BookieTls
 from meridian_broker.server.bookie_process import JARS, UNREGISTERED, bookie, configure, java, missing
 from support.brokers.broker_process import wait_until
+from support.brokers.certificates import Authority
 from support.brokers.etcd_server import EtcdServer, etcd_missing
 from support.brokers.free_ports import free_port
 
@@ -40,12 +42,26 @@ def bookies_missing() -> str | None:
 
 
 class Bookies:
-    """An etcd, and bookies numbered from 1. They are small: their caches and journals are of a few MiB."""
+    """An etcd, and bookies numbered from 1, with certificates. They are small: caches and journals of a few MiB."""
 
     def __init__(self, directory: Path, count: int) -> None:
         self._directory = directory
         self._ports: dict[int, int] = {}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        authority = Authority(directory, "bookies")
+        server, client = authority.issue("bookie"), authority.issue("client")
+        self.tls = BookieTls(authority.trusted, client.certificate, client.key)
+        """For clients that want encryption; without it these bookies accept them, too."""
+        self._certificates = {
+            "tlsProviderFactoryClass": "org.apache.bookkeeper.tls.TLSContextFactory",
+            "tlsProvider": "OpenSSL",
+            "tlsClientAuthentication": "true",
+            "tlsKeyStoreType": "PEM",
+            "tlsKeyStore": server.key,
+            "tlsCertificatePath": server.certificate,
+            "tlsTrustStoreType": "PEM",
+            "tlsTrustStore": authority.trusted,
+        }
         (directory / "etcd").mkdir(parents=True)
         self.etcd = EtcdServer(directory / "etcd")
         self.url = self.etcd.url
@@ -157,7 +173,7 @@ class Bookies:
 
     def _configuration(self, number: int) -> Path:
         path = self._directory / f"bookie-{number}.conf"
-        configure(path, self._directory / f"bookie-{number}", self.url, self._ports[number])
+        configure(path, self._directory / f"bookie-{number}", self.url, self._ports[number], self._certificates)
         return path
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from meridian_broker.engines.bookkeeper.certificates import BookieTls
 from meridian_broker.engines.etcd.address import Login
 from meridian_broker.server import settings_page
 from meridian_broker.server.settings import BY_KEY, SECTIONS, NetworkSettings, Settings, SettingsError, load
@@ -182,3 +183,11 @@ def test_ledgers_on_bookies_need_their_etcd_and_quorums_that_can_be_had() -> Non
     assert "metadataStoreUrl" in refusal(managedLedgerStorage="bookkeeper")
     assert "not striped" in refusal(**etcd, managedLedgerDefaultEnsembleSize="5")
     assert "managedLedgerDefaultAckQuorum" in refusal(**etcd, managedLedgerDefaultAckQuorum="4")
+    files = {"bookkeeperTLSTrustCertsFilePath": "ca", "bookkeeperTLSCertificateFilePath": "c"}
+    assert "both or neither" in refusal(**etcd, **files)
+    assert "bookkeeperTLSTrustCertsFilePath" in refusal(
+        **etcd, bookkeeperTLSCertificateFilePath="c", bookkeeperTLSKeyFilePath="k"
+    )
+    tls = Settings.of({**etcd, **files, "bookkeeperTLSKeyFilePath": "k"}).storage.bookie_tls
+    assert tls == BookieTls(Path("ca"), Path("c"), Path("k"))
+    assert Settings.of(etcd).storage.bookie_tls is None

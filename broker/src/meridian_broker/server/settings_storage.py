@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
+from meridian_broker.engines.bookkeeper.certificates import BookieTls
 from meridian_broker.server.setting_fields import SettingsError, whole
 
 LedgerStorageKind = Literal["local", "bookkeeper"]
@@ -29,6 +31,17 @@ class StorageSettings:
 
     managed_ledger_default_ack_quorum: int = whole(2, 1, 20)
     """With `bookkeeper`: number of bookies that have synced a message when its producer gets the receipt."""
+
+    bookie_ca_file: Path | None = field(default=None, metadata={"key": "bookkeeperTLSTrustCertsFilePath"})
+    """With `bookkeeper`: authorities that sign the bookies' certificates, PEM. With it all connections to bookies are
+    encrypted, and a bookie that serves no TLS is not used. Empty: connections are not encrypted."""
+
+    bookie_certificate_file: Path | None = field(default=None, metadata={"key": "bookkeeperTLSCertificateFilePath"})
+    """Certificate that the broker shows to bookies that ask for one, PEM. Certificates and keys are read for each
+    connection."""
+
+    bookie_key_file: Path | None = field(default=None, metadata={"key": "bookkeeperTLSKeyFilePath"})
+    """The certificate's private key, without a password."""
 
     default_retention_time_in_minutes: int = whole(0, -1, 10 * 366 * 24 * 60)
     """Minutes for which messages are kept after every subscription has acknowledged them. -1: without limit. A
@@ -84,8 +97,23 @@ class StorageSettings:
                 f"managedLedgerDefaultAckQuorum={self.managed_ledger_default_ack_quorum}: expected at most "
                 f"managedLedgerDefaultWriteQuorum={quorum}"
             )
+        trusted, certificate = self.bookie_ca_file, self.bookie_certificate_file
+        if (certificate is None) != (self.bookie_key_file is None):
+            raise SettingsError(
+                "bookkeeperTLSCertificateFilePath and bookkeeperTLSKeyFilePath: expected both or neither"
+            )
+        if certificate is not None and trusted is None:
+            raise SettingsError("bookkeeperTLSCertificateFilePath: expected bookkeeperTLSTrustCertsFilePath, too")
         if self.managed_ledger_storage == "bookkeeper" and not metadata_store_url.startswith("etcd:"):
             raise SettingsError(
                 "managedLedgerStorage=bookkeeper: expected a metadataStoreUrl that begins with etcd:, the etcd where "
                 "the bookies are registered"
             )
+
+    @property
+    def bookie_tls(self) -> BookieTls | None:
+        """The files for connections to bookies; None: these are not encrypted."""
+        trusted = self.bookie_ca_file
+        if trusted is None:
+            return None
+        return BookieTls(trusted, self.bookie_certificate_file, self.bookie_key_file)

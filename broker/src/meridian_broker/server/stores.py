@@ -57,7 +57,7 @@ async def open_ledgers(settings: Settings, files: Callable[[Path], FilePort] | N
         )
         urls = settings.metadata_store_url.removeprefix("etcd:")
         return await BookKeeperLedgerStore.start(
-            urls, settings.region.cluster_name, chosen, login=settings.metadata.login
+            urls, settings.region.cluster_name, chosen, login=settings.metadata.login, tls=storage.bookie_tls
         )
     volume = settings.region.data_directory / "ledgers"
     return await once_there(

@@ -14,6 +14,7 @@ A client of BookKeeper's wire protocol. The core is pure and knows no sockets, c
 
 The shell around it:
 
+    certificates, securing              plain and encrypted connections
     connection, bookies                 sockets, registrations, time
     ledger_table                        etcd's table of ledgers and bookies
     lac                                 requests of version 3 of the protocol, about last confirmed entries

@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from meridian_broker.engines.bookkeeper.connection import AddTarget, BookieConnection
 from meridian_broker.engines.bookkeeper.packets import Answer, Code, Flags, Operation
 from meridian_broker.engines.bookkeeper.ports import Packet
+from meridian_broker.engines.bookkeeper.securing import Connect, connect_tcp
 
 log = logging.getLogger(__name__)
 
@@ -30,12 +31,6 @@ UNREGISTERED_SECONDS: Final = 1.0
 """For so long a bookie may be unregistered before it is replaced in open ledgers."""
 
 Address = tuple[str, int]
-Connect = Callable[[Callable[[], asyncio.BufferedProtocol], str, int], Awaitable[object]]
-"""Connects a protocol to host and port, or raises OSError."""
-
-
-async def connect_tcp(protocol: Callable[[], asyncio.BufferedProtocol], host: str, port: int) -> None:
-    await asyncio.get_running_loop().create_connection(protocol, host, port)
 
 
 class Bookies:
@@ -168,6 +163,10 @@ class Bookies:
             self._loop.call_soon(told, answer)
         else:
             connection.read_batch(ledger, first, count, max_bytes, told, self._loop.time() + READ_SECONDS)
+
+    async def connect(self, protocol: Callable[[], asyncio.BaseProtocol], address: Address) -> asyncio.BaseTransport:
+        """A connection for other requests. :raises OSError: the bookie cannot be reached."""
+        return await self._connect(protocol, *address)
 
     def address(self, bookie: str) -> Address | None:
         """Where a bookie is, or was when it was last registered."""

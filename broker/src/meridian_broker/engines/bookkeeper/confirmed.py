@@ -60,9 +60,10 @@ class OpenLedgers:
         if address is None:
             return []
         try:
-            return await exchange(*address, requests, READ_SECONDS)
+            connect = self._context.bookies.connect
+            return await exchange(lambda protocol: connect(protocol, address), requests, READ_SECONDS)
         except NoAnswer as error:
-            log.info("%s", error)
+            log.info("bookie %s at %s:%d: %s", bookie, *address, error)
             return []
 
     async def length(self, ledger: int, metadata: LedgerMetadata, entry: int) -> int:

@@ -9,7 +9,7 @@ confirmed. These two requests exist in version 3 of the protocol alone. On a con
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from struct import Struct
 from typing import Final
 
@@ -31,6 +31,10 @@ UNDER_WAY: Final = 100
 ANSWER_BYTES_MAX: Final = 64 << 20
 
 _LENGTH = Struct(">I")
+
+
+OpenConnection = Callable[[Callable[[], asyncio.BaseProtocol]], Awaitable[asyncio.BaseTransport]]
+"""Connects a protocol to a bookie, or raises OSError."""
 
 
 class NoAnswer(Exception):
@@ -70,17 +74,21 @@ def last_confirmed(ledger: int, answer: Answer) -> int:
     return found
 
 
-async def exchange(host: str, port: int, requests: Iterable[Request], seconds: float) -> list[Answer]:
+async def exchange(open_connection: OpenConnection, requests: Iterable[Request], seconds: float) -> list[Answer]:
     """The answers to requests, in their order. :raises NoAnswer: there were not all of them in time."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(loop=loop)
+    protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
     try:
         async with asyncio.timeout(seconds):
-            reader, writer = await asyncio.open_connection(host, port)
+            transport = await open_connection(lambda: protocol)
+            assert isinstance(transport, asyncio.WriteTransport)
             try:
-                return await _exchange(reader, writer, list(requests))
+                return await _exchange(reader, asyncio.StreamWriter(transport, protocol, reader, loop), list(requests))
             finally:
-                writer.close()
+                transport.close()
     except (OSError, EOFError, DecodeError) as error:  # a timeout is an OSError
-        raise NoAnswer(f"bookie at {host}:{port}: {error!r}") from error
+        raise NoAnswer(repr(error)) from error
 
 
 async def _exchange(

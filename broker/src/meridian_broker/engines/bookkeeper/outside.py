@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from meridian_broker.engines.bookkeeper.description import login_of
+from meridian_broker.engines.bookkeeper.description import login_of, tls_of
 from meridian_broker.engines.bookkeeper.handles import BookKeeperReader
 from meridian_broker.engines.bookkeeper.store import BookKeeperLedgerStore
 
@@ -25,8 +25,8 @@ class OutsideBookKeeper:
     @classmethod
     async def connect(cls, storage: Mapping[str, Any]) -> OutsideBookKeeper:
         """:raises LedgerError: etcd does not answer."""
-        login = login_of(storage)
-        return cls(await BookKeeperLedgerStore.start(storage["etcd"], storage["region"], login=login))
+        login, tls = login_of(storage), tls_of(storage)
+        return cls(await BookKeeperLedgerStore.start(storage["etcd"], storage["region"], login=login, tls=tls))
 
     async def read(self, ledger_id: int, first: int, last: int, max_bytes: int) -> list[bytes]:
         reader = self._reader

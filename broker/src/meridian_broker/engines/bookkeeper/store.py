@@ -12,7 +12,8 @@ import logging
 import time
 from typing import Final
 
-from meridian_broker.engines.bookkeeper.bookies import Bookies, Connect, connect_tcp
+from meridian_broker.engines.bookkeeper.bookies import Bookies
+from meridian_broker.engines.bookkeeper.certificates import BookieTls
 from meridian_broker.engines.bookkeeper.confirmed import OpenLedgers
 from meridian_broker.engines.bookkeeper.context import BookKeeperSettings, StoreContext, info_of
 from meridian_broker.engines.bookkeeper.description import described
@@ -28,6 +29,7 @@ from meridian_broker.engines.bookkeeper.ledger_metadata import (
 )
 from meridian_broker.engines.bookkeeper.ledger_table import LedgerTable
 from meridian_broker.engines.bookkeeper.recoveries import Recoveries, taken_over
+from meridian_broker.engines.bookkeeper.securing import Connect, connect_tcp, encrypted
 from meridian_broker.engines.bookkeeper.upkeep import Upkeep
 from meridian_broker.engines.etcd.address import ANONYMOUS, Login, parse_endpoints
 from meridian_broker.engines.etcd.client import EtcdChannel
@@ -76,18 +78,22 @@ class BookKeeperLedgerStore:
         settings: BookKeeperSettings | None = None,
         *,
         login: Login = ANONYMOUS,
-        connect: Connect = connect_tcp,
+        tls: BookieTls | None = None,
+        connect: Connect | None = None,
     ) -> BookKeeperLedgerStore:
         """
         :param urls: the region's etcd, as `EtcdMetadataStore.connect` takes them.
-        :param connect: how bookies are connected to.
+        :param tls: for connections to bookies. None: they are not encrypted.
+        :param connect: connects to bookies in another way than over TCP.
         :raises LedgerError: etcd does not answer.
         """
         try:
             table = LedgerTable(EtcdChannel(parse_endpoints(urls), login), region)
         except MetadataError as error:
             raise LedgerError(str(error)) from error
-        store = cls(table, settings or BookKeeperSettings(), connect, described(urls, region, login))
+        if connect is None:
+            connect = connect_tcp if tls is None else encrypted(tls)
+        store = cls(table, settings or BookKeeperSettings(), connect, described(urls, region, login, tls))
         try:
             await store._begin()
         except BaseException:

@@ -92,7 +92,7 @@ class Header(_message.Message):
     def __init__(self, version: _Optional[int] = ..., operation: _Optional[int] = ..., request: _Optional[int] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("header", "write_lac", "read_lac")
+    __slots__ = ("header", "write_lac", "read_lac", "start_tls")
     class WriteLac(_message.Message):
         __slots__ = ("ledger", "lac", "key", "body")
         LEDGER_FIELD_NUMBER: _ClassVar[int]
@@ -109,13 +109,18 @@ class Request(_message.Message):
         LEDGER_FIELD_NUMBER: _ClassVar[int]
         ledger: int
         def __init__(self, ledger: _Optional[int] = ...) -> None: ...
+    class StartTls(_message.Message):
+        __slots__ = ()
+        def __init__(self) -> None: ...
     HEADER_FIELD_NUMBER: _ClassVar[int]
     WRITE_LAC_FIELD_NUMBER: _ClassVar[int]
     READ_LAC_FIELD_NUMBER: _ClassVar[int]
+    START_TLS_FIELD_NUMBER: _ClassVar[int]
     header: Header
     write_lac: Request.WriteLac
     read_lac: Request.ReadLac
-    def __init__(self, header: _Optional[_Union[Header, _Mapping[str, object]]] = ..., write_lac: _Optional[_Union[Request.WriteLac, _Mapping[str, object]]] = ..., read_lac: _Optional[_Union[Request.ReadLac, _Mapping[str, object]]] = ...) -> None: ...
+    start_tls: Request.StartTls
+    def __init__(self, header: _Optional[_Union[Header, _Mapping[str, object]]] = ..., write_lac: _Optional[_Union[Request.WriteLac, _Mapping[str, object]]] = ..., read_lac: _Optional[_Union[Request.ReadLac, _Mapping[str, object]]] = ..., start_tls: _Optional[_Union[Request.StartTls, _Mapping[str, object]]] = ...) -> None: ...
 
 class Answer(_message.Message):
     __slots__ = ("header", "status", "write_lac", "read_lac")
