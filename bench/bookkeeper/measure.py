@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cost of the BookKeeper engine per entry, in processor time of the client's process; and how long a lone entry takes.
+Beside it BookKeeper's own client, in Java, on the same bookies in the same run.
 
-The bookies are the caller's: every ledger is created on them with the usual ensemble, and deleted at the end. Wall time
-says as much about their disks as about this client, processor time does not.
+Three bookies and an etcd are started for the run, unless ``--etcd`` names running ones. Every ledger is created with
+the usual ensemble, and deleted at the end. Wall time says as much about the bookies' disks as about the client,
+processor time does not. ``per CPU`` is our throughput per second of processor time, divided by that of the Java client;
+the target is 0.7.
 """
 
 from __future__ import annotations
@@ -11,16 +14,23 @@ import argparse
 import asyncio
 import json
 import os
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import uvloop
 from meridian_broker.engines.bookkeeper.handles import BookKeeperWriter
 from meridian_broker.engines.bookkeeper.store import BookKeeperLedgerStore
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.server.bookie_process import JARS, BookieProcesses, java, missing
+from meridian_broker.server.etcd_process import EtcdProcess
 
+JAVA = Path(__file__).with_name("JavaClient.java")
+COMPARED = ((1024, 20_000), (65536, 400))
+"""Sizes and numbers of entries that both clients add."""
 PENDING_MAX = 8 << 20
 """As a gateway would: no more is queued."""
 
@@ -142,20 +152,66 @@ class Bench:
         self.add(Result(f"create {count} ledgers at once", cpu_us, wall_us))
 
 
+async def compare(bench: Bench, etcd: str, jars: Path) -> None:
+    """Run the Java client, and say how the two differ."""
+    ours = {result.name: result for result in bench.results}
+    work = [str(number) for size, count in COMPARED for number in (size, count * bench.scale)]
+    command = [*java(jars), str(JAVA), f"metadata-store:etcd:{etcd}", str(bench.rounds), *work]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    output, _ = await process.communicate()
+    if process.returncode != 0:
+        print("BookKeeper's own client is left out: this Java cannot run it (it has to have a compiler)")
+        return
+    for line in output.decode().splitlines():
+        if not line.startswith("measured "):
+            continue  # its log
+        _, size, cpu_us, wall_us, p50_ms, p99_ms = line.split()
+        lone = float(p50_ms), float(p99_ms)
+        bench.add(Result(f"Java: append {size} B, 1 ledger; lone ones", float(cpu_us), float(wall_us), *lone))
+        burst = next(name for name in ours if name.startswith(f"append {size} B") and name.endswith("1 ledger"))
+        print(f"per CPU, {size} B: {float(cpu_us) / ours[burst].cpu_us:.2f}")
+
+
+@asynccontextmanager
+async def running(etcd: str | None, jars: Path) -> AsyncIterator[str]:
+    """The URL of an etcd with bookies."""
+    if etcd is not None:
+        yield etcd
+        return
+    with tempfile.TemporaryDirectory(prefix="meridian-bench-") as directory:
+        started = await EtcdProcess.start(Path(directory) / "etcd")
+        try:
+            bookies = await BookieProcesses.start(Path(directory) / "bookies", started.url, 3, jars)
+            try:
+                yield started.url
+            finally:
+                await bookies.stop()
+        finally:
+            await started.stop()
+
+
 async def measure(arguments: argparse.Namespace) -> None:
-    store = await BookKeeperLedgerStore.start(arguments.etcd, "bench")
-    try:
-        bench = Bench(store, arguments.quick)
-        await bench.run()
-    finally:
-        await store.close()
+    if (why := missing(arguments.jars)) is not None:
+        print(f"not measured: {why}")
+        return
+    async with running(arguments.etcd, arguments.jars) as etcd:
+        store = await BookKeeperLedgerStore.start(etcd, "bench")
+        try:
+            bench = Bench(store, arguments.quick)
+            await bench.run()
+        finally:
+            await store.close()
+        await compare(bench, etcd, arguments.jars)
     if arguments.json:
         print(json.dumps([asdict(result) for result in bench.results]))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--etcd", required=True, help="URL of the etcd that the bookies are registered in")
+    parser.add_argument("--etcd", help="URL of the etcd that running bookies are registered in")
+    parser.add_argument(
+        "--jars", type=Path, default=JARS, help="BookKeeper's jars, if scripts/bookkeeper put them elsewhere"
+    )
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", action="store_true")
     uvloop.run(measure(parser.parse_args()))
