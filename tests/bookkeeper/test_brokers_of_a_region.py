@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import os
@@ -13,9 +14,11 @@ from pathlib import Path
 
 import pulsar
 import pytest
+from meridian_broker.wire.proto import pulsar_pb2 as pb
 from support.brokers.bookies import Bookies
 from support.brokers.broker_process import BrokerProcess, wait_until
 from support.brokers.region_clients import EARLIEST, PATIENCE_MS, SHARED, connected
+from support.protocol.raw_connection import RawConnection, T
 
 LEASE_SECONDS = 10.0
 """The default."""
@@ -174,6 +177,29 @@ def test_a_broker_that_stops_hands_its_topics_over_while_clients_publish_and_con
         assert region.owner("orders", other) is other
         with pytest.raises(pulsar.Timeout):
             consumer.receive(500)
+
+
+def test_clients_of_a_broker_that_stops_are_told_the_next_owner(region: Region) -> None:
+    first = region.owner("orders", region.brokers["a"])
+    assert first is not None
+    other = next(one for one in region.brokers.values() if one is not first)
+
+    async def told(name: str) -> dict[int, str]:
+        wire = await RawConnection.open(first.port)
+        await wire.producer(name, producer_name="p")
+        wire.say(
+            T.SUBSCRIBE,
+            pb.CommandSubscribe(topic=name, subscription="s", consumer_id=1, request_id=9, subType="Shared"),
+        )
+        await wire.hear(T.SUCCESS)
+        stopping = asyncio.create_task(asyncio.to_thread(first.stop))
+        said = [await wire.hear_any() for _ in range(2)]
+        assert await stopping == 0
+        await wire.close()
+        return {command[0]: command.message.assignedBrokerServiceUrl for command in said}
+
+    url = other.service_url
+    assert asyncio.run(told("persistent://public/default/orders")) == {T.CLOSE_CONSUMER: url, T.CLOSE_PRODUCER: url}
 
 
 def test_requests_about_a_topic_are_sent_to_its_owner(region: Region) -> None:

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from meridian_broker.metadata.store import Check, Delete, MetadataStore, MetadataUnavailable, Put
 from meridian_broker.ownership import paths
-from meridian_broker.ownership.bundles import Bundles, NotDivisible
+from meridian_broker.ownership.bundles import Bundles, NotDivisible, place_of
 from meridian_broker.ownership.claims import NoSuchBundle, OwnedElsewhere
 from meridian_broker.ownership.owner import NotServing
+from meridian_broker.ownership.records import BrokerRecord
 from support.contracts.metadata_contract import wait_until
 from support.contracts.ownership_brokers import BUNDLES, FLOOR, OwningBroker, owning, topics
 
@@ -30,6 +31,10 @@ async def three(stack: AsyncExitStack, connect: Connect) -> list[OwningBroker]:
     for broker in brokers:
         await wait_until(lambda broker=broker: len(broker.owner.view.brokers) == 3)  # type: ignore[misc]
     return brokers
+
+
+def _name(broker: BrokerRecord | None) -> str:
+    return "" if broker is None else broker.broker
 
 
 class LosesAnswers:
@@ -90,10 +95,13 @@ class OwningContract:
 
     async def test_a_bundle_is_not_free_before_its_topics_are_closed(self, connect: Connect) -> None:
         async with owning("a", await connect()) as a, owning("b", await connect()) as b:
+            await wait_until(lambda: len(a.owner.view.brokers) == 2)
             await a.owner.acquire(FIRST)
+            inside = next(name for name in topics(40) if place_of(name) in FIRST)
             a.topics.may_close.clear()
-            giving = asyncio.create_task(a.owner.give_up(FIRST))
+            giving = asyncio.create_task(a.owner.give_up(FIRST, "b"))
             await wait_until(lambda: bool(a.topics.closed))
+            assert _name(a.owner.next_owner(inside)) == "b"
             assert a.owner.term(FIRST) is None
             with pytest.raises(NotServing):
                 await a.owner.acquire(FIRST)
@@ -101,6 +109,7 @@ class OwningContract:
                 await b.owner.acquire(FIRST)
             a.topics.may_close.set()
             await giving
+            assert a.owner.next_owner(inside) is None
             await b.owner.acquire(FIRST)
 
     async def test_a_bundle_goes_to_the_broker_that_it_is_handed_to(self, connect: Connect) -> None:
@@ -122,6 +131,9 @@ class OwningContract:
             every = (await a.owner.bundles(NAMESPACE)).every()
             for bundle in every:
                 await a.owner.acquire(bundle)
+            await a.owner.leave()
+            assert a.topics.closed == []
+            assert {_name(a.owner.next_owner(name)) for name in topics(40)} == {"b"}
             await a.owner.close()
             assert set(a.topics.closed) == set(every)
             assert a.topics.dropped == a.owner.owned() == []

@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.ownership.bundles import Bundle, Bundles
-from meridian_broker.ownership.placement import BUSY, SLACK, Candidate, choose, to_hand_over
+from meridian_broker.ownership.placement import BUSY, SLACK, Candidate, choose, divide, to_hand_over
 
 CANDIDATES = st.lists(
     st.builds(Candidate, st.text("abc0-", min_size=1, max_size=4), st.integers(0, 50), st.floats(0, 2)),
@@ -55,6 +55,14 @@ def test_bundles_are_spread_evenly() -> None:
         owned = Counter(spread(bundles, [f"broker-{number}" for number in range(count)]).values())
         assert len(owned) == count
         assert max(owned.values()) <= SLACK * len(bundles) / count + 1
+
+
+def test_the_bundles_of_a_broker_that_stops_are_divided_evenly() -> None:
+    bundles = [bundle for number in range(16) for bundle in Bundles.equal(f"t/{number}", 16).every()]
+    owned = Counter(divide(bundles, [Candidate("a", 40), Candidate("b", 40), Candidate("c", 0)]).values())
+    assert owned.total() == len(bundles)
+    assert max(owned["a"] + 40, owned["b"] + 40, owned["c"]) <= SLACK * (len(bundles) + 80) / 3 + 1
+    assert divide(bundles, []) == {}
 
 
 def test_only_what_was_a_brokers_moves_when_it_goes() -> None:

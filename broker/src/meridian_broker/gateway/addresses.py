@@ -68,6 +68,11 @@ Locate = Callable[[TopicName, str, bool], Awaitable[Place | None]]
 broker found that this one should serve the topic. Raises ``TopicError`` or ``MetadataError``: nobody can tell now."""
 
 
+NextOwner = Callable[[str, str], Addresses | None]
+"""The broker that a topic, which is being closed here, is handed to, for a client of the named listener; None: the
+client has to look it up."""
+
+
 def parse_listeners(text: str) -> dict[str, Addresses]:
     """``name:scheme://host:port,...`` by name, in the order written. Schemes: pulsar, pulsar+ssl, http, https.
 

@@ -21,7 +21,7 @@ from meridian_broker.metadata.store import Lease, MetadataError, MetadataStore
 from meridian_broker.ownership import paths
 from meridian_broker.ownership.bundles import Bundle, Bundles
 from meridian_broker.ownership.claims import Claims, NoSuchBundle, OwnedElsewhere
-from meridian_broker.ownership.placement import to_hand_over
+from meridian_broker.ownership.placement import divide, to_hand_over
 from meridian_broker.ownership.records import BrokerRecord
 from meridian_broker.ownership.terms import Action, Event, Term, Terms
 from meridian_broker.ownership.view import View
@@ -91,6 +91,8 @@ class BundleOwner:
         self._terms = Terms()
         self._changing: set[Bundle] = set()
         """Bundles whose record we are changing ourselves."""
+        self._next: dict[Bundle, str] = {}
+        """The brokers that bundles of ours are handed to."""
         self._lease: Lease | None = None
         self._me: BrokerRecord | None = None
         self._topics: BundleTopics | None = None
@@ -109,8 +111,8 @@ class BundleOwner:
         self._scheduler.spawn(self._keep(), "keep the lease on this broker's bundles")
         self._scheduler.spawn(self._follow(), "follow who owns which bundles")
 
-    async def close(self) -> None:
-        """Hand everything to the other brokers: topics are closed in good order, bundles given up, the lease ended."""
+    async def leave(self) -> None:
+        """This broker is about to stop: it gets no more bundles, and those that it has are divided among the others."""
         self._stopping = True
         async with self._alone:  # no claim or split is under way
             lease = self._lease
@@ -118,7 +120,17 @@ class BundleOwner:
             return
         with suppress(MetadataError):
             await self._tell(lease)
-        await run_all(self._scheduler, [partial(self.give_up, bundle) for bundle in self._terms], "give up a bundle")
+        others = [one for one in self.view.candidates() if one.broker != self._name]
+        self._next = divide(self._terms, others) | self._next
+
+    async def close(self) -> None:
+        """Hand everything to the other brokers: topics are closed in good order, bundles given up, the lease ended."""
+        if not self._stopping:
+            await self.leave()
+        if (lease := self._lease) is None:
+            return
+        jobs = [partial(self.give_up, bundle, self._next.get(bundle, "")) for bundle in self._terms]
+        await run_all(self._scheduler, jobs, "give up a bundle")
         self._lease = None
         await lease.revoke()
 
@@ -183,7 +195,12 @@ class BundleOwner:
         term = self._terms.held(bundle)
         if term is None or self._terms.happens(bundle, Event.GIVE_UP) is not Action.CLOSE:
             return
-        await self._open_topics.close(bundle)
+        if to:
+            self._next[bundle] = to
+        try:
+            await self._open_topics.close(bundle)
+        finally:
+            self._next.pop(bundle, None)
         if self._terms.happens(bundle, Event.CLOSED) is Action.RELEASE:
             try:
                 await self._claims.release(bundle, term, to)
@@ -251,6 +268,12 @@ class BundleOwner:
             return Found(found, True)
         return Found(me, True)
 
+    def next_owner(self, topic: TopicName) -> BrokerRecord | None:
+        """The broker that a topic is handed to; None: it stays, or any may have it."""
+        bundles = self.view.bundles.get(topic.namespace_name)
+        to = None if bundles is None else self._next.get(bundles.of(topic))
+        return None if to is None else self.view.alive(to)
+
     def vacant(self) -> list[Bundle]:
         """The bundles that nobody owns, as far as known, and that this broker should take."""
         if (me := self._me) is None or self._stopping:
@@ -303,8 +326,10 @@ class BundleOwner:
 
     async def _keep(self) -> None:
         """Have a lease, and end all terms with it."""
-        while not self._stopping:
+        while True:
             if (lease := self._lease) is None:
+                if self._stopping:
+                    return
                 try:
                     await self._register()
                 except MetadataError as error:
@@ -314,7 +339,7 @@ class BundleOwner:
             left = lease.valid_until() - self._now()
             if left > 0:
                 await self._pause(min(left, self._lease_seconds / LOOKS_PER_LEASE))
-            elif self._lease is lease and not self._stopping:
+            elif self._lease is lease:
                 log.error("the lease on this broker's bundles ended: dropping %d bundles", len(self._terms))
                 self._lease = self._me = None
                 for bundle in self._terms:

@@ -12,8 +12,8 @@ many move as have to.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Final
 
@@ -40,6 +40,17 @@ def choose(bundle: Bundle, candidates: Collection[Candidate]) -> str | None:
     """The broker that should take the bundle; None: there is no candidate. The order of candidates does not matter."""
     fit = _not_busy(_below_average(candidates)) or _not_busy(candidates) or candidates
     return max(fit, key=lambda one: (_score(one.broker, bundle), one.broker)).broker if fit else None
+
+
+def divide(bundles: Iterable[Bundle], candidates: Collection[Candidate]) -> dict[Bundle, str]:
+    """The broker that should take each of the bundles, which become free together; without candidates none does."""
+    found: dict[Bundle, str] = {}
+    by_name = {one.broker: one for one in candidates}
+    for bundle in sorted(bundles):
+        if (chosen := choose(bundle, by_name.values())) is not None:
+            found[bundle] = chosen
+            by_name[chosen] = replace(by_name[chosen], bundles=by_name[chosen].bundles + 1)
+    return found
 
 
 def to_hand_over(mine: Collection[Bundle], me: str, candidates: Collection[Candidate]) -> tuple[Bundle, str] | None:

@@ -84,6 +84,10 @@ class View:
         chosen = choose(bundle, self.candidates())
         return None if chosen is None else alive[chosen]
 
+    def alive(self, broker: str) -> BrokerRecord | None:
+        """A broker that is not stopping; None: it is, or is not known to be alive."""
+        return self._alive().get(broker)
+
     def candidates(self) -> list[Candidate]:
         """The brokers that may get bundles. What is on its way to one is counted as its own."""
         counts = Counter(record.broker for record in self.owners.values())

@@ -368,6 +368,7 @@ class BrokerProcess:
             keep_alive_seconds=settings.network.keep_alive_interval_seconds,
             producer_name=self._producer_name,
             locate=None if self.several is None else self.several.locate,
+            next_owner=None if self.several is None else self.several.next_owner,
             objections=lambda topic, subscription: objections(self.admin, topic, subscription),
         )
         stack.push_async_callback(self.runner.close)
@@ -461,6 +462,8 @@ class BrokerProcess:
         limit = self.settings.process.broker_shutdown_timeout_ms / 1000
         try:
             async with asyncio.timeout(limit):
+                if self.several is not None:
+                    await self.several.owner.leave()
                 await quiesce(self.service, self.gateway, self.scheduler)
                 await closing.send_consumers_away(self.service.registry)
                 await self._confirmed()

@@ -28,6 +28,7 @@ from meridian_broker.server.settings_brokers import ONLY_BROKER, BrokerSettings
 from meridian_broker.server.waiting import StartFailed
 from meridian_broker.topics.errors import TopicFenced
 from meridian_broker.topics.service.owned_topics import OwnedTopics
+from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 log = logging.getLogger(__name__)
@@ -88,6 +89,14 @@ class OneOfSeveral:
             return None
         addresses = found.broker.addresses.get(listener)
         return Place(None if addresses is None else Addresses.of(addresses), found.owns)
+
+    def next_owner(self, topic: str, listener: str) -> Addresses | None:
+        """See ``gateway.addresses.NextOwner``."""
+        found = self.owner.next_owner(topic_name.parse(topic))
+        if found is None or (not listener and len(found.addresses) > 1):
+            return None  # clients name their listener when they look a topic up, so which one this is is not known
+        addresses = found.addresses.get(listener)
+        return None if addresses is None else Addresses.of(addresses)
 
     async def balance(self) -> None:
         """Own the bundles that nobody owns and that this broker should, because their topics do not wait for clients;

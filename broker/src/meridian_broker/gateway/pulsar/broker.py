@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from meridian_broker.gateway.addresses import AddressBook, Locate
+from meridian_broker.gateway.addresses import AddressBook, Locate, NextOwner
 from meridian_broker.gateway.authentication import Authentication
 from meridian_broker.gateway.peer_identity import PeerIdentity
 from meridian_broker.gateway.pulsar.connected import Connected
@@ -65,6 +65,8 @@ class Broker:
     """Asks the other regions why a replicated subscription of a topic must not be deleted now; None: it may be."""
     locate: Locate | None = None
     """Where topics are; None: this broker serves every topic of its region."""
+    next_owner: NextOwner | None = None
+    """Where topics that are being closed go; None: they stay, because this broker is its region's only one."""
     ready: bool = False
     """Set once everything is open; until then other brokers are served, and clients wait for the answer to CONNECT."""
     waiting: dict[Connected, Callable[[], None]] = field(default_factory=dict)

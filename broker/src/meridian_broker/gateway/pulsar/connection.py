@@ -18,7 +18,9 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, cast
 
 from meridian_broker.bounds.clients import FIRST_FRAME_BYTES, FRAME_PADDING_BYTES, MESSAGE_BYTES
+from meridian_broker.gateway.addresses import Addresses
 from meridian_broker.gateway.authentication import METHOD
+from meridian_broker.gateway.pulsar import next_owner
 from meridian_broker.gateway.pulsar.broker import Broker
 from meridian_broker.gateway.pulsar.flow import (
     BYTES,
@@ -428,8 +430,11 @@ class Connection(FlowControl):
         if self.producers is not None and self.producers.get(producer.producer_id) is producer:
             del self.producers[producer.producer_id]
             self._remember(producer.producer_id)
-            message = pb.CommandCloseProducer(producer_id=producer.producer_id, request_id=(1 << 64) - 1)
-            self.write(encode.simple(15, message))
+            to = self._next_owner(producer.topic.name)
+            self.write(encode.simple(15, next_owner.close_producer(producer.producer_id, to)))
+
+    def _next_owner(self, topic: str) -> Addresses | None:
+        return None if self.broker.next_owner is None else self.broker.next_owner(topic, self.listener)
 
     def _remember(self, closed_id: int) -> None:
         if self._closed_ids is None:
@@ -471,8 +476,8 @@ class Connection(FlowControl):
         if self.consumers is not None and self.consumers.get(consumer.consumer_id) is consumer:
             del self.consumers[consumer.consumer_id]
             self.sent_away.add(consumer)
-            message = pb.CommandCloseConsumer(consumer_id=consumer.consumer_id, request_id=(1 << 64) - 1)
-            self.write(encode.simple(16, message))
+            to = self._next_owner(consumer.subscription.topic.name)
+            self.write(encode.simple(16, next_owner.close_consumer(consumer.consumer_id, to)))
 
     def active_consumer_changed(self, consumer: Consumer, active: bool) -> None:
         message = pb.CommandActiveConsumerChange(consumer_id=consumer.consumer_id, is_active=active)
