@@ -135,7 +135,7 @@ from meridian_broker.server.settings import load
 
 async def enter(urls, region, login):
     try:
-        await (await EtcdMetadataStore.connect(urls, "/meridian/" + region, login=login)).close()
+        await (await EtcdMetadataStore.connect(urls, "meridian/" + region, login=login)).close()
         return True
     except MetadataError:
         return False

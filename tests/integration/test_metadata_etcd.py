@@ -29,7 +29,7 @@ _prefixes = itertools.count(1)
 
 @pytest.fixture
 async def store(etcd_server: EtcdServer) -> AsyncIterator[EtcdMetadataStore]:
-    connected = await EtcdMetadataStore.connect(etcd_server.url, f"/meridian/region-{next(_prefixes)}")
+    connected = await EtcdMetadataStore.connect(etcd_server.url, f"meridian/region-{next(_prefixes)}")
     yield connected
     await connected.close()
 
@@ -39,8 +39,8 @@ class TestContract(MetadataStoreContract):
 
 
 async def test_regions_with_their_own_prefix_do_not_see_each_other(etcd_server: EtcdServer) -> None:
-    east = await EtcdMetadataStore.connect(etcd_server.url, "/meridian/east")
-    west = await EtcdMetadataStore.connect(etcd_server.url, "/meridian/east-2")
+    east = await EtcdMetadataStore.connect(etcd_server.url, "meridian/east")
+    west = await EtcdMetadataStore.connect(etcd_server.url, "meridian/east-2")
     watch = await begin(west, "/")
     await east.put("/a", b"east")
     await west.put("/b", b"west")
@@ -193,7 +193,7 @@ async def test_an_etcd_that_stays_away_is_reported(
         with pytest.raises(MetadataUnavailable):
             await anext(store.watch("/a"))
         with pytest.raises(MetadataUnavailable):
-            await EtcdMetadataStore.connect(etcd_server.url, "/meridian/nowhere")
+            await EtcdMetadataStore.connect(etcd_server.url, "meridian/nowhere")
     finally:
         await asyncio.to_thread(etcd_server.start)
     assert await store.get("/a") is None
@@ -209,7 +209,7 @@ async def test_an_etcd_that_was_restored_under_us_is_noticed(tmp_path: Path, los
         await asyncio.to_thread(server.kill)
         shutil.copytree(tmp_path / "etcd", tmp_path / "copy")
         await asyncio.to_thread(server.start)
-        stores = [await EtcdMetadataStore.connect(server.url, "/meridian/east", told.append) for _ in range(3)]
+        stores = [await EtcdMetadataStore.connect(server.url, "meridian/east", told.append) for _ in range(3)]
         reading, writing, watching = stores
         watch = await begin(watching, "/")
         for number in range(lost):
@@ -282,7 +282,7 @@ async def test_a_lease_taken_away_in_etcd_is_noticed(store: EtcdMetadataStore) -
 )
 async def test_an_address_that_is_none_is_refused(url: str) -> None:
     with pytest.raises(MetadataError, match="not an etcd address"):
-        await EtcdMetadataStore.connect(url, "/meridian/x")
+        await EtcdMetadataStore.connect(url, "meridian/x")
 
 
 async def test_a_catalog_lives_in_etcd_as_in_the_file(store: EtcdMetadataStore) -> None:

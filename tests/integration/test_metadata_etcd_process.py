@@ -23,14 +23,14 @@ pytestmark = pytest.mark.skipif(_missing is not None, reason=_missing or "")
 async def test_it_starts_on_free_ports_and_keeps_its_data(tmp_path: Path) -> None:
     one, other = await asyncio.gather(EtcdProcess.start(tmp_path / "one"), EtcdProcess.start(tmp_path / "other"))
     assert one.url != other.url
-    store = await EtcdMetadataStore.connect(one.url, "/meridian/a")
+    store = await EtcdMetadataStore.connect(one.url, "meridian/a")
     await store.put("/a", b"1")
     await store.close()
     await asyncio.gather(one.stop(), other.stop())
     with pytest.raises(ProcessLookupError):
         os.kill(one.pid, 0)
     one = await EtcdProcess.start(tmp_path / "one")
-    store = await EtcdMetadataStore.connect(one.url, "/meridian/a")
+    store = await EtcdMetadataStore.connect(one.url, "meridian/a")
     assert await store.get("/a") is not None
     await store.close()
     await one.stop()

@@ -30,7 +30,7 @@ from support.contracts.metadata_contract import begin, end, next_changes, wait_u
 _missing = etcd_missing()
 pytestmark = pytest.mark.skipif(_missing is not None, reason=_missing or "")
 
-PREFIX = "/meridian/us"
+PREFIX = "meridian/us"
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +162,7 @@ async def test_a_void_token_costs_one_login_however_many_hear_of_it(
         return log_in(request, **options)
 
     connection.auth.Authenticate = counted
-    reads = [store._channel.read(rpc.RangeRequest(key=b"/meridian/us/a"), "", 60.0) for _ in range(50)]
+    reads = [store._channel.read(rpc.RangeRequest(key=b"meridian/us/a"), "", 60.0) for _ in range(50)]
     await asyncio.gather(*reads)
     store._channel.forget_token(void)  # a refusal that was long on its way
     await store.get("/a")
@@ -350,11 +350,11 @@ async def test_tls_in_both_directions(tmp_path: Path) -> None:
         for login_of_stranger in strangers.values():
             refused = EtcdMetadataStore(EtcdChannel(parse_endpoints(server.url), login_of_stranger), PREFIX)
             with pytest.raises(MetadataUnavailable):
-                await refused._channel.read(rpc.RangeRequest(key=b"/meridian/"), "asking", 1.0)
+                await refused._channel.read(rpc.RangeRequest(key=b"meridian/"), "asking", 1.0)
             await refused.close()
         plain = EtcdMetadataStore(EtcdChannel(parse_endpoints(server.url.replace("https", "http"))), PREFIX)
         with pytest.raises(MetadataUnavailable):
-            await plain._channel.read(rpc.RangeRequest(key=b"/meridian/"), "asking", 1.0)
+            await plain._channel.read(rpc.RangeRequest(key=b"meridian/"), "asking", 1.0)
         await plain.close()
         with pytest.raises(MetadataError, match=r"cannot read .*absent"):
             await EtcdMetadataStore.connect(server.url, PREFIX, login=replace(login, ca_file=tmp_path / "absent"))

@@ -15,7 +15,7 @@ from support.brokers.etcd_server import EtcdServer
 
 @pytest.fixture
 async def store(etcd_server: EtcdServer, request: pytest.FixtureRequest) -> AsyncIterator[EtcdMetadataStore]:
-    connected = await EtcdMetadataStore.connect(etcd_server.url, f"/meridian/{request.node.name}")
+    connected = await EtcdMetadataStore.connect(etcd_server.url, f"meridian/{request.node.name}")
     yield connected
     await connected.close()
 

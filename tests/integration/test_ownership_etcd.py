@@ -21,7 +21,7 @@ _prefixes = itertools.count(1)
 
 @pytest.fixture
 async def connect(etcd_server: EtcdServer) -> AsyncIterator[Connect]:
-    prefix = f"/meridian/region-{next(_prefixes)}"
+    prefix = f"meridian/region-{next(_prefixes)}"
     connected: list[EtcdMetadataStore] = []
 
     async def another() -> MetadataStore:

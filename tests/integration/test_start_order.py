@@ -57,7 +57,7 @@ async def test_a_later_broker_of_the_region_ends_the_earlier_one(tmp_path: Path)
     etcd = EtcdServer(tmp_path / "etcd")
     try:
         with BrokerProcess("us", tmp_path / "us", metadata_url=f"etcd:{etcd.url}") as first:
-            store = await EtcdMetadataStore.connect(etcd.url, "/meridian/us")
+            store = await EtcdMetadataStore.connect(etcd.url, "meridian/us")
             catalog = Catalog(store, HybridClock(lambda: 0, "us"), lambda: 0, asyncio.sleep, lambda _: 0)
             assert await catalog.next_broker_epoch("broker-0") == 2
             await store.close()

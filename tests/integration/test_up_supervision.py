@@ -279,7 +279,7 @@ def test_each_region_has_an_etcd_of_its_own(tmp_path: Path, launch: Launch) -> N
     assert len({one.metadata.login.password() for one in settings}) == 2
     for url in urls:
         with pytest.raises(MetadataError, match="requires a password"):
-            asyncio.run(EtcdMetadataStore.connect(url.removeprefix("etcd:"), "/meridian/us"))
+            asyncio.run(EtcdMetadataStore.connect(url.removeprefix("etcd:"), "meridian/us"))
     assert all(re.fullmatch(r"etcd:http://127\.0\.0\.1:\d+", url) for url in urls)
     etcd_pids = [int((tmp_path / "d" / name / "etcd" / "etcd.pid").read_text()) for name in ("us", "eu")]
     up.process.terminate()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from meridian_broker.engines.etcd.address import parse_endpoints
+from meridian_broker.engines.etcd.keys import BOOKKEEPERS, OURS
 from meridian_broker.engines.etcd.securing import secure
 from meridian_broker.metadata.store import MetadataError, MetadataUnavailable
 from meridian_broker.server.settings import Settings, SettingsError
@@ -24,9 +25,12 @@ def run_secure_etcd(settings: Settings, root_password_file: Path, say: Callable[
     if kind != "etcd":
         raise SettingsError("metadataStoreUrl: expected etcd:http://HOST:PORT")
     endpoints = parse_endpoints(urls)
+    keys = (*OURS, BOOKKEEPERS) if settings.storage.managed_ledger_storage == "bookkeeper" else OURS
     login, patience = settings.metadata.login, settings.process.start_timeout_seconds
     try:
-        asyncio.run(once_there(lambda: secure(endpoints, login, root_password_file), MetadataUnavailable, patience))
+        asyncio.run(
+            once_there(lambda: secure(endpoints, login, root_password_file, keys), MetadataUnavailable, patience)
+        )
     except MetadataError as error:
         raise StartFailed(str(error)) from error
     say(f"etcd at {urls}: authentication is on; user {login.user} reads and writes the brokers' keys")

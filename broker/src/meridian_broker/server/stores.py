@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from meridian_broker.bounds.clients import FRAME_PADDING_BYTES
+from meridian_broker.engines.etcd.keys import metadata_of
 from meridian_broker.engines.local.files import FilePort, VolumeInUse
 from meridian_broker.engines.local.store import LocalLedgerStore
 from meridian_broker.ledgers.storage import LedgerStorage
@@ -30,9 +31,7 @@ async def _metadata(settings: Settings, went_back: Callable[[str], None]) -> Met
     if kind == "etcd":
         from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
 
-        # Every bookie watches all keys that begin with a slash, which costs it 80 us for each write to one.
-        slash = "" if settings.storage.managed_ledger_storage == "bookkeeper" else "/"
-        prefix = f"{slash}meridian/{settings.region.cluster_name}"
+        prefix = metadata_of(settings.region.cluster_name)
         return await EtcdMetadataStore.connect(rest, prefix, went_back, settings.metadata.login)
     from meridian_broker.engines.sqlite.metadata import SqliteMetadataStore
 

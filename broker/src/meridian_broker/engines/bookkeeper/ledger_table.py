@@ -3,7 +3,7 @@
 
 BookKeeper's keys are at the root of etcd, so an etcd holds one BookKeeper. A deleted ledger leaves a *tombstone* among
 our own keys, written in the same transaction: its id must not be used again (R1), since bookies would still have its
-fence and maybe its entries. These keys do not begin with a slash, because every bookie watches all that do.
+fence and maybe its entries.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from meridian_broker.engines.bookkeeper.ledger_metadata import (
 )
 from meridian_broker.engines.bookkeeper.ports import Unread, Unwritten, Versioned
 from meridian_broker.engines.etcd.client import REQUEST_TIMEOUT, EtcdChannel
+from meridian_broker.engines.etcd.keys import deleted_ledgers_of
 from meridian_broker.engines.etcd.together import Together
 from meridian_broker.engines.etcd.watching import EtcdWatch
 from meridian_broker.ledgers.store import LedgerError, LedgerUnreadable
@@ -53,7 +54,7 @@ class LedgerTable:
         self.region = region
         self._channel = channel
         self._together = Together(channel)
-        self._tombstones = f"meridian-ledgers/{region}/deleted/"
+        self._tombstones = deleted_ledgers_of(region)
 
     async def close(self) -> None:
         await self._together.close()

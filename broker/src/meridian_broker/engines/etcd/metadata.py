@@ -66,14 +66,13 @@ class EtcdMetadataStore:
         cls, urls: str, prefix: str, went_back: Callable[[str], None] = lambda _: None, login: Login = ANONYMOUS
     ) -> EtcdMetadataStore:
         """``urls`` is ``http://host:port`` or several ``https://...`` separated by commas, ``prefix`` is
-        ``/meridian/<region>``, or the same without the first slash: bookies watch all keys that begin with one. Sends
-        one request to etcd, to fail early.
+        ``keys.metadata_of`` the region. Sends one request to etcd, to fail early.
 
         :param went_back: called once if etcd was restored from an older copy; every request fails from then on.
         :raises MetadataUnavailable: etcd does not answer.
         :raises MetadataError: the URL or the prefix is not valid, or etcd rejects the login.
         """
-        check_path("/" + prefix.removeprefix("/"))
+        check_path("/" + prefix)
         store = cls(EtcdChannel(parse_endpoints(urls), login, went_back), prefix)
         try:
             await store.get("/format")

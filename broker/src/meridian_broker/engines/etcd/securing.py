@@ -19,17 +19,18 @@ from aetcd import rpc
 from meridian_broker.engines.etcd.address import Endpoint, Login
 from meridian_broker.engines.etcd.client import REQUEST_TIMEOUT, EtcdChannel
 from meridian_broker.engines.etcd.connection import Connection
+from meridian_broker.engines.etcd.keys import OURS, KeyRange
 from meridian_broker.metadata.store import MetadataError
-
-KEYS: Final = (b"/meridian/", b"/meridian0")
-"""The keys that the brokers' user may read and write: from the first one up to the second."""
 
 ROOT: Final = "root"
 
 
-async def secure(endpoints: Sequence[Endpoint], login: Login, root_password_file: Path) -> None:
+async def secure(
+    endpoints: Sequence[Endpoint], login: Login, root_password_file: Path, keys: Sequence[KeyRange] = OURS
+) -> None:
     """
     :param login: user and password of the brokers.
+    :param keys: what this user may read and write.
     :raises MetadataUnavailable: etcd does not answer.
     :raises MetadataError: authentication is on, and root has another password; or a file cannot be read.
     """
@@ -39,16 +40,18 @@ async def secure(endpoints: Sequence[Endpoint], login: Login, root_password_file
     anonymous = _Users(EtcdChannel(endpoints, replace(login, user="", password_file=None)))
     try:
         if await anonymous.is_enabled(as_root):
-            if await anonymous.is_let_in(login):
-                return
+            is_let_in = await anonymous.is_let_in(login)
             root = _Users(EtcdChannel(endpoints, as_root))
             try:
-                await root.make(login)
+                if not is_let_in:
+                    await root.make(login)
+                await root.grant(login.user, keys)
             finally:
                 await root.close()
         else:
             await anonymous.make(as_root)
             await anonymous.make(login)
+            await anonymous.grant(login.user, keys)
             await anonymous.enable()
     finally:
         await anonymous.close()
@@ -78,17 +81,25 @@ class _Users:
         """The user of that name, with its password and its role of the same name."""
         name, password = login.user, login.password()
         await self._try(lambda at: at.auth.RoleAdd, rpc.AuthRoleAddRequest(name=name), "already exists")
-        if name != ROOT:
-            start, end = KEYS
-            granted = rpc.Permission(permType=rpc.Permission.READWRITE, key=start, range_end=end)
-            request = rpc.AuthRoleGrantPermissionRequest(name=name, perm=granted)
-            await self._try(lambda at: at.auth.RoleGrantPermission, request)
         request = rpc.AuthUserAddRequest(name=name, password=password)
         if await self._try(lambda at: at.auth.UserAdd, request, "already exists") and not await self.is_let_in(login):
             request = rpc.AuthUserChangePasswordRequest(name=name, password=password)
             await self._try(lambda at: at.auth.UserChangePassword, request)
         request = rpc.AuthUserGrantRoleRequest(user=name, role=name)
         await self._try(lambda at: at.auth.UserGrantRole, request, "already granted")
+
+    async def grant(self, role: str, keys: Sequence[KeyRange]) -> None:
+        """Let a role read and write these keys. Nothing is written that is granted already: see ``is_let_in``."""
+        with self._channel.errors("reading a role"):
+            answer = await self._channel.call(
+                lambda at: at.auth.RoleGet, rpc.AuthRoleGetRequest(role=role), REQUEST_TIMEOUT
+            )
+        granted = {(one.key, one.range_end) for one in answer.perm if one.permType == rpc.Permission.READWRITE}
+        for first, end in keys:
+            if (first, end) not in granted:
+                permission = rpc.Permission(permType=rpc.Permission.READWRITE, key=first, range_end=end)
+                request = rpc.AuthRoleGrantPermissionRequest(name=role, perm=permission)
+                await self._try(lambda at: at.auth.RoleGrantPermission, request)
 
     async def enable(self) -> None:
         await self._try(lambda at: at.auth.AuthEnable, rpc.AuthEnableRequest())
