@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from meridian_operator.api.settings import Settings
-from support.kubernetes.charts import rendered
+from support.kubernetes.charts import cluster_with, rendered
 
 AGGREGATED = "rbac.authorization.k8s.io/aggregate-to-"
 
@@ -58,6 +58,17 @@ def test_it_reads_config_maps_in_the_verifier_s_namespace_only(namespaces: list[
     assert bound["metadata"]["namespace"] == "meridian-verifier"
     assert bound["roleRef"]["name"] == "meridian-us-east-verdicts"
     assert bound["subjects"] == [{"kind": "ServiceAccount", "name": "meridian", "namespace": "us-east"}]
+
+
+def test_the_verifiers_namespace_is_created_where_it_is_missing_and_outlives_the_release() -> None:
+    values = {"crds": {"enabled": False}, "verdicts": {"namespace": "meridian-verifier"}}
+    existing = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "meridian-verifier"}}
+    with cluster_with() as cluster:
+        created = rendered("meridian-operator", values, cluster=cluster)["Namespace", "meridian-verifier"]
+    assert created["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
+    with cluster_with(existing) as cluster:
+        assert ("Namespace", "meridian-verifier") not in rendered("meridian-operator", values, cluster=cluster)
+    assert not [kind for kind, _ in rendered("meridian-operator", {"crds": {"enabled": False}}) if kind == "Namespace"]
 
 
 def test_people_may_look_and_do_not_get_a_say_over_all_topics_by_themselves() -> None:

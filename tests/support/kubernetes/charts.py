@@ -27,7 +27,7 @@ Rendered = dict[tuple[str, str], Any]
 """Objects by kind and name, whatever their namespace."""
 
 KINDS = {
-    "v1": {"configmaps": "ConfigMap", "secrets": "Secret"},
+    "v1": {"configmaps": "ConfigMap", "secrets": "Secret", "namespaces": "Namespace"},
     "apps/v1": {"statefulsets": "StatefulSet"},
 }
 """What the stand-in for a cluster knows, by API and plural."""
@@ -127,13 +127,14 @@ def cluster_with(*objects: Any) -> Iterator[str]:
     }
     for api, kinds in KINDS.items():
         resources = [
-            {"name": plural, "kind": kind, "namespaced": True, "verbs": ["get", "list"]}
+            {"name": plural, "kind": kind, "namespaced": plural != "namespaces", "verbs": ["get", "list"]}
             for plural, kind in kinds.items()
         ]
         answers[_path(api)] = {"kind": "APIResourceList", "groupVersion": api, "resources": resources}
     for one in objects:
         plural = next(plural for plural, kind in KINDS[one["apiVersion"]].items() if kind == one["kind"])
-        answers[f"{_path(one['apiVersion'])}/namespaces/us-east/{plural}/{one['metadata']['name']}"] = one
+        place = "" if plural == "namespaces" else "namespaces/us-east/"
+        answers[f"{_path(one['apiVersion'])}/{place}{plural}/{one['metadata']['name']}"] = one
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
