@@ -148,12 +148,18 @@ class Care:
         self._body = body
         self._views = views
         self._world = world
+        self._written = 0
+        """The version at which the status was last written."""
         self._woken = asyncio.Event()
         self.task = asyncio.create_task(self._run(delay, begin), name=str(of))
 
     def told(self, body: Mapping[str, Any]) -> bool:
         """Store the object's new version. Returns whether the change matters to other objects of its topic."""
-        before, self._body = self._body, body
+        before = self._body
+        if _version(body) < self._written:
+            # The watch is behind. With the old status, the next look would write the new one again.
+            body = {**body, "status": before.get("status") or {}}
+        self._body = body
         if _wish(before) != _wish(body):
             self.wake()
         return _face(before) != _face(body)
@@ -216,10 +222,17 @@ class Care:
         """Remember what was written: the watch may deliver it only after the next look."""
         if written.get("metadata", {}).get("uid") != self.uid:
             return
+        self._written = _version(written)
         if _wish(written) == _wish(self._body):
             self._body = written
         else:  # a user changed the object first; that event is still to come
             self._body = {**self._body, "status": written.get("status") or {}}
+
+
+def _version(body: Mapping[str, Any]) -> int:
+    """Versions of an object increase; 0: this one is not a number."""
+    text = str(body["metadata"].get("resourceVersion", ""))
+    return int(text) if text.isdecimal() else 0
 
 
 def _wish(body: Mapping[str, Any]) -> tuple[Any, ...]:
