@@ -30,7 +30,7 @@ class Region:
     """Two brokers, a and b."""
 
     def __init__(self, bookies: Bookies, directory: Path) -> None:
-        self._name = f"shared-{next(_regions)}"
+        self.name = f"shared-{next(_regions)}"
         self._etcd = bookies.url
         self._directory = directory
         self.brokers = {broker_id: self.broker(broker_id, {"brokerId": broker_id}) for broker_id in ("a", "b")}
@@ -39,7 +39,7 @@ class Region:
         """A broker of the region, which is not started."""
         settings = {"managedLedgerStorage": "bookkeeper", **more}
         return BrokerProcess(
-            self._name, self._directory / directory, settings=settings, metadata_url=f"etcd:{self._etcd}"
+            self.name, self._directory / directory, settings=settings, metadata_url=f"etcd:{self._etcd}"
         )
 
     @property
@@ -200,6 +200,50 @@ def test_clients_of_a_broker_that_stops_are_told_the_next_owner(region: Region) 
 
     url = other.service_url
     assert asyncio.run(told("persistent://public/default/orders")) == {T.CLOSE_CONSUMER: url, T.CLOSE_PRODUCER: url}
+
+
+def test_bundles_are_split_and_go_where_they_are_sent(region: Region) -> None:
+    a, b = region.brokers.values()
+    names = sorted(f"127.0.0.1:{one.http_port}" for one in (a, b))
+    assert a.http("GET", "/admin/v2/brokers").json == b.http("GET", "/admin/v2/brokers").json == names
+    leader = a.http("GET", "/admin/v2/brokers/leaderBroker").json
+    assert leader == b.http("GET", "/admin/v2/brokers/leaderBroker").json
+    assert leader == {"brokerId": f"127.0.0.1:{a.http_port}", "serviceUrl": a.admin_url}
+    first = region.owner("orders", a)
+    assert first is not None
+    other = next(one for one in region.brokers.values() if one is not first)
+    namespace = "/admin/v2/namespaces/public/default"
+    bundle = other.http("GET", "/lookup/v2/topic/persistent/public/default/orders/bundle").text
+    with connected(first.service_url) as client:
+        consumer = client.subscribe("orders", "s", SHARED)
+        producer = client.create_producer("orders", batching_enabled=False)
+        producer.send(b"1")
+        assert received(consumer, 1) == [b"1"]
+        answer = other.http("PUT", f"{namespace}/{bundle}/split")
+        assert (answer.status, answer.headers["Location"]) == (307, f"{first.admin_url}{namespace}/{bundle}/split")
+        assert first.http("PUT", f"{namespace}/{bundle}/split").status == 204
+        assert first.http("PUT", f"{namespace}/{bundle}/split").status == 404
+        wait_until(lambda: other.http("GET", f"{namespace}/bundles").json["numBundles"] == 5, "the split to be seen")
+        half = other.http("GET", "/lookup/v2/topic/persistent/public/default/orders/bundle").text
+        assert set(half.split("_")) & set(bundle.split("_")) and half != bundle
+        places = first.http("GET", f"{namespace}/{half}/topicHashPositions").json
+        assert list(places["topicHashPositions"]) == ["persistent://public/default/orders"]
+        transfer = f"{namespace}/{half}/unload?destinationBroker="
+        assert first.http("PUT", f"{transfer}nobody:1").status == 412
+        assert first.http("PUT", f"{transfer}127.0.0.1:{other.http_port}").status == 204
+        region.taken_by(other, "orders")
+        owned = first.http("GET", f"/admin/v2/brokers/{region.name}/127.0.0.1:{other.http_port}/ownedNamespaces").json
+        assert f"public/default/{half}" in owned
+        report = other.http("GET", "/admin/v2/broker-stats/load-report").json
+        assert set(report["bundles"]) == set(owned)
+        assert other.http("PUT", f"{transfer}127.0.0.1:{other.http_port}").status == 412
+        producer.send(b"2")
+        assert received(consumer, 1) == [b"2"]
+        stats = "/admin/v2/persistent/public/default/orders/stats"  # clients hold acknowledgements back for 0.1 s
+        wait_until(lambda: not first.http("GET", stats).json["subscriptions"]["s"]["msgBacklog"], "the acknowledgement")
+        assert other.http("PUT", f"{namespace}/{half}/unload").status == 204
+        producer.send(b"3")
+        assert received(consumer, 1) == [b"3"]
 
 
 def test_requests_about_a_topic_are_sent_to_its_owner(region: Region) -> None:

@@ -147,6 +147,21 @@ def test_lookup(broker: BrokerProcess) -> None:
     bundle = broker.http("GET", "/lookup/v2/topic/persistent/public/default/anything/bundle").text
     low, high = (int(border, 16) for border in bundle.split("_"))
     assert high - low in (0x40000000, 0x3FFFFFFF)
+    namespace = "/admin/v2/namespaces/public/default"
+    assert bundle in broker.http("GET", f"/admin/v2/brokers/solo/127.0.0.1:{broker.http_port}/ownedNamespaces").text
+    assert broker.http("PUT", f"{namespace}/{bundle}/unload").status == 204
+    assert broker.http("PUT", f"{namespace}/0x00000000_0x00000001/unload").status == 404
+    assert broker.http("PUT", f"{namespace}/{bundle}/unload?destinationBroker=elsewhere:1").status == 412
+    assert broker.http("PUT", f"{namespace}/{bundle}/split").status == 501
+    assert broker.http("GET", f"{namespace}/{bundle}/topicHashPositions?topics=x").json == {
+        "namespace": "public/default",
+        "bundle": bundle,
+        "topicHashPositions": {},
+    }
+    report = broker.http("GET", "/admin/v2/broker-stats/load-report").json
+    assert (report["loadReportType"], report["pulsarServiceUrl"]) == ("LocalBrokerData", broker.service_url)
+    assert report["cpu"]["usage"] > 0 and report["memory"]["limit"] > report["memory"]["usage"] > 0
+    assert report["numTopics"] == sum(one["topics"] for one in report["lastStats"].values())
     assert broker.http("GET", "/lookup/v2/topic/persistent/public/nowhere/anything").status == 404
     assert broker.http("GET", "/lookup/v2/topic/non-persistent/public/nowhere/anything").status == 404
     assert broker.http("GET", "/lookup/v2/topic/non-persistent/public/default/anything").json == found

@@ -16,10 +16,13 @@ from meridian_broker.admin.http.route import Route
 from meridian_broker.admin.meridian import describing, gaps, regions, scoping, syncing, translating, uniting
 from meridian_broker.admin.openapi import document
 from meridian_broker.admin.pulsar import (
+    brokers,
+    bundles,
     clusters,
     compacting,
     expiring,
     health,
+    load_report,
     lookups,
     namespaces,
     policies,
@@ -48,6 +51,7 @@ async def openapi(_: web.Request) -> web.Response:
 _CLUSTER: Final = "/admin/v2/clusters/{cluster}"
 _TENANT: Final = "/admin/v2/tenants/{tenant}"
 _NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
+_BUNDLE: Final = f"{_NAMESPACE}/{{bundle:0x[0-9a-fA-F]+_0x[0-9a-fA-F]+|LARGEST}}"
 _TOPICS: Final = "/admin/v2/{domain:persistent|non-persistent}/{tenant}/{namespace}"
 _TOPIC: Final = f"{_TOPICS}/{{topic}}"
 _SUBSCRIPTION: Final = f"{_TOPIC}/subscription/{{subscription}}"
@@ -92,7 +96,10 @@ ROUTES: Final[tuple[Route, ...]] = (
     _get(f"{_NAMESPACE}/allowedClusters", namespaces.get_allowed_clusters),
     _write("POST", f"{_NAMESPACE}/allowedClusters", namespaces.set_allowed_clusters),
     *_policies("namespace", _NAMESPACE),
-    _get(f"{_NAMESPACE}/bundles", namespaces.get_bundles),
+    _get(f"{_NAMESPACE}/bundles", bundles.listed),
+    _write("PUT", f"{_BUNDLE}/unload", bundles.unload),
+    _write("PUT", f"{_BUNDLE}/split", bundles.split),
+    _get(f"{_BUNDLE}/topicHashPositions", bundles.positions),
     _get(f"{_NAMESPACE}/permissions", namespaces.get_permissions),
     _write("POST", f"{_NAMESPACE}/permissions/{{role}}", namespaces.change_permissions),
     _write("DELETE", f"{_NAMESPACE}/permissions/{{role}}", namespaces.change_permissions),
@@ -145,15 +152,17 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("DELETE", f"{_SCHEMAS}/schema", schemas.delete),
     _get(f"{_SCHEMAS}/schema/{{version}}", schemas.of_version),
     _get(f"{_SCHEMAS}/schemas", schemas.every),
-    _get(_BROKERS, health.brokers),
+    _get(_BROKERS, brokers.listed),
     _get(f"{_BROKERS}/health", health.health, "text/plain"),
     _get(f"{_BROKERS}/ready", health.ready, "text/plain"),
     _get(f"{_BROKERS}/version", health.broker_version, "text/plain"),
-    _get(f"{_BROKERS}/leaderBroker", health.leader),
-    _get(f"{_BROKERS}/configuration", health.changeable_settings),
-    _get(f"{_BROKERS}/configuration/values", health.changed_settings),
-    _get(f"{_BROKERS}/configuration/runtime", health.settings),
-    _get(f"{_BROKERS}/{{cluster}}", health.brokers_of),
+    _get(f"{_BROKERS}/leaderBroker", brokers.leader),
+    _get(f"{_BROKERS}/configuration", brokers.changeable_settings),
+    _get(f"{_BROKERS}/configuration/values", brokers.changed_settings),
+    _get(f"{_BROKERS}/configuration/runtime", brokers.settings),
+    _get(f"{_BROKERS}/{{cluster}}", brokers.of_cluster),
+    _get(f"{_BROKERS}/{{cluster}}/{{broker}}/ownedNamespaces", brokers.owned_namespaces),
+    _get("/admin/v2/broker-stats/load-report", load_report.report),
     _get(_LOOKUP, lookups.topic),
     _get(f"{_LOOKUP}/bundle", lookups.bundle, "text/plain"),
     _get("/status.html", health.status_page, "text/plain"),

@@ -21,6 +21,7 @@ from meridian_broker.admin.http.web_pages import HOSTS, no_web_pages
 from meridian_broker.admin.meridian.describing import REMEMBERS, Remembered
 from meridian_broker.admin.metrics import SCRAPES, Scrapes
 from meridian_broker.admin.pulsar.health import live, ready
+from meridian_broker.admin.pulsar.load_report import LOAD, LoadReports
 from meridian_broker.admin.pulsar.topic_stats import STATS, TopicStats
 from meridian_broker.admin.routes import OWNERS_ROUTES, ROUTES
 from meridian_broker.bounds.http import PROBES
@@ -58,6 +59,7 @@ class AdminServer:
         app[REMEMBERS] = server._remembered
         app[SCRAPES] = Scrapes()
         app[STATS] = TopicStats(state, Rates(time.monotonic))
+        app[LOAD] = LoadReports(state, Rates(time.monotonic))
         app[EXPORT_CALLS] = frozenset(route.handler for route in ROUTES if route.exports)
         app[AT_OWNER] = OWNERS_ROUTES
         app[PEER_CALLS] = {route.handler: route.peers for route in ROUTES if route.peers is not None}

@@ -120,7 +120,7 @@ class BundleOwner:
             return
         with suppress(MetadataError):
             await self._tell(lease)
-        others = [one for one in self.view.candidates() if one.broker != self._name]
+        others = [one for one in self.view.candidates() if one.broker != self.name]
         self._next = divide(self._terms, others) | self._next
 
     async def close(self) -> None:
@@ -135,6 +135,11 @@ class BundleOwner:
         await lease.revoke()
 
     # -- what is owned -------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """This broker's id; empty while its lease is not valid."""
+        return "" if self._me is None else self._me.broker
 
     def term(self, bundle: Bundle) -> Term | None:
         """The term in which topics of the bundle may be opened now; None: they may not."""
@@ -252,7 +257,7 @@ class BundleOwner:
         me = self._me
         if me is not None and self.term(bundle) is not None:
             return Found(me, True)
-        if (owner := self.view.owner(bundle)) is not None and owner.broker != self._name:
+        if (owner := self.view.owner(bundle)) is not None and owner.broker != self.name:
             return Found(owner, True)
         chosen = me if authoritative and not self._stopping else self.view.chosen(bundle)
         if me is None or chosen is None:
@@ -290,10 +295,6 @@ class BundleOwner:
         return to_hand_over(mine, me.broker, self.view.candidates())
 
     # -- the lease -----------------------------------------------------------------------------------------------
-
-    @property
-    def _name(self) -> str:
-        return "" if self._me is None else self._me.broker
 
     @property
     def _open_topics(self) -> BundleTopics:

@@ -406,6 +406,7 @@ class BrokerProcess:
             sync_metrics=self.settings.replication.expose_subscription_sync_metrics_in_prometheus,
             admin_url=lambda: self.listeners.admin_url,
             calls=self.calls,
+            owner=None if self.several is None else self.several.owner,
             guard=Guard(self.region, os.urandom(NONCE_BYTES), lambda: self.keys.peer_secrets),
         )
         await self.listeners.open(self.gateway, self.admin, stack)

@@ -16,6 +16,7 @@ from meridian_broker.gateway.replication import ReplicatorRunner
 from meridian_broker.ledgers.periodic import WorkState
 from meridian_broker.ledgers.storage import LedgerStorage
 from meridian_broker.metadata.catalog import Catalog
+from meridian_broker.ownership.owner import BundleOwner
 from meridian_broker.replication.leases.manager import LeaseManager
 from meridian_broker.topics.service.service import TopicService
 from meridian_broker.wire.peer_requests import Guard
@@ -48,6 +49,8 @@ class AdminState:
     """To the admin APIs of other regions."""
     guard: Guard
     """Knows the calls of other regions."""
+    owner: BundleOwner | None = None
+    """The bundles of this broker; None: it is its region's only one, which serves all of them."""
     faults: bool = False
     """This broker is under test and may lose messages on request."""
     sync_metrics: bool = False

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/admin/v2/brokers``: whether this broker is alive and ready, the brokers of the cluster, their configuration; and
-``/meridian/v1/health``: problems inside a broker that is alive.
+"""``/admin/v2/brokers``: whether this broker is alive and ready; and ``/meridian/v1/health``: problems inside a broker
+that is alive.
 
 A broker whose background work fails keeps serving, so probes do not report it: a restart would not help.
 """
@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from meridian_broker.admin.figures.turns import in_turns
-from meridian_broker.admin.http.requests import Refused, answer, part, state
+from meridian_broker.admin.http.requests import Refused, answer, state
 from meridian_broker.admin.http.state import AdminState
-from meridian_broker.metadata.errors import NotFound
 from meridian_broker.topics.backfill.gaps import Gap
 from meridian_broker.topics.reopening import Run
 from meridian_broker.topics.subscriptions.damaged_records import Loss
@@ -174,42 +172,3 @@ async def broker_version(_: web.Request) -> web.Response:
 def software_version() -> str:
     """Version of this distribution."""
     return version("meridian-broker")
-
-
-async def brokers(request: web.Request) -> web.Response:
-    """Brokers of this region, as ``host:port`` of their admin API."""
-    return answer([_broker_id(request)])
-
-
-async def brokers_of(request: web.Request) -> web.Response:
-    """Brokers of one cluster; only this region's are known."""
-    cluster = part(request, "cluster")
-    if cluster != state(request).region:
-        if state(request).catalog.cluster(cluster) is None:
-            raise NotFound(f"cluster {cluster} is not known here")
-        raise Refused(412, f"{cluster} is another region: ask a broker there")
-    return answer([_broker_id(request)])
-
-
-async def leader(request: web.Request) -> web.Response:
-    """The region's leading broker: its only one."""
-    return answer({"brokerId": _broker_id(request), "serviceUrl": state(request).admin_url()})
-
-
-async def changeable_settings(_: web.Request) -> web.Response:
-    """Names of settings that can be changed while the broker runs: none."""
-    return answer([])
-
-
-async def changed_settings(_: web.Request) -> web.Response:
-    """Settings that were changed while the broker runs: none."""
-    return answer({})
-
-
-async def settings(request: web.Request) -> web.Response:
-    """The settings in force."""
-    return answer(state(request).settings)
-
-
-def _broker_id(request: web.Request) -> str:
-    return urlsplit(state(request).admin_url()).netloc

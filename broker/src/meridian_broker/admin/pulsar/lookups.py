@@ -9,8 +9,7 @@ from aiohttp import web
 
 from meridian_broker.admin.http.owners import place_of, redirect
 from meridian_broker.admin.http.requests import Refused, answer, any_topic_of, state
-from meridian_broker.ownership.bundles import Bundles
-from meridian_broker.topics.errors import TopicNotFound
+from meridian_broker.admin.pulsar import dealing
 
 LISTENER_HEADER: Final = "X-Pulsar-ListenerName"
 
@@ -40,7 +39,4 @@ async def topic(request: web.Request) -> web.Response:
 async def bundle(request: web.Request) -> web.Response:
     """The part of the hash range that the topic falls into."""
     name = any_topic_of(request)
-    namespace = state(request).catalog.namespace(name.namespace_name)
-    if namespace is None:
-        raise TopicNotFound(f"namespace {name.namespace_name} does not exist")
-    return web.Response(text=Bundles.equal(name.namespace_name, namespace.bundles).of(name).range)
+    return web.Response(text=(await dealing.of(state(request), name.namespace_name)).of(name).range)

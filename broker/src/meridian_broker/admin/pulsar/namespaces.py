@@ -21,6 +21,7 @@ from meridian_broker.admin.http.requests import (
     state,
 )
 from meridian_broker.admin.http.state import AdminState
+from meridian_broker.admin.pulsar import dealing
 from meridian_broker.admin.pulsar.clusters import check_allowed
 from meridian_broker.admin.pulsar.subscriptions import check_elsewhere
 from meridian_broker.metadata import policies
@@ -43,7 +44,8 @@ async def listed(request: web.Request) -> web.Response:
 
 async def get(request: web.Request) -> web.Response:
     """All policies of a namespace."""
-    return answer((await state(request).catalog.namespaces.get(namespace_of(request))).to_json())
+    shown = (await _record(request)).to_json()
+    return answer(shown | {policies.BUNDLES: await dealing.shown(state(request), namespace_of(request))})
 
 
 async def create(request: web.Request) -> web.Response:
@@ -101,11 +103,6 @@ async def set_allowed_clusters(request: web.Request) -> web.Response:
     wanted = await names(request, "allowed clusters")
     await check_allowed(state(request), part(request, "tenant"), wanted)
     return await _set(request, policies.ALLOWED_CLUSTERS, wanted)
-
-
-async def get_bundles(request: web.Request) -> web.Response:
-    """Into which parts of the hash range the namespace's topics are dealt."""
-    return answer((await _record(request)).to_json()[policies.BUNDLES])
 
 
 async def get_permissions(request: web.Request) -> web.Response:
