@@ -23,7 +23,7 @@ from meridian_broker.replication.leases.messages import LeaseMessage, Stream
 from meridian_broker.replication.leases.quorums import VoterSets
 from meridian_broker.replication.progress import codec
 from meridian_broker.topics.journal.subscription_record import ORIGIN, SubscriptionRecord
-from meridian_broker.topics.service.leased_topics import SharedStreams
+from meridian_broker.topics.service.leased_topics import LeasedTopics
 from meridian_broker.wire.pulsar.frames import FrameDecoder
 
 REGIONS = ("eu-central", "us-east", "us-west")
@@ -103,7 +103,7 @@ class Region:
         self.spent = 0.0
         self.topics: dict[str, Copy] = {}
         service: Any = SimpleNamespace(parts=SimpleNamespace(region=region), topics=self.topics, closing=True)
-        shares: Any = SharedStreams(service)
+        shares: Any = LeasedTopics(service)
         shares.witness = self.log
         self.manager = LeaseManager(shares, f"{region}#1", lambda: world.now_ms)
         self.manager.links = self

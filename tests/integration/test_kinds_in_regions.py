@@ -91,7 +91,7 @@ async def test_a_creation_that_another_region_tells_of_has_a_stamp_and_counts_un
                 assert answer.status == status, await answer.text()
 
 
-async def test_a_message_that_is_not_durable_yet_when_its_copy_gives_way_is_set_aside(
+async def test_a_message_that_is_not_durable_yet_when_its_copy_gives_way_is_quarantined(
     inside: BrokerProcess, wire: RawConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log looks empty until the disk has answered, and then the client gets a receipt."""

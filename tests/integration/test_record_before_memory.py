@@ -271,7 +271,7 @@ async def test_a_topic_of_the_other_kind_is_not_closed_while_metadata_are_full(
     await close()
     assert (await wire.hear(T.CLOSE_PRODUCER)).producer_id == 1
     assert await opener.parts.catalog.topics.find(name) is None
-    assert [one.log.entries for one in inside.service.topics.values() if one.is_set_aside] == [2]
+    assert [one.log.entries for one in inside.service.topics.values() if one.is_quarantined] == [2]
 
 
 async def test_nobody_is_admitted_while_a_deletion_is_put_on_record(

@@ -14,7 +14,7 @@ import aiohttp
 from meridian_broker.gateway.roles import Consumer
 from meridian_broker.positions import Cause
 from meridian_broker.positions.position import Position
-from meridian_broker.replication.entries.replicator_status import Hold
+from meridian_broker.replication.entries.replicator_status import StopReason
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar import topic_name
 from support.brokers.broker_regions import Region, regions, until
@@ -103,7 +103,7 @@ async def test_what_nobody_has_is_a_gap_until_somebody_accepts_it(tmp_path: Path
         assert (status, "or force" in refused["reason"]) == (412, True)
         await ap.start()
         await until(lambda: judged([]))
-        await until(lambda: us.process.runner.status(TOPIC)["eu"].hold is Hold.GAP)
+        await until(lambda: us.process.runner.status(TOPIC)["eu"].hold is StopReason.GAP)
         assert (await seen())["detail"].endswith(f"accept-gap {TOPIC} --origin us --up-to {gap['upto']}")
         assert (await ask(eu, "POST", f"{GAPS}/accept", wanted | {"upto": str(last)}))[0] == 412
         assert (await ask(eu, "POST", f"{GAPS}/accept", wanted | {"origin": "ap"}))[0] == 404

@@ -16,7 +16,7 @@ from meridian_broker.ledgers.throttling import Rate
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.positions.skipped import Skipped
-from meridian_broker.replication.entries.replicator_status import Hold, ReplicatorStatus
+from meridian_broker.replication.entries.replicator_status import ReplicatorStatus, StopReason
 from meridian_broker.replication.entries.source import DeletionNotice
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
@@ -236,7 +236,7 @@ async def test_a_gap_is_shown_and_heals_when_another_brings_the_rest() -> None:
         region.stored[source.name] = source.wanted[:3]
         source.trim(source.wanted[5])
         runner.start(source, REMOTE)
-        await until(lambda: state(runner, source).hold is Hold.GAP)
+        await until(lambda: state(runner, source).hold is StopReason.GAP)
         assert not server.of(T.SEND)
         region.stored[source.name] = source.wanted[:8]
         runner.nudge(REMOTE)
@@ -252,7 +252,7 @@ async def test_another_incarnation_waits_until_both_know_the_same() -> None:
         source = Source()
         source.publish(2)
         runner.start(source, REMOTE)
-        await until(lambda: state(runner, source).hold is Hold.INCARNATION)
+        await until(lambda: state(runner, source).hold is StopReason.INCARNATION)
         assert source.told[0] == DeletionNotice("9-us-west", {LOCAL: Position(7, 3)}, False)
         source.incarnation = "9-us-west"
         runner.nudge(REMOTE)

@@ -95,7 +95,7 @@ def test_the_answer_comes_when_the_other_region_knows(
 def test_both_at_once_come_to_one_kind_and_lose_nothing(
     regions: LinkedRegions, clients: dict[str, pulsar.Client]
 ) -> None:
-    """Whichever wins, each message that has a receipt is in the topic, or where its copy was set aside."""
+    """Whichever wins, each message that has a receipt is in the topic, or where its copy was quarantined."""
     receipts: dict[str, list[bytes]] = {}
 
     def produce(name: str) -> None:
@@ -211,7 +211,7 @@ def test_a_forced_deletion_takes_nothing_of_the_other_kind(
     other = "eu" if by == "us" else "us"
     wait_until(lambda: listed(regions, by, name) == set(), "it to be gone where it was deleted")
     wait_until(
-        lambda: listed(regions, other, name) == aside(regions, other, name) != set(), "the other one to be set aside"
+        lambda: listed(regions, other, name) == aside(regions, other, name) != set(), "the other one to be quarantined"
     )
     found: set[bytes] = set()
     for copy in aside(regions, other, name):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A topic is deleted while a region is away: when that one is back, what it has of the topic is deleted there too, or
-set aside where it holds messages that nobody else ever got (R8). And where a topic is made to live in other regions."""
+quarantined where it holds messages that no other region got (R8). And where a topic gets other regions."""
 
 from __future__ import annotations
 

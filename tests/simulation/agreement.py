@@ -33,7 +33,7 @@ class Agreement:
         for topic in world.topics():
             record = keys.topic(topic_name.parse(full_name(topic)))
             if not any(record in home.metadata.records for home in world.homes_of(topic).values()):
-                continue  # some region has set aside a copy of its own
+                continue  # some region has quarantined a copy of its own
             if difference := self._topic_differs(topic):
                 return difference
         return ""

@@ -37,9 +37,9 @@ from meridian_broker.topics.lifecycle.unfinished import Unfinished
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.ports import EveryTopic
 from meridian_broker.topics.service.backfill_rounds import StoredEnds
-from meridian_broker.topics.service.cold_encoding import Cooling
+from meridian_broker.topics.service.cold_encoding import ColdEncoding
 from meridian_broker.topics.service.exchange_host import ExchangeHost
-from meridian_broker.topics.service.leased_topics import SharedStreams
+from meridian_broker.topics.service.leased_topics import LeasedTopics
 from meridian_broker.topics.service.registry import TopicRegistry
 from meridian_broker.topics.service.service import TopicService
 from meridian_broker.topics.subscriptions.subscription import Subscription
@@ -171,7 +171,7 @@ class SimBroker:
             unfinished=Unfinished(),
         )
         registry = TopicRegistry(parts)
-        streams = SharedStreams(registry)
+        streams = LeasedTopics(registry)
         leases = LeaseManager(streams, f"{home.name}#{fence}", self.mono_ms)
         streams.witness.bind(leases)
         host, ends = ExchangeHost(registry), StoredEnds(registry)
@@ -207,7 +207,7 @@ class SimBroker:
             raise_bugs(some)
 
     async def _follow(self) -> None:
-        cooling = Cooling()
+        cooling = ColdEncoding()
         while True:
             await self.sleep(1)
             await self._load()
@@ -315,12 +315,12 @@ class SimRegion:
         return named | since
 
     def moved(self, before: str, value: bytes, path: str) -> None:
-        """A topic's copy is renamed: it is set aside (R8)."""
+        """A topic's copy is renamed: it is quarantined (R8)."""
         topics = keys.topics_of("public/default", "persistent")
         if before.startswith(topics) and path.startswith(topics):
             old, new = before.rpartition("/")[2], path.rpartition("/")[2]
             incarnation = TopicRecord.from_json(decode(before, value)[0]).incarnation
-            self.world.model.is_set_aside(self.name, full_name(new), old, incarnation)
+            self.world.model.is_quarantined(self.name, full_name(new), old, incarnation)
 
     def taken_back(self, path: str) -> None:
         """A topic without messages should not have been created."""

@@ -138,7 +138,7 @@ class Judging:
         :param alone: as far as that region knows; else it knows all that the others do.
         """
         facts = self._model.facts_of(subscription)
-        alone = alone or not subscription.replicated or (home.name, subscription.topic.name) in self._model.set_aside
+        alone = alone or not subscription.replicated or (home.name, subscription.topic.name) in self._model.quarantined
         homes = {} if alone else self._world.homes_of(topic)
         agreeing = frozenset(homes) if home.name in homes else frozenset((home.name,))
         if facts.perhaps_dropped(origin, home.name, self._model.logs.published[origin]):
@@ -149,7 +149,7 @@ class Judging:
             return 0  # who has it was perhaps not asked, for it was no region of the topic then
         if home.name in self._world.outside[topic] and self._let_go_elsewhere(home, topic, facts, origin):
             return 0  # who is added back takes over the floors of those who stayed
-        was_named, _, _ = self._model.key(subscription)[0].partition(" since ")  # before it was set aside
+        was_named, _, _ = self._model.key(subscription)[0].partition(" since ")  # before it was quarantined
         if self._model.creations.may_begin_behind(was_named, subscription.name, origin):
             return 0
         return ((1 << messages) - 1) & ~facts.perhaps_acked(origin, agreeing)

@@ -51,9 +51,9 @@ class Model(Crashes):
         self.commands_us: dict[tuple[str, str], int] = {}
         """Topic, subscription -> when somebody last said which region dispatches what (R26)."""
 
-    def is_set_aside(self, region: str, name: str, before: str, incarnation: str) -> None:
+    def is_quarantined(self, region: str, name: str, before: str, incarnation: str) -> None:
         """A region's copy of a topic has another name from now on."""
-        self.set_aside[region, name] = incarnation_of(before, incarnation)
+        self.quarantined[region, name] = incarnation_of(before, incarnation)
         self._owe_nothing(region, before)
 
     def topic_goes(self, region: str, topic: str, record: TopicRecord) -> None:

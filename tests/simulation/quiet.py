@@ -69,7 +69,7 @@ class Quiet:
         for topic in self._world.topics():
             for name in sorted(self._names(topic)):
                 self._probe(topic, name)
-        for (region, full), _ in sorted(self._model.set_aside.items()):
+        for (region, full), _ in sorted(self._model.quarantined.items()):
             topic = full.rpartition("/")[2]
             for name in sorted(self._subscriptions(region, topic)):
                 self._look_at_all(region, topic, name)

@@ -35,8 +35,8 @@ class Record:
         self.creations = Creations(self.logs)
         self.deletions = Deletions()
         self.told = Told(self.violate, self.deletions.is_ended)
-        self.set_aside: dict[tuple[str, str], str] = {}
-        """(region, name of a copy that was set aside) -> of which incarnation of which topic it is."""
+        self.quarantined: dict[tuple[str, str], str] = {}
+        """(region, name of a copy that was quarantined) -> of which incarnation of which topic it is."""
         self._replicated: dict[tuple[str, str], dict[str, Position]] = defaultdict(dict)
         """(region, incarnation of a topic) -> origin region -> last one confirmed to its replicator."""
         self.trimmed: dict[tuple[str, str], set[Origin]] = defaultdict(set)
@@ -58,7 +58,7 @@ class Record:
         """One life of a subscription, of one incarnation of a topic."""
         topic = subscription.topic
         named = incarnation_of(topic.name, topic.incarnation)
-        return self.set_aside.get((topic.region, topic.name), named), life_of(
+        return self.quarantined.get((topic.region, topic.name), named), life_of(
             subscription.name, subscription.cursor.progress
         )
 
@@ -67,9 +67,9 @@ class Record:
         return self.facts[self.key(subscription)]
 
     def copies(self, region: str, topic: str) -> list[str]:
-        """Short names of what the region set aside of a topic."""
+        """Short names of what the region quarantined of a topic."""
         return [
             name.rpartition("/")[2]
-            for (of, name), what in self.set_aside.items()
+            for (of, name), what in self.quarantined.items()
             if of == region and what.partition(" since ")[0] == topic
         ]

@@ -16,7 +16,7 @@ from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.positions.skipped import Skipped
 from meridian_broker.replication.entries.replicator import RemotePlace, Replicator
-from meridian_broker.replication.entries.replicator_status import Hold, ReplicatorStatus, State
+from meridian_broker.replication.entries.replicator_status import ReplicatorStatus, State, StopReason
 from meridian_broker.replication.entries.source import ReplicationSource, last_own_durable
 from meridian_broker.topics.backfill.questions import Feed, Found, NotWanted, PeerAway, Want
 from meridian_broker.topics.errors import NotAllowed, OtherKind, TopicError, TopicFenced
@@ -244,9 +244,9 @@ class ReplicationRun:
                     world.model.replica_place(self._broker.home, self.remote, of, place.last)
                 self._tell_source()
                 await self._stream(connection, server)
-            elif core.hold is Hold.ROLLED_BACK:
+            elif core.hold is StopReason.ROLLED_BACK:
                 source.rolled_back(self.remote)
-            elif core.hold is Hold.INCARNATION and place.told is not None:
+            elif core.hold is StopReason.INCARNATION and place.told is not None:
                 source.deleted_elsewhere(place.told)
             return self._ended
         finally:

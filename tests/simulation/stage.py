@@ -258,7 +258,7 @@ class Watcher(Protocol):
     def partition_goes(self, home: Region, topic: str, record: TopicRecord, /) -> None:
         """The region has written down that it deletes the topic that this is a partition of."""
 
-    def is_set_aside(self, region: str, name: str, before: str, incarnation: str, /) -> None:
+    def is_quarantined(self, region: str, name: str, before: str, incarnation: str, /) -> None:
         """A region's copy of a topic has another name from now on."""
 
     def taken_back(self, home: Region, topic: str, /) -> None:

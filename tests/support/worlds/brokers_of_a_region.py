@@ -27,7 +27,7 @@ from meridian_broker.topics.lifecycle.parts import BrokerParts, GeoReplication, 
 from meridian_broker.topics.lifecycle.unfinished import Unfinished
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.service.backfill_rounds import Comparing, StoredEnds
-from meridian_broker.topics.service.leased_topics import SharedStreams
+from meridian_broker.topics.service.leased_topics import LeasedTopics
 from meridian_broker.topics.service.owned_topics import OwnedTopics
 from meridian_broker.topics.service.registry import TopicRegistry
 from meridian_broker.topics.service.service import TopicService
@@ -89,7 +89,7 @@ class ServingBroker(BrokerOfTest):
             unfinished=Unfinished(),
         )
         registry = TopicRegistry(parts)
-        leases = LeaseManager(SharedStreams(registry), f"{REGION}#{name}", self.scheduler.monotonic_ms)
+        leases = LeaseManager(LeasedTopics(registry), f"{REGION}#{name}", self.scheduler.monotonic_ms)
         nowhere = NoRegions()
         regions = OtherRegions(exchange=nowhere, leasing=leases, replication=cast("GeoReplication", nowhere))
         self.service = TopicService(registry, regions, StoredEnds(registry), cast("Comparing", nowhere))

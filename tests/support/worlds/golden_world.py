@@ -201,7 +201,7 @@ def peer_messages() -> list[peer.PeerMessage]:
             17,
             4,
             (
-                peer.TopicDigest(TOPIC, incarnation, 99, unsettled=True, forced=True, subscriptions=subscriptions),
+                peer.TopicDigest(TOPIC, incarnation, 99, in_flux=True, forced=True, subscriptions=subscriptions),
                 peer.TopicDigest(f"{TOPIC}-2", "", 98),
             ),
             answer=True,

@@ -11,22 +11,22 @@ import pytest
 from meridian_broker.admin import metrics
 from meridian_broker.admin.figures import lagging
 from meridian_broker.cli import standing
-from meridian_broker.replication.entries.replicator_status import Hold
+from meridian_broker.replication.entries.replicator_status import StopReason
 from meridian_broker.replication.progress.lag import Why
 
 PAGE = (Path(__file__).parents[3] / "docs/replicated-subscriptions.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `([^`]+)`[^|]*\|(.*)\|$", PAGE, re.MULTILINE)
 
 
-@pytest.mark.parametrize("reason", [*Why, *Hold], ids=lambda one: str(one.value))
-def test_every_reason_says_what_to_do(reason: Why | Hold) -> None:
+@pytest.mark.parametrize("reason", [*Why, *StopReason], ids=lambda one: str(one.value))
+def test_every_reason_says_what_to_do(reason: Why | StopReason) -> None:
     (told,) = [row for name, row in ROWS if name == reason.value]
     meaning, what_to_do = told.split("|")
     assert len(meaning.strip()) > 10 and len(what_to_do.strip()) > 5
 
 
 def test_no_row_is_about_a_reason_that_is_gone() -> None:
-    known = {one.value for one in [*Why, *Hold]}
+    known = {one.value for one in [*Why, *StopReason]}
     shown = {name for name, row in ROWS if row.count("|") == 1 and not name.startswith("meridian_")}
     assert shown == known
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from crc32c import crc32c
-from meridian_broker.engines.held import HeldLedgers
 from meridian_broker.engines.memory.ledgers import MemoryDisk, MemoryLedgerStore
+from meridian_broker.engines.pinned import PinnedLedgers
 from meridian_broker.ledgers.store import LedgerNotFound
 from meridian_broker.server.loop import LoopScheduler
 
@@ -23,9 +23,9 @@ async def scheduler() -> AsyncIterator[LoopScheduler]:
     await made.close()
 
 
-async def store_of(disk: MemoryDisk, note: Path, scheduler: LoopScheduler) -> HeldLedgers:
+async def store_of(disk: MemoryDisk, note: Path, scheduler: LoopScheduler) -> PinnedLedgers:
     loop = asyncio.get_running_loop()
-    held = HeldLedgers(MemoryLedgerStore(disk, schedule=loop.call_soon), note, scheduler)
+    held = PinnedLedgers(MemoryLedgerStore(disk, schedule=loop.call_soon), note, scheduler)
     await held.finish_deletions()
     return held
 
@@ -47,11 +47,11 @@ async def test_a_deletion_waits_for_the_last_hold(tmp_path: Path, scheduler: Loo
     assert sorted(disk.ledgers) == [1, 2]
     assert await held.list() == []
     held.release([1, 2])
-    await scheduler.settled()
+    await scheduler.tasks_ended()
     assert sorted(disk.ledgers) == [2]
     assert (await held.open(2)).last_confirmed() == -1
     held.release([2])
-    await scheduler.settled()
+    await scheduler.tasks_ended()
     assert not disk.ledgers
     assert not note.exists()
     with pytest.raises(LedgerNotFound):
@@ -64,7 +64,7 @@ async def test_releasing_what_nobody_deleted_deletes_nothing(tmp_path: Path, sch
     await (await held.create(1, 1)).seal()
     held.hold([1])
     held.release([1])
-    await scheduler.settled()
+    await scheduler.tasks_ended()
     assert sorted(disk.ledgers) == [1]
 
 
@@ -103,7 +103,7 @@ async def test_a_damaged_note_costs_space_and_nothing_else(tmp_path: Path, sched
 async def test_what_the_disk_refuses_to_delete_goes_later(tmp_path: Path, scheduler: LoopScheduler) -> None:
     disk, note = MemoryDisk(), tmp_path / "note"
     store = MemoryLedgerStore(disk, schedule=asyncio.get_running_loop().call_soon)
-    held = HeldLedgers(store, note, scheduler)
+    held = PinnedLedgers(store, note, scheduler)
     for ledger in (1, 2, 3):
         await (await held.create(ledger, 1)).seal()
     store.fail_writes("no space")
@@ -120,7 +120,7 @@ async def test_what_the_disk_refuses_to_delete_goes_later(tmp_path: Path, schedu
 async def test_a_refused_deletion_is_done_at_the_next_start(tmp_path: Path, scheduler: LoopScheduler) -> None:
     disk, note = MemoryDisk(), tmp_path / "note"
     store = MemoryLedgerStore(disk, schedule=asyncio.get_running_loop().call_soon)
-    before = HeldLedgers(store, note, scheduler)
+    before = PinnedLedgers(store, note, scheduler)
     await (await before.create(1, 1)).seal()
     store.fail_writes("no space")
     await before.delete(1)
@@ -148,5 +148,5 @@ async def test_a_note_that_cannot_be_written_keeps_nothing_from_being_deleted(
     assert len([record for record in caplog.records if "cannot be written" in record.message]) == 1
     note.rmdir()
     held.release([2])
-    await scheduler.settled()
+    await scheduler.tasks_ended()
     assert not disk.ledgers

@@ -162,7 +162,7 @@ def listing(*listed: SubscriptionDigest) -> Digest:
         (lambda count: Fetch((), (1,) * count), MESSAGE_ITEMS),
         (lambda count: Fetch((), parts=(Parts(1, ()),) * count), MESSAGE_ITEMS),
         (lambda count: Fetch((), parts=(Parts(1, (1,) * count),)), PROGRESS_KEYS),
-        (lambda count: Fetch((), unsettled_buckets=(1,) * count), MESSAGE_ITEMS),
+        (lambda count: Fetch((), buckets_in_flux=(1,) * count), MESSAGE_ITEMS),
         (lambda count: Fetch((Question("t", "s", True, (KEYS_OF_ONE[0].key,) * count),)), PROGRESS_KEYS),
         (lambda count: State((StateItem("t", "s", "", b"", b""),) * count), MESSAGE_ITEMS),
         (lambda count: State((), OriginEnds("us", (TopicEnd("t", "", Position(1, 1)),) * count)), MESSAGE_ITEMS),

@@ -292,8 +292,8 @@ def test_a_region_hears_from_a_third_what_a_dead_one_did_not_tell_it() -> None:
     assert len(world.regions["ap"].unacked(T, S)) == 26, "soon after the loss, not at the next round"
 
 
-def digest(sent: int, applied: int, *, number: int = 1, forced: bool = False, unsettled: bool = False) -> Digest:
-    return Digest(sent, applied, (TopicDigest(T, "", number, unsettled, forced),))
+def digest(sent: int, applied: int, *, number: int = 1, forced: bool = False, in_flux: bool = False) -> Digest:
+    return Digest(sent, applied, (TopicDigest(T, "", number, in_flux, forced),))
 
 
 class Asked:
@@ -317,7 +317,7 @@ def test_a_digest_at_rest_is_compared() -> None:
     assert asked.when(digest(asked.highest, 0))
 
 
-@pytest.mark.parametrize("what", ["a delta of theirs is missing", "a delta of ours is not in it", "unsettled"])
+@pytest.mark.parametrize("what", ["a delta of theirs is missing", "a delta of ours is not in it", "in_flux"])
 def test_a_digest_that_races_a_delta_moves_nothing(what: str) -> None:
     asked = Asked()
     message = digest(asked.highest, 0)
@@ -327,13 +327,13 @@ def test_a_digest_that_races_a_delta_moves_nothing(what: str) -> None:
         asked.region.ack(T, S, asked.region.topics[T].entries[:1])
         asked.world.run(10)
     else:
-        message = digest(asked.highest, 0, unsettled=True)
+        message = digest(asked.highest, 0, in_flux=True)
     assert not asked.when(message)
 
 
 def test_a_topic_that_is_never_quiet_is_compared_every_fourth_time() -> None:
     asked = Asked()
-    assert [asked.when(digest(asked.highest, 0, unsettled=True)) for _ in range(8)] == [False, False, False, True] * 2
+    assert [asked.when(digest(asked.highest, 0, in_flux=True)) for _ in range(8)] == [False, False, False, True] * 2
 
 
 def test_what_was_given_up_is_compared_at_once() -> None:
@@ -370,8 +370,8 @@ def test_a_digest_names_only_deltas_that_are_durable() -> None:
     (first,) = [message for _, source, _, message in heard if isinstance(message, Digest) and source == "eu"]
     assert first.applied == number - 1
     assert first.summary is not None
-    assert first.summary.unsettled, "and that what it holds is not all durable"
-    assert first.summary.unsettled_buckets == (bucket_of(T),)
+    assert first.summary.in_flux, "and that what it holds is not all durable"
+    assert first.summary.buckets_in_flux == (bucket_of(T),)
 
 
 def test_a_digest_in_answer_is_not_answered_with_another() -> None:
@@ -438,7 +438,7 @@ def test_a_flood_of_unknown_topics_is_not_remembered() -> None:
     exchange = world.regions["eu"].exchange
     answers: list[object] = []
     for number in range(100):
-        topics = tuple(TopicDigest(f"{number} {kind}", kind, 0 if kind else 5, unsettled=True) for kind in ("", "x"))
+        topics = tuple(TopicDigest(f"{number} {kind}", kind, 0 if kind else 5, in_flux=True) for kind in ("", "x"))
         exchange.received("us", Digest(0, 0, topics), answers.append, world.now_ms)
     peer = exchange._context.peers["us"]
     assert len(peer.waiting) == len(peer.skips) == 10

@@ -228,8 +228,8 @@ def test_an_equal_digest_that_is_not_durable_yet_confirms_nothing() -> None:
     world.cut("us", "eu")
     world.connect("us", "eu")
     digests = here.exchange._context.digests
-    for unsettled, sends in ((True, 1), (False, 0)):
-        equal = Digest(0, 0, (TopicDigest(T, "", digests.topic(T), unsettled),))
+    for in_flux, sends in ((True, 1), (False, 0)):
+        equal = Digest(0, 0, (TopicDigest(T, "", digests.topic(T), in_flux),))
         answers: list[PeerMessage] = []
         here.exchange.received("eu", equal, answers.append, world.now_ms)
         world.sent.clear()

@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 from meridian_broker.replication.leases import transitions, verdicts
 from meridian_broker.replication.leases.transitions import TRANSITIONS, Action, Event, State
-from meridian_broker.replication.leases.verdicts import Asked, Known, Promise, Verdict, decide
+from meridian_broker.replication.leases.verdicts import Asked, Promise, Verdict, VoterView, decide
 from support.checkout.printed_tables import rows
 
 
@@ -36,11 +36,11 @@ def test_a_claim_is_read_only_between_a_win_and_its_end() -> None:
 Kind = tuple[str, bool, bool]
 """Holder, released, over."""
 ASKED = Asked("us#1", 5, 7, "us")
-SAME = Known(7, "us")
-KNOWN: dict[str, list[Known | None]] = {
+SAME = VoterView(7, "us")
+KNOWN: dict[str, list[VoterView | None]] = {
     "not yet what it promised": [None],
-    "other voters, or another preferred holder": [Known(8, "us"), Known(7, "eu")],
-    "the same as the asker": [SAME, Known(7, "")],
+    "other voters, or another preferred holder": [VoterView(8, "us"), VoterView(7, "eu")],
+    "the same as the asker": [SAME, VoterView(7, "")],
 }
 PROMISES: dict[str, list[Kind | None]] = {
     "never": [None],

@@ -10,7 +10,7 @@ from meridian_broker.ledgers import entry as entries
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.positions.skipped import KEPT, Skipped, extended, kept_before, stretches
 from meridian_broker.replication.entries.replicator import RemotePlace, Replicator
-from meridian_broker.replication.entries.replicator_status import Hold, State
+from meridian_broker.replication.entries.replicator_status import State, StopReason
 from meridian_broker.replication.entries.sending import SendWriter, Stamp, schema_version_of
 from meridian_broker.wire.pulsar import metadata
 from meridian_broker.wire.pulsar.frames import FrameDecoder, Send
@@ -24,7 +24,7 @@ def wire(queue_size: int = 100, queue_bytes: int = 1 << 20) -> Wire:
     return Wire(core, LocalLog(), RemoteTopic())
 
 
-def hold(one: Wire) -> Hold | None:
+def hold(one: Wire) -> StopReason | None:
     return one.core.hold
 
 
@@ -147,7 +147,7 @@ def test_remote_ahead_of_the_whole_log_means_we_were_rolled_back() -> None:
     one.log.append()
     one.remote.stored = [Position(7, 9)]
     assert not one.connect()
-    assert hold(one) is Hold.ROLLED_BACK
+    assert hold(one) is StopReason.ROLLED_BACK
     assert "7:9" in str(one.core.last_error)
 
 
@@ -159,7 +159,7 @@ def test_a_roll_back_shows_by_the_chain_when_new_entries_have_higher_positions()
     one.log.append()  # 9:0, after 7:0; the remote has 7:9
     assert one.connect()
     one.pump()
-    assert hold(one) is Hold.ROLLED_BACK
+    assert hold(one) is StopReason.ROLLED_BACK
     assert not one.sends
     assert one.core.state is State.DISCONNECTING
 
@@ -178,7 +178,7 @@ def test_what_we_published_over_is_fetched_back_and_then_we_go_on() -> None:
     one.log.append()
     one.connect()
     one.pump()
-    assert hold(one) is Hold.ROLLED_BACK
+    assert hold(one) is StopReason.ROLLED_BACK
     one.disconnect()
     one.connect()
     serve(one)
@@ -195,9 +195,9 @@ def test_a_gap_shows_even_when_nothing_is_stored_any_more() -> None:
     one.log.trim(one.log.end)
     one.connect()
     one.pump()
-    assert hold(one) is Hold.GAP
+    assert hold(one) is StopReason.GAP
     one.disconnect()
-    assert one.core.status(0, one.now).hold is Hold.GAP
+    assert one.core.status(0, one.now).hold is StopReason.GAP
 
     one.remote.stored = list(one.log.wanted)  # another region brought the rest (R6)
     one.connect()
@@ -209,7 +209,7 @@ def test_another_incarnation_waits() -> None:
     one = wire()
     one.core.starting("170-us-west")
     assert not one.core.connected(1, RemotePlace(EARLIEST, ""), EARLIEST, EARLIEST, 5)
-    assert hold(one) is Hold.INCARNATION
+    assert hold(one) is StopReason.INCARNATION
     assert one.core.next_read() is None
     one.core.disconnected(None, 6)
     one.core.starting("170-us-west")
@@ -229,7 +229,7 @@ def test_a_refused_entry_is_sent_again_from_where_the_remote_is_and_twice_refuse
     one.pump()
     one.core.send_error(0, "gap: out of order")
     one.disconnect()
-    assert hold(one) is Hold.REFUSED
+    assert hold(one) is StopReason.REFUSED
     one.finish()
     assert hold(one) is None
     assert one.remote.stored == one.log.wanted
@@ -271,7 +271,7 @@ def test_a_schema_the_remote_refuses_stops_everything_behind_it() -> None:
     one.connect()
     one.pump()
     one.core.schema_refused(OLD, "incompatible")
-    assert hold(one) is Hold.SCHEMA
+    assert hold(one) is StopReason.SCHEMA
     assert not one.sends
     assert not one.pump()
 
@@ -433,7 +433,7 @@ def test_a_skip_passes_over_a_gap() -> None:
     one.log.trim(stored[4])
     one.connect()
     one.pump()
-    assert hold(one) is Hold.GAP
+    assert hold(one) is StopReason.GAP
     one.disconnect()
     one.core.skip(Skipped(stored[1], stored[5], stored[5]))
     assert one.core.missing is None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from meridian_broker.positions import ZERO, Position, Progress
-from meridian_broker.topics.service.cold_encoding import ROUND_SECONDS, VISITS, Cooling
+from meridian_broker.topics.service.cold_encoding import ROUND_SECONDS, VISITS, ColdEncoding
 
 
 class Watched(Progress):
@@ -41,7 +41,7 @@ def service(*sizes: int) -> tuple[Any, list[Watched]]:
 @pytest.mark.parametrize("sizes", [(1,), (3, 0, 1), (2,) * (ROUND_SECONDS + 7), (VISITS // 2 + 1,) * 5, (7,) * 20_000])
 def test_everybody_has_a_turn_and_a_second_is_bounded(sizes: tuple[int, ...]) -> None:
     broker, progress = service(*sizes)
-    cooling, before = Cooling(), 0
+    cooling, before = ColdEncoding(), 0
     seconds = max(2 * ROUND_SECONDS, 2 * sum(sizes) // VISITS)
     for _ in range(seconds):
         cooling.look(broker)
@@ -56,7 +56,7 @@ def test_what_was_left_alone_for_two_rounds_is_cold() -> None:
     broker, (progress,) = service(1)
     for entry in range(0, 200, 2):
         progress.ack(ZERO, "us", Position(7, entry), Position(7, entry + 1))
-    cooling, seconds = Cooling(), 0
+    cooling, seconds = ColdEncoding(), 0
     acks = progress.acks(ZERO, "us")
     assert acks is not None
     while acks._cold is None:

@@ -46,8 +46,8 @@ def after(here: Here, came: Decision) -> Here:
     if record.is_gone:
         return Here(grave=record)
     if verdict in (Verdict.MAKE, Verdict.REPLACE):
-        return Here(record, record.is_shared)
-    return here._replace(held=record, is_shared=record.is_shared, grave=None, stands_in=False)
+        return Here(record, record.is_known_elsewhere)
+    return here._replace(held=record, is_known_elsewhere=record.is_known_elsewhere, grave=None, stands_in=False)
 
 
 def joined(came: tuple[SubscriptionRecord, ...], here: Here = Here()) -> Here:  # noqa: B008
@@ -92,7 +92,7 @@ def test_nobody_else_ends_what_was_always_ours_alone(own: SubscriptionRecord, ca
         decision = told(one, here, NOW_MS)
         assert decision.verdict not in ENDING
         here = after(here, decision)
-        if here.is_shared:
+        if here.is_known_elsewhere:
             return
         assert here.held == own
 
@@ -105,7 +105,7 @@ def test_a_restart_finds_what_was_adopted(
     """Read back out of the log, what each decision writes makes the same subscription and the same tombstone."""
     if is_own:
         first = replace(first, replicated=False, flag_stamp=ZERO)
-    here, log = Here(first, first.is_shared), [first]
+    here, log = Here(first, first.is_known_elsewhere), [first]
     for one in came:
         decision = told(one, here, NOW_MS)
         if decision.verdict not in (Verdict.NOTHING, Verdict.REFUSE):
@@ -135,7 +135,7 @@ def test_clients_are_kept_out_after_a_deletion_that_may_surprise_them(
     came: SubscriptionRecord, is_there: bool, has_consumers: bool
 ) -> None:
     held = SubscriptionRecord("sub", True, Stamp(1, 0, "us"), Stamp(1, 0, "us"))
-    here = Here(held, is_shared=True, has_consumers=has_consumers) if is_there else Here()
+    here = Here(held, is_known_elsewhere=True, has_consumers=has_consumers) if is_there else Here()
     assert told(came, here, NOW_MS).closes == (came.forced or (is_there and has_consumers))
     assert logged(came, here).closes == came.forced
 

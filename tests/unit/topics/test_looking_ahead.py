@@ -93,7 +93,7 @@ async def test_a_report_is_void_once_a_rewind_overtook_it() -> None:
     found: list[dict[str, Position] | None] = []
 
     async def look() -> None:
-        found.append(await floors._settled(cursor, floors.owed_nothing_upto(cursor)))
+        found.append(await floors._unless_rewound(cursor, floors.owed_nothing_upto(cursor)))
 
     await look()
     assert found == [{"us": one.stored[5]}]

@@ -18,7 +18,7 @@ from meridian_broker.replication.leases.manager import LeaseManager
 from meridian_broker.topics.journal.progress_log import Kind
 from meridian_broker.topics.journal.subscription_record import SubscriptionRecord, encode_record
 from meridian_broker.topics.lifecycle import replay
-from meridian_broker.topics.service.leased_topics import SharedStreams
+from meridian_broker.topics.service.leased_topics import LeasedTopics
 from meridian_broker.topics.service.registry import TopicRegistry
 from meridian_broker.topics.service.unused import expire_subscriptions
 from meridian_broker.topics.subscriptions.damaged_records import DOUBT_MS
@@ -374,7 +374,7 @@ def test_a_region_that_may_have_forgotten_a_vote_abstains_until_it_is_over() -> 
     assert broker is not None
     manager = broker.exchange.core.leases
     assert isinstance(manager, LeaseManager)
-    shares, stream = cast("SharedStreams", manager._topics), ("persistent://public/default/t", "sub", "us")
+    shares, stream = cast("LeasedTopics", manager._topics), ("persistent://public/default/t", "sub", "us")
     assert stream[0] in broker.service.topics
     heard: list[object] = []
     shares.hear(

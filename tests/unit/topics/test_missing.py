@@ -91,7 +91,7 @@ def test_what_is_missing_does_not_wait_for_polls() -> None:
     broker, asking = service(POLL=3 * POLLS, NOW=50, NOT=50)
     rounds_of(broker)[0].look()
     assert all(one.asked == 1 for one in asking if one._due is Due.NOW)
-    assert all(one.asked == 0 for one in asking if one._due is Due.NOT)
+    assert all(one.asked == 0 for one in asking if one._due is Due.NEVER)
 
 
 def test_a_few_topics_are_looked_at_each_time() -> None:
@@ -120,7 +120,7 @@ def test_what_is_absent_no_more_is_not_compared_for_ever() -> None:
     missing, _ = rounds_of(broker, compared)
     missing.look()
     for one in asking:
-        one._due = Due.NOT
+        one._due = Due.NEVER
     for _ in range(3):
         missing.look()
     assert compared.compared == [{"us"}, {"us"}, set(), set()]

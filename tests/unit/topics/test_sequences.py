@@ -11,11 +11,11 @@ from meridian_broker.topics.publishing.sequence_ids import (
     LARGEST,
     NONE,
     RECORD_NAMES,
-    Known,
     Outcome,
     Record,
     SequenceIds,
     SequencesError,
+    SequenceState,
     decode,
     encode,
     last_id,
@@ -58,7 +58,7 @@ def test_a_newer_format_is_refused_with_a_sentence() -> None:
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 20)), max_size=30))
 def test_new_is_what_is_above_all_and_a_repeat_is_what_is_durable(steps: list[tuple[bool, int]]) -> None:
     """Messages are given to the log, and become durable, in any order of ids."""
-    known, given_ids, durable = Known(), [NONE], [NONE]
+    known, given_ids, durable = SequenceState(), [NONE], [NONE]
     for becomes_durable, number in steps:
         outcome = known.judge(number)
         if number > max(given_ids):

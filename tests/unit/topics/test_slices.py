@@ -22,7 +22,7 @@ from meridian_broker.topics.lifecycle.unfinished import Unfinished
 from meridian_broker.topics.nonpersistent.topics import UNUSED_MS, NonPersistentTopics
 from meridian_broker.topics.ports import EveryTopic
 from meridian_broker.topics.service.backfill_rounds import LOOKS, BackfillRounds, StoredEnds
-from meridian_broker.topics.service.leased_topics import SharedStreams
+from meridian_broker.topics.service.leased_topics import LeasedTopics
 from meridian_broker.topics.service.policy_rounds import PolicyRounds
 from meridian_broker.topics.service.preloading import Loading
 from meridian_broker.topics.service.registry import TopicRegistry
@@ -124,7 +124,7 @@ async def test_regions_that_support_leases() -> None:
     registry = TopicRegistry(parts())
     topic = SimpleNamespace(failure=None, follow_regions=counter.done, subscriptions={})
     registry.topics = dict.fromkeys(map(str, range(MANY)), topic)  # type: ignore[arg-type]
-    assert await most_in_a_turn(SharedStreams(registry)._follow_regions(), lambda: counter.count) == SLICE
+    assert await most_in_a_turn(LeasedTopics(registry)._follow_regions(), lambda: counter.count) == SLICE
     assert counter.count == MANY
 
 

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 from meridian_broker.replication.leases.manager import LeaseManager
 from meridian_broker.replication.leases.voter import VoteBasis
-from meridian_broker.topics.service.leased_topics import SharedStreams
+from meridian_broker.topics.service.leased_topics import LeasedTopics
 from simulation.story import Story
 
 TOPIC = "persistent://public/default/t"
@@ -30,9 +30,9 @@ def manager_of(story: Story, region: str) -> LeaseManager:
     return manager
 
 
-def basis_of(manager: LeaseManager) -> tuple[SharedStreams, VoteBasis]:
+def basis_of(manager: LeaseManager) -> tuple[LeasedTopics, VoteBasis]:
     """Of what this region promised eu."""
-    shares = cast("SharedStreams", manager._topics)
+    shares = cast("LeasedTopics", manager._topics)
     vote = manager.voter.votes[STREAM]
     assert vote.holder.startswith("eu#")
     assert vote.is_written

@@ -296,7 +296,7 @@ async def _topic(
     reading.put("pulsar_producers_count", labels, producers)
     reading.put("pulsar_consumers_count", labels, consumers)
     reading.put("pulsar_storage_size", labels, log.size)
-    messages, size = topic.came_in()
+    messages, size = topic.received_totals()
     reading.put("pulsar_in_messages_total", labels, messages)
     reading.put("pulsar_in_bytes_total", labels, size)
     reading.put("pulsar_out_messages_total", labels, out)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from meridian_broker.cli import standing, topic_tables
+from meridian_broker.cli import status_report, topic_tables
 from meridian_broker.cli.asking import confirm, yes_option
 from meridian_broker.cli.names import TopicName, namespace_name, part, topic_name
 from meridian_broker.cli.output import NO, Console, force_option, forced, say, table, with_console
@@ -119,7 +119,7 @@ def topics_status(console: Console, topic: TopicName) -> None:
     if console.as_json:
         console.tree({"regions": links, "missing": missing})
     else:
-        click.echo(table(standing.LINKS, standing.link_rows(links)))
+        click.echo(table(status_report.LINKS, status_report.link_rows(links)))
         for remote, link in sorted(links.items()):
             if link["lastError"] and (link["hold"] or not link["connected"]):
                 say(f"{remote}: {link['lastError']}")
@@ -228,8 +228,8 @@ def regions_status(console: Console) -> None:
     if console.as_json:
         console.tree(found)
     else:
-        say(*standing.links_of(found))
-    if standing.wrong_links(found):
+        say(*status_report.links_of(found))
+    if status_report.wrong_links(found):
         raise SystemExit(NO)
 
 
@@ -254,7 +254,7 @@ def regions_wait(console: Console, ready: bool, seconds: float) -> None:  # noqa
         left = max(1.0, until - time.monotonic())
         admin = replace(console.admin, timeout_seconds=min(left, console.admin.timeout_seconds))
         try:
-            missing = standing.wrong_links(admin.get("/meridian/v1/regions"))
+            missing = status_report.wrong_links(admin.get("/meridian/v1/regions"))
         except AdminUnreachable as error:  # it may just be starting
             silence = error
         is_ready = silence is None and not missing

@@ -8,7 +8,7 @@ import time
 
 import click
 
-from meridian_broker.cli import standing
+from meridian_broker.cli import status_report
 from meridian_broker.cli.asking import confirm, yes_option
 from meridian_broker.cli.names import TopicName, part, topic_name
 from meridian_broker.cli.nouns import regions_of_topic
@@ -97,11 +97,11 @@ def subscriptions_status(console: Console, topic: TopicName, subscription: str, 
     """
     path = f"/meridian/v1/subscriptions/{topic.below}/{part(subscription)}/status"
     found = console.admin.get(path, {"allRegions": "true"})
-    code, sentences = standing.verdict(found, most_ms)
+    code, sentences = status_report.verdict(found, most_ms)
     if console.as_json:
-        console.tree({**found, "in_step": code == standing.YES, "problems": sentences})
+        console.tree({**found, "in_step": code == status_report.YES, "problems": sentences})
     else:
-        for text in standing.tables(found, int(time.time() * 1000)):
+        for text in status_report.tables(found, int(time.time() * 1000)):
             click.echo(text)
         say("", *(sentences or ["all regions are in step"]))
     raise SystemExit(code)
@@ -240,7 +240,7 @@ def regions_of(console: Console, topic: TopicName, subscription: str) -> list[st
         found = console.admin.get(path)
     except AdminRefused:
         return []
-    if all(one["replicated"] for one in standing.parts_of(found)):
+    if all(one["replicated"] for one in status_report.parts_of(found)):
         return regions_of_topic(console, topic)
     return [found["region"]]
 

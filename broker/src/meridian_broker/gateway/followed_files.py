@@ -46,8 +46,8 @@ class FollowedFiles(Generic[T]):
         :raises Exception: everything that ``read`` raises, on each call until the files can be used again.
         """
         found = self._identities()
-        settled, self._changing = found == self._changing, found
-        if found == self._in_force or not settled:
+        is_stable, self._changing = found == self._changing, found
+        if found == self._in_force or not is_stable:
             return None
         value = self._read()
         if self._identities() != found:

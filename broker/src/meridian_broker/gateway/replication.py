@@ -156,7 +156,7 @@ class ReplicatorRunner:
             )
             feed = Feed(confirmed, end, said.behind, said.held, said.subscriptions)
         origins = frozenset(answer.origins)
-        return Found(tuple(answer.entries), answer.chained, answer.settled, last, origins, feed, answer.outside)
+        return Found(tuple(answer.entries), answer.chained, answer.complete, last, origins, feed, answer.outside)
 
     async def schema(self, region: str, topic: str, version: bytes) -> pb.Schema | None:
         """Implements ``Peers`` (``topics/backfill/questions.py``).

@@ -16,7 +16,7 @@ from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.ledgers.throttling import Throttle
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.entries.replicator import QUEUE_SIZE, RemotePlace
-from meridian_broker.replication.entries.replicator_status import Hold, State
+from meridian_broker.replication.entries.replicator_status import State, StopReason
 from meridian_broker.replication.entries.source import DeletionNotice, last_own_durable
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
@@ -219,9 +219,9 @@ class ReplicatorRun:
             if self._core.connected(opened.producer_id, place, end, source.last_own(), self._now_ms()):
                 self._tell_source()
                 await self._stream(connection)
-            elif self._core.hold is Hold.ROLLED_BACK:
+            elif self._core.hold is StopReason.ROLLED_BACK:
                 source.rolled_back(self._core.remote)
-            elif self._core.hold is Hold.INCARNATION and place.told is not None:
+            elif self._core.hold is StopReason.INCARNATION and place.told is not None:
                 source.deleted_elsewhere(place.told)
             return self._ended
         finally:

@@ -26,7 +26,7 @@ from meridian_broker.wire.pulsar.topic_name import PERSISTENT, TopicName
 TOGETHER = (MAX_OPERATIONS - 3) // 2
 """Partitions put on record in one transaction, with two checks each and three that they share."""
 ASIDE = "-set-aside-"
-"""Between the name of a topic and the time at which a copy of it was set aside (R8)."""
+"""Between the name of a topic and the time at which a copy of it was quarantined (R8)."""
 
 
 class Topics:
@@ -206,7 +206,7 @@ class Topics:
             self.on_change(topic, False)
 
     async def aside(self, topic: TopicName) -> list[TopicRecord]:
-        """Copies of the topic that were set aside: their ledgers still say that they are the topic's."""
+        """Copies of the topic that were quarantined: their ledgers still say that they are the topic's."""
         return [
             TopicRecord.from_json(*decode(path, record.value))
             for path, record in await self._access.store.scan(keys.topic(topic) + ASIDE)

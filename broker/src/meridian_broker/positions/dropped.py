@@ -36,11 +36,11 @@ class Cause(IntEnum):
 class Dropped:
     """The entries of a subscription that one region dropped. Grows until a rewind; changed in place."""
 
-    __slots__ = ("_anyhow", "_ranges")
+    __slots__ = ("_ranges", "_unconditional")
 
     def __init__(self) -> None:
         self._ranges: dict[tuple[str, Cause], AckSet] = {}
-        self._anyhow: dict[str, AckSet] = {}
+        self._unconditional: dict[str, AckSet] = {}
         """Per region, all causes together. Derived: dispatch looks it up for every entry."""
 
     def add(self, cause: Cause, region: str, after: Position, upto: Position) -> bool:
@@ -60,16 +60,16 @@ class Dropped:
             return True
         if not ranges.claim(after, upto):
             return False
-        self._anyhow[region].claim(after, upto)
+        self._unconditional[region].claim(after, upto)
         return True
 
     def contains(self, region: str, position: Position) -> bool:
-        ranges = self._anyhow.get(region)
+        ranges = self._unconditional.get(region)
         return ranges is not None and ranges.contains(position)
 
     def meets(self, region: str, after: Position, upto: Position) -> bool:
         """Whether anything of the origin's ``(after, upto]`` was dropped."""
-        ranges = self._anyhow.get(region)
+        ranges = self._unconditional.get(region)
         return ranges is not None and ranges.meets(after, upto)
 
     def cause(self, region: str, position: Position) -> Cause | None:
@@ -107,7 +107,7 @@ class Dropped:
                 if start < end and end.entry >= 0:
                     kept.add(cause, region, start, end)
         changed = kept != self
-        self._ranges, self._anyhow = kept._ranges, kept._anyhow
+        self._ranges, self._unconditional = kept._ranges, kept._unconditional
         return changed
 
     def forget(self, region: str, floor: Position) -> bool:
@@ -126,19 +126,19 @@ class Dropped:
 
     def cool(self) -> None:
         """As ``Progress.cool``."""
-        for ranges in (*self._ranges.values(), *self._anyhow.values()):
+        for ranges in (*self._ranges.values(), *self._unconditional.values()):
             ranges.cool()
 
     def copy(self) -> Dropped:
         other = Dropped()
         other._ranges = {key: ranges.copy() for key, ranges in self._ranges.items()}
-        other._anyhow = {region: ranges.copy() for region, ranges in self._anyhow.items()}
+        other._unconditional = {region: ranges.copy() for region, ranges in self._unconditional.items()}
         return other
 
     def _count(self, region: str, ranges: AckSet) -> None:
-        known = self._anyhow.get(region)
+        known = self._unconditional.get(region)
         if known is None:
-            self._anyhow[region] = ranges.copy()
+            self._unconditional[region] = ranges.copy()
         else:
             known.join(ranges)
 

@@ -26,8 +26,8 @@ import uvloop
 
 from meridian_broker.admin.elsewhere.users import objections, used_elsewhere
 from meridian_broker.admin.http.state import AdminState
-from meridian_broker.engines.held import HeldLedgers
 from meridian_broker.engines.local.files import FilePort, make_directory
+from meridian_broker.engines.pinned import PinnedLedgers
 from meridian_broker.gateway.addresses import Addresses
 from meridian_broker.gateway.client_errors import ConnectFailed
 from meridian_broker.gateway.client_options import ClientOptions, peer_options
@@ -78,7 +78,7 @@ from meridian_broker.topics.ports import EveryTopic
 from meridian_broker.topics.service import closing
 from meridian_broker.topics.service.backfill_rounds import StoredEnds
 from meridian_broker.topics.service.exchange_host import ExchangeHost
-from meridian_broker.topics.service.leased_topics import SharedStreams
+from meridian_broker.topics.service.leased_topics import LeasedTopics
 from meridian_broker.topics.service.registry import TopicRegistry
 from meridian_broker.topics.service.service import TopicService
 from meridian_broker.wire.peer_proof import NONCE_BYTES
@@ -188,7 +188,7 @@ class BrokerProcess:
         self.calls: RegionCalls
         self.clock: HybridClock
         self.ledgers: LedgerStorage
-        self.held: HeldLedgers
+        self.held: PinnedLedgers
         self.gateway: Broker
         self.admin: AdminState
         self.chores: Chores
@@ -233,7 +233,7 @@ class BrokerProcess:
         process.ledgers = await open_ledgers(settings, files)
         stack.push_async_callback(process.ledgers.close)
         note = settings.region.data_directory / "ledgers-to-delete" if process.ledgers.is_apart else None
-        process.held = HeldLedgers(process.ledgers, note, process.scheduler)
+        process.held = PinnedLedgers(process.ledgers, note, process.scheduler)
         await process.held.finish_deletions()
         if process.ledgers.is_apart:  # the metadata may be an older copy than the ledgers (R1)
             stored = [ledger.ledger_id for ledger in await process.ledgers.list()]
@@ -322,7 +322,7 @@ class BrokerProcess:
             now_ms=self.scheduler.now_ms,
             queue_size=replication.replication_producer_queue_size,
         )
-        streams = SharedStreams(registry)
+        streams = LeasedTopics(registry)
         stack.push_async_callback(streams.witness.close)
         self.leases = LeaseManager(
             streams,

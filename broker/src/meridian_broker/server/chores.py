@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from meridian_broker.engines.held import HeldLedgers
+from meridian_broker.engines.pinned import PinnedLedgers
 from meridian_broker.gateway.client_options import PEER_KEEP_ALIVE_SECONDS
 from meridian_broker.gateway.pulsar.broker import Broker
 from meridian_broker.ledgers.periodic import PeriodicWork, WorkState
@@ -21,7 +21,7 @@ from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.server.settings import Settings
 from meridian_broker.topics.lifecycle import garbage
 from meridian_broker.topics.service import rounds, unused
-from meridian_broker.topics.service.cold_encoding import Cooling
+from meridian_broker.topics.service.cold_encoding import ColdEncoding
 from meridian_broker.topics.service.service import TopicService
 
 LOOK_SECONDS: Final = 1.0
@@ -43,7 +43,7 @@ class Chores:
     gateway: Broker
     keys: Keys
     ledgers: LedgerStorage
-    held: HeldLedgers
+    held: PinnedLedgers
     behind: BehindRecord
     speak_with_regions: Callable[[], None]
     """Keep links to exactly the regions that the metadata name."""
@@ -63,7 +63,7 @@ class Chores:
         """Begin all of it. It ends when the scheduler is closed."""
         service = self.service
         storage, removing = self.settings.storage, self.settings.removal
-        cooling = Cooling()
+        cold_encoding = ColdEncoding()
 
         async def follow_policies() -> None:
             self.speak_with_regions()
@@ -73,7 +73,7 @@ class Chores:
             service.backfill_rounds.look()
 
         async def cool() -> None:
-            cooling.look(service.topics)
+            cold_encoding.look(service.topics)
 
         async def end_expired() -> None:
             self.gateway.expiries.look(self.scheduler.now_ms() // 1000)

@@ -56,7 +56,7 @@ class LoopScheduler:
         ask(ready)
         return await future
 
-    async def settled(self) -> None:
+    async def tasks_ended(self) -> None:
         """Wait for the running tasks, without cancelling them."""
         while self._tasks:
             await asyncio.wait(tuple(self._tasks))

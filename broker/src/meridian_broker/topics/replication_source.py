@@ -76,7 +76,7 @@ class TopicSource:
 
     def rolled_back(self, remote: str) -> None:
         if self._topic.backfill is not None:
-            self._topic.backfill.doubt(remote)
+            self._topic.backfill.ask_again(remote)
 
     def came_back(self, remote: str, after: Position, before: Position) -> bool:
         backfill = self._topic.backfill

@@ -30,7 +30,7 @@ from meridian_broker.topics.context import TopicContext, TopicSetup
 from meridian_broker.topics.cursors import seeking
 from meridian_broker.topics.dispatch_scope.shares import follow
 from meridian_broker.topics.journal.progress_log import ProgressLog
-from meridian_broker.topics.journal.topic_record import SET_ASIDE
+from meridian_broker.topics.journal.topic_record import QUARANTINED
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.policies import bounds
 from meridian_broker.topics.ports import Exchange
@@ -181,7 +181,7 @@ class Topic(TopicContext):
         self.admission.gone(producer)
         self.used()
 
-    def came_in(self) -> tuple[int, int]:
+    def received_totals(self) -> tuple[int, int]:
         """Messages and bytes stored since it was opened, of clients and of other regions, as Pulsar counts them."""
         stored = self.stored
         return stored.messages_in + stored.messages_replicated_in, stored.bytes_in + stored.bytes_replicated_in
@@ -215,14 +215,14 @@ class Topic(TopicContext):
             self.backfill.left(remote)
 
     @property
-    def is_set_aside(self) -> bool:
+    def is_quarantined(self) -> bool:
         """A copy that nobody meant to delete (R8): all of it is kept until somebody has looked at it."""
-        return self.metadata is not None and SET_ASIDE in self.metadata.record.properties
+        return self.metadata is not None and QUARANTINED in self.metadata.record.properties
 
     def needed_from(self) -> Position:
         """Everything at or before this may be trimmed as far as subscriptions and replicators go."""
         is_joining = self.backfill is not None and self.backfill.joining.keeps_all
-        if self.is_set_aside or is_joining or self.subscription_registry.lost_records.in_doubt:
+        if self.is_quarantined or is_joining or self.subscription_registry.lost_records.in_doubt:
             return EARLIEST
         positions = [s.cursor.mark_delete for s in self.subscriptions.values() if s.durable]
         positions.extend(self.replicated_positions.values())

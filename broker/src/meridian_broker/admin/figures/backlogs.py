@@ -21,7 +21,7 @@ HOLES_KEPT: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class CursorState:
     """The state of a subscription."""
 
     mark_delete: Position
@@ -31,7 +31,7 @@ class Standing:
     """Ranges ``(after, upto]`` acked or dropped beyond mark-delete, in this region's positions; the first ones."""
 
 
-async def standing(subscription: Subscription, holes_kept: int = HOLES_KEPT, walk: int = WALK) -> Standing:
+async def cursor_state(subscription: Subscription, holes_kept: int = HOLES_KEPT, walk: int = WALK) -> CursorState:
     """Look ahead of the cursor. Entries acked meanwhile may or may not count; a rewind restarts the look.
 
     :param walk: number of entries examined one by one.
@@ -44,12 +44,12 @@ async def standing(subscription: Subscription, holes_kept: int = HOLES_KEPT, wal
             return found
 
 
-async def _look(subscription: Subscription, holes_kept: int, walk: int) -> Standing:
+async def _look(subscription: Subscription, holes_kept: int, walk: int) -> CursorState:
     log = subscription.topic.log
     mark_delete = subscription.cursor.mark_delete
     end = log.last_confirmed
     if not subscription.durable:
-        return Standing(mark_delete, log.distance(mark_delete, end), [])
+        return CursorState(mark_delete, log.distance(mark_delete, end), [])
     holes: list[tuple[Position, Position]] = []
     backlog = walked = 0
     unacked = last = mark_delete
@@ -80,7 +80,7 @@ async def _look(subscription: Subscription, holes_kept: int, walk: int) -> Stand
         holes.append((unacked, last))
     if holes and holes[0][0] == mark_delete:  # the cursor is still on its way, as after the topic was opened
         mark_delete = holes.pop(0)[1]
-    return Standing(mark_delete, backlog + log.distance(last, end), holes)
+    return CursorState(mark_delete, backlog + log.distance(last, end), holes)
 
 
 def _owed(subscription: Subscription, index: LedgerIndex, first: int, upto: int) -> Iterator[int]:

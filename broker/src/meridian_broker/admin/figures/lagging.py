@@ -39,7 +39,7 @@ SENTENCES: Final = {
 
 
 def peers(admin: AdminState, subscription: Subscription) -> tuple[PeerStatus, ...]:
-    """Each other region's standing; empty when the subscription is not kept the same in all regions."""
+    """Each other region's status; empty when the subscription is not kept the same in all regions."""
     if not subscription.durable or not subscription.replicated:
         return ()
     return admin.exchange.status(subscription.topic.name, subscription.name)
@@ -51,7 +51,7 @@ def is_in_step(found: Iterable[PeerStatus]) -> bool:
 
 
 def peer_json(admin: AdminState, peer: PeerStatus) -> Json:
-    """One region's standing. Times are milliseconds since 1970."""
+    """One region's status. Times are milliseconds since 1970."""
     now = admin.service.parts.scheduler.now_ms()
 
     def at(ago: int | None) -> int | None:

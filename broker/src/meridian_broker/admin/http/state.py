@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meridian_broker.engines.held import HeldLedgers
+from meridian_broker.engines.pinned import PinnedLedgers
 from meridian_broker.gateway.exchange import ExchangeShell
 from meridian_broker.gateway.pulsar.broker import Broker
 from meridian_broker.gateway.region_calls import RegionCalls
@@ -38,7 +38,7 @@ class AdminState:
     exchange: ExchangeShell
     replication: ReplicatorRunner
     ledgers: LedgerStorage
-    held: HeldLedgers
+    held: PinnedLedgers
     """The same ledgers, for handlers that must keep some from being deleted."""
     gateway: Broker
     settings: dict[str, Any]

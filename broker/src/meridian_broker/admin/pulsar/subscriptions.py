@@ -125,7 +125,7 @@ async def delete(request: web.Request) -> web.Response:
 
 async def check_elsewhere(request: web.Request, found: list[Subscription]) -> None:
     """:raises Refused: a replicated subscription has consumers in another region, or one cannot be asked (R16)."""
-    shared = [subscription for subscription in found if subscription.durable and subscription.record.is_shared]
+    shared = [subscription for subscription in found if subscription.durable and subscription.record.is_known_elsewhere]
     if shared:
         name = topic_name.parse(shared[0].topic.name)
         asked = str(name if len(found) == 1 else name.base)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _new: Final = tuple.__new__
 """Costs half as much as calling a ``NamedTuple`` class."""
-SAY_NO_BY_THEMSELVES: Final = ("Pulsar-CPP", "Pulsar Go", "Pulsar-Java-v2.", "Pulsar-Java-v3.", "Pulsar-Java-v4.0.")
+REJECT_BY_THEMSELVES: Final = ("Pulsar-CPP", "Pulsar Go", "Pulsar-Java-v2.", "Pulsar-Java-v3.", "Pulsar-Java-v4.0.")
 """Clients that send "not replicated" for every subscription that did not ask for replication."""
 
 
@@ -121,8 +121,8 @@ def _replicated(connection: Connection, asked: pb.CommandSubscribe) -> bool | No
     """The consumer's choice about replication; None: it has not chosen, so a policy decides (R17, PIP-398)."""
     if not asked.HasField("replicate_subscription_state"):
         return None
-    says_no_by_itself = connection.client_version.startswith(SAY_NO_BY_THEMSELVES)
-    return asked.replicate_subscription_state or (None if says_no_by_itself else False)
+    rejects_by_itself = connection.client_version.startswith(REJECT_BY_THEMSELVES)
+    return asked.replicate_subscription_state or (None if rejects_by_itself else False)
 
 
 async def _first_position(topic: Topic, asked: pb.CommandSubscribe) -> Position:

@@ -41,7 +41,7 @@ async def _answer(connection: Connection, asked: peer_pb2.EntriesWanted) -> None
         request_id=asked.request_id,
         entries=found.entries,
         chained=found.is_chained,
-        settled=found.is_complete,
+        complete=found.is_complete,
         last_ledger=found.last.ledger,
         last_entry=found.last.entry,
         outside=found.is_outside,

@@ -14,9 +14,8 @@ Three numbers travel with each entry and make mistakes visible instead of silent
   is not the last one it stored. Entries that ``replicate_to`` withholds, or an operator skipped, are not meant for it.
 * ``checksum`` of the entry as it was first stored (R7).
 
-A replicator that must not continue reports why (``Hold``) and retries from time to time: another region or an operator
-can always resolve the cause. The shell that gives it a connection is
-``gateway/replicator_run.py``.
+A replicator that must not continue reports why (``StopReason``) and retries from time to time: another region or an
+operator can always resolve the cause. The shell that gives it a connection is ``gateway/replicator_run.py``.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from meridian_broker.ledgers import entry as entries
 from meridian_broker.ledgers.holes import is_break
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.replication.entries.replicator_status import Hold, ReplicatorStatus, State
+from meridian_broker.replication.entries.replicator_status import ReplicatorStatus, State, StopReason
 from meridian_broker.replication.entries.sending import SendWriter, Stamp, schema_version_of
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ class Replicator:
         self.remote = remote
         self.incarnation = incarnation
         self.state = State.DISCONNECTED
-        self.hold: Hold | None = None
+        self.hold: StopReason | None = None
         self.last_error: str | None = None
         self.missing: Position | None = None
         """The last entry that the remote needs and that is damaged or no longer stored; reported when we connect
@@ -164,7 +163,7 @@ class Replicator:
             return False
         if place.incarnation != self.incarnation:
             return self._stop(
-                Hold.INCARNATION,
+                StopReason.INCARNATION,
                 f"{self.topic}: {self.remote} knows deletion {place.incarnation or 'none'!r} of this topic and "
                 f"{self.region} knows {self.incarnation or 'none'!r}; replication waits until both know the same one",
             )
@@ -301,7 +300,7 @@ class Replicator:
     def schema_refused(self, version: bytes, reason: str) -> None:
         """The remote does not take the schema: entries wait, because passing them over would lose them."""
         self.wanted_schema = None
-        self._stop(Hold.SCHEMA, f"{self.topic}: {self.remote} refuses schema version {version.hex()}: {reason}")
+        self._stop(StopReason.SCHEMA, f"{self.topic}: {self.remote} refuses schema version {version.hex()}: {reason}")
 
     def skip(self, skipped: Skipped) -> None:
         """Pass over a range that an operator skipped. If the producer is sending, continue with a new one."""
@@ -346,7 +345,7 @@ class Replicator:
         self._refusals += 1
         self.last_error = f"{self.topic}: {self.remote} refused send {sequence}: {reason}"
         if self._refusals >= 2:
-            self.hold = Hold.REFUSED
+            self.hold = StopReason.REFUSED
         self.stopping()
 
     # -- looking ----------------------------------------------------------------------------------------------------
@@ -442,7 +441,7 @@ class Replicator:
         self._pending_bytes = 0
         self.wanted_schema = None
 
-    def _stop(self, hold: Hold, reason: str) -> bool:
+    def _stop(self, hold: StopReason, reason: str) -> bool:
         self.hold = hold
         self.last_error = reason
         self.stopping()
@@ -452,7 +451,7 @@ class Replicator:
         self.missing = missing
         where = f"before {before} " if before != EARLIEST else ""
         return self._stop(
-            Hold.GAP,
+            StopReason.GAP,
             f"{self.topic}: {self.remote} has {self.region}'s entries up to {self._chain}, but {missing} {where}is no "
             f"longer stored in {self.region}, or damaged. {self.remote} asks the other regions for them; what none of "
             f"them has is lost, and replication resumes once an operator accepts that in {self.remote}: "
@@ -461,7 +460,7 @@ class Replicator:
 
     def _stop_rolled_back(self, theirs: Position, ours: Position) -> bool:
         return self._stop(
-            Hold.ROLLED_BACK,
+            StopReason.ROLLED_BACK,
             f"{self.topic}: {self.remote} has {self.region}'s entry {theirs}, but {self.region} has nothing after "
             f"{ours} in that place: its log was restored from an older copy; the entries are fetched back first",
         )

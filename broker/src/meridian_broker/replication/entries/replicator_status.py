@@ -19,7 +19,7 @@ class State(enum.Enum):
     TERMINATED = "Terminated"
 
 
-class Hold(enum.Enum):
+class StopReason(enum.Enum):
     """Why a replicator does not send although the remote can be reached."""
 
     GAP = "gap"
@@ -41,7 +41,7 @@ class ReplicatorStatus:
     remote: str
     state: State
     connected: bool
-    hold: Hold | None
+    hold: StopReason | None
     last_error: str | None
     messages_out: int
     """Messages confirmed by the remote (a batch counts as many)."""

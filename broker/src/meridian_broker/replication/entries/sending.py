@@ -50,7 +50,7 @@ def schema_version_of(stored: bytes, offset: int) -> bytes | None:
     start = offset + _METADATA_AT
     (size,) = _U32.unpack_from(stored, offset + _SIZE_AT)
     if stored.find(_SCHEMA_VERSION_TAG, start, start + size) < 0:
-        return None  # the usual case, settled without parsing
+        return None  # the usual case, decided without parsing
     return metadata.scan(stored[offset:]).schema_version or None
 
 

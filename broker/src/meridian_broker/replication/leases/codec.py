@@ -32,21 +32,21 @@ def _take_stream(message: pb.LeaseStream) -> Stream:
 
 
 def put_ask(message: LeaseAsk) -> pb.LeaseAsk:
-    """Preferred holders are few, so each is written once, in what the wire calls ``homes``."""
+    """Preferred holders are few, so each is written once, in a list of the message."""
     out = pb.LeaseAsk(number=message.number, holder=message.holder, duration_ms=message.duration_ms)
     preferred: dict[str, int] = {}
     for item in message.items:
         at = preferred.setdefault(item.preferred, len(preferred))
-        out.items.add(stream=_put_stream(item.stream), term=item.term, mark=item.mark, home=at)
-    out.homes.extend(preferred)
+        out.items.add(stream=_put_stream(item.stream), term=item.term, mark=item.mark, preferred=at)
+    out.preferred.extend(preferred)
     return out
 
 
 def take_ask(message: pb.LeaseAsk) -> LeaseAsk:
     """:raises IndexError: it names a preferred holder that it does not list."""
-    preferred = list(message.homes)
+    preferred = list(message.preferred)
     items = tuple(
-        AskItem(_take_stream(item.stream), item.term, item.mark, preferred[item.home]) for item in message.items
+        AskItem(_take_stream(item.stream), item.term, item.mark, preferred[item.preferred]) for item in message.items
     )
     return LeaseAsk(message.number, message.holder, message.duration_ms, items)
 
@@ -128,7 +128,7 @@ def put_voters(message: VotersAsk | VotersAnswer) -> pb.Voters:
         for stamp, names in item.known.lists:
             one.lists.add(said=str(stamp), names=names)
         if item.known.committed != ZERO:
-            one.settled = str(item.known.committed)
+            one.committed = str(item.known.committed)
         if item.is_clean:
             one.is_clean = True
     return out
@@ -151,7 +151,7 @@ def _take_voters(message: pb.Voters) -> tuple[VotersItem, ...]:
             item.subscription,
             VoterSets(
                 tuple((Stamp.parse(one.said), tuple(sorted(set(one.names)))) for one in item.lists),
-                Stamp.parse(item.settled) if item.settled else ZERO,
+                Stamp.parse(item.committed) if item.committed else ZERO,
             ),
             tuple(item.wanted),
             item.is_clean,

@@ -49,7 +49,7 @@ class Asked(NamedTuple):
     preferred: str
 
 
-class Known(NamedTuple):
+class VoterView(NamedTuple):
     """What the voter knows of the voters."""
 
     mark: int
@@ -67,7 +67,7 @@ class Promise(NamedTuple):
     """It has expired."""
 
 
-def decide(asked: Asked, known: Known | None, promise: Promise | None) -> Verdict:
+def decide(asked: Asked, known: VoterView | None, promise: Promise | None) -> Verdict:
     """The answer; see the table above.
 
     :param known: None: the voter has not read its promises yet.

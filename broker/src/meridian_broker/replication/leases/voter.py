@@ -28,7 +28,7 @@ from meridian_broker.replication.leases.messages import (
     Stream,
 )
 from meridian_broker.replication.leases.quorums import VoterSets
-from meridian_broker.replication.leases.verdicts import Asked, Known, Promise, Verdict, decide
+from meridian_broker.replication.leases.verdicts import Asked, Promise, Verdict, VoterView, decide
 
 Reply: TypeAlias = Callable[[LeaseAnswer | LeaseRenewed], None]
 
@@ -223,7 +223,7 @@ class Voter:
         voter_sets, vote = self._ballots.voter_sets(item.stream), self.votes.get(item.stream)
         verdict = decide(
             Asked(ask.holder, item.term, item.mark, item.preferred),
-            None if voter_sets is None else Known(voter_sets[0].mark, voter_sets[1]),
+            None if voter_sets is None else VoterView(voter_sets[0].mark, voter_sets[1]),
             None if vote is None else Promise(vote.holder, vote.term, vote.is_released, now_ms >= vote.until_ms),
         )
         if verdict is Verdict.GRANTED:

@@ -116,7 +116,7 @@ class Comparing:
             topic,
             context.host.incarnation(topic),
             context.digests.topic(topic),
-            context.unsettled(topic, peer.region),
+            context.in_flux(topic, peer.region),
             topic in peer.forced,
         )
 
@@ -163,7 +163,7 @@ class Comparing:
 
     def _listing(self, peer: Peer, topic: str, subscription: str | None) -> Iterator[TopicDigest]:
         for piece in self._context.digests.listing(topic, subscription):
-            yield replace(piece, unsettled=self._context.unsettled(topic, peer.region))
+            yield replace(piece, in_flux=self._context.in_flux(topic, peer.region))
 
     def _show(self, peer: Peer, items: list[StateItem], reply: Reply) -> None:
         """Send states, once all of them are durable here."""
@@ -191,7 +191,7 @@ class Comparing:
                 batch, size = [], 0
             batch.append(item)
             size += length
-            peer.lag.told((item.topic, item.subscription), self._context.now_ms)
+            peer.lag.state_sent((item.topic, item.subscription), self._context.now_ms)
             self._context.counters.states_sent += 1
         if batch:
             reply(State(tuple(batch)))
@@ -264,7 +264,7 @@ class Comparing:
             peer.catching.differs(topic)
             return False
         peer.catching.same([topic])
-        if not theirs.unsettled:
+        if not theirs.in_flux:
             peer.lag.same_topic(topic)
             if theirs.digest:
                 peer.in_sync.add(topic)
@@ -278,10 +278,10 @@ class Comparing:
         topic = theirs.topic
         moving = (
             digest.sent > peer.incoming.highest
-            or theirs.unsettled
+            or theirs.in_flux
             or topic in pending
             or peer.last_delta_of.get(topic, 0) > digest.applied
-            or self._context.unsettled(topic, peer.region)
+            or self._context.in_flux(topic, peer.region)
         )
         if not moving or theirs.forced or topic in peer.forced:
             peer.skips.pop(topic, None)
@@ -301,7 +301,7 @@ class Comparing:
             asked = peer.fetching.pop((topic, name), None) is not None
             ours = digests.subscription(topic, name)
             if ours is not None and ours.digest == theirs.digest:
-                if not listing.unsettled:
+                if not listing.in_flux:
                     peer.lag.same((topic, name))
                 continue
             progress = host.progress(topic, name)

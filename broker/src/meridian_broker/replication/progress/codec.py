@@ -152,8 +152,8 @@ def _delta_ack(message: DeltaAck) -> pb.DeltaAck:
 def _digest(message: Digest) -> pb.Digest:
     out = pb.Digest(sent=message.sent, applied=message.applied, answer=message.answer)
     if message.summary is not None:
-        out.summary.digest, out.summary.unsettled = message.summary.digest, message.summary.unsettled
-        out.summary.unsettled_buckets.extend(message.summary.unsettled_buckets)
+        out.summary.digest, out.summary.in_flux = message.summary.digest, message.summary.in_flux
+        out.summary.buckets_in_flux.extend(message.summary.buckets_in_flux)
     out.differing.extend(message.differing)
     if message.ends is not None:
         out.ends.origin, out.ends.bits, out.ends.first = message.ends.origin, message.ends.bits, message.ends.first
@@ -163,7 +163,7 @@ def _digest(message: Digest) -> pb.Digest:
             topic=topic.topic,
             incarnation=topic.incarnation,
             digest=topic.digest,
-            unsettled=topic.unsettled,
+            in_flux=topic.in_flux,
             forced=topic.forced,
             listed=topic.subscriptions is not None,
         )
@@ -176,7 +176,7 @@ def _digest(message: Digest) -> pb.Digest:
 
 
 def _fetch(message: Fetch) -> pb.Fetch:
-    out = pb.Fetch(buckets=message.buckets, unsettled_buckets=message.unsettled_buckets)
+    out = pb.Fetch(buckets=message.buckets, buckets_in_flux=message.buckets_in_flux)
     for part in message.parts:
         out.parts.add(bucket=part.bucket, numbers=part.numbers)
     for question in message.questions:
@@ -298,14 +298,14 @@ def _read_topic(message: pb.TopicDigest) -> TopicDigest:
         message.topic,
         message.incarnation,
         message.digest,
-        message.unsettled,
+        message.in_flux,
         message.forced,
         subscriptions,
     )
 
 
 def _read_summary(message: pb.TopicsSummary) -> Summary:
-    return Summary(message.digest, message.unsettled, tuple(message.unsettled_buckets))
+    return Summary(message.digest, message.in_flux, tuple(message.buckets_in_flux))
 
 
 def _read_ends(message: pb.EndsSlice) -> EndsSlice:
@@ -337,7 +337,7 @@ def _read_fetch(message: pb.Fetch) -> Fetch:
         ),
         tuple(message.buckets),
         tuple(Parts(part.bucket, tuple(part.numbers)) for part in message.parts),
-        tuple(message.unsettled_buckets),
+        tuple(message.buckets_in_flux),
     )
 
 

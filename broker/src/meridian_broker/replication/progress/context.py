@@ -28,7 +28,7 @@ from meridian_broker.replication.progress.peer import Peer
 Reply: TypeAlias = Callable[[PeerMessage], None]
 """Answers on the link that a message arrived on. Without effect once that link is down."""
 
-SETTLE_MS: Final = 1000
+IN_FLUX_MS: Final = 1000
 """How long after a merge from a third region a difference is taken for a race with that region."""
 
 
@@ -129,7 +129,7 @@ def why_of(code: str) -> Why:
 
 
 class ExchangeContext:
-    """Books and rules common to sending, receiving and comparing."""
+    """State and rules common to sending, receiving and comparing."""
 
     def __init__(self, host: ProgressHost, limits: ExchangeLimits) -> None:
         self.host = host
@@ -194,7 +194,7 @@ class ExchangeContext:
         """Whether this is still the topic's incarnation. Changes of a deleted one are not sent to anyone (R8)."""
         return self.host.incarnation(topic) == incarnation
 
-    def told_once_durable(self, durable: WhenDurable, tell: Callable[[str], None]) -> None:
+    def send_once_durable(self, durable: WhenDurable, tell: Callable[[str], None]) -> None:
         """The one gate for everything that leaves: state that was read from memory is sent once it is on disk.
 
         Otherwise a broker that is killed in between, or was replaced and cannot write any more, would have reported
@@ -212,7 +212,7 @@ class ExchangeContext:
 
     def show(self, topic: str, tell: Callable[[str], None]) -> None:
         """The same for changes that the host has just reported for a topic."""
-        self.told_once_durable(partial(self.host.when_durable, topic), tell)
+        self.send_once_durable(partial(self.host.when_durable, topic), tell)
 
     def changed(self, key: SubscriptionKey, durable: WhenDurable, tell: Callable[[], None]) -> None:
         """The host changed something: ``tell`` it once it is durable. Until then the topic's digest is not final."""
@@ -225,7 +225,7 @@ class ExchangeContext:
             if not reason:
                 tell()
 
-        self.told_once_durable(durable, finished)
+        self.send_once_durable(durable, finished)
 
     def _finished(self, topic: str) -> None:
         assert self._undurable[topic] > 0, "each change becomes durable, or fails, once"
@@ -280,25 +280,25 @@ class ExchangeContext:
         except ValueError as error:
             durable(str(error))
 
-    def unsettled(self, topic: str, peer: str) -> bool:
+    def in_flux(self, topic: str, peer: str) -> bool:
         """The topic's digest is not final: a change is not durable yet, or a third region that is still
         reachable sent us a change a moment ago, and is sending it to the peer, too."""
         if topic in self._undurable:
             return True
-        since = self.now_ms - SETTLE_MS
+        since = self.now_ms - IN_FLUX_MS
         return any(
             at > since and region != peer and self.is_up(region)
             for region, at in self._merged_at.get(topic, {}).items()
         )
 
-    def unsettled_topics(self, peer: str) -> set[str]:
+    def topics_in_flux(self, peer: str) -> set[str]:
         """All topics with digests that are not final."""
         topics = self._undurable.keys() | self._merged_at.keys()
-        return {topic for topic in topics if self.unsettled(topic, peer)}
+        return {topic for topic in topics if self.in_flux(topic, peer)}
 
     def forget_finished(self) -> None:
         """Keep the record of recent merges as small as what is recent."""
-        since = self.now_ms - SETTLE_MS
+        since = self.now_ms - IN_FLUX_MS
         self._merged_at = {
             topic: regions for topic, regions in self._merged_at.items() if max(regions.values()) > since
         }

@@ -40,7 +40,7 @@ def _delta(message: Any) -> Counts:
 
 def _digest(message: Any) -> Counts:
     yield from _lists("topics", "differing")(message)
-    yield "unsettled buckets", len(message.summary.unsettled_buckets), MESSAGE_ITEMS
+    yield "buckets in flux", len(message.summary.buckets_in_flux), MESSAGE_ITEMS
     yield "numbers of ends", len(message.ends.numbers), MESSAGE_ITEMS
     yield "subscriptions", sum(len(topic.subscriptions) for topic in message.topics), LISTED_SUBSCRIPTIONS
     keys = (len(one.keys.keys) for topic in message.topics for one in topic.subscriptions)
@@ -48,7 +48,7 @@ def _digest(message: Any) -> Counts:
 
 
 def _fetch(message: Any) -> Counts:
-    yield from _lists("questions", "buckets", "parts", "unsettled_buckets")(message)
+    yield from _lists("questions", "buckets", "parts", "buckets_in_flux")(message)
     yield "numbers of parts", sum(len(parts.numbers) for parts in message.parts), PROGRESS_KEYS
     yield "ledgers", sum(len(question.keys.keys) for question in message.questions), PROGRESS_KEYS
 
@@ -75,7 +75,7 @@ _COUNTED: Final[dict[int, Callable[[Any], Counts]]] = {
     BaseCommand.FETCH: _fetch,
     BaseCommand.STATE: _state,
     BaseCommand.BARRIER: _barrier,
-    BaseCommand.LEASE_ASK: _lists("items", "homes"),
+    BaseCommand.LEASE_ASK: _lists("items", "preferred"),
     BaseCommand.LEASE_ANSWER: _lists("items"),
     BaseCommand.LEASE_RELEASE: _lists("items"),
     BaseCommand.LEASE_RENEWAL: _lists("parts"),

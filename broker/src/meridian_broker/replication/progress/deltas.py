@@ -122,7 +122,7 @@ class Deltas:
         if peer.region not in context.host.regions_of(topic):
             peer.give_up(topic)
             return None
-        encoded = self._encode(pending.delta) if pending.shared else pending.delta.encode()
+        encoded = self._encode(pending.delta) if pending.is_borrowed else pending.delta.encode()
         text = context.limits.objection(encoded, pending.record)
         if text is not None:
             peer.note_trouble((topic, subscription), Why.TOO_LARGE, text, context.now_ms)

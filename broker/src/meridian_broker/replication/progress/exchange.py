@@ -19,8 +19,8 @@ its requests, and ``received`` gets the way to answer them. Numbers of DELTA gro
 that outlive their link cannot be mistaken.
 
 Only durable state is sent: deltas, states and answers to barriers are read from memory, where they are
-newest, and leave once the topic's log has them (``ExchangeContext.told_once_durable``). Digests mark what is
-not final (``unsettled``).
+newest, and leave once the topic's log has them (``ExchangeContext.send_once_durable``). Digests mark what is
+not final (``in_flux``).
 
 Duties of the caller: call ``tick`` soon after ``wake`` (once per turn of the event loop is best: all acks that became
 durable together become one DELTA) and at ``next_deadline``; call ``merge``'s ``done`` only once durable.

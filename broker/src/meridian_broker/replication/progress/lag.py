@@ -66,7 +66,7 @@ class Behind:
     missed_entries: int = 0
     missed_since_ms: int | None = None
     """None: nothing was missed."""
-    told_ms: int | None = None
+    state_sent_ms: int | None = None
     """When the peer was sent the state it asked for, after the last thing it missed."""
     sent_ms: int | None = None
     """When a delta of the subscription left for the peer last, ..."""
@@ -94,12 +94,12 @@ class Behind:
         """Something that was offered will not be confirmed."""
         self.missed_entries += entries
         self.missed_since_ms = since_ms if self.missed_since_ms is None else min(self.missed_since_ms, since_ms)
-        self.told_ms = None
+        self.state_sent_ms = None
 
     def has_all(self) -> None:
         """Whatever was missed has arrived by another way."""
         self.missed_entries = 0
-        self.missed_since_ms = self.told_ms = None
+        self.missed_since_ms = self.state_sent_ms = None
 
 
 class Lag:
@@ -164,7 +164,7 @@ class Lag:
         """The peer has it on disk."""
         behind = self._over(key, pending)
         behind.confirmed_ms = now_ms
-        if behind.told_ms is not None and pending.since_ms >= behind.told_ms:
+        if behind.state_sent_ms is not None and pending.since_ms >= behind.state_sent_ms:
             behind.has_all()
 
     def taken_back(self, key: SubscriptionKey, pending: Pending) -> None:
@@ -182,11 +182,11 @@ class Lag:
 
     # -- results of digests
 
-    def told(self, key: SubscriptionKey, now_ms: int) -> None:
+    def state_sent(self, key: SubscriptionKey, now_ms: int) -> None:
         """The peer was sent the state it asked for."""
         behind = self.get(key)
         if behind is not None and behind.missed_since_ms is not None:
-            behind.told_ms = now_ms
+            behind.state_sent_ms = now_ms
 
     def same_topic(self, topic: str) -> None:
         """The peer's digest of the topic equals ours."""

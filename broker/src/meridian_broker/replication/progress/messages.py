@@ -21,7 +21,7 @@ OLDEST_VERSION: Final = 1
 SUMMARY_VERSION: Final = 2
 """From this version on a peer understands a ``Summary``."""
 PARTS_VERSION: Final = 3
-"""From this version on it divides buckets of topics into parts, says in which of them something is unsettled, and
+"""From this version on it divides buckets of topics into parts, says in which of them something is in_flux, and
 compares how far it has the entries of a region that is away."""
 RENEWAL_VERSION: Final = 4
 """From this version on leases are renewed without their names; to a peer before it, by name (R26)."""
@@ -67,7 +67,7 @@ class ExchangeLimits:
     """Barriers and flushes under way. One more flush is answered at once, as incomplete; one more barrier waits."""
     topics_apart: int = 10_000
     """Topics held back because the peer has another incarnation, and topics with a deferred comparison, per peer."""
-    books: int = 200_000
+    tracked: int = 200_000
     """Subscriptions per peer whose lag is tracked."""
     troubles: int = 1000
     """Subscriptions whose reason for not syncing is remembered, per peer."""
@@ -176,7 +176,7 @@ class TopicDigest:
     incarnation: str
     digest: int
     """Over all replicated subscriptions of the topic."""
-    unsettled: bool = False
+    in_flux: bool = False
     """Something is not durable yet, or came from a third region a moment ago: a difference may be a race, and equality
     does not mean that the sender has all of it on disk."""
     forced: bool = False
@@ -190,9 +190,9 @@ class Summary:
     """All topics shared with the receiver, in one number: the whole digest of a region at rest."""
 
     digest: int
-    unsettled: bool = False
+    in_flux: bool = False
     """For some of them an equal number does not mean that the sender has everything on disk, see ``TopicDigest``."""
-    unsettled_buckets: tuple[int, ...] = ()
+    buckets_in_flux: tuple[int, ...] = ()
     """In which buckets those are."""
 
 
@@ -270,7 +270,7 @@ class Fetch:
     """The asker's numbers of all buckets of topics: asks for digests of the topics in buckets that differ."""
     parts: tuple[Parts, ...] = ()
     """The same of parts of buckets."""
-    unsettled_buckets: tuple[int, ...] = ()
+    buckets_in_flux: tuple[int, ...] = ()
     """Buckets for which an equal number does not mean that the asker has everything on disk."""
 
 

@@ -83,7 +83,7 @@ class Incoming:
 
 
 class Peer:
-    """One remote region. Methods change this peer's books only; they send nothing."""
+    """One remote region. Methods change this peer's state only; they send nothing."""
 
     def __init__(self, region: str, *, coalesce_ms: int, limits: ExchangeLimits) -> None:
         self.region = region
@@ -110,7 +110,7 @@ class Peer:
         """Why the peer refused a subscription's last delta, or we could not send it."""
         self.catching = CatchingUp(most=limits.topics_apart)
         """Whether we have what it had when our link came up."""
-        self.lag = Lag(limits.books)
+        self.lag = Lag(limits.tracked)
         """How far the peer is behind."""
         self.forced: set[str] = set()
         """Topics for which something was given up since the last digest."""
@@ -128,7 +128,7 @@ class Peer:
         """Our link is, and everything is being compared for the first time on it."""
         self.to_summarize = False
         """Our number for all topics is sent once they are counted."""
-        self.told: set[str] = set()
+        self.announced: set[str] = set()
         """Topics whose digests were sent beside the number of this round, as they are known to differ."""
         self.early: tuple[Digest, Summary, Callable[[PeerMessage], None]] | None = None
         """The peer's number of all topics, and the way to answer: it waits until ours are counted."""
@@ -208,8 +208,8 @@ class Peer:
         return True
 
     def _join(self, topic: str, pending: Pending, delta: Progress, record: bytes | None) -> bool:
-        if pending.shared:
-            pending.delta, pending.shared = pending.delta.copy(), False
+        if pending.is_borrowed:
+            pending.delta, pending.is_borrowed = pending.delta.copy(), False
         pending.record = record or pending.record
         try:
             pending.delta.join(delta)
@@ -235,7 +235,7 @@ class Peer:
         self._pending = {key: pending, **self._pending}
 
     def sent(self, items: list[tuple[PendingKey, Pending]], now_ms: int) -> int:
-        """Book a DELTA as in flight and give its number."""
+        """Record a DELTA as in flight and give its number."""
         number = self.next_number
         self.next_number += 1
         self._in_flight[number] = Flight(now_ms, items)
@@ -356,7 +356,7 @@ class Peer:
                 self.wanted.setdefault(key, question)
 
     def next_questions(self, now_ms: int) -> tuple[Question, ...]:
-        """The next questions the window allows; booked as asked."""
+        """The next questions the window allows; recorded as asked."""
         questions = []
         while self.wanted and len(self.fetching) < self._limits.fetching:
             key, question = self.wanted.popitem(last=False)

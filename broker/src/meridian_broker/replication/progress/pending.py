@@ -26,5 +26,5 @@ class Pending:
     """Number of entries acknowledged in it."""
     since_ms: int = 0
     """When its first change was queued."""
-    shared: bool = True
+    is_borrowed: bool = True
     """The delta is queued for other peers too: copied before anything is joined to it."""

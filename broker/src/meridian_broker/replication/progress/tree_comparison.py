@@ -70,17 +70,17 @@ class Summing:
         if digest:
             self._say(peer, digest, peer.send)
         peer.forced = {t for t in peer.forced if digests.has_topic(t) and peer.region in host.regions_of(t)}
-        peer.told = set(peer.forced)
+        peer.announced = set(peer.forced)
         self._list(peer, sorted(peer.forced))
 
     def _say(self, peer: Peer, number: int, send: Reply, *, answer: bool = False) -> None:
-        unsettled = self._unsettled(peer)
+        in_flux = self._buckets_in_flux(peer)
         sent, applied = peer.next_number - 1, peer.incoming.applied()
-        send(Digest(sent, applied, (), answer, Summary(number, bool(unsettled), unsettled)))
+        send(Digest(sent, applied, (), answer, Summary(number, bool(in_flux), in_flux)))
         self._context.counters.digests_sent += 1
 
-    def _unsettled(self, peer: Peer) -> tuple[int, ...]:
-        return tuple(sorted({bucket_of(topic) for topic in self._context.unsettled_topics(peer.region)}))
+    def _buckets_in_flux(self, peer: Peer) -> tuple[int, ...]:
+        return tuple(sorted({bucket_of(topic) for topic in self._context.topics_in_flux(peer.region)}))
 
     # -- their numbers, compared
 
@@ -101,7 +101,7 @@ class Summing:
         if ours == theirs.digest and not peer.waiting:
             if not peer.up and not digest.answer:  # no link of our own to say it on
                 self._say(peer, ours, reply, answer=True)
-            doubtful = set(theirs.unsettled_buckets) if divides else set(range(BUCKETS) if theirs.unsettled else ())
+            doubtful = set(theirs.buckets_in_flux) if divides else set(range(BUCKETS) if theirs.in_flux else ())
             self._found_equal(peer, summary.groups(doubtful))
             wanted = {bucket_of(topic) for topic in summary.topics(doubtful) if topic not in peer.in_sync}
             if not wanted or digest.answer:
@@ -112,7 +112,7 @@ class Summing:
             wanted.update(bucket_of(topic) for topic in summary.topics() if topic not in peer.in_sync)
         # A number with another last bit requests its bucket, whatever its content.
         numbers = tuple(number ^ (bucket in wanted) for bucket, number in enumerate(summary.buckets))
-        reply(Fetch((), numbers, unsettled_buckets=self._unsettled(peer)))
+        reply(Fetch((), numbers, buckets_in_flux=self._buckets_in_flux(peer)))
 
     def _found_equal(self, peer: Peer, groups: list[Collection[str]]) -> None:
         """For all topics in these groups the peer has everything that is here, on its disk."""
@@ -135,14 +135,14 @@ class Summing:
         differing = [number for number, (ours, theirs) in enumerate(pairs) if ours != theirs]
         topics = summary.topics(differing)
         if peer.version >= PARTS_VERSION and len(fetch.buckets) == BUCKETS:
-            doubtful = {*differing, *fetch.unsettled_buckets}
+            doubtful = {*differing, *fetch.buckets_in_flux}
             self._found_equal(peer, summary.groups(doubtful))
             if len(topics) > LISTED * len(differing):
                 sent, applied = peer.next_number - 1, peer.incoming.applied()
                 reply(Digest(sent, applied, (), differing=tuple(differing)))
                 self._context.counters.digests_sent += 1
                 return
-        self._list(peer, (topic for topic in topics if topic not in peer.told))
+        self._list(peer, (topic for topic in topics if topic not in peer.announced))
 
     def divide(self, peer: Peer, buckets: tuple[int, ...], reply: Reply) -> None:
         """The peer found that these differ: tell our numbers of their parts."""
@@ -154,7 +154,7 @@ class Summing:
             for bucket in sorted(set(buckets))
             if bucket < BUCKETS
         )
-        reply(Fetch((), parts=parts, unsettled_buckets=self._unsettled(peer)))
+        reply(Fetch((), parts=parts, buckets_in_flux=self._buckets_in_flux(peer)))
 
     def answer_parts(self, peer: Peer, fetch: Fetch) -> None:
         """The peer's numbers of the parts of some buckets."""
@@ -167,10 +167,10 @@ class Summing:
             same = {part for part, (ours, number) in enumerate(pairs) if ours == number}
             in_equal, others = summary.split(theirs.bucket, same)
             differing += others
-            if theirs.bucket not in fetch.unsettled_buckets:
+            if theirs.bucket not in fetch.buckets_in_flux:
                 equal += in_equal
         self._found_equal(peer, [equal])
-        self._list(peer, (topic for topic in differing if topic not in peer.told))
+        self._list(peer, (topic for topic in differing if topic not in peer.announced))
 
     def _list(self, peer: Peer, topics: Iterable[str]) -> None:
         """Send the digests of these topics. On a new link they are compared at once, even with changes in flight."""

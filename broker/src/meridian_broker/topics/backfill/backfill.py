@@ -59,7 +59,7 @@ us.
 class Due(Enum):
     """Whether other regions should be asked."""
 
-    NOT = 0
+    NEVER = 0
     POLL = 1
     """Some region does not send its entries itself: another one may have more of it."""
     NOW = 2
@@ -160,7 +160,7 @@ class Backfill:
         """Regions outside the topic that may have been among its regions."""
         return (self._topic.log.last_origin.keys() | self._former) - others
 
-    def doubt(self, region: str) -> None:
+    def ask_again(self, region: str) -> None:
         """The region named an entry of ours that is not here: ask it again."""
         self._asked.discard(region)
         self.start()
@@ -190,14 +190,14 @@ class Backfill:
         """
         others = self._topic.remotes
         if not others:
-            return Due.NOW if self.joining.is_due else Due.NOT
+            return Due.NOW if self.joining.is_due else Due.NEVER
         if self._topic.is_ended and others <= self._asked and not self.joining.is_due:
-            return Due.NOW if self._lost_before_the_end() else Due.NOT
+            return Due.NOW if self._lost_before_the_end() else Due.NEVER
         absent, sources = self.absent(others)
         is_waiting = self.joining.is_due or self._gaps.open()
         if not sources <= self._asked or self._foreign_holes() or is_waiting:
             return Due.NOW
-        return Due.POLL if absent and sources else Due.NOT
+        return Due.POLL if absent and sources else Due.NEVER
 
     def absent(self, others: set[str]) -> tuple[set[str], set[str]]:
         """The regions that do not send their entries themselves, and the regions that can be asked for those."""

@@ -63,7 +63,7 @@ class Joining:
         self._peers = peers
         self._others = others
         self.is_joining = is_joining
-        self._was_alone = False
+        self._was_single_region = False
         """The topic existed in this region only at the last call of ``follow``."""
         self._times_begun = 0
         self.origins: set[str] = set()
@@ -78,11 +78,11 @@ class Joining:
         record = None if topic.metadata is None else topic.metadata.record
         self._saved = None if record is None else (record.joining, dict(record.joined))
 
-    def follow(self, *, is_shared: bool) -> None:
+    def follow(self, *, is_multi_region: bool) -> None:
         """Start joining if the topic existed in this region only and now has other regions."""
-        if self._was_alone and is_shared:
+        if self._was_single_region and is_multi_region:
             self._begin()
-        self._was_alone = not is_shared
+        self._was_single_region = not is_multi_region
 
     def _begin(self) -> None:
         self.is_joining = True

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One compaction: finds the newest message of each key and copies these messages to a new ledger.
 
-It reads the previous view and the log behind it, once for each pass that ``Winners`` asks for and once more to copy. It
-works in short slices and sleeps between them, so that it takes little of the loop's time and stays within its rate.
+It reads the previous view and the log behind it, once for each pass that ``LatestByKey`` needs and once more to copy.
+It works in short slices and sleeps between them, so that it takes little of the loop's time and stays within its rate.
 An entry's size does not determine its cost, so work is counted in steps (``compression.STEP_BYTES``).
 """
 
@@ -23,7 +23,7 @@ from meridian_broker.ledgers.scheduling import Scheduler, next_turn
 from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError, Writer
 from meridian_broker.metadata.topic_records import CompactedRecord
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics.compaction.latest_by_key import Chunk, Winners
+from meridian_broker.topics.compaction.latest_by_key import Chunk, LatestByKey
 from meridian_broker.topics.compaction.view import CompactedView
 from meridian_broker.topics.compaction.view_format import (
     ViewFormatError,
@@ -194,8 +194,8 @@ class Compactor:
 
     # -- phase one -----------------------------------------------------------------------------------------------
 
-    async def _choose(self, out: _Output) -> Winners:
-        winners = Winners(self._limits.keys, keep_tombstones=self._by_time)
+    async def _choose(self, out: _Output) -> LatestByKey:
+        winners = LatestByKey(self._limits.keys, keep_tombstones=self._by_time)
         while winners.begin_pass():
             await self._offer_tombstones(winners)
             async for position, entry in self._entries():
@@ -207,7 +207,7 @@ class Compactor:
                 self._check()
         return winners
 
-    async def _offer_tombstones(self, winners: Winners) -> None:
+    async def _offer_tombstones(self, winners: LatestByKey) -> None:
         view = self._view
         if view is None or not self._by_time:
             return
@@ -224,7 +224,7 @@ class Compactor:
                 raise LedgerCorrupt(f"ledger {view.record.ledger_id}: {error}") from error
             await self._pause([])
 
-    def _offer(self, winners: Winners, position: Position, entry: bytes) -> Generator[int, None, None]:
+    def _offer(self, winners: LatestByKey, position: Position, entry: bytes) -> Generator[int, None, None]:
         found = yield from examine(entry)
         header, metadata = found.header, found.metadata
         if header.flags & MARKER:
@@ -253,7 +253,7 @@ class Compactor:
 
     # -- phase two -----------------------------------------------------------------------------------------------
 
-    async def _copy(self, winners: Winners, out: _Output) -> None:
+    async def _copy(self, winners: LatestByKey, out: _Output) -> None:
         ordinal = 0
         async for position, entry in self._entries():
             found = await self._in_turns(examine(entry))

@@ -64,7 +64,7 @@ def digest(key: str) -> bytes:
     return blake2b(key.encode(), digest_size=DIGEST_BYTES).digest()
 
 
-class Winners:
+class LatestByKey:
     """Call ``begin_pass``, then ``offer`` everything; repeat until ``begin_pass`` returns False. Then ``kept`` is the
     result.
 

@@ -49,7 +49,7 @@ class CompactedReading:
     def __init__(self, cursor: Cursor, compaction: Compaction) -> None:
         self._cursor = cursor
         self.compaction = compaction
-        self._settled = EARLIEST
+        self._done_upto = EARLIEST
         """Everything in the view up to here is acknowledged."""
         self._claimed = EARLIEST
         """Everything in the view up to here was claimed by cumulative acknowledgements since reading last restarted."""
@@ -64,7 +64,7 @@ class CompactedReading:
 
     def reset(self) -> None:
         """The subscription was rewound: what was acknowledged may be owed again."""
-        self._settled = self._claimed = EARLIEST
+        self._done_upto = self._claimed = EARLIEST
         self._ids_sent = AckSet()
         self._held = ViewDeliveries()
         self._thinned_done.clear()
@@ -99,9 +99,9 @@ class CompactedReading:
         """The position behind which reading begins: before mark-delete if the view has more than the log."""
         cursor, view = self._cursor, self.compaction.view
         if view is not None and cursor.durable:
-            first = view.after(self._settled)
+            first = view.after(self._done_upto)
             if first is not None and first < cursor.context.log.first:
-                return self._settled
+                return self._done_upto
         return cursor.mark_delete
 
     def passes(self, position: Position) -> bool:
@@ -128,7 +128,7 @@ class CompactedReading:
         if not position.entry % SLICE_ENTRIES:
             start = self.start()
             self._ids_sent.raise_floor(start)
-            self._held.forget_settled(start)
+            self._held.forget_done(start)
 
     def note_batch(self, position: Position, messages: int, remaining: int | None) -> None:
         """These messages of a batch are sent, as bits; None: all."""
@@ -141,12 +141,12 @@ class CompactedReading:
         cursor, header = self._cursor, unpack(entry)
         if header.flags & NO_ORIGIN:
             return cursor.context.log.holds(position) and position <= cursor.mark_delete
-        if not self._is_settled(position, header):
+        if not self._is_done(position, header):
             return False
         self._note_done(position, header)
         return True
 
-    def _is_settled(self, position: Position, header: EntryHeader) -> bool:
+    def _is_done(self, position: Position, header: EntryHeader) -> bool:
         progress = self._cursor.progress
         region, origin = self._origin(position, header)
         if self._is_dropped(position, header):
@@ -164,8 +164,8 @@ class CompactedReading:
         if header.kept is not None:
             self._thinned_done.setdefault(position.ledger, BitMap()).add(position.entry)
         view = self.compaction.view
-        if view is not None and view.after(self._settled) == position:
-            self._settled = position
+        if view is not None and view.after(self._done_upto) == position:
+            self._done_upto = position
 
     def remaining(self, position: Position, entry: bytes) -> int | None:
         """The messages of a batch to deliver, as bits; None: all."""
@@ -337,7 +337,7 @@ class CompactedReading:
         cursor.changed(confirmed, len(claims))
         cursor.flush()
         for claim in claims:
-            if claim.header is not None and self._is_settled(claim.position, claim.header):
+            if claim.header is not None and self._is_done(claim.position, claim.header):
                 self._note_done(claim.position, claim.header)
         cursor.advance()
 

@@ -48,7 +48,7 @@ async def look_after(cursor: Cursor) -> None:
             await _report(cursor)
             rise(cursor)
     elif has_old_rewinds and not rewind_merging.are_kept(cursor):
-        done = await _settled(cursor, _acked_or_gone_upto(cursor))
+        done = await _unless_rewound(cursor, _acked_or_gone_upto(cursor))
         if done is not None:
             rewind_merging.merge_done(cursor, done)
 
@@ -82,7 +82,7 @@ async def _report(cursor: Cursor) -> None:
     If old rewinds are to be merged, report also that this region knows them.
     """
     context = cursor.context
-    found = await _settled(cursor, owed_nothing_upto(cursor))
+    found = await _unless_rewound(cursor, owed_nothing_upto(cursor))
     if found is None:
         return
     progress, acked = cursor.progress, cursor.progress.floors()
@@ -125,15 +125,15 @@ def owed_nothing_upto(cursor: Cursor) -> log_walks.Steps[dict[str, Position]]:
             continue
         last = index.last_of_runs(first, log_walks.SLICE)
         some = list(index.runs(first, last))
-        unsettled = [run for run in some if not progress.all_acked(*run)]
-        if unsettled and left:
+        owed_runs = [run for run in some if not progress.all_acked(*run)]
+        if owed_runs and left:
             last = min(last, first + min(left, log_walks.SLICE) - 1)
-            some, unsettled = list(index.runs(first, last)), list(_owed(cursor, index, first, last))
+            some, owed_runs = list(index.runs(first, last)), list(_owed(cursor, index, first, last))
             left -= last - first + 1
             looked += last - first
         for region, _, end in some:
             reached[region] = max(reached.get(region, EARLIEST), end)
-        for region, prev, _ in unsettled:  # late arrivals are stored behind later entries of their origin
+        for region, prev, _ in owed_runs:  # late arrivals are stored behind later entries of their origin
             owed[region] = min(owed.get(region, prev), prev)
         at, looked = Position(ledger, last), looked + log_walks.LEDGER_COSTS + len(some)
         if looked >= log_walks.SLICE:
@@ -155,7 +155,7 @@ def _owed(cursor: Cursor, index: LedgerIndex, first: int, last: int) -> Iterator
             yield place
 
 
-async def _settled(cursor: Cursor, steps: log_walks.Steps[dict[str, Position]]) -> dict[str, Position] | None:
+async def _unless_rewound(cursor: Cursor, steps: log_walks.Steps[dict[str, Position]]) -> dict[str, Position] | None:
     """The result of the steps; None: the subscription was deleted meanwhile, or the result is void.
 
     :raises LedgerError: an index cannot be read.

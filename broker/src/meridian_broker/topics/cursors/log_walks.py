@@ -57,7 +57,7 @@ def backlog(
         some = list(index.runs(first, last))
         left -= LEDGER_COSTS + len(some)
         if not all(progress.all_acked(*run) for run in some):
-            if log.damage.is_any_in(ledger, first, last) or any(_may_be_settled(progress, dropped, r) for r in some):
+            if log.damage.is_any_in(ledger, first, last) or any(_may_be_done(progress, dropped, r) for r in some):
                 left -= last - first
                 open_entries += sum(
                     is_owed(region, origin, Position(ledger, entry))
@@ -137,10 +137,10 @@ def _look_back(
             continue
         last = index.last_of_runs(first, SLICE)
         some = list(index.runs(first, last))
-        if not is_any and any(_may_be_settled(progress, dropped, run) for run in some):
+        if not is_any and any(_may_be_done(progress, dropped, run) for run in some):
             last = min(last, first + SLICE - 1)
             some = list(index.runs(first, last))
-            is_any = any(_is_any_settled(progress, dropped, index, entry) for entry in range(first, last + 1))
+            is_any = any(_is_any_done(progress, dropped, index, entry) for entry in range(first, last + 1))
             looked += last - first
         for region, low, high in some:
             # Entries that returned to their region late are stored behind newer ones of it (R5).
@@ -154,12 +154,12 @@ def _look_back(
     return turns, is_any
 
 
-def _may_be_settled(progress: Progress, dropped: Dropped | None, run: Place) -> bool:
+def _may_be_done(progress: Progress, dropped: Dropped | None, run: Place) -> bool:
     """False: nothing of the run is acknowledged, in any epoch, or dropped."""
     return progress.touches(*run) or (dropped is not None and dropped.meets(*run))
 
 
-def _is_any_settled(progress: Progress, dropped: Dropped | None, index: LedgerIndex, entry: int) -> bool:
+def _is_any_done(progress: Progress, dropped: Dropped | None, index: LedgerIndex, entry: int) -> bool:
     """Whether an entry, or part of a batch, is acknowledged or dropped."""
     origin = index.origin(entry)
     if origin is None:

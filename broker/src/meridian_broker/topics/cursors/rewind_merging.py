@@ -36,7 +36,7 @@ def are_many(cursor: Cursor) -> bool:
 
 def are_kept(cursor: Cursor) -> bool:
     """Whether other regions knew of the subscription until its replicated flag was switched off."""
-    return cursor.owner.record.is_shared and not cursor.replicated
+    return cursor.owner.record.is_known_elsewhere and not cursor.replicated
 
 
 def merge(cursor: Cursor, regions: Collection[str]) -> None:

@@ -67,10 +67,10 @@ def merge(cursor: Cursor, delta: Progress, done: Callable[[str | None], None]) -
         floors.rise(cursor)
 
 
-def take_back(cursor: Cursor, delta: Progress, settled: Position = EARLIEST) -> None:
+def take_back(cursor: Cursor, delta: Progress, done_upto: Position = EARLIEST) -> None:
     """Carry out a seek: disconnect the consumers, join, write and send ``delta``, and restart the cursor.
 
-    :param settled: nothing is owed up to here afterwards, except what a compacted view may show again.
+    :param done_upto: nothing is owed up to here afterwards, except what a compacted view may show again.
     :raises TopicFenced: the topic was closed, or the subscription deleted, while the position was looked up.
     """
     cursor.owner.check_open()
@@ -80,4 +80,4 @@ def take_back(cursor: Cursor, delta: Progress, settled: Position = EARLIEST) -> 
     if cursor.progress.epoch != before:
         cursor.rewound()
     cursor.make_known(delta)
-    cursor.start_cursor(settled)
+    cursor.start_cursor(done_upto)

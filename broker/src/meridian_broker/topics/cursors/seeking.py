@@ -142,7 +142,7 @@ def _plan_log(
     """
     log, progress = cursor.context.log, cursor.progress
     everything = log_walks.Exceptions()
-    yield from log_walks.claim_between(log, delta, progress.epoch, _settled_upto(cursor), upto, everything)
+    yield from log_walks.claim_between(log, delta, progress.epoch, _done_upto(cursor), upto, everything)
     is_back = time_ms is not None and (bool(seen) or _goes_back(cursor, upto))
     rules = {} if is_back else (yield from log_walks.rewound(log, progress, cursor.dropped, upto))
     if time_ms is not None:
@@ -177,7 +177,7 @@ async def _move_in_view(cursor: Cursor, compacted: ViewReading, target: Position
             return delta, seen
 
 
-def _settled_upto(cursor: Cursor) -> Position:
+def _done_upto(cursor: Cursor) -> Position:
     """The position up to which every entry is acknowledged, so that a seek need not claim it.
 
     A cursor is also past entries that were dropped or removed from a compacted view; a seek beyond those acknowledges

@@ -47,7 +47,7 @@ class ViewDeliveries:
         entries = self._sent.get(position.ledger)
         return entries is not None and position.entry in entries
 
-    def forget_settled(self, upto: Position) -> None:
+    def forget_done(self, upto: Position) -> None:
         """Nothing is owed up to here except what was removed from the view."""
         for ledger in [ledger for ledger in self._sent if ledger <= upto.ledger]:
             if ledger < upto.ledger:

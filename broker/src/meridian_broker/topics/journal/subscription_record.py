@@ -60,7 +60,7 @@ class SubscriptionRecord:
         self.preferred = self.preferred or _NONE
 
     @property
-    def is_shared(self) -> bool:
+    def is_known_elsewhere(self) -> bool:
         """Whether other regions know of it: it is replicated, or was before the flag was switched off."""
         return self.replicated or self.flag_stamp != ZERO
 

@@ -28,8 +28,8 @@ from meridian_broker.topics.errors import TopicFenced
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 ATTEMPTS: Final = 20
-SET_ASIDE: Final = "meridian.setAside"
-"""Property of a copy that was set aside: the reason (R8)."""
+QUARANTINED: Final = "meridian.setAside"
+"""Property of a quarantined copy: the reason (R8). It is stored under this name."""
 PAUSE_SECONDS: Final = 0.5
 """How long a topic waits for an unreachable metadata store before it is fenced: ten seconds plus the requests' own
 timeouts.

@@ -47,7 +47,7 @@ async def open_topic(
                 f"{name} was deleted in {parts.region} ({deleted or 'never'}), but the other region knows of "
                 f"another deletion ({incarnation or 'none'}): it is not recreated from there (R8)"
             )
-        await metadata.create(fence, joining=parts.is_shared(name), created=created, growing_to=growing_to)
+        await metadata.create(fence, joining=parts.is_multi_region(name), created=created, growing_to=growing_to)
     if base.partitions is None:
         base = await _base_of(parts, name)  # it may have been made meanwhile
     adopted = await orphans.adopt(parts, name, metadata)

@@ -11,10 +11,10 @@ Such metadata lack the ledgers created since, and perhaps whole topics; but each
 - Newer compacted views (``Compaction.open``), as far as they are complete.
 - Ledgers of a later incarnation: the topic was deleted and created again meanwhile, and the record describes the
   earlier one. The same holds if the record says that the topic was being deleted when the copy was made
-  (``deletion.claimed``). If messages that the record names are still on the volume, they were set aside (R8), and are
-  set aside again. Ledgers of an earlier incarnation than the record's, or than the last deletion on record, belong to
+  (``deletion.claimed``). If messages that the record names are still on the volume, they were quarantined (R8), and are
+  quarantined again. Ledgers of an earlier incarnation than the record's, or than the last deletion on record, belong to
   a topic that no longer exists.
-- Ledgers of a copy that was set aside belong to that copy, whose record names them, although their labels name the
+- Ledgers of a copy that was quarantined belong to that copy, whose record names them, although their labels name the
   topic.
 
 A ledger that was created but not recorded has no entries, because none is stored before it is recorded: it is
@@ -34,7 +34,7 @@ from meridian_broker.metadata.topic_records import TopicRecord
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import Position
 from meridian_broker.topics.journal.topic_record import stamp_of
-from meridian_broker.topics.lifecycle import setting_aside
+from meridian_broker.topics.lifecycle import quarantine
 from meridian_broker.topics.lifecycle.labels import Labelled
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
@@ -77,8 +77,8 @@ async def make_topics(parts: BrokerParts) -> None:
         if name in on_record[namespace]:
             continue
         ledgers = await parts.labels.of(topic)
-        set_aside = await _ledgers_aside(parts, name)
-        if all(one.ledger_id in set_aside for one in ledgers):
+        quarantined = await _ledgers_aside(parts, name)
+        if all(one.ledger_id in quarantined for one in ledgers):
             continue
         incarnation = newest(ledgers)
         known = await parts.catalog.topics.incarnation(name)
@@ -87,7 +87,7 @@ async def make_topics(parts: BrokerParts) -> None:
         try:
             if incarnation != known:
                 await parts.catalog.topics.mark_deleted(name, stamp_of(incarnation))
-            record = TopicRecord(joining=parts.is_shared(name))
+            record = TopicRecord(joining=parts.is_multi_region(name))
             await parts.catalog.topics.create(name, record, is_found=True)
         except (AlreadyExists, NotFound) as error:
             log.warning("ledgers of %s are on the volume, but the topic cannot be recorded: %s", topic, error)
@@ -100,7 +100,7 @@ async def make_topics(parts: BrokerParts) -> None:
 
 
 async def _ledgers_aside(parts: BrokerParts, name: TopicName) -> set[int]:
-    """Ledgers with the topic's label that belong to copies which were set aside."""
+    """Ledgers with the topic's label that belong to copies which were quarantined."""
     found: set[int] = set()
     for record in await parts.catalog.topics.aside(name):
         found |= {*record.progress_ledgers, *record.obsolete_ledgers, *(one.ledger_id for one in record.ledgers)}
@@ -130,10 +130,10 @@ async def adopt(parts: BrokerParts, name: TopicName, metadata: TopicMetadata) ->
     incarnation = newest(ledgers)
     if stamp_of(incarnation) > stamp_of(metadata.record.incarnation):
         if {one.ledger_id for one in ledgers} & {one.ledger_id for one in metadata.record.ledgers}:
-            await _set_aside(parts, name, metadata, stamp_of(incarnation))
+            await _quarantine(parts, name, metadata, stamp_of(incarnation))
         else:
             await parts.catalog.topics.mark_deleted(name, stamp_of(incarnation))
-            await metadata.begin_again(incarnation, joining=parts.is_shared(name))
+            await metadata.begin_again(incarnation, joining=parts.is_multi_region(name))
     unnamed = await _unnamed(parts, name, metadata)
     messages = _messages(unnamed, metadata)
     if entries := sum(one.entries for one in unnamed if one.ledger_id > metadata.newest_ledger):
@@ -167,15 +167,13 @@ def _messages(unnamed: Iterable[Labelled], metadata: TopicMetadata) -> list[Span
     ]
 
 
-async def _set_aside(parts: BrokerParts, name: TopicName, metadata: TopicMetadata, stamp: Stamp) -> None:
-    """Set aside again what the record names; afterwards the record is that of the topic created after the deletion."""
+async def _quarantine(parts: BrokerParts, name: TopicName, metadata: TopicMetadata, stamp: Stamp) -> None:
+    """Quarantine again what the record names; afterwards the record is that of the topic created after the deletion."""
     record, unnamed = metadata.record, await _unnamed(parts, name, metadata)
     spans = [*metadata.spans(), *_messages(unnamed, metadata)]
     await metadata.save_spans(spans, record.last_own, record.last_origins, record.holes)
     progress = [one.ledger_id for one in unnamed if one.label.kind is Kind.PROGRESS]
     await metadata.save_progress_ledgers([*record.progress_ledgers, *progress])
-    why = (
-        f"{name} was deleted in other regions ({stamp}), and this copy was set aside before the metadata were restored"
-    )
-    parts.unfinished.later(await setting_aside.move(parts, name, why, stamp))
-    await metadata.create(metadata.fence, joining=parts.is_shared(name), is_found=True)
+    why = f"{name} was deleted in other regions ({stamp}); its copy was quarantined before the metadata were restored"
+    parts.unfinished.later(await quarantine.move(parts, name, why, stamp))
+    await metadata.create(metadata.fence, joining=parts.is_multi_region(name), is_found=True)

@@ -69,7 +69,7 @@ class BrokerParts:
         listed = self.catalog.regions(topic_name.parse(topic))
         return listed if self.region in listed else frozenset((self.region,))
 
-    def is_shared(self, name: TopicName) -> bool:
+    def is_multi_region(self, name: TopicName) -> bool:
         """Whether the topic exists in other regions, too."""
         return len(self.regions_of(str(name))) > 1
 

@@ -141,8 +141,8 @@ class Admission:
         if not producer.name_is_given:
             return other
         # Only a producer that was admitted knows its epoch, so the equal name is not a coincidence.
-        was_alone = other is self._exclusive and producer.access_mode is not AccessMode.SHARED
-        return other if was_alone and producer.asked_epoch == other.topic_epoch else None
+        is_same_exclusive = other is self._exclusive and producer.access_mode is not AccessMode.SHARED
+        return other if is_same_exclusive and producer.asked_epoch == other.topic_epoch else None
 
     def _fence_others(self, producer: Producer) -> None:
         waiting, self._waiting = self._waiting, deque()

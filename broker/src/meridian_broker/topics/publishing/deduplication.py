@@ -253,10 +253,10 @@ class Deduplication:
 class Gate:
     """Filters the repeats of one producer."""
 
-    __slots__ = ("_book", "_flight", "_ids", "_passed", "_producer", "_repeats", "_told")
+    __slots__ = ("_dedup", "_flight", "_ids", "_passed", "_producer", "_repeats", "_told")
 
-    def __init__(self, book: Deduplication, producer: Producer, ids: SequenceIds) -> None:
-        self._book = book
+    def __init__(self, dedup: Deduplication, producer: Producer, ids: SequenceIds) -> None:
+        self._dedup = dedup
         self._ids = ids
         self._producer = producer
         self._flight: deque[int] = deque()
@@ -268,7 +268,7 @@ class Gate:
 
     def sift(self, entries: list[OwnEntry], sends: list[Send]) -> tuple[list[OwnEntry], list[Send]]:
         """Returns what is to be stored, and answers the rest."""
-        known = self._ids.known(self._producer.name, self._book.now_ms())
+        known = self._ids.known(self._producer.name, self._dedup.now_ms())
         kept: list[OwnEntry] = []
         taken: list[Send] = []
         for entry, send in zip(entries, sends, strict=True):
@@ -326,8 +326,8 @@ class Gate:
             last = max(last, flight.popleft())
             size += len(send.body)
         if last > NONE:
-            self._ids.known(name, self._book.now_ms()).raise_to(last)
-        self._book.stored(name, Position(result.ledger, result.entry + len(sends) - 1), len(sends), size)
+            self._ids.known(name, self._dedup.now_ms()).raise_to(last)
+        self._dedup.stored(name, Position(result.ledger, result.entry + len(sends) - 1), len(sends), size)
         at, before = 0, self._told
         while at < len(sends):
             stop = min(len(sends), self._repeats[0][0] - before) if self._repeats else len(sends)

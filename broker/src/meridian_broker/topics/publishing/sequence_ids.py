@@ -59,7 +59,7 @@ class Outcome(Enum):
     UNKNOWN = "it arrived before but is not durable yet"
 
 
-class Known:
+class SequenceState:
     """The ids of one producer name."""
 
     __slots__ = ("pushed", "stored", "used_ms")
@@ -131,7 +131,7 @@ class SequenceIds:
     def __init__(self, limit: int, is_connected: Callable[[str], bool]) -> None:
         self._limit = limit
         self._is_connected = is_connected
-        self._names: dict[str, Known] = {}
+        self._names: dict[str, SequenceState] = {}
 
     def __len__(self) -> int:
         return len(self._names)
@@ -144,13 +144,13 @@ class SequenceIds:
         known = self._names.get(name)
         return NONE if known is None else known.stored
 
-    def known(self, name: str, now_ms: int) -> Known:
+    def known(self, name: str, now_ms: int) -> SequenceState:
         """The ids of that name, which is created if it is unknown."""
         found = self._names.get(name)
         if found is None:
             if len(self._names) >= self._limit:
                 self._make_room()
-            found = self._names[name] = Known()
+            found = self._names[name] = SequenceState()
         found.used_ms = max(found.used_ms, now_ms)
         return found
 

@@ -103,7 +103,7 @@ class BackfillRounds:
             if name is None or topic is None or topic.failure is not None or topic.backfill is None:
                 continue
             due = topic.backfill.due()
-            if due is Due.NOT:
+            if due is Due.NEVER:
                 continue
             if due is Due.POLL:
                 absent, sources = topic.backfill.absent(topic.remotes)

@@ -20,7 +20,7 @@ VISITS: Final = 2000
 """Subscriptions looked at in one second, and the rest of the last topic's: a few milliseconds."""
 
 
-class Cooling:
+class ColdEncoding:
     """Goes round all open topics of a broker."""
 
     def __init__(self) -> None:

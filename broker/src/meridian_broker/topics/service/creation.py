@@ -72,7 +72,7 @@ async def create_plain(opener: TopicOpener, name: TopicName, properties: dict[st
         await opener.registry.non_persistent.create(name)
         return
     await opening.check_room(opener.parts, name, 1)
-    record = TopicRecord(properties=properties, joining=opener.parts.is_shared(name))
+    record = TopicRecord(properties=properties, joining=opener.parts.is_multi_region(name))
     await opener.parts.catalog.topics.create(name, record)
     await opener.topic(name, create=False)
 
@@ -98,7 +98,9 @@ async def create_partitioned(opener: TopicOpener, name: TopicName, partitions: i
         async with opener.registry.lock(str(name)):
             await opening.check_room(opener.parts, name, partitions)
             record = await opener.parts.catalog.partitioned.create(name, partitions, properties)
-            await opener.parts.catalog.topics.create_partitions(name, TopicRecord(joining=opener.parts.is_shared(name)))
+            await opener.parts.catalog.topics.create_partitions(
+                name, TopicRecord(joining=opener.parts.is_multi_region(name))
+            )
         others = sorted(opener.parts.regions_of(str(name)) - {opener.parts.region})
         telling = [partial(_tell, opener, region, name, record) for region in others]
         opening_all = [partial(opener.topic, name.with_partition(index), create=False) for index in range(partitions)]
@@ -118,7 +120,9 @@ async def complete(opener: TopicOpener, name: TopicName) -> None:
         record = await opener.parts.catalog.partitioned.find(name)
         if record is None:
             return  # it was never made after all, or is deleted
-        await opener.parts.catalog.topics.create_partitions(name, TopicRecord(joining=opener.parts.is_shared(name)))
+        await opener.parts.catalog.topics.create_partitions(
+            name, TopicRecord(joining=opener.parts.is_multi_region(name))
+        )
     opening_all = [partial(opener.topic, name.with_partition(n), create=True) for n in range(record.partitions)]
     await run_all(opener.parts.scheduler, opening_all, "open a partition")
     log.info("partitioned topic %s: completed a creation that was begun earlier", name)

@@ -101,11 +101,11 @@ class ExchangeHost:
 
     def is_replicated(self, topic: str) -> bool:
         """Whether other regions learn of an open topic's subscriptions, deleted ones included."""
-        return (found := self._subscriptions_of(topic)) is not None and found.has_shared()
+        return (found := self._subscriptions_of(topic)) is not None and found.has_replicated()
 
     def replicated_in(self, topic: str) -> list[str]:
         """Its subscriptions that are shared with other regions, deleted ones included."""
-        return [] if (found := self._subscriptions_of(topic)) is None else found.shared()
+        return [] if (found := self._subscriptions_of(topic)) is None else found.replicated()
 
     def merge(
         self,

@@ -6,7 +6,7 @@ of a later one follows it: its copy is of a topic that is gone.
 
 The deletion remembers how far each origin's entries had come to the region that deleted. A copy that holds nothing
 beyond is deleted. One that does holds messages with receipts that nobody else ever had, and whoever deleted the topic
-cannot have meant them. It is *set aside*: it gets another name, under which it lives in this region alone, with its
+cannot have meant them. It is *quarantined*: it gets another name, under which it lives in this region alone, with its
 subscriptions, until somebody has looked at it and deletes it. In both cases the name is free for the topic as the other
 regions know it.
 """
@@ -70,7 +70,7 @@ async def compare_base(opener: TopicOpener, name: TopicName, asked: str) -> int:
 async def follow_base(opener: TopicOpener, name: TopicName, asked: str) -> Deletion | None:
     """A region that knows of deletion ``asked`` wants us to have a partitioned topic: the later deletion that we know
     of, which forbids it; None: we may have it. If ours was deleted there, we forget how many partitions it had; each
-    of them goes, or is set aside, when its replicators are told."""
+    of them goes, or is quarantined, when its replicators are told."""
     known = await opener.parts.catalog.partitioned.deletion(name)
     stamp = stamp_of(asked)
     if known is not None and known.stamp > stamp:
@@ -87,7 +87,7 @@ async def check_base(opener: TopicOpener, name: TopicName, asked: str) -> None:
 
 
 async def follow(opener: TopicOpener, topic: Topic, told: DeletionNotice) -> None:
-    """Another region told of a deletion that is later than the one we know of: our copy goes, or is set aside."""
+    """Another region told of a deletion that is later than the one we know of: our copy goes, or is quarantined."""
     stamp = stamp_of(told.incarnation)
     if stamp <= stamp_of(topic.incarnation) or not _is_possible(opener, stamp):
         return
@@ -114,7 +114,7 @@ async def follow(opener: TopicOpener, topic: Topic, told: DeletionNotice) -> Non
                     f"{name} was deleted in other regions ({stamp}), but this copy has messages of {regions} that "
                     "they never got"
                 )
-                await removal.set_aside(opener, topic, name, why, stamp)
+                await removal.quarantine_topic(opener, topic, name, why, stamp)
             else:
                 await deletion.destroy(opener.parts, topic, stamp)
                 log.warning("topic %s was deleted in another region (%s) and now also here", name, stamp)

@@ -7,7 +7,7 @@ subscription). Whichever region tells another of its topic tells the stamp as we
 later creation *gives way*. So the kind of the earliest creation wins wherever regions meet, in any order, and no region
 goes back to a later one.
 
-A copy that gives way is not lost. Whatever holds messages is set aside, as a copy whose topic was deleted elsewhere is
+A copy that gives way is not lost. If it holds messages it is quarantined, as a copy whose topic was deleted elsewhere
 (R8): under a name of its own, in its region alone. Its subscriptions begin at the earliest message of the topic that
 takes its place, so they skip nothing; its clients have to be made anew, for official clients ask only once how many
 partitions a topic has.
@@ -141,7 +141,9 @@ async def create_as_told(
     async with opener.registry.lock(str(name)):
         await incarnations.check_base(opener, name, known)
         await opener.parts.catalog.partitioned.create(name, partitions, properties, created)
-        await opener.parts.catalog.topics.create_partitions(name, TopicRecord(joining=opener.parts.is_shared(name)))
+        await opener.parts.catalog.topics.create_partitions(
+            name, TopicRecord(joining=opener.parts.is_multi_region(name))
+        )
     names = [name.with_partition(index) for index in range(partitions)]
     if carried:
         topics = [await opener.topic(one, create=False) for one in names]
@@ -181,7 +183,7 @@ async def _give_way(opener: TopicOpener, topic: Topic, why: str) -> None:
     if topic.log.after(EARLIEST) is None:
         await removal.unmake(opener, topic, why)
         return
-    await removal.set_aside(opener, topic, topic_name.parse(topic.name), why, None)
+    await removal.quarantine_topic(opener, topic, topic_name.parse(topic.name), why, None)
 
 
 def _subscriptions(topic: Topic) -> dict[str, Carried]:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from meridian_broker.topics.subscriptions.subscription import Subscription
 
 
-class SharedStreams:
+class LeasedTopics:
     """See the module's text. One per broker."""
 
     def __init__(self, topics: TopicRegistry) -> None:

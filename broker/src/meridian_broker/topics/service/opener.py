@@ -188,7 +188,7 @@ class TopicOpener:
         """Apply the topic's current regions and rules."""
         name = topic_name.parse(topic.name)
         if topic.backfill is not None:
-            topic.backfill.joining.follow(is_shared=self.parts.is_shared(name))
+            topic.backfill.joining.follow(is_multi_region=self.parts.is_multi_region(name))
         self._replicate(topic)
         for remote in topic.remotes - self.parts.regions_of(topic.name):
             topic.region_left(remote)

@@ -75,7 +75,7 @@ class Loading:
             async for name, record in in_slices(parts.scheduler, found, PARTITIONED):
                 if record.deleting is not None:
                     unfinished.finish_later(name)
-                elif parts.is_shared(name) and any(
+                elif parts.is_multi_region(name) and any(
                     name.with_partition(number) not in on_record for number in range(record.partitions)
                 ):
                     unfinished.coming[str(name)] = name

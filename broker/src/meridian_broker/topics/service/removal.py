@@ -23,7 +23,7 @@ from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.topics.errors import TopicFenced, TopicInUse, TopicNotFound
 from meridian_broker.topics.journal.topic_record import stamp_of
-from meridian_broker.topics.lifecycle import deletion, orphans, setting_aside
+from meridian_broker.topics.lifecycle import deletion, orphans, quarantine
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
@@ -78,7 +78,7 @@ async def delete_as_elsewhere(opener: TopicOpener, name: TopicName, stamp: Stamp
     """Follow the deletion of another region, even if the topic is in use here or does not exist (R8).
 
     A link may have told of the deletion before: what was made since then stays. What is of the other kind here, with
-    partitions or without (``topics.kinds``), was never replicated to the region that deleted: it is set aside.
+    partitions or without (``topics.kinds``), was never replicated to the region that deleted: it is quarantined.
 
     :raises TopicFenced: it was opened, or grew, meanwhile.
     """
@@ -103,13 +103,13 @@ async def delete_as_elsewhere(opener: TopicOpener, name: TopicName, stamp: Stamp
 
 
 async def _leave(opener: TopicOpener, topic: Topic, why: str, stamp: Stamp) -> None:
-    """A topic goes that nobody else has messages of: it is set aside if it holds any. The caller holds its lock."""
+    """A topic goes that nobody else has messages of: it is quarantined if it holds any. The caller holds its lock."""
     await close_for_good(opener, topic, why)
     if topic.log.after(EARLIEST) is None:
         await deletion.destroy(opener.parts, topic, stamp)
         return
     reason = f"{why}, and no other region has the messages of this topic, which is of the other kind"
-    await set_aside(opener, topic, topic_name.parse(topic.name), reason, stamp)
+    await quarantine_topic(opener, topic, topic_name.parse(topic.name), reason, stamp)
 
 
 async def close_for_good(opener: TopicOpener, topic: Topic, why: str) -> None:
@@ -131,14 +131,14 @@ async def close_for_good(opener: TopicOpener, topic: Topic, why: str) -> None:
         await opener.drop(topic)
 
 
-async def set_aside(opener: TopicOpener, topic: Topic, name: TopicName, why: str, stamp: Stamp | None) -> None:
+async def quarantine_topic(opener: TopicOpener, topic: Topic, name: TopicName, why: str, stamp: Stamp | None) -> None:
     """Keep a topic that is fenced and no longer open. The caller holds its lock.
 
     :param why: shown as a property of the copy.
     :param stamp: of the topic's deletion; None: it was not deleted.
     """
     await topic.close(why)
-    to = await setting_aside.move(opener.parts, name, why, stamp)
+    to = await quarantine.move(opener.parts, name, why, stamp)
     opener.parts.unfinished.forget(topic.name)
     await opener.open(to)
 

@@ -72,7 +72,7 @@ def is_unused(topic: Topic, *, alone: bool) -> bool:
     idle_ms = topic.scheduler.now_ms() - topic.last_used_ms
     if (
         not alone
-        or topic.is_set_aside
+        or topic.is_quarantined
         or topic.subscription_registry.lost_records.in_doubt
         or topic.failure is not None
         or topic.producers
@@ -110,7 +110,7 @@ async def expire_subscriptions(registry: TopicRegistry, used_elsewhere: UsedElse
         topic = subscription.topic
         if topic.failure is not None or not is_abandoned(subscription):
             return
-        if subscription.registry.may_be_shared(subscription):
+        if subscription.registry.may_be_known_elsewhere(subscription):
             asked += 1
             if asked > ASKED_MAX or await _is_used(subscription, used_elsewhere):
                 return

@@ -199,7 +199,7 @@ class WitnessStore:
                         _replay(records, change.subscription, change.payload)
         except (LedgerError, MetadataError, TopicError, ProgressLogError) as error:
             log.warning("this region cannot be a witness now: %s", error)
-            parts.scheduler.later(RETRY_SECONDS, self._may_open_again)
+            parts.scheduler.later(RETRY_SECONDS, self._retry_opening)
             return
         if lost:
             pause = leasing.promise_ms / 1000
@@ -216,7 +216,7 @@ class WitnessStore:
         parts.labels.forget(NAME)
         self._log, self._opening = store, False
 
-    def _may_open_again(self) -> None:
+    def _retry_opening(self) -> None:
         self._opening = False
 
     async def close(self) -> None:

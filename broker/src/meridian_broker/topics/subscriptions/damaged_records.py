@@ -140,7 +140,7 @@ class LostRecords:
         """
         record = subscription.record
         is_made_again = subscription.durable and subscription.cursor.progress.beginning.created != record.created
-        return is_made_again and not record.is_shared and self.concerns(record.name)
+        return is_made_again and not record.is_known_elsewhere and self.concerns(record.name)
 
     def recent(self) -> list[Loss]:
         """Losses found within the last day."""

@@ -38,7 +38,7 @@ class Here(NamedTuple):
 
     held: SubscriptionRecord | None = None
     """Record of the subscription; None: there is none."""
-    is_shared: bool = False
+    is_known_elsewhere: bool = False
     """Other regions know of the subscription."""
     stands_in: bool = False
     """It was created again in place of one whose record is damaged (``damaged_records.py``)."""
@@ -69,7 +69,7 @@ def told(came: SubscriptionRecord, here: Here, now_ms: int) -> Decision:
     if held is None:
         return Decision(_outcome(joined, None), joined, closes=joined.is_gone and joined.forced)
     if joined.deleted != held.deleted:
-        if not here.is_shared and not here.stands_in:
+        if not here.is_known_elsewhere and not here.stands_in:
             return _beside_own(came, here.grave)
         return Decision(_outcome(joined, held), joined, closes=joined.forced or here.has_consumers)
     return Decision(_outcome(joined, held), joined)
@@ -83,7 +83,7 @@ def logged(came: SubscriptionRecord, here: Here) -> Decision:
     """
     held = here.held
     if came.is_gone:
-        if held is not None and (not here.is_shared or held.deleted >= came.deleted):
+        if held is not None and (not here.is_known_elsewhere or held.deleted >= came.deleted):
             return Decision(Verdict.BESIDE, came)
         return Decision(_outcome(came, held), came, closes=came.forced)
     verdict = _outcome(came, held)

@@ -39,7 +39,7 @@ class Registry(Protocol[S]):
         """Whether other regions may know more of a subscription than is left of it here (``damaged_records.py``)."""
         ...
 
-    def may_be_shared(self, subscription: S, /) -> bool:
+    def may_be_known_elsewhere(self, subscription: S, /) -> bool:
         """Whether other regions know of it, or may know of it."""
         ...
 

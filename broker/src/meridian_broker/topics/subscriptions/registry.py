@@ -79,15 +79,15 @@ class SubscriptionRegistry:
 
     # -- what other regions are sent ---------------------------------------------------------------------------------
 
-    def shared(self) -> list[str]:
+    def replicated(self) -> list[str]:
         """Names that are part of the exchange, including deleted ones."""
         tombstones = self.tombstones
-        names = [name for name, one in self.subscriptions.items() if one.durable and one.record.is_shared]
+        names = [name for name, one in self.subscriptions.items() if one.durable and one.record.is_known_elsewhere]
         return [*(name for name in names if name not in tombstones), *tombstones] if tombstones else names
 
-    def has_shared(self) -> bool:
+    def has_replicated(self) -> bool:
         """Whether there are any."""
-        return bool(self.tombstones) or any(map(_is_shared, self.subscriptions.values()))
+        return bool(self.tombstones) or any(map(_is_known_elsewhere, self.subscriptions.values()))
 
     def progress(self, name: str) -> Progress | None:
         """The progress that other regions are sent, with this turn's acknowledgements; None: it is not shared."""
@@ -105,7 +105,7 @@ class SubscriptionRegistry:
 
     def _shared_record(self, name: str) -> SubscriptionRecord | None:
         subscription = self.subscriptions.get(name)
-        if subscription is not None and _is_shared(subscription):
+        if subscription is not None and _is_known_elsewhere(subscription):
             return subscription.record
         return self.tombstones.get(name)
 
@@ -154,7 +154,7 @@ class SubscriptionRegistry:
     def write(self, subscription: Subscription, done: Done | None = None) -> None:
         """Record the subscription as it is now, and send that to the other regions."""
         self._topic.progress_log.append(Kind.WHOLE, subscription.name, whole(subscription).encode(), done)
-        if _is_shared(subscription):
+        if _is_known_elsewhere(subscription):
             self._tell(subscription.name)
 
     def set_replicated(self, subscription: Subscription, replicated: bool, done: Done | None = None) -> None:
@@ -171,7 +171,7 @@ class SubscriptionRegistry:
                 "replicated, delete and recreate it"
             )
         if replicated:
-            if grave is None and not record.is_shared:
+            if grave is None and not record.is_known_elsewhere:
                 self.tombstones.check_room()
             self.tombstones.pop(subscription.name, None)
         stamp = self._topic.clock.next(max(record.flag_stamp, record.created))
@@ -208,12 +208,12 @@ class SubscriptionRegistry:
         """
         subscription.record = replace(subscription.record, voter_sets=known)
         self._topic.progress_log.append(Kind.SUBSCRIPTION, subscription.name, encode_record(subscription.record))
-        if _is_shared(subscription):
+        if _is_known_elsewhere(subscription):
             self._tell(subscription.name)
 
-    def may_be_shared(self, subscription: Subscription) -> bool:
+    def may_be_known_elsewhere(self, subscription: Subscription) -> bool:
         """Whether other regions know of it, or may know because it was created again here from a damaged record."""
-        return _is_shared(subscription) or self.lost_records.stands_in(subscription)
+        return _is_known_elsewhere(subscription) or self.lost_records.stands_in(subscription)
 
     def is_in_doubt(self, name: str) -> bool:
         """Whether other regions may know more of it than is left of it here, perhaps that it is replicated."""
@@ -247,13 +247,16 @@ class SubscriptionRegistry:
         if not forced:
             self.check_unused(name)
         record = subscription.record
-        is_shared, may_be_shared = _is_shared(subscription), self.may_be_shared(subscription)
+        is_known_elsewhere, may_be_known_elsewhere = (
+            _is_known_elsewhere(subscription),
+            self.may_be_known_elsewhere(subscription),
+        )
         self._remove(subscription)
         if forced and subscription.durable:
             self.closed_names.close(name)
-        if may_be_shared:
-            if not is_shared:
-                self._end_unshared(name)
+        if may_be_known_elsewhere:
+            if not is_known_elsewhere:
+                self._end_local(name)
             epoch = subscription.cursor.progress.epoch
             stamp = self._topic.clock.next(after=max(record.created, record.deleted, epoch))
             self._bury(SubscriptionRecord(name, True, ZERO, ZERO, {}, stamp, forced), done)
@@ -268,7 +271,7 @@ class SubscriptionRegistry:
         self.count_gone(subscription)
         subscription.disconnect_consumers()
 
-    def _end_unshared(self, name: str) -> None:
+    def _end_local(self, name: str) -> None:
         """In a replay, the tombstone that follows does not end a subscription that was not shared; this record does."""
         self._topic.progress_log.append(Kind.REMOVED, name, b"")
 
@@ -339,8 +342,8 @@ class SubscriptionRegistry:
                 "one in other regions: delete it there"
             )
         ended = subscription if verdict in _ENDING else None
-        if ended is not None and not here.is_shared:
-            self._end_unshared(name)
+        if ended is not None and not here.is_known_elsewhere:
+            self._end_local(name)
         if closes:
             self.closed_names.close(name)
         if ended is not None:
@@ -366,14 +369,14 @@ class SubscriptionRegistry:
         if subscription is None:
             return Here(grave=grave)
         record, has_consumers = subscription.record, bool(subscription.consumers)
-        return Here(record, _is_shared(subscription), stands_in, has_consumers, grave)
+        return Here(record, _is_known_elsewhere(subscription), stands_in, has_consumers, grave)
 
     # -- restarts ----------------------------------------------------------------------------------------------------
 
     def replay(self, record: SubscriptionRecord, time_ms: int) -> None:
         """Replay a record of the progress log; the last one counts."""
         subscriptions, name = self.subscriptions, record.name
-        if record.is_shared and not record.is_gone:
+        if record.is_known_elsewhere and not record.is_gone:
             self.tombstones.pop(name, None)
         if name in subscriptions and not record.is_gone:
             self.lost_records.follow_progress(subscriptions[name])
@@ -397,8 +400,8 @@ def whole(subscription: Subscription) -> Whole:
     return Whole(encode_record(subscription.record), subscription.cursor.progress.encode(), first_hand)
 
 
-def _is_shared(subscription: Subscription) -> bool:
-    return subscription.durable and subscription.record.is_shared
+def _is_known_elsewhere(subscription: Subscription) -> bool:
+    return subscription.durable and subscription.record.is_known_elsewhere
 
 
 def _nothing(record: SubscriptionRecord) -> Progress:

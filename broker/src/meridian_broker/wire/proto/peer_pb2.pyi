@@ -98,11 +98,11 @@ class EntriesWanted(_message.Message):
     def __init__(self, request_id: _Optional[int] = ..., region: _Optional[str] = ..., topic: _Optional[str] = ..., incarnation: _Optional[str] = ..., origin: _Optional[str] = ..., after_ledger: _Optional[int] = ..., after_entry: _Optional[int] = ..., before_ledger: _Optional[int] = ..., before_entry: _Optional[int] = ...) -> None: ...
 
 class EntriesFound(_message.Message):
-    __slots__ = ("request_id", "entries", "chained", "settled", "last_ledger", "last_entry", "origins", "feed", "outside")
+    __slots__ = ("request_id", "entries", "chained", "complete", "last_ledger", "last_entry", "origins", "feed", "outside")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     CHAINED_FIELD_NUMBER: _ClassVar[int]
-    SETTLED_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
     LAST_LEDGER_FIELD_NUMBER: _ClassVar[int]
     LAST_ENTRY_FIELD_NUMBER: _ClassVar[int]
     ORIGINS_FIELD_NUMBER: _ClassVar[int]
@@ -111,13 +111,13 @@ class EntriesFound(_message.Message):
     request_id: int
     entries: _containers.RepeatedScalarFieldContainer[bytes]
     chained: bool
-    settled: bool
+    complete: bool
     last_ledger: int
     last_entry: int
     origins: _containers.RepeatedScalarFieldContainer[str]
     feed: Feed
     outside: bool
-    def __init__(self, request_id: _Optional[int] = ..., entries: _Optional[_Iterable[bytes]] = ..., chained: bool = ..., settled: bool = ..., last_ledger: _Optional[int] = ..., last_entry: _Optional[int] = ..., origins: _Optional[_Iterable[str]] = ..., feed: _Optional[_Union[Feed, _Mapping[str, object]]] = ..., outside: bool = ...) -> None: ...
+    def __init__(self, request_id: _Optional[int] = ..., entries: _Optional[_Iterable[bytes]] = ..., chained: bool = ..., complete: bool = ..., last_ledger: _Optional[int] = ..., last_entry: _Optional[int] = ..., origins: _Optional[_Iterable[str]] = ..., feed: _Optional[_Union[Feed, _Mapping[str, object]]] = ..., outside: bool = ...) -> None: ...
 
 class Feed(_message.Message):
     __slots__ = ("confirmed_ledger", "confirmed_entry", "end_ledger", "end_entry", "behind", "held", "subscriptions")
@@ -229,32 +229,32 @@ class SubscriptionDigest(_message.Message):
     def __init__(self, subscription: _Optional[str] = ..., digest: _Optional[int] = ..., record: _Optional[int] = ..., keys: _Optional[_Union[ProgressKeys, _Mapping[str, object]]] = ...) -> None: ...
 
 class TopicDigest(_message.Message):
-    __slots__ = ("topic", "incarnation", "digest", "unsettled", "forced", "listed", "subscriptions")
+    __slots__ = ("topic", "incarnation", "digest", "in_flux", "forced", "listed", "subscriptions")
     TOPIC_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
-    UNSETTLED_FIELD_NUMBER: _ClassVar[int]
+    IN_FLUX_FIELD_NUMBER: _ClassVar[int]
     FORCED_FIELD_NUMBER: _ClassVar[int]
     LISTED_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
     topic: str
     incarnation: str
     digest: int
-    unsettled: bool
+    in_flux: bool
     forced: bool
     listed: bool
     subscriptions: _containers.RepeatedCompositeFieldContainer[SubscriptionDigest]
-    def __init__(self, topic: _Optional[str] = ..., incarnation: _Optional[str] = ..., digest: _Optional[int] = ..., unsettled: bool = ..., forced: bool = ..., listed: bool = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionDigest, _Mapping[str, object]]]] = ...) -> None: ...
+    def __init__(self, topic: _Optional[str] = ..., incarnation: _Optional[str] = ..., digest: _Optional[int] = ..., in_flux: bool = ..., forced: bool = ..., listed: bool = ..., subscriptions: _Optional[_Iterable[_Union[SubscriptionDigest, _Mapping[str, object]]]] = ...) -> None: ...
 
 class TopicsSummary(_message.Message):
-    __slots__ = ("digest", "unsettled", "unsettled_buckets")
+    __slots__ = ("digest", "in_flux", "buckets_in_flux")
     DIGEST_FIELD_NUMBER: _ClassVar[int]
-    UNSETTLED_FIELD_NUMBER: _ClassVar[int]
-    UNSETTLED_BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    IN_FLUX_FIELD_NUMBER: _ClassVar[int]
+    BUCKETS_IN_FLUX_FIELD_NUMBER: _ClassVar[int]
     digest: int
-    unsettled: bool
-    unsettled_buckets: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, digest: _Optional[int] = ..., unsettled: bool = ..., unsettled_buckets: _Optional[_Iterable[int]] = ...) -> None: ...
+    in_flux: bool
+    buckets_in_flux: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, digest: _Optional[int] = ..., in_flux: bool = ..., buckets_in_flux: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class EndsSlice(_message.Message):
     __slots__ = ("origin", "bits", "first", "numbers")
@@ -306,7 +306,7 @@ class Digest(_message.Message):
     def __init__(self, sent: _Optional[int] = ..., applied: _Optional[int] = ..., topics: _Optional[_Iterable[_Union[TopicDigest, _Mapping[str, object]]]] = ..., answer: bool = ..., summary: _Optional[_Union[TopicsSummary, _Mapping[str, object]]] = ..., differing: _Optional[_Iterable[int]] = ..., ends: _Optional[_Union[EndsSlice, _Mapping[str, object]]] = ...) -> None: ...
 
 class Fetch(_message.Message):
-    __slots__ = ("questions", "buckets", "parts", "unsettled_buckets")
+    __slots__ = ("questions", "buckets", "parts", "buckets_in_flux")
     class Question(_message.Message):
         __slots__ = ("topic", "subscription", "state", "keys")
         TOPIC_FIELD_NUMBER: _ClassVar[int]
@@ -328,12 +328,12 @@ class Fetch(_message.Message):
     QUESTIONS_FIELD_NUMBER: _ClassVar[int]
     BUCKETS_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
-    UNSETTLED_BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    BUCKETS_IN_FLUX_FIELD_NUMBER: _ClassVar[int]
     questions: _containers.RepeatedCompositeFieldContainer[Fetch.Question]
     buckets: _containers.RepeatedScalarFieldContainer[int]
     parts: _containers.RepeatedCompositeFieldContainer[Fetch.Parts]
-    unsettled_buckets: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, questions: _Optional[_Iterable[_Union[Fetch.Question, _Mapping[str, object]]]] = ..., buckets: _Optional[_Iterable[int]] = ..., parts: _Optional[_Iterable[_Union[Fetch.Parts, _Mapping[str, object]]]] = ..., unsettled_buckets: _Optional[_Iterable[int]] = ...) -> None: ...
+    buckets_in_flux: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, questions: _Optional[_Iterable[_Union[Fetch.Question, _Mapping[str, object]]]] = ..., buckets: _Optional[_Iterable[int]] = ..., parts: _Optional[_Iterable[_Union[Fetch.Parts, _Mapping[str, object]]]] = ..., buckets_in_flux: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class State(_message.Message):
     __slots__ = ("items", "ends")
@@ -395,29 +395,29 @@ class LeaseStream(_message.Message):
     def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., origin: _Optional[str] = ...) -> None: ...
 
 class LeaseAsk(_message.Message):
-    __slots__ = ("number", "holder", "duration_ms", "items", "homes")
+    __slots__ = ("number", "holder", "duration_ms", "items", "preferred")
     class Item(_message.Message):
-        __slots__ = ("stream", "term", "mark", "home")
+        __slots__ = ("stream", "term", "mark", "preferred")
         STREAM_FIELD_NUMBER: _ClassVar[int]
         TERM_FIELD_NUMBER: _ClassVar[int]
         MARK_FIELD_NUMBER: _ClassVar[int]
-        HOME_FIELD_NUMBER: _ClassVar[int]
+        PREFERRED_FIELD_NUMBER: _ClassVar[int]
         stream: LeaseStream
         term: int
         mark: int
-        home: int
-        def __init__(self, stream: _Optional[_Union[LeaseStream, _Mapping[str, object]]] = ..., term: _Optional[int] = ..., mark: _Optional[int] = ..., home: _Optional[int] = ...) -> None: ...
+        preferred: int
+        def __init__(self, stream: _Optional[_Union[LeaseStream, _Mapping[str, object]]] = ..., term: _Optional[int] = ..., mark: _Optional[int] = ..., preferred: _Optional[int] = ...) -> None: ...
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     HOLDER_FIELD_NUMBER: _ClassVar[int]
     DURATION_MS_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
-    HOMES_FIELD_NUMBER: _ClassVar[int]
+    PREFERRED_FIELD_NUMBER: _ClassVar[int]
     number: int
     holder: str
     duration_ms: int
     items: _containers.RepeatedCompositeFieldContainer[LeaseAsk.Item]
-    homes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, number: _Optional[int] = ..., holder: _Optional[str] = ..., duration_ms: _Optional[int] = ..., items: _Optional[_Iterable[_Union[LeaseAsk.Item, _Mapping[str, object]]]] = ..., homes: _Optional[_Iterable[str]] = ...) -> None: ...
+    preferred: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, number: _Optional[int] = ..., holder: _Optional[str] = ..., duration_ms: _Optional[int] = ..., items: _Optional[_Iterable[_Union[LeaseAsk.Item, _Mapping[str, object]]]] = ..., preferred: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class LeaseAnswer(_message.Message):
     __slots__ = ("number", "items")
@@ -489,20 +489,20 @@ class Voters(_message.Message):
         names: _containers.RepeatedScalarFieldContainer[str]
         def __init__(self, said: _Optional[str] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
     class Item(_message.Message):
-        __slots__ = ("topic", "subscription", "lists", "settled", "wanted", "is_clean")
+        __slots__ = ("topic", "subscription", "lists", "committed", "wanted", "is_clean")
         TOPIC_FIELD_NUMBER: _ClassVar[int]
         SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
         LISTS_FIELD_NUMBER: _ClassVar[int]
-        SETTLED_FIELD_NUMBER: _ClassVar[int]
+        COMMITTED_FIELD_NUMBER: _ClassVar[int]
         WANTED_FIELD_NUMBER: _ClassVar[int]
         IS_CLEAN_FIELD_NUMBER: _ClassVar[int]
         topic: str
         subscription: str
         lists: _containers.RepeatedCompositeFieldContainer[Voters.List]
-        settled: str
+        committed: str
         wanted: _containers.RepeatedScalarFieldContainer[str]
         is_clean: bool
-        def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., lists: _Optional[_Iterable[_Union[Voters.List, _Mapping[str, object]]]] = ..., settled: _Optional[str] = ..., wanted: _Optional[_Iterable[str]] = ..., is_clean: bool = ...) -> None: ...
+        def __init__(self, topic: _Optional[str] = ..., subscription: _Optional[str] = ..., lists: _Optional[_Iterable[_Union[Voters.List, _Mapping[str, object]]]] = ..., committed: _Optional[str] = ..., wanted: _Optional[_Iterable[str]] = ..., is_clean: bool = ...) -> None: ...
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     items: _containers.RepeatedCompositeFieldContainer[Voters.Item]
     def __init__(self, items: _Optional[_Iterable[_Union[Voters.Item, _Mapping[str, object]]]] = ...) -> None: ...

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of topics that were set aside: kept under another name, in this region alone, until deleted by hand (R8)."""
+"""Copies of topics that were quarantined: kept under another name, in this region alone, until deleted by hand (R8)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from meridian_broker.metadata.policy_table import REPLICATION
 from meridian_broker.metadata.topic_catalog import ASIDE
 from meridian_broker.positions import Stamp
-from meridian_broker.topics.journal.topic_record import SET_ASIDE
+from meridian_broker.topics.journal.topic_record import QUARANTINED
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ async def move(parts: BrokerParts, name: TopicName, why: str, stamp: Stamp | Non
     time_ms = parts.scheduler.now_ms() if stamp is None else stamp.time_ms
     to = await _free_name(parts, name, time_ms)
     await parts.catalog.topic_policies.set_policy(to, REPLICATION, {parts.region: True})
-    await parts.catalog.topics.move(name, to, {SET_ASIDE: why}, stamp)
+    await parts.catalog.topics.move(name, to, {QUARANTINED: why}, stamp)
     log.warning("%s: it is kept as %s in %s only; inspect it, then delete it", why, to, parts.region)
     return to
 

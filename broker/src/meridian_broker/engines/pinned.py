@@ -29,7 +29,7 @@ RETRIES: Final = 100
 """Deletions that failed tried again at a time."""
 
 
-class HeldLedgers:
+class PinnedLedgers:
     """Any ``LedgerStore`` with holds. See the module's text."""
 
     def __init__(self, store: LedgerStore, note: Path | None, scheduler: Scheduler) -> None:
