@@ -106,7 +106,7 @@ def test_what_may_be_behind_for_longer_is_compared_again_then(
         patient = dataclasses.replace(request(regions, topics=BROKEN), max_lags=lags)
         verdict, _ = verify_in(spark, patient, said.append)
         assert verdict.state is expected
-        assert any("once more 0.3 s after S1" in sentence for sentence in said) == bool(lags)
+        assert any("comparing again 0.3 s after S1" in sentence for sentence in said) == bool(lags)
     for region in regions:
         monkeypatch.setattr(region, "_asked", 0)
     for_ever = dataclasses.replace(request(regions, topics=BROKEN), max_lags={(BROKEN, name): 3_600_000})
@@ -136,7 +136,7 @@ def test_an_export_that_breaks_off_is_unknown_and_nothing_in_it_counts_as_missin
     only_sound = request(regions, topics=SOUND)
     verdict, _ = verify_in(spark, only_sound, said.append)
     assert set(verdict.world.unreachable) == {"eu-central"}
-    assert any("not read to the end: eu-central: table entries broke off" in sentence for sentence in said)
+    assert any("not read to the end: eu-central: table entries ended early" in sentence for sentence in said)
     assert all("eu-central" not in (one.source, one.target) for one in verdict.findings)
     states = {(pair.source, pair.target): pair.state for pair in verdict.pairs if pair.topic == SOUND}
     assert states["us-east", "us-west"] is State.ALIGNED

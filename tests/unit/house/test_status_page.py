@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from meridian_broker.admin import metrics
 from meridian_broker.admin.figures import lagging
-from meridian_broker.cli import standing
+from meridian_broker.cli import status_report
 from meridian_broker.replication.entries.replicator_status import StopReason
 from meridian_broker.replication.progress.lag import Why
 
@@ -41,7 +41,7 @@ def test_every_metric_of_lag_is_explained() -> None:
     assert [name for name in named if f"`{name}`" not in PAGE] == []
 
 
-@pytest.mark.parametrize("header", [standing.HERE, standing.PAIRS, standing.SHARES], ids=["regions", "pairs", "shares"])
+@pytest.mark.parametrize("header", [status_report.HERE, status_report.PAIRS, status_report.SHARES], ids=["regions", "pairs", "shares"])
 def test_the_tables_of_the_command_are_those_of_the_page(header: tuple[str, ...]) -> None:
     assert " ".join(header).split() in [line.split() for line in PAGE.splitlines()]
 
@@ -55,9 +55,9 @@ def test_the_shares_of_a_subscription_are_shown_and_what_they_wait_for() -> None
     held = {"origin": "us", "dispatched_by": "us", "lease_ms_left": 5200, "owed": 4, "reason": ""}
     free = {"origin": "eu", "dispatched_by": "", "lease_ms_left": 0, "owed": 0, "reason": "nobody consumes here"}
     answer = {"regions": {"eu": _seen(shares=[free]), "us": {"partitions": {"a": _seen(shares=[held]), "b": _seen()}}}}
-    shown = list(standing.tables(answer, 0))[-1].splitlines()
+    shown = list(status_report.tables(answer, 0))[-1].splitlines()
     assert [line.split() for line in shown] == [
-        " ".join(standing.SHARES).split(),
+        " ".join(status_report.SHARES).split(),
         ["eu", "eu", "nobody", "-", "0", "nobody", "consumes", "here"],
         ["us", "us", "us", "5.2", "s", "4", "-"],
     ]
@@ -65,6 +65,6 @@ def test_the_shares_of_a_subscription_are_shown_and_what_they_wait_for() -> None
 
 def test_a_scope_that_is_not_in_force_is_a_problem() -> None:
     answer = {"regions": {"eu": _seen(scope_reason="us is of an older version")}}
-    code, (said,) = standing.verdict(answer, 1000)
+    code, (said,) = status_report.verdict(answer, 1000)
     assert code == 1
     assert said == "eu: dispatch scope origin is not in force: us is of an older version"

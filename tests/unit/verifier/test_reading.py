@@ -94,7 +94,7 @@ def test_a_stream_that_breaks_is_taken_up_after_the_rows_that_came() -> None:
 
 def test_a_stream_without_its_end_mark_is_not_taken_for_whole() -> None:
     cut = (200, stream([batch(0, 1)], end=False))
-    with answering([cut, cut, cut], []) as client, pytest.raises(RegionUnreachable, match="broke off after 3 rows"):
+    with answering([cut, cut, cut], []) as client, pytest.raises(RegionUnreachable, match="ended early, after 3 rows"):
         rows(client)
 
 

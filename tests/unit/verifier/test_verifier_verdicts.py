@@ -52,7 +52,7 @@ def test_a_region_that_does_not_answer_is_unknown() -> None:
 
 
 def test_findings_that_rest_on_a_broken_export_count_for_nothing() -> None:
-    broken = dataclasses.replace(world(), unreachable={B: "us-west: table entries broke off"})
+    broken = dataclasses.replace(world(), unreachable={B: "us-west: table entries ended early"})
     found = [finding(Reason.MISSING_ACK, A, B), finding(Reason.OVERCLAIMED, A, A), finding(Reason.ENTRY_MISSING, A, B)]
     verdict = judge(broken, found, [], [])
     assert verdict.state is State.UNKNOWN

@@ -103,7 +103,7 @@ def _wait_for_slow_ones(
         if not slow:
             break
         waited = max(slow.values()) if look == LOOKS - 1 else min(slow.values())
-        tell(f"{counted(len(slow), 'subject')} behind, as may be: once more {waited / 1000:g} s after S1")
+        tell(f"{counted(len(slow), 'subject')} behind, but no longer than allowed: comparing again {waited / 1000:g} s after S1")
         threading.Event().wait(max(0.0, first.at + waited / 1000 - time.monotonic()))
         topics = sorted({topic for topic, _ in slow})
         later = take_moment(clients, _pattern(topics) or request.topics)
@@ -155,7 +155,7 @@ def take_snapshots(request: Request, apart_ms: int, tell: Tell) -> tuple[Moment,
         second = take_moment(clients, request.topics)
         if round_number == ROUNDS or not rewound(world_of(request, first, second)):
             break
-        tell("a subscription was rewound in between: once more")
+        tell("a subscription was rewound in between: comparing again")
         first = second
     for problem in {**first.unreachable, **second.unreachable}.values():
         tell(f"could not ask: {problem}")

@@ -57,5 +57,5 @@ def _read(cluster: Cluster, path: str, found: dict[Key, tuple[Age, int]]) -> Non
 def milliseconds(text: str) -> int:
     """Milliseconds in a duration such as ``1m30s``. :raises ValueError: it is not a duration."""
     if _DURATION.fullmatch(text) is None:
-        raise ValueError(f"{text!r} is no duration such as 30s")
+        raise ValueError(f"{text!r} is not a duration such as 30s")
     return sum(int(number) * _MILLIS[unit] for number, unit in re.findall(r"([0-9]+)(ms|s|m|h|d)", text))

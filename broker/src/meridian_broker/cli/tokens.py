@@ -230,7 +230,7 @@ def _make_directory(directory: Path) -> None:
     try:
         directory.mkdir(mode=0o700)
     except OSError as error:
-        click.echo(f"no: cannot make {directory}: {error.strerror}", err=True)
+        click.echo(f"Error: cannot create {directory}: {error.strerror}", err=True)
         raise SystemExit(1) from None
 
 

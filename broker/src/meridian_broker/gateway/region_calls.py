@@ -172,4 +172,4 @@ def _reason(error: Exception, seconds: float) -> str:
     if isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno
         return f"does not accept connections: {os.strerror(number) if number and number > 0 else error.os_error}"
-    return f"broke off: {error or type(error).__name__}"
+    return f"broke the connection: {error or type(error).__name__}"

@@ -27,7 +27,7 @@ def matrix(verdict: Verdict) -> str:
     regions = verdict.world.asked
     width, height = _LABEL + _CELL_WIDTH * len(regions), 46 + _CELL_HEIGHT * len(regions)
     parts = [_svg(width, height, "matrix of regions")]
-    parts.append(f'<text x="{_LABEL + 6}" y="14" class="faint">… must be settled in</text>')
+    parts.append(f'<text x="{_LABEL + 6}" y="14" class="faint">… must be acked or dropped in</text>')
     parts.append('<text x="0" y="36" class="faint">what is acked in …</text>')
     for column, target in enumerate(regions):
         middle = _LABEL + _CELL_WIDTH * column + _CELL_WIDTH / 2

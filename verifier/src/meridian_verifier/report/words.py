@@ -17,7 +17,7 @@ MEANINGS: Final = {
     Reason.SUBSCRIPTION_MISSING: "the target does not have the subscription",
     Reason.NOT_REPLICATED: "the target has the subscription, but does not replicate its state",
     Reason.TOPIC_MISSING: "the target does not have the topic",
-    Reason.PASSED_UNACKED: "LOSS: the cursor passed these, though nobody acked them and no drop is on record",
+    Reason.PASSED_UNACKED: "LOSS: the cursor passed these, though no consumer acked them and no drop is on record",
     Reason.OVERCLAIMED: "LOSS: counted as acked, but no region has on record that it received the ack",
     Reason.TRIMMED_UNACKED: "LOSS: deleted from the log before they were acked or dropped",
     Reason.CHECKSUM_DIFFERS: "LOSS: the same message has different contents in two regions",

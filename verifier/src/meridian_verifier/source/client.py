@@ -94,7 +94,7 @@ class RegionClient:
                 gone = isinstance(error, urllib.error.HTTPError) and error.code < 500
                 if gone or attempt == ATTEMPTS:
                     raise RegionUnreachable(
-                        self.region.name, f"table {table} broke off after {received} rows: {_said(error)}"
+                        self.region.name, f"table {table} ended early, after {received} rows: {_said(error)}"
                     ) from error
             time.sleep(BACKOFF_SECONDS * attempt)
 

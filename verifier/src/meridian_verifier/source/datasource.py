@@ -87,7 +87,7 @@ def parse_tables(text: str) -> list[Wanted]:
     for part in text.split(","):
         table, _, taken = part.strip().partition("@")
         if table not in TABLES:
-            raise ValueError(f"option table: {table!r} is no table; there are {', '.join(TABLES)}")
+            raise ValueError(f"option table: there is no table {table!r}, only {', '.join(TABLES)}")
         wanted.append(Wanted(table, int(taken or 1)))
     return wanted
 

@@ -51,7 +51,7 @@ def read_regions_file(path: Path) -> list[Region]:
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, RegionsError):
             raise
-        raise RegionsError(f'{path} is no regions file: expected {{"regions": [{{"name", "admin_url"}}]}}') from error
+        raise RegionsError(f'{path} is not a regions file: expected {{"regions": [{{"name", "admin_url"}}]}}') from error
 
 
 def with_authorities(regions: Iterable[Region], directory: Path) -> list[Region]:

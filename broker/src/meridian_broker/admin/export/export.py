@@ -198,7 +198,7 @@ class Exports:
         if snapshot is None:
             raise SnapshotGone(f"there is no snapshot {name}, or it has expired: take another one")
         if table not in snapshot.partitions:
-            raise SnapshotGone(f"there is no table {table}: {', '.join(snapshot.partitions)}")
+            raise SnapshotGone(f"there is no table {table}, only {', '.join(snapshot.partitions)}")
         if not 0 <= partition < snapshot.partitions[table]:
             raise SnapshotGone(
                 f"table {table} has {snapshot.partitions[table]} partitions, there is no number {partition}"
@@ -254,7 +254,7 @@ class Exports:
             if await child.wait() == 0:
                 await response.write_eof()
             else:
-                log.warning("export of %s broke off: %s", table, await said)
+                log.warning("export of %s ended early: %s", table, await said)
                 _break_off(request)
         except (ConnectionError, TimeoutError):
             _break_off(request)  # the client is gone

@@ -111,7 +111,7 @@ async def read_body(request: web.Request, limit: int) -> bytes:
     """The body as it came; it can be read again.
 
     :param limit: most bytes of it.
-    :raises Refused: it is compressed, too large, or broke off.
+    :raises Refused: it is compressed, too large, or incomplete.
     """
     if (coding := request.headers.get("Content-Encoding", "identity")) != "identity":
         raise Refused(415, f"the body has Content-Encoding {coding[:40]!r}: send it without")
@@ -120,7 +120,7 @@ async def read_body(request: web.Request, limit: int) -> bytes:
         while len(data) <= limit and (some := await request.content.readany()):
             data += some
     except (ConnectionError, web.RequestPayloadError) as error:
-        raise Refused(400, f"the body broke off: {error}") from None
+        raise Refused(400, f"the body ended early: {error}") from None
     if len(data) > limit:
         raise Refused(413, f"the body has more than {limit} bytes, the limit of this request")
     request[READ] = bytes(data)
