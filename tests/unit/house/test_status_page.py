@@ -41,7 +41,10 @@ def test_every_metric_of_lag_is_explained() -> None:
     assert [name for name in named if f"`{name}`" not in PAGE] == []
 
 
-@pytest.mark.parametrize("header", [status_report.HERE, status_report.PAIRS, status_report.SHARES], ids=["regions", "pairs", "shares"])
+HEADERS = [status_report.HERE, status_report.PAIRS, status_report.SHARES]
+
+
+@pytest.mark.parametrize("header", HEADERS, ids=["regions", "pairs", "shares"])
 def test_the_tables_of_the_command_are_those_of_the_page(header: tuple[str, ...]) -> None:
     assert " ".join(header).split() in [line.split() for line in PAGE.splitlines()]
 

@@ -35,7 +35,7 @@ NAMED_MAX: Final = 50
 """Topics that a request for a snapshot names one by one."""
 
 Tell = Callable[[str], None]
-"""Hears one sentence per step."""
+"""Called with one sentence per step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,8 @@ def _wait_for_slow_ones(
         if not slow:
             break
         waited = max(slow.values()) if look == LOOKS - 1 else min(slow.values())
-        tell(f"{counted(len(slow), 'subject')} behind, but no longer than allowed: comparing again {waited / 1000:g} s after S1")
+        late = counted(len(slow), "subject")
+        tell(f"{late} behind, but no longer than allowed: comparing again {waited / 1000:g} s after S1")
         threading.Event().wait(max(0.0, first.at + waited / 1000 - time.monotonic()))
         topics = sorted({topic for topic, _ in slow})
         later = take_moment(clients, _pattern(topics) or request.topics)

@@ -214,7 +214,7 @@ async def metrics(request: web.Request) -> web.Response:
 
 
 class Scrapes:
-    """One scrape at a time: whoever asks while one is under way gets its text.
+    """One scrape at a time: a request that arrives during one gets the same text.
 
     Anybody may ask, and the numbers of 100,000 topics take hundreds of megabytes.
     """

@@ -199,7 +199,7 @@ _ANYWHERE: Final = frozenset(
         stats.partitioned_internal,
     }
 )
-"""What is about the topic's metadata, or about all its partitions, whoever serves them."""
+"""What is about the topic's metadata, or about all its partitions, whichever brokers serve them."""
 
 OWNERS_ROUTES: Final = frozenset(
     route.handler

@@ -48,7 +48,7 @@ class AdminServer:
 
     @classmethod
     async def start(cls, state: AdminState, host: str, places: Places, names: frozenset[str]) -> AdminServer:
-        """Nobody is let in before ``listen``.
+        """No connection is accepted before ``listen``.
 
         :param names: by which this broker is known, in small letters.
         """

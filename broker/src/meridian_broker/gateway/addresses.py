@@ -65,7 +65,8 @@ AddressBook = Callable[[str], Addresses | None]
 
 Locate = Callable[[TopicName, str, bool], Awaitable[Place | None]]
 """Where a topic is, for a client of the named listener; None: at this broker. The last argument is true if another
-broker found that this one should serve the topic. Raises ``TopicError`` or ``MetadataError``: nobody can tell now."""
+broker found that this one should serve the topic. Raises ``TopicError`` or ``MetadataError``: the owner cannot be
+determined now."""
 
 
 NextOwner = Callable[[str, str], Addresses | None]

@@ -102,7 +102,7 @@ class ClientWire(asyncio.Protocol):
         """End a connection that was never handed out."""
         self.failure = error
         if not self._connected.cancel() and not self._connected.cancelled():
-            self._connected.exception()  # nobody asks for it any more
+            self._connected.exception()  # it is no longer waited for
         if self._transport is not None:
             self._transport.abort()
 

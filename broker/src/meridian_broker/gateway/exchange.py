@@ -227,6 +227,6 @@ def _sender(send: Send) -> Callable[[PeerMessage], None]:
         try:
             send(*command(message))
         except ConnectionLost:
-            pass  # the core hears ``disconnected`` in a moment and heals by digest
+            pass  # ``disconnected`` follows in a moment, and digests repair it
 
     return send_message

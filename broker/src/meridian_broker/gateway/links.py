@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections to other regions that are kept up: made again whenever they end, for as long as they are wanted.
+"""Connections to other regions that are kept up: reconnected whenever they end, for as long as they are wanted.
 
 ``Link`` is one such connection. ``PeerLinks`` keeps one per remote region for the exchange of progress; the replicators
 have links of their own (``replication``), because a backlog of entries must not stand before acknowledgements.

@@ -96,9 +96,9 @@ def channel_binding(transport: asyncio.BaseTransport) -> bytes:
     """Bytes that are the same at both ends of a TLS connection and on no other connection; empty without TLS.
 
     It is ``tls-unique`` (RFC 5929): the client's Finished message, a MAC over the whole TLS handshake including the
-    server's certificate. Whoever relays between two TLS connections cannot make the two values equal. RFC 8446 leaves
-    ``tls-unique`` undefined for TLS 1.3 because of resumed sessions; Python gives both ends the client's Finished
-    there too, and regions do not resume sessions.
+    server's certificate. An attacker who relays between two TLS connections cannot make the two values equal. RFC 8446
+    leaves ``tls-unique`` undefined for TLS 1.3 because of resumed sessions; Python gives both ends the client's
+    Finished there too, and regions do not resume sessions.
 
     :raises ssl.SSLError: the library has none to give.
     """

@@ -102,7 +102,7 @@ class Writer(Protocol):
         ...
 
     def append(self, buffer: bytes, done: AppendDone) -> int:
-        """Queue one entry and return its id at once; ``done`` hears the id again once it is durable, or an error.
+        """Queue one entry and return its id at once; ``done`` gets the id again once it is durable, or an error.
 
         Synchronous and cheap: many appends of one turn of the loop share one fdatasync (group commit).
         """

@@ -74,7 +74,7 @@ class UnderWay:
         notify_all(due)
 
     def when_over(self, tell: Over) -> None:
-        """``tell`` hears when all that was begun so far is over, at once when it is."""
+        """Call ``tell`` when all that was begun so far is over, at once if it is."""
         if self.is_idle:
             tell(None)
         else:

@@ -189,7 +189,8 @@ class Catalog:
                 await self._sleep(RETRY_SECONDS)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Hear of every change that ``run`` sees, also of partitioned topics and schemas. Returns how to stop hearing.
+        """Listen to every change that ``run`` sees, also of partitioned topics and schemas. Returns how to stop
+        listening.
 
         A listener is called on the loop, must not block and must not raise.
         """

@@ -39,7 +39,7 @@ class LedgerIds:
     The upper bits are milliseconds since 2020, or one more than in the last id: after a restore from a backup the
     counter may be old, but time has moved on.
 
-    A clock that was set back says nothing until it has caught up with the last id. Brokers that start from the same
+    A clock that was set back does not count until it has caught up with the last id. Brokers that start from the same
     copy would all count on from there and use the same ids, so each first leaps ahead by a random stretch.
 
     The lower bits begin with a hash of the region's name. Otherwise regions that start together would number their

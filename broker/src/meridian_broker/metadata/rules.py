@@ -38,7 +38,7 @@ class Rules:
     replicate_subscriptions: bool = False
     """Subscriptions made from now on are replicated unless their creator says otherwise (R17)."""
     encryption_required: bool = False
-    """Only producers that encrypt their messages may come in."""
+    """Only producers that encrypt their messages are admitted."""
     max_producers: int = 0
     """0 here and in the other numbers: no limit but the broker's own."""
     max_consumers: int = 0

@@ -36,7 +36,7 @@ class Topics:
         self._access = access
         self._deletions = deletions
         self.on_change: Callable[[TopicName, bool], None] | None = None
-        """Hears of each topic that is made (True) or deleted (False) through this catalog."""
+        """Called for each topic that is created (True) or deleted (False) through this catalog."""
 
     async def find(self, topic: TopicName) -> tuple[TopicRecord, int] | None:
         """The record and its version; None when the topic does not exist here."""

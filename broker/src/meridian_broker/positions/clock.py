@@ -114,7 +114,7 @@ class HybridClock:
         return Stamp(time_ms, counter, self.region)
 
     def observe(self, stamp: Stamp, max_ahead_ms: int) -> bool:
-        """Hear a stamp from elsewhere: later ones given here will be greater.
+        """Take note of a stamp from elsewhere: those issued here later will be greater.
 
         :returns: False when it is more than ``max_ahead_ms`` ahead of the wall clock. Then it is ignored, so that one
             region with a wrong clock cannot push all others into the future.

@@ -79,7 +79,7 @@ class Progress(LayeredAcks):
         """Per region, up to where it owes nothing. Replaced, never changed in place."""
 
     def begin(self, beginning: Beginning) -> bool:
-        """Hear of a creation, or of a deletion: a later life than this one's starts with nothing acked.
+        """Take note of a creation or a deletion: a later life than this one's starts with nothing acked.
 
         :returns: whether anything was new.
         """

@@ -140,7 +140,7 @@ def configure(file: Path, data: Path, etcd: str, port: int, more: Mapping[str, o
 
 
 class BookieProcesses:
-    """A region's bookies. Whoever started them has to ``stop`` them; their data stays for the next start."""
+    """A region's bookies. The caller has to ``stop`` them; their data stays for the next start."""
 
     def __init__(self, directory: Path, etcd: str, jars: Path) -> None:
         self._directory = directory
@@ -153,7 +153,7 @@ class BookieProcesses:
     async def start(cls, directory: Path, etcd: str, count: int, jars: Path = JARS) -> Self:
         """Start them on loopback, on free ports, and wait until each is registered. Prints nothing.
 
-        :param etcd: URL of the region's etcd, which needs no password. Bookies belong to one etcd for ever.
+        :param etcd: URL of the region's etcd, which needs no password. Bookies belong to one etcd forever.
         :raises BookiesFailed: there is no Java, there are no jars, or one does not come up; with the end of its log.
         """
         if (why := await asyncio.to_thread(missing, jars)) is not None:

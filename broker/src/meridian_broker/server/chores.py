@@ -48,7 +48,7 @@ class Chores:
     speak_with_regions: Callable[[], None]
     """Keep links to exactly the regions that the metadata name."""
     balance: Callable[[], Awaitable[None]] | None
-    """Take bundles that nobody owns, hand over what is too much; None: this broker is its region's only one."""
+    """Take bundles without an owner, hand over surplus ones; None: this broker is its region's only one."""
     look_for_room: Callable[[], Awaitable[None]]
     """See whether a full metadata store is full still."""
 

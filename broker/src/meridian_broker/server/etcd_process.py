@@ -86,7 +86,7 @@ async def find_etcd() -> EtcdBinary | None:
 
 
 class EtcdProcess:
-    """A running etcd. Whoever started it has to ``stop`` it; its data stays in the directory for the next start."""
+    """A running etcd. The caller has to ``stop`` it; its data stays in the directory for the next start."""
 
     def __init__(self, binary: EtcdBinary, data_dir: Path, url: str, process: asyncio.subprocess.Process) -> None:
         self.binary = binary
@@ -143,7 +143,7 @@ class EtcdProcess:
             return login
         for file in (root, password):
             make_secret(file)
-        # Its name is short: the path of a Unix socket has at most 107 bytes. Nobody else may enter it.
+        # Its name is short: the path of a Unix socket has at most 107 bytes. No other user may enter it.
         with tempfile.TemporaryDirectory(prefix="meridian-") as private:
             socket_file = Path(private) / _SOCKET
             started = await cls._spawn(binary, directory, f"unix://{_SOCKET}", Path(private))

@@ -19,7 +19,7 @@ from meridian_broker.server.waiting import once_there
 async def open_metadata(settings: Settings, went_back: Callable[[str], None]) -> MetadataStore:
     """The store that ``metadataStoreUrl`` names. Waits for one that starts, or whose users are being set up.
 
-    :param went_back: hears that it was restored from an older copy while it was used, where that can be seen.
+    :param went_back: called if it was restored from an older copy while in use, where that can be detected.
     :raises MetadataError: it cannot be opened, or not in time.
     """
     away = (MetadataUnavailable, MetadataLoginRefused)

@@ -2,8 +2,8 @@
 """``meridian up``: regions on one machine, each with one or several broker processes, watched and stopped together.
 
 The supervisor does little on purpose. It starts what a region needs, waits until every region reports that it is
-healthy, and then only watches. A broker that dies is reported but not restarted: whoever killed it may want to see how
-the others react. Its ``broker.conf`` restarts it by hand, with the command that the report prints.
+healthy, and then only watches. A broker that dies is reported but not restarted: the person who killed it may want to
+see how the others react. Its ``broker.conf`` restarts it by hand, with the command that the report prints.
 
 Stopping is a drain: SIGTERM to every broker, a bounded wait, then SIGKILL. The brokers stop before their bookies and
 metadata stores, because they write to them until the end. Children run in sessions of their own, so that Ctrl-C at the

@@ -104,7 +104,7 @@ class TopicContext:
         self.is_ended = False
         """It takes no more messages."""
         self.terminated: Position | None = None
-        """Its last entry for ever; None: it goes on."""
+        """Its last entry, if it was terminated; None: it goes on."""
         self.ends: Mapping[str, Position] = {}
         """Per other region, the last of its entries before that end."""
         self.is_resting = False
@@ -132,7 +132,7 @@ class TopicContext:
             callback(reason)
 
     def when_fenced(self, callback: Callable[[str], None]) -> None:
-        """``callback`` hears the reason, once, after those that asked before."""
+        """``callback`` is called with the reason, once, after those registered before it."""
         self._when_fenced.append(callback)
 
     def check_open(self) -> None:

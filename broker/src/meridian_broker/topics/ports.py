@@ -20,7 +20,7 @@ class Ownership(Protocol):
     async def acquire(self, topic: TopicName, /) -> int:
         """Own the topic, if no other broker does. Returns the fence of the term (R10).
 
-        :raises TopicFenced: another broker owns it, or nobody can at this moment: clients look it up again.
+        :raises TopicFenced: another broker owns it, or none can at this moment: clients look it up again.
         """
         ...
 

@@ -2,7 +2,7 @@
 """A topic, or one partition of it, in this region: its log, its producers, its subscriptions.
 
 How messages get into its log is told in ``publishing/storing.py``. Everything that cannot go on - a failed disk, a lost
-ledger - fences the topic: clients are told to look it up again, and it is opened anew from what is durable.
+ledger - fences the topic: clients are told to look it up again, and it is reopened from what is durable.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class Topic(TopicContext):
         self.used()
 
     def remove_producer(self, producer: Producer) -> None:
-        """It is gone, or does not want to come in any more."""
+        """It disconnected, or no longer waits to be admitted."""
         if self.producers.get(producer.name) is producer:
             del self.producers[producer.name]
         self.admission.gone(producer)
@@ -216,7 +216,7 @@ class Topic(TopicContext):
 
     @property
     def is_quarantined(self) -> bool:
-        """A copy that nobody meant to delete (R8): all of it is kept until somebody has looked at it."""
+        """A copy that was not meant to be deleted (R8): all of it is kept until an operator has looked at it."""
         return self.metadata is not None and QUARANTINED in self.metadata.record.properties
 
     def needed_from(self) -> Position:

@@ -130,7 +130,7 @@ class Verdicts:
         return Row(worst.verifier, worst.run, worst.verdict, worst.time, worst.expires, "; ".join(details)[:DETAIL])
 
     def _verifier(self, name: str, labels: Mapping[str, str]) -> str | None:
-        """The verifier whose ConfigMap this is; None: it is none of a listed verifier."""
+        """The verifier whose ConfigMap this is; None: not a listed verifier's."""
         found = _NAME.fullmatch(name)
         if found is None or found[1] not in self._verifiers or labels.get(LABEL) != found[1]:
             return None

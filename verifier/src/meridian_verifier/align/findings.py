@@ -56,7 +56,7 @@ class Reason(StrEnum):
     REWOUND = "Rewound"
     """Unknown: the subscription was rewound between the snapshots; ask again."""
     INCARNATION = "Incarnation"
-    """Unknown: the topic was deleted and made again, and the regions do not agree on it yet (R8)."""
+    """Unknown: the topic was deleted and recreated, and the regions do not agree on it yet (R8)."""
 
 
 LOSS: Final = frozenset({Reason.PASSED_UNACKED, Reason.OVERCLAIMED, Reason.TRIMMED_UNACKED, Reason.CHECKSUM_DIFFERS})

@@ -31,8 +31,8 @@ def page(verdict: Verdict) -> str:
         _banner(verdict),
         _section(
             "Regions",
-            "Read a row: everything acked in that region at the first snapshot must be acked or dropped in the column's "
-            "region at the second. The diagonal is the region's own log.",
+            "Read a row: everything acked in that region at the first snapshot must be acked or dropped in the "
+            "column's region at the second. The diagonal is the region's own log.",
             matrix(verdict),
         ),
         _findings(verdict),
@@ -40,7 +40,7 @@ def page(verdict: Verdict) -> str:
         _holes(verdict),
         _section(
             "Delay between regions",
-            "Share of the messages that had arrived within the given number of milliseconds of being stored at their origin.",
+            "Share of the messages that had arrived within the given milliseconds after their origin stored them.",
             lag_curves(verdict.flows) + _flows(verdict),
         ),
     ]

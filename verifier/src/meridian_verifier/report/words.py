@@ -30,7 +30,7 @@ MEANINGS: Final = {
     Reason.NOT_ASKED: "the topic is replicated to a region that was not named: name all of its regions",
     Reason.LAGGING: "behind, and its maxLag is longer than one run waits",
     Reason.REWOUND: "the subscription was rewound during the check",
-    Reason.INCARNATION: "the topic was deleted and made again, and the regions do not agree on that yet",
+    Reason.INCARNATION: "the topic was deleted and recreated, and the regions do not agree on that yet",
 }
 
 

@@ -51,7 +51,8 @@ def read_regions_file(path: Path) -> list[Region]:
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, RegionsError):
             raise
-        raise RegionsError(f'{path} is not a regions file: expected {{"regions": [{{"name", "admin_url"}}]}}') from error
+        form = '{"regions": [{"name", "admin_url"}]}'
+        raise RegionsError(f"{path} is not a regions file: expected {form}") from error
 
 
 def with_authorities(regions: Iterable[Region], directory: Path) -> list[Region]:

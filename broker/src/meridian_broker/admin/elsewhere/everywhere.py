@@ -49,7 +49,7 @@ async def ask_all(
 ) -> None:
     """The same request to several regions at once. ``{region}`` in the path stands for the one that is asked.
 
-    :param may_be_away: one that cannot be reached hears of it by other ways when it is back.
+    :param may_be_away: one that cannot be reached learns of it in other ways when it is back.
     :raises Refused: not all of them did it; it says which did not. Asking again does no harm.
     """
 

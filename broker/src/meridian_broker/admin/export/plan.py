@@ -44,7 +44,7 @@ class Stretch:
 
 
 class Planner:
-    """Hears every line of a snapshot file in order, and cuts."""
+    """Is given every line of a snapshot file in order, and cuts."""
 
     def __init__(self) -> None:
         self._lines = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Walks over all topics, or all clients of one, that hold nobody up: there may be a hundred thousand of them."""
+"""Walks over all topics, or all clients of one, that block nothing else: there may be a hundred thousand of them."""
 
 from __future__ import annotations
 

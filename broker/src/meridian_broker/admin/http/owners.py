@@ -21,7 +21,7 @@ AUTHORITATIVE: Final = "authoritative"
 async def place_of(request: web.Request, listener: str = "") -> Place | None:
     """The broker that serves the topic in the path; None: this one.
 
-    :raises TopicError, MetadataError: nobody can tell now.
+    :raises TopicError, MetadataError: the owner cannot be determined now.
     """
     locate = state(request).gateway.locate
     if locate is None:
@@ -46,7 +46,7 @@ async def at_owner(request: web.Request, handler: Handler) -> web.StreamResponse
     if (
         state(request).gateway.locate is not None
         and request.match_info.handler in request.app[AT_OWNER]
-        and state(request).catalog.namespace(namespace_of(request)) is not None  # otherwise nobody serves it
+        and state(request).catalog.namespace(namespace_of(request)) is not None  # otherwise no broker serves it
         and (place := await place_of(request)) is not None
     ):
         raise redirect(request, place)

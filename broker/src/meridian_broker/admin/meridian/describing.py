@@ -53,7 +53,7 @@ _WANTED: Final = (
 
 
 class Remembered:
-    """Partition counts and newest schemas, until the catalog hears of a change."""
+    """Partition counts and newest schemas, until the catalog sees a change."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog

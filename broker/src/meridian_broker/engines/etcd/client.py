@@ -56,7 +56,7 @@ class EtcdChannel:
     ) -> None:
         """
         :param endpoints: members of one cluster.
-        :param went_back: hears once, with the reason, that etcd is older than it was.
+        :param went_back: called once, with the reason, when etcd is older than it was.
         :raises MetadataError: a file of ``login`` cannot be read.
         """
         self.where = ", ".join(map(str, endpoints))

@@ -164,7 +164,7 @@ class Connections:
             self._turn(connection)
 
     def forget_token(self, headers: Headers) -> None:
-        """etcd does not know the token in them any more. A newer one stays: many hear of one void token."""
+        """etcd does not know the token in them any more. A newer one stays: many requests fail on one void token."""
         if dict(headers).get("token") == self._token:
             self._token = ""
 

@@ -238,7 +238,7 @@ class Committer:
 
 
 def answering(heard: asyncio.Future[None]) -> AppendDone:
-    """Ends ``heard`` when a record is durable or failed, unless whoever waited was cancelled."""
+    """Ends ``heard`` when a record is durable or failed, unless the waiting task was cancelled."""
 
     def done(result: int | LedgerError) -> None:
         if heard.done():

@@ -119,7 +119,7 @@ class Compaction:
         try:
             is_copied = await self._copy(ledger, run, copies)
         finally:
-            if not is_copied:  # whatever the reason: copies that count for nobody must not keep their segments
+            if not is_copied:  # whatever the reason: unused copies must not keep their segments
                 self._drop(copies)
         if is_copied:
             await self._finish(ledger, run, copies)

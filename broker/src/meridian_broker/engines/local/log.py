@@ -176,7 +176,7 @@ class Log:
         return place
 
     def tell(self, done: AppendDone, error: LedgerError) -> None:
-        """Have ``done`` hear an error, behind everything that is queued; nothing is written for it."""
+        """Report an error to ``done``, behind everything that is queued; nothing is written for it."""
         batch = self._open
         if batch is None:
             batch = self._open = Batch(NO_SEGMENT, self._generation, None)

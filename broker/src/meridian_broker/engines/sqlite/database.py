@@ -190,7 +190,8 @@ def _open(path: Path) -> sqlite3.Connection:
     _for_this_user_only(path)
     sql = sqlite3.connect(path, isolation_level=None, timeout=2.0, cached_statements=32)
     try:
-        # Exclusive: a second process on the file would not hear of our changes. It also spares the shared memory.
+        # Exclusive: a second process on the file would not be notified of our changes. It also spares the shared
+        # memory.
         sql.execute("PRAGMA locking_mode = EXCLUSIVE")
         sql.execute("PRAGMA cache_size = -512")
         sql.execute("PRAGMA journal_mode = WAL")

@@ -122,7 +122,7 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
         else:
             await _admit(connection, asked.request_id, made)
     except REFUSALS as error:
-        if _is_wanted(connection, asked):  # else the client hears no more of it
+        if _is_wanted(connection, asked):  # otherwise the client gets no answer at all
             connection.fail(asked.request_id, error)
         return
     except BaseException:

@@ -27,7 +27,7 @@ class StopReason(enum.Enum):
     ROLLED_BACK = "rolled-back"
     """The remote has entries of ours that we do not have: this region's log was restored from an older copy (R5)."""
     INCARNATION = "incarnation"
-    """The topic was deleted and made again, and not both sides know it yet (R8)."""
+    """The topic was deleted and recreated, and one side does not know it yet (R8)."""
     SCHEMA = "schema"
     """The remote does not accept a schema that entries were written with."""
     REFUSED = "refused"

@@ -21,7 +21,7 @@ So a digest never proves more than a request by name did. The invariant, in the 
   subscription whose log holds the promise still the same one? If not, or if the promise has expired, the part differs.
   It also writes a line to a log that a later broker of its region would have taken over, as for any renewal.
 - The holder counts a renewal only for grants that it had when it asked and has kept since. A grant that was removed
-  and made again between question and answer is newer than the question, so it is counted from a later one.
+  and created again between question and answer is newer than the question, so it is counted from a later one.
 - Correctness does not depend on the order or number of messages, or on the connection they use. A late or duplicate
   question only makes the voter's promise longer than the holder assumes. An answer counts from the moment its question
   was asked, however often it arrives. A lost message extends nothing. Ends that disagree find out with the next

@@ -2,7 +2,7 @@
 """The voters on the shares of a subscription, while not all of them are known to agree (R26).
 
 Two majorities of one list of voters intersect, so two regions cannot both have one. Majorities of two lists need not: a
-list that grew from two to three, and a region that was cut off before it heard of that. So, as in joint consensus, a
+list that grew from two to three, and a region that was cut off before it learned of that. So, as in joint consensus, a
 new list does not replace the previous one but joins it, and a candidate for a share needs enough votes of *each* list
 in force, until enough voters of one list know the others that no majority of it can form without them. Only then is it
 *committed*:

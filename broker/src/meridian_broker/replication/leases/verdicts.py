@@ -18,7 +18,7 @@ the same as the asker                      to the asker                  less   
 
 The asker's term is compared with that of the promise, so what was said in an earlier attempt, and arrives late, is
 refused. A promise to the asker may be renewed in its own term even if its time has passed: as long as it is the last
-one, nobody else was promised the stream.
+one, no other region was promised the stream.
 """
 
 from __future__ import annotations

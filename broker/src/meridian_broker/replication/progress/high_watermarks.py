@@ -79,7 +79,7 @@ class _Walk:
     def __init__(
         self, peer: Peer, origin: str, bits: int, first: int, last: int, found: Callable[[int, list[TopicEnd]], None]
     ) -> None:
-        """:param found: hears, for each bucket, its number and its ends, ``ANSWERED`` of them at most."""
+        """:param found: called for each bucket with its number and its ends, ``ANSWERED`` of them at most."""
         self._found = found
         self.peer, self.origin, self.bits = peer, origin, bits
         self.bucket, self.end = first, last

@@ -45,7 +45,7 @@ async def find(topic: TopicContext, backfill: Completeness | None, asker: str, w
     is_own = want.origin == topic.region
     if backfill is not None and want.origin not in topic.remotes:
         backfill.left(want.origin)  # the asker has entries of it
-    is_authority = is_own and want.before != LATEST  # of a hole: nobody misses what its origin trimmed
+    is_authority = is_own and want.before != LATEST  # of a hole: what its origin trimmed is missed nowhere
     end = topic.log.last_own if is_own else topic.log.last_origin.get(want.origin, EARLIEST)
     after, skipped = want.after, topic.skipped_for(asker) if is_own else None
     if skipped is not None and skipped.applies_to(after):

@@ -3,7 +3,7 @@
 
 A region restored from an older copy of its volume has lost entries that it had acknowledged to producers and
 replicated. So before the first producer of a topic is admitted, every reachable region is asked for entries of ours
-beyond our end, and what they have is fetched. A region that cannot be asked blocks nobody: publishing continues, the
+beyond our end, and what they have is fetched. A region that cannot be asked blocks nothing: publishing continues, the
 first entry then names no predecessor (``ledgers/holes.py``), and the region is asked once it is reachable. Regions
 outside the topic are asked as well: one may have been removed from it with what we lost, or the copy that we were
 restored from may predate its addition. Those are not waited for if they cannot be reached.

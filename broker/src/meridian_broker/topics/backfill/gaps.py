@@ -206,7 +206,7 @@ class Gaps:
     async def accept(self, origin: str, upto: Position, by: str, *, forced: bool) -> tuple[Accepted, list[str]]:
         """Give up what is missing of an origin. Says what that was, and for which subscriptions it is recorded.
 
-        :param upto: as ``open`` shows it, so that nobody accepts another gap than the one that was seen (R64).
+        :param upto: as ``open`` shows it, so that an operator accepts exactly the gap that was shown (R64).
         :param by: who asked.
         :param forced: although a region that may have the entries could not be asked.
         :raises NotFound: nothing of that origin is missing here.

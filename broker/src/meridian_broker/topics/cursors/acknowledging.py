@@ -121,7 +121,7 @@ def is_known(cursor: Cursor, position: Position) -> bool:
     """Whether a cumulative acknowledgement of ``position`` may count: nothing before it is owed, or it is the id of
     an entry stored here or sent by this region.
 
-    Any other id is one of another region. It says nothing about entries that happen to have smaller ids here.
+    Any other id is one of another region. It does not concern entries that happen to have smaller ids here.
     """
     if position <= cursor.start():
         return True

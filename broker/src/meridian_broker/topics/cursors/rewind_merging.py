@@ -30,7 +30,7 @@ WORTH: Final = 4
 
 
 def are_many(cursor: Cursor) -> bool:
-    """Whether there are so many rewinds that some should be merged."""
+    """Whether there are enough rewinds to merge some."""
     return cursor.progress.count_rewinds() >= WORTH
 
 

@@ -51,7 +51,7 @@ def wanted_voters(subscription: Subscription) -> Voters:
 
 
 def commit(subscription: Subscription, heard: frozenset[str]) -> None:
-    """All of ``heard`` know all lists of voters in force: one list may be enough now."""
+    """All of ``heard`` know all lists of voters in force: one list may suffice now."""
     topic, known, wanted = subscription.topic, subscription.record.voter_sets, wanted_voters(subscription)
     origins = origins_of(subscription)
     preferred: dict[Voters, set[str]] = {

@@ -40,8 +40,8 @@ async def destroy(parts: BrokerParts, topic: Topic, stamp: Stamp) -> None:
     """Delete all that is stored of a topic that is closed for good; the caller holds its lock.
 
     The record says first that it is deleted: a copy of which half is gone would be taken for a whole one. It says with
-    which stamp, too: whoever finishes the deletion, be it on metadata restored from a copy of this very moment, means
-    the one that all regions know, and no later one that would take what was made since.
+    which stamp, too: the broker that finishes the deletion, be it on metadata restored from a copy of this very moment,
+    means the one that all regions know, and no later one that would take what was made since.
     """
     ends = {**topic.log.last_origin, topic.region: topic.log.last_own}
     await begin(topic, stamp)  # again, if entries came since
@@ -66,7 +66,7 @@ async def claimed(parts: BrokerParts, name: TopicName, fence: int, with_base: st
     """The topic's record, this broker's now, and whether there is one; the caller holds its lock.
 
     One whose deletion was begun and not finished, because a broker died or its disk was full, is deleted now. Metadata
-    that are an older copy may say so of a topic that was made again since: then its new ledgers are on the volume, and
+    that are an older copy may say so of a topic that was recreated since: then its new ledgers are on the volume, and
     it is on record again (R5).
 
     :param fence: of this broker's term.

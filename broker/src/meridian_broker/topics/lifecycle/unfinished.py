@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a broker still has to open, to make or to delete although nobody asks (``service/preloading.py``)."""
+"""What a broker still has to open, create or delete without being asked (``service/preloading.py``)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Unfinished:
         """The topics on record are known: before that, one that is not open may be one that was not opened yet."""
 
     def later(self, name: TopicName) -> None:
-        """It could not be opened now, or nobody has asked for it yet: the next attempt to open all opens it."""
+        """It could not be opened now, or was not asked for yet: the next attempt to open all opens it."""
         self.closed[str(name)] = name
 
     def forget(self, name: str) -> None:

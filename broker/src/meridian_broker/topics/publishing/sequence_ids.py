@@ -2,7 +2,7 @@
 """The last sequence id of each producer name: what says whether a message came before.
 
 A producer numbers its messages upwards. Of each name two numbers are known: the highest id given to the log, and the
-highest one that is durable. Between the two nobody can say yet whether a repeat is one.
+highest one that is durable. Between the two it is not known yet whether a repeat is one.
 
 Names are remembered after their producers are gone, so their number is bounded: those unused for longest go first, and
 a name that is connected stays.

@@ -131,7 +131,7 @@ class BackfillRounds:
         return name
 
     def _polls(self) -> int:
-        """How many polls may begin; what they ask is gathered anew."""
+        """How many polls may begin; what they ask is collected again."""
         sources, self._sources = self._sources, set()
         compares = all(map(self._comparing.compares_ends_with, sources))
         return POLLS_BESIDE if sources and compares else POLLS

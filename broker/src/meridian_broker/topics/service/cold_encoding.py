@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Acknowledgements that nobody touches take little memory: who is asked to cool down, and when (``positions/cold.py``).
+"""Acknowledgements that do not change take little memory: which sets are encoded, and when (``positions/cold.py``).
 
 A set is cold once two visits in a row found it unchanged. Encoding takes processor time, so a visit encodes a bounded
 number of ledgers of a set, and a second has a bounded number of visits: a round over all topics takes half a minute, or

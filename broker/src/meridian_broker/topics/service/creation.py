@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many partitions a topic has, and how topics are made: partitioned ones in all regions that can be reached.
 
-Whoever asked for one is answered once these regions know of it: a client that is told elsewhere that the topic exists,
+The request is answered once these regions know of it: a client that learns elsewhere that the topic exists,
 and asks its own region for it, would make a topic without partitions there. A region that cannot be reached holds
 nobody up: the replicators tell it later, and what was made there meanwhile is decided by ``topics.kinds``.
 """

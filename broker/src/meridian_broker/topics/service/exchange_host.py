@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the progress exchange finds the subscriptions it speaks of: those of the topics that are open here.
+"""Where the progress exchange finds its subscriptions: those of the topics that are open here.
 
-What another region tells of a topic that is not open opens it first.
+A change from another region opens a topic that is not open.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class ExchangeHost:
         record: bytes | None,
         done: Callable[[str | None], None],
     ) -> None:
-        """Join what another region told; ``done(None)`` once durable, ``done(reason)`` when refused."""
+        """Join another region's change; ``done(None)`` once durable, ``done(reason)`` when refused."""
         found = self._registry.topics.get(topic)
         if found is not None and found.failure is None:
             self._merge(found, subscription, incarnation, delta, record, done)
@@ -135,12 +135,12 @@ class ExchangeHost:
     ) -> None:
         try:
             found = await self._open(topic, create=True, incarnation=incarnation)
-        except Exception as error:  # whatever it is, the peer hears it
+        except Exception as error:  # any error is reported to the peer
             done(f"{topic} cannot be opened: {error}")
             return
         try:
             self._merge(found, subscription, incarnation, delta, record, done)
-        except ValueError as error:  # the two cannot be joined: raised to nobody here, and the peer waits
+        except ValueError as error:  # the two cannot be joined: no caller is left here, and the peer waits
             done(str(error))
 
     def _merge(

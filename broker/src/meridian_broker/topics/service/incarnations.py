@@ -5,7 +5,7 @@ A region that asks for a topic names the deletion that it knows of. Of two the l
 of a later one follows it: its copy is of a topic that is gone.
 
 The deletion remembers how far each origin's entries had come to the region that deleted. A copy that holds nothing
-beyond is deleted. One that does holds messages with receipts that nobody else ever had, and whoever deleted the topic
+beyond is deleted. One that does holds messages with receipts that no other region ever had, and the deletion
 cannot have meant them. It is *quarantined*: it gets another name, under which it lives in this region alone, with its
 subscriptions, until somebody has looked at it and deletes it. In both cases the name is free for the topic as the other
 regions know it.
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 CLOCKS_APART_MS: Final = 3_600_000
 """A deletion further in the future than this is no deletion, but a broken clock."""
 RETRY_SECONDS: Final = 5.0
-"""What could not be deleted now is tried again after so long."""
+"""Time after which a deletion that failed is tried again."""
 
 
 async def differing(opener: TopicOpener, name: TopicName, asked: str) -> DeletionNotice | None:
@@ -81,7 +81,7 @@ async def follow_base(opener: TopicOpener, name: TopicName, asked: str) -> Delet
 
 
 async def check_base(opener: TopicOpener, name: TopicName, asked: str) -> None:
-    """The same, looked at again by whoever holds the topic's lock. :raises TopicFenced: it was deleted meanwhile."""
+    """The same, checked again while holding the topic's lock. :raises TopicFenced: it was deleted meanwhile."""
     if await compare_base(opener, name, asked) > 0:
         raise TopicFenced(f"{name} was deleted in the meantime: try again")
 
@@ -121,11 +121,11 @@ async def follow(opener: TopicOpener, topic: Topic, told: DeletionNotice) -> Non
         except (TopicError, LedgerError, MetadataError) as error:
             log.warning("%s was deleted in another region but not yet here, will retry: %s", name, error)
             if opener.registry.topics.get(topic.name) is not topic:
-                _open_later(opener, name)  # an open topic's replicators hear of the deletion again
+                _open_later(opener, name)  # an open topic's replicators are told of the deletion again
 
 
 async def _open_again(opener: TopicOpener, name: TopicName) -> None:
-    """Once it is open its replicators hear of the deletion again."""
+    """Once it is open, its replicators are told of the deletion again."""
     try:
         await opener.topic(name, create=False)
     except TopicNotFound:

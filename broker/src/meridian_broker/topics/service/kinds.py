@@ -9,7 +9,7 @@ goes back to a later one.
 
 A copy that gives way is not lost. If it holds messages it is quarantined, as a copy whose topic was deleted elsewhere
 (R8): under a name of its own, in its region alone. Its subscriptions begin at the earliest message of the topic that
-takes its place, so they skip nothing; its clients have to be made anew, for official clients ask only once how many
+takes its place, so they skip nothing; its clients have to be recreated, because official clients ask only once how many
 partitions a topic has.
 """
 
@@ -166,7 +166,7 @@ async def take_back(opener: TopicOpener, name: TopicName, created: Stamp | None)
 
 
 async def _open(opener: TopicOpener, names: list[TopicName]) -> None:
-    """A partition that cannot be opened now is opened for whoever asks for it."""
+    """A partition that cannot be opened now is opened at the next request for it."""
 
     async def open_one(name: TopicName) -> None:
         try:

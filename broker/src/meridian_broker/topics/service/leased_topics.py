@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All shares of all topics of a broker, for whoever gets the leases on them; and the votes of this region (R26).
+"""All shares of all topics of a broker, as the leases see them; and the votes of this region (R26).
 
 A vote is a record in the progress log of its topic: durable in the same group commit as everything else, and fenced
 with the topic, so that a broker that was replaced can vote no more. Where the topic does not live here this region may
 still be its witness, and keeps its votes in a store of its own (``witness.py``). A copy that is here and not open, as
-when the broker has just begun, holds votes that nobody has read yet: until it is open there is no vote on it.
+when the broker has just begun, holds votes that were not read yet: until it is open there is no vote on it.
 
 No broker votes before it has opened that store; so a record in it is enough to know that no other one does, when votes
 are renewed.
@@ -69,7 +69,7 @@ class LeasedTopics:
         return subscription.record.voter_sets, shares.wanted_voters(subscription)
 
     def hear(self, subject: Subject, told: VoterSets, heard: Callable[[VoterSets, Voters], None]) -> None:
-        """Another region knows this of who votes: join it. ``heard`` what is known then, once it is on disk."""
+        """Join what another region knows about the voters. ``heard`` gets the result once it is on disk."""
         if self._abstains(subject[0]):
             return  # it cannot say that nothing it promised before is binding; it is asked again
         subscription = self._subscription(subject)
@@ -97,7 +97,7 @@ class LeasedTopics:
             shares.commit(subscription, heard)
 
     def write_votes(self, votes: list[tuple[Stream, Ballot]], durable: Callable[[list[Stream]], None]) -> None:
-        """One record per subscription; ``durable`` hears of each once that is done."""
+        """One record per subscription; ``durable`` is called for each once it is written."""
         records: dict[Subject, dict[str, Ballot]] = {}
         for stream, ballot in votes:
             records.setdefault(stream[:2], {})[stream[2]] = ballot
@@ -153,7 +153,7 @@ class LeasedTopics:
                 scopes.follow(topic)
 
     def _subscription(self, subject: Subject) -> Subscription | None:
-        """Of a topic that lives in other regions, too. One that this region has on its own says nothing of theirs."""
+        """Of a topic that lives in other regions, too. One that this region has on its own does not concern theirs."""
         topic = self._topics.topics.get(subject[0])
         if topic is None or topic.failure is not None or topic.regions() == {self.region}:
             return None

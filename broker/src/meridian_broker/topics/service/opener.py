@@ -62,7 +62,7 @@ class TopicOpener:
         """The open topic.
 
         :param incarnation: another region asks: make the topic only if both mean the same one (R8).
-        :param growing_to: make this partition although the topic has fewer: it is about to have so many.
+        :param growing_to: create this partition although the topic has fewer: it is about to grow to this number.
         :param created: stamp of the creation, if it is made because another region has it (``topics.kinds``).
         :raises TopicError: it does not exist and may not be made, or cannot be opened.
         """

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 async def grow(opener: TopicOpener, name: TopicName, partitions: int, known: str | None = None) -> None:
-    """Have so many partitions; the topic's subscriptions start at the earliest message of the new ones.
+    """Grow to this number of partitions; the topic's subscriptions start at the earliest message of the new ones.
 
     :param known: another region asks, and this is the last deletion that it knows of (R8).
     :raises TopicFenced: it was deleted meanwhile.

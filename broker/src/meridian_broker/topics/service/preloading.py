@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Topics are opened although nobody asks for them: what a topic holds for other regions has to leave without clients.
+"""Topics are opened without a request: what a topic holds for other regions has to leave without clients.
 
 At the start these are all topics on record; later those that failed and could not be opened again at once. What cannot
 be opened stays on the list, and the next attempt tries it again.
@@ -65,7 +65,7 @@ class Loading:
     async def _look_for_halves(self, on_record: Set[TopicName]) -> None:
         """Partitioned topics that an earlier life of the broker began to make, or to delete.
 
-        A topic of this region alone is complete without the partitions that nobody has used.
+        A topic of this region alone is complete without the partitions that were never used.
 
         :param on_record: topics.
         """

@@ -2,8 +2,8 @@
 """How topics are deleted on request.
 
 A deletion is put on record before anything else happens. Until then the topic serves the clients that it has, so a
-deletion that a full metadata store refuses harms nobody. No client is admitted after the last check for clients, so no
-message is accepted only to be deleted. Unused topics are deleted in the same way (``unused.py``).
+deletion that a full metadata store refuses changes nothing. No client is admitted after the last check for clients, so
+no message is accepted only to be deleted. Unused topics are deleted in the same way (``unused.py``).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ log = logging.getLogger(__name__)
 Check = Callable[["Topic"], None]
 """Raises when the topic may not go."""
 Begun = Callable[[Stamp], None]
-"""Hears the stamp of a deletion that is on record: other regions may be told while it is carried out."""
+"""Called with the stamp of a deletion that is on record: other regions may be told while it is carried out."""
 
 
 def _to_nobody(_: Stamp) -> None:
-    """Nobody is told."""
+    """Notifies no region."""
 
 
 async def delete(opener: TopicOpener, name: TopicName, *, force: bool, begun: Begun = _to_nobody) -> Stamp | None:
@@ -71,7 +71,7 @@ async def delete(opener: TopicOpener, name: TopicName, *, force: bool, begun: Be
         topics = await hold(opener, names, locks)
         stamp = await new_stamp(opener, name)
         await remove(opener, topics, check, stamp, begun, partitioned=name)
-        return await partitioned.delete(name, stamp)  # this counts for partitions that nobody has used yet, too
+        return await partitioned.delete(name, stamp)  # this holds for partitions that were never used, too
 
 
 async def delete_as_elsewhere(opener: TopicOpener, name: TopicName, stamp: Stamp, *, partitioned: bool) -> None:
@@ -103,7 +103,8 @@ async def delete_as_elsewhere(opener: TopicOpener, name: TopicName, stamp: Stamp
 
 
 async def _leave(opener: TopicOpener, topic: Topic, why: str, stamp: Stamp) -> None:
-    """A topic goes that nobody else has messages of: it is quarantined if it holds any. The caller holds its lock."""
+    """Remove a topic of which no other region has messages: it is quarantined if it holds any. The caller holds its
+    lock."""
     await close_for_good(opener, topic, why)
     if topic.log.after(EARLIEST) is None:
         await deletion.destroy(opener.parts, topic, stamp)
@@ -174,7 +175,7 @@ async def finish(opener: TopicOpener, name: TopicName) -> None:
         left = await hold(opener, await partition_names(opener, name), locks)  # opening deletes what is of that life
         await opener.parts.catalog.partitioned.delete(name, stamp)
         log.info("partitioned topic %s: completed a deletion that was begun earlier", name)
-    if left:  # made again, and the metadata are an older copy
+    if left:  # recreated, and the metadata are an older copy
         await orphans.make_partitioned(opener.parts, name, 1 + max(topic.partition for topic in left))
 
 
@@ -212,10 +213,10 @@ async def partition_names(opener: TopicOpener, name: TopicName) -> list[TopicNam
 async def hold(opener: TopicOpener, names: list[TopicName], locks: AsyncExitStack) -> list[Topic]:
     """Those that exist, open, and the locks of all, taken in the order of their names.
 
-    Whoever holds the lock of a partitioned topic may take those of its partitions, and nobody takes them the other way
+    The holder of a partitioned topic's lock may take those of its partitions, and no task takes them the other way
     round: so no two wait for each other.
 
-    A partition that nobody has used yet would be made by opening it, and taken for a new topic by other regions.
+    A partition that was never used would be created by opening it, and taken for a new topic by other regions.
 
     :raises TopicFenced: one was reopened meanwhile.
     """
@@ -259,7 +260,7 @@ def _check_no_clients(topic: Topic) -> None:
 
 
 def clients(topic: Topic) -> int:
-    """Producers and consumers; replicators of other regions are none."""
+    """Producers and consumers, without the replicators of other regions."""
     producers = sum(producer.remote_region is None for producer in topic.producers.values())
     return producers + sum(len(subscription.consumers) for subscription in topic.subscriptions.values())
 

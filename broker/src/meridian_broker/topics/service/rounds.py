@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 async def trim_all(service: TopicService) -> None:
-    """Give back the space of ledgers nobody needs.
+    """Free the space of ledgers that are no longer needed.
 
     :raises SomeFailed: of some topics that cannot be done now. The others had their turn.
     """

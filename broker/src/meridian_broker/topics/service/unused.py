@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 async def remove_unused(opener: TopicOpener) -> None:
-    """Remove the topics whose rules say so and that nobody uses; a partitioned one's partitions all together or not.
+    """Remove unused topics whose rules say so; a partitioned one with all its partitions, or not at all.
 
     :raises SomeFailed: some could not be removed now.
     """
@@ -64,7 +64,7 @@ async def remove_unused(opener: TopicOpener) -> None:
 
 
 def is_unused(topic: Topic, *, alone: bool) -> bool:
-    """Has nobody used it for as long as its rules say, and is nothing of it to be kept?
+    """Has it been unused for as long as its rules say, and is nothing of it to be kept?
 
     :param alone: it lives in this region only.
     """
@@ -92,14 +92,15 @@ ASKED_MAX: Final = 100
 
 
 UsedElsewhere = Callable[[str, str, int], Awaitable[str | None]]
-"""Why a subscription of a topic may have been used in another region within so many milliseconds; None: it was not
+"""Why a subscription of a topic may have been used in another region within this many milliseconds; None: it was not
 (R16)."""
 
 
 async def expire_subscriptions(registry: TopicRegistry, used_elsewhere: UsedElsewhere) -> None:
-    """Delete the subscriptions that nobody has used for as long as their topic's rules say.
+    """Delete the subscriptions that have been unused for as long as their topic's rules say.
 
-    Of one that other regions know, nobody in any region: all are asked, and one that cannot be forbids it (R16).
+    One that other regions know must be unused in all of them: they are asked, and one that does not answer keeps it
+    (R16).
 
     :raises SomeFailed: some could not be deleted now.
     """
@@ -136,7 +137,7 @@ async def _is_used(subscription: Subscription, used_elsewhere: UsedElsewhere) ->
 
 
 def is_abandoned(subscription: Subscription) -> bool:
-    """Has it had no consumer in this region for so long?"""
+    """Has it had no consumer in this region for that long?"""
     limit_ms = subscription.topic.rules.subscription_expiration_minutes * 60_000
     if not limit_ms or not subscription.durable or subscription.consumers:
         return False

@@ -6,8 +6,8 @@ topic's messages and a vote. It keeps what it promised, and what it knows of who
 with an owner like any topic's: so its votes are durable before they are given, and a broker that was replaced can give
 none. A broker opens it before it gives any vote, those on its own topics included.
 
-What nobody asked about for ``FORGET_MS`` is forgotten when the log is rolled over: by then whoever knew less was asked
-for its vote countless times.
+A stream that was not asked about for ``FORGET_MS`` is forgotten when the log is rolled over: by then a region that knew
+less was asked for its vote countless times.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from meridian_broker.topics.service.registry import TopicRegistry
 
 NAME: Final = "persistent://pulsar/system/witness"
-"""No topic: a namespace that nobody made holds its record, so that it is in no list."""
+"""Not a topic: its record is in a namespace that does not exist, so no list shows it."""
 FORGET_MS: Final = 30 * 24 * 3600 * 1000
 RETRY_SECONDS: Final = 1.0
 
@@ -104,7 +104,7 @@ class WitnessStore:
         return record.known
 
     def hear(self, subject: Subject, told: VoterSets, heard: Callable[[VoterSets], None]) -> None:
-        """Join what others know. ``heard`` what is known then, once it is on disk."""
+        """Join what others know. ``heard`` gets the result once it is on disk."""
         writer = self._log
         if writer is None or not self.is_open:
             self.open_soon()

@@ -6,10 +6,10 @@ What such a record said decides what happens next:
 - An acknowledgement, or a drop: other regions of a replicated subscription have it and are asked before the first
   dispatch (R20). Where no region has it, its messages are delivered again. Nothing is skipped.
 - The creation of a subscription: if a later record names the subscription, or the head of the damaged record does, it
-  is made again with nothing acknowledged, so everything stored comes again. Other regions give back what they know,
-  also that it was deleted, or deleted and made again: for a day it follows what they say. So does one that is made
-  again because only the name in the damaged record of its deletion can be read. Whoever deletes it within that day
-  deletes it in all regions: they may share it.
+  is recreated with nothing acknowledged, so everything stored is delivered again. Other regions give back what they
+  know, also that it was deleted, or deleted and recreated: for a day it follows them. So does one that is recreated
+  because only the name in the damaged record of its deletion can be read. Deleting it within that day deletes it in
+  all regions: they may share it.
 - A vote (R26): this region votes on no share of the topic until any promise that it may have forgotten is over.
 - A seek backwards: it is forgotten here. Other regions of a replicated subscription still know it.
 

@@ -136,7 +136,7 @@ class SubscriptionRegistry:
             raise ConsumerBusy(f"subscription {subscription.name!r} has {most} consumers, its limit: close some")
 
     def begun(self, name: str, *, replicated: bool, properties: Mapping[str, str]) -> SubscriptionRecord:
-        """The record of a new subscription. A flag that nobody asked for carries no stamp, so any decision wins over
+        """The record of a new subscription. A flag that was not asked for carries no stamp, so any decision wins over
         it (R17).
 
         :raises LimitReached: it would be replicated, and the topic has too many tombstones.
