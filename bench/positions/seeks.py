@@ -63,16 +63,16 @@ async def world(entries: int, step: int) -> dict[str, dict[str, float]]:
         "statistics of a consumer": await measured(backlog(one)),
         "report": await measured(report(one)),
         "begin at the last entry": await measured(begin_at_the_last_entry(one)),
-        "seek to the beginning, one acknowledged": await measured(one.seek(EARLIEST)),
-        "seek to the end": await measured(one.seek(LATEST)),
-        "seek to the beginning, all acknowledged": await measured(one.seek(EARLIEST)),
+        "seek to the beginning, one acknowledged": await measured(seeking.seek(one.cursor, EARLIEST)),
+        "seek to the end": await measured(seeking.seek(one.cursor, LATEST)),
+        "seek to the beginning, all acknowledged": await measured(seeking.seek(one.cursor, EARLIEST)),
         "seek to a time": await measured(seek_to_a_time(one)),
     }
 
 
 async def seek_to_a_time(one: Subscription) -> None:
     await acknowledge(one, one.topic.log.last_confirmed)
-    await one.seek_to_time(1)
+    await seeking.seek_to_time(one.cursor, 1)
 
 
 async def main() -> None:

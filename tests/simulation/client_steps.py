@@ -33,6 +33,7 @@ from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions import ZERO, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from meridian_broker.topics.cursors import seeking
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.dispatch.types import EXCLUSIVE, FAILOVER, KEY_SHARED, SHARED
 from meridian_broker.topics.errors import TopicError
@@ -266,7 +267,8 @@ class ClientSteps(Teller):
             done = self.world.model.seeking(broker.home, topic, chosen, sought, time_ms)
             before = chosen.cursor.progress.epoch
             try:
-                await (chosen.seek(sought) if time_ms is None else chosen.seek_to_time(time_ms))
+                cursor = chosen.cursor
+                await (seeking.seek(cursor, sought) if time_ms is None else seeking.seek_to_time(cursor, time_ms))
             except (LedgerError, TopicError) as error:
                 self.say(f"seek refused: {error}")
                 return

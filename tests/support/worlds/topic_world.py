@@ -19,7 +19,7 @@ from meridian_broker.ledgers.store import LedgerError, WhenDurable
 from meridian_broker.positions import Cause, HybridClock, Progress
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.server.loop import LoopScheduler
-from meridian_broker.topics.cursors import drops, rewind_merging
+from meridian_broker.topics.cursors import drops, rewind_merging, seeking
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.journal.progress_log import ProgressLog
 from meridian_broker.topics.lifecycle import replay
@@ -246,7 +246,7 @@ class TopicWorld:
     async def seek(self, number: int) -> None:
         subscription, entry = self.subscription(number), self._choose(number)
         if entry is not None:
-            await subscription.seek(entry.place)
+            await seeking.seek(subscription.cursor, entry.place)
             name = subscription.name
             stored = {e.place for e in self.entries} - self.trimmed
             self.acked[name] = self.acked[name] - stored | {place for place in stored if place < entry.place}

@@ -14,6 +14,7 @@ from meridian_broker.ledgers.store import LedgerError, LedgerNotFound
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.compaction.compaction import CompactionResources, Status
 from meridian_broker.topics.compaction.compactor import CompactionLimits
+from meridian_broker.topics.cursors import seeking
 from meridian_broker.topics.cursors.compacted_cursor import CompactedReading
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.dispatch.types import EXCLUSIVE
@@ -274,7 +275,7 @@ async def test_what_stands_before_the_last_acknowledgement_and_comes_again_is_no
     one = await world()
     await one.receive()
     assert await one.acknowledge_up_to(one.stored[5]) is None
-    await one.subscription.seek(one.stored[0])
+    await seeking.seek(one.subscription.cursor, one.stored[0])
     acked_to, one.consumer = one.consumer.acked_to, one.new_consumer()
     one.consumer.acked_to = acked_to
     one.got.clear()

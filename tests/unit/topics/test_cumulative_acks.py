@@ -15,7 +15,7 @@ from meridian_broker.ledgers.index import LedgerIndex, RegionCodes
 from meridian_broker.ledgers.reading import ReadableLog
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions import EARLIEST, ZERO, Cause, Dropped, Position, Progress, Stamp
-from meridian_broker.topics.cursors import log_walks
+from meridian_broker.topics.cursors import log_walks, seeking
 from meridian_broker.topics.cursors.log_walks import Exceptions
 from meridian_broker.topics.cursors.resent import Resent
 from meridian_broker.topics.dispatch.consumer import Consumer
@@ -205,7 +205,7 @@ async def test_what_is_sent_while_it_is_worked_out_is_not_meant_by_it(monkeypatc
     one = await region(s=True)
     await one.ack("s", range(12), 100)
     subscription = one.topic.subscriptions["s"]
-    await subscription.seek(one.stored[0])
+    await seeking.seek(subscription.cursor, one.stored[0])
     await one.settle()
     resent = subscription.cursor.resent
     assert resent is not None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics.cursors import floors, log_walks, rewinding
+from meridian_broker.topics.cursors import floors, log_walks, rewinding, seeking
 from support.worlds.topic_of_one_region import BEGAN_MS, Region, region
 
 
@@ -39,7 +39,7 @@ def acked(one: Region) -> list[int]:
 async def test_a_seek_that_is_overtaken_by_a_rewind_is_worked_out_anew() -> None:
     one = await region(s=True)
     await one.ack("s", range(6), 0)
-    seek = one.topic.subscriptions["s"].seek(one.stored[8])
+    seek = seeking.seek(one.topic.subscriptions["s"].cursor, one.stored[8])
     one.scheduler.spawn(seek, "seek")
     one.scheduler.defer(lambda: one.scheduler.defer(lambda: rewound_elsewhere(one)))
     await one.settle()
@@ -51,7 +51,7 @@ async def test_a_seek_back_takes_back_what_is_acknowledged_while_it_looks() -> N
     one = await region(s=True)
     await one.ack("s", range(3), 0)
     subscription = one.topic.subscriptions["s"]
-    one.scheduler.spawn(subscription.seek(one.stored[3]), "seek")
+    one.scheduler.spawn(seeking.seek(subscription.cursor, one.stored[3]), "seek")
     one.scheduler.defer(lambda: one.scheduler.defer(lambda: one.acknowledge("s", [4])))
     await one.settle()
     assert acked(one) == [0, 1, 2]
@@ -66,7 +66,7 @@ async def test_a_seek_to_the_largest_time_of_the_wire_leaves_progress_that_a_res
         one.stored.append(first)
         one.acknowledge("s", [12])
 
-    one.scheduler.spawn(subscription.seek_to_time((1 << 64) - 1), "seek")
+    one.scheduler.spawn(seeking.seek_to_time(subscription.cursor, (1 << 64) - 1), "seek")
     one.topic.log.append_own([(0, 1, 0, 0, one.scheduler.ms, b"", b"x")], stored, [0])
     await one.settle()
     assert subscription.cursor.progress.count_rewinds() == 1, "the acknowledgement came while the seek looked"
@@ -79,7 +79,7 @@ async def test_what_is_published_while_a_seek_looks_is_owed() -> None:
     one = await region(s=True)
     await one.ack("s", range(12), 0)
     subscription = one.topic.subscriptions["s"]
-    one.scheduler.spawn(subscription.seek(one.stored[2]), "seek")
+    one.scheduler.spawn(seeking.seek(subscription.cursor, one.stored[2]), "seek")
     await one.publish(3)
     await one.settle()
     assert acked(one) == [0, 1]

@@ -88,14 +88,14 @@ def test_polls_are_bounded_and_everybody_has_a_turn(count: int) -> None:
 
 
 def test_what_is_missing_does_not_wait_for_polls() -> None:
-    broker, asking = service(POLL=3 * POLLS, NOW=50, NOT=50)
+    broker, asking = service(POLL=3 * POLLS, NOW=50, NEVER=50)
     rounds_of(broker)[0].look()
     assert all(one.asked == 1 for one in asking if one._due is Due.NOW)
     assert all(one.asked == 0 for one in asking if one._due is Due.NEVER)
 
 
 def test_a_few_topics_are_looked_at_each_time() -> None:
-    broker, asking = service(POLL=3, NOT=3)
+    broker, asking = service(POLL=3, NEVER=3)
     missing, _ = rounds_of(broker)
     for _ in range(4):
         missing.look()
@@ -104,7 +104,7 @@ def test_a_few_topics_are_looked_at_each_time() -> None:
 
 @pytest.mark.parametrize(("able", "polls"), [((), POLLS), (("us",), POLLS), (("eu",), POLLS_BESIDE)])
 def test_polls_are_few_where_ends_are_compared(able: tuple[str, ...], polls: int) -> None:
-    broker, asking = service(POLL=3 * POLLS, NOT=5)
+    broker, asking = service(POLL=3 * POLLS, NEVER=5)
     compared = Exchange(*able)
     missing, _ = rounds_of(broker, compared)
     missing.look()  # nobody was looked at before
@@ -127,7 +127,7 @@ def test_what_is_absent_no_more_is_not_compared_for_ever() -> None:
 
 
 def test_topics_of_which_others_have_more_ask_in_turn() -> None:
-    broker, asking = service(NOT=2 * STARTS + 5)
+    broker, asking = service(NEVER=2 * STARTS + 5)
     missing, ends = rounds_of(broker)
     for name in (*broker.topics, "gone"):
         ends.more_elsewhere(name)

@@ -40,9 +40,9 @@ async def seek_back(world: TopicWorld, subscription: Subscription, *, by_time: b
     await ack_all(world, subscription)
     again = world.entries[-5:]
     if by_time:
-        await subscription.seek_to_time(again[0].published_ms)
+        await seeking.seek_to_time(subscription.cursor, again[0].published_ms)
     else:
-        await subscription.seek(again[0].place)
+        await seeking.seek(subscription.cursor, again[0].place)
     assert world.topic.log.after(subscription.cursor.mark_delete) == again[0].place
     await ack_all(world, subscription)
 
@@ -116,9 +116,9 @@ async def test_too_many_rewinds_are_refused_with_a_reason(monkeypatch: pytest.Mo
     for _ in range(3):
         await seek_back(world, subscription, by_time=True)
     with pytest.raises(LimitReached, match="was rewound 3 times"):
-        await subscription.seek_to_time(0)
+        await seeking.seek_to_time(subscription.cursor, 0)
     with pytest.raises(LimitReached, match="was rewound 3 times"):
-        await subscription.seek(Position(0, 0))
+        await seeking.seek(subscription.cursor, Position(0, 0))
 
 
 async def test_regions_that_were_cut_and_went_back_as_often_as_they_may_go_on_together(
@@ -151,7 +151,7 @@ async def test_regions_that_were_cut_and_went_back_as_often_as_they_may_go_on_to
     subscription = world.topic.subscriptions["one"]
     assert (subscription.cursor.progress, subscription.cursor.first_hand) == (progress, first_hand)
     with pytest.raises(LimitReached, match="once all regions of the topic can be reached"):
-        await subscription.seek_to_time(0)
+        await seeking.seek_to_time(subscription.cursor, 0)
     world.topic.regions = lambda: frozenset({"here", "there"})
     await trimming.trim(world.topic)
     await world.settle()
@@ -161,7 +161,7 @@ async def test_regions_that_were_cut_and_went_back_as_often_as_they_may_go_on_to
     rewinding.merge(subscription.cursor, report, lambda _: None)
     await world.settle()
     assert subscription.cursor.progress.count_rewinds() == 1
-    await subscription.seek_to_time(0)
+    await seeking.seek_to_time(subscription.cursor, 0)
 
 
 async def test_what_is_stored_and_was_only_dropped_is_not_acked_by_a_merge() -> None:

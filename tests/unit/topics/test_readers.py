@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.topics.cursors import seeking
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.dispatch.types import EXCLUSIVE
 from meridian_broker.topics.retention import trimming
@@ -53,7 +54,7 @@ async def test_a_reader_that_never_comes_back_after_its_seek_is_forgotten() -> N
     await world.settle()
     subscription, port = await reading(world)
     assert len(port.sent) == 3
-    await subscription.seek(port.sent[1])
+    await seeking.seek(subscription.cursor, port.sent[1])
     assert port.sent_away == 1
     world.scheduler.ms += trimming.READER_BACK_MS
     await trimming.trim(world.topic)
@@ -66,7 +67,7 @@ async def test_a_reader_that_never_comes_back_after_its_seek_is_forgotten() -> N
     world.scheduler.ms += 10 * trimming.READER_BACK_MS
     await trimming.trim(world.topic)
     assert "reader" in world.topic.subscriptions, "it reads"
-    await subscription.seek(port.sent[0])
+    await seeking.seek(subscription.cursor, port.sent[0])
     world.scheduler.ms += trimming.READER_BACK_MS + 1
     await trimming.trim(world.topic)
     assert "reader" not in world.topic.subscriptions

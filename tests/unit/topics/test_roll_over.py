@@ -15,7 +15,7 @@ from meridian_broker.metadata.store import MetadataFull
 from meridian_broker.positions import Cause
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.server.loop import LoopScheduler
-from meridian_broker.topics.cursors import drops
+from meridian_broker.topics.cursors import drops, seeking
 from meridian_broker.topics.journal import progress_log
 from meridian_broker.topics.journal.progress_log import Kind, ProgressLog
 from support.brokers.broker_regions import until
@@ -177,7 +177,7 @@ async def change(one: Region, random: Random) -> None:
             upto = one.stored[random.randrange(12)]
             await drops.drop_upto(one.topic, [one.topic.subscriptions[name].cursor], Cause.TTL, upto)
         case 3:
-            await one.topic.subscriptions[name].seek(one.stored[random.randrange(12)])
+            await seeking.seek(one.topic.subscriptions[name].cursor, one.stored[random.randrange(12)])
         case _:
             one.acknowledge(name, [random.randrange(12)])
 

@@ -18,7 +18,7 @@ from meridian_broker.ledgers.entry import publish_time_ms
 from meridian_broker.ledgers.pending import OwnEntry
 from meridian_broker.ledgers.times import PublishTimes, first_since
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics.cursors import drops, floors, log_walks
+from meridian_broker.topics.cursors import drops, floors, log_walks, seeking
 from meridian_broker.topics.subscriptions.subscription import Subscription
 from support.worlds.topic_of_one_region import load_indexes
 from support.worlds.topic_world import NAMES, START_MS, STEPS, TopicWorld
@@ -61,7 +61,7 @@ class TimedWorld(TopicWorld):
         before = {entry.place for entry in stored if entry.place < target}
         behind, settled = {entry.place for entry in stored} - before, self.acked[name] | self.dropped[name]
         epoch = subscription.cursor.progress.epoch
-        await subscription.seek_to_time(since_ms)
+        await seeking.seek_to_time(subscription.cursor, since_ms)
         if subscription.cursor.progress.epoch == epoch:
             assert not behind & settled
         else:
@@ -172,7 +172,7 @@ async def test_a_seek_by_time_reads_no_more_than_it_has_to(
     await world.open()
     await world.fill()
     for name in NAMES:
-        await world.topic.subscriptions[name].seek(Position(1 << 40, 0))
+        await seeking.seek(world.topic.subscriptions[name].cursor, Position(1 << 40, 0))
     if is_opened_anew:
         await world.topic.close("test")
         await world._open_topic()
@@ -182,7 +182,7 @@ async def test_a_seek_by_time_reads_no_more_than_it_has_to(
         world.cool()
         reads = Reads(monkeypatch)
         before = subscription.cursor.mark_delete
-        await subscription.seek_to_time(START_MS + back)
+        await seeking.seek_to_time(subscription.cursor, START_MS + back)
         await world.settle()
         following = log.after(subscription.cursor.mark_delete)
         assert following is not None

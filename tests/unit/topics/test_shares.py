@@ -107,7 +107,7 @@ class Shared(DispatchWorld):
         self.leasing = topic.leasing = Leasing(self.scheduler.now_ms)
         topic.exchange = Exchange()
         topic.regions = lambda: frozenset(ORIGINS)
-        subscription.record = replace(subscription.record, replicated=True)
+        subscription.follow_record(replace(subscription.record, replicated=True))
         topic.subscription_registry.set_scope(subscription, ORIGIN, {})
         assert subscription.share is not None
 

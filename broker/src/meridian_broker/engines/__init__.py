@@ -4,5 +4,5 @@
 Other rooms import only these modules of it::
 
     bookkeeper.context  bookkeeper.registered  bookkeeper.certificates  bookkeeper.store  clock  etcd.address
-    etcd.keys  etcd.metadata  etcd.securing  held  local.files  local.store  outside  sqlite.metadata
+    etcd.keys  etcd.metadata  etcd.securing  pinned  local.files  local.store  outside  sqlite.metadata
 """

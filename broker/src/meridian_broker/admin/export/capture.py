@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from meridian_broker.admin.export.plan import Planner
-from meridian_broker.admin.figures.backlogs import CursorState, cursor_state
+from meridian_broker.admin.figures.backlogs import Backlog, backlog_of
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.metadata.topic_records import TopicRecord
@@ -117,11 +117,11 @@ async def capture_subscription(captured: Captured, subscription: Subscription) -
     captured.subscriptions.append(line)
 
 
-async def _stands(subscription: Subscription) -> tuple[ViewReading | None, CursorState]:
+async def _stands(subscription: Subscription) -> tuple[ViewReading | None, Backlog]:
     """Where a subscription stands, and how it has read for as long as it took to find out."""
     while True:
         reading = subscription.cursor.compacted
-        stands = await cursor_state(subscription, HOLES_KEPT)
+        stands = await backlog_of(subscription, HOLES_KEPT)
         if subscription.cursor.compacted is reading:
             return reading, stands
 

@@ -21,7 +21,7 @@ HOLES_KEPT: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class CursorState:
+class Backlog:
     """The state of a subscription."""
 
     mark_delete: Position
@@ -31,7 +31,7 @@ class CursorState:
     """Ranges ``(after, upto]`` acked or dropped beyond mark-delete, in this region's positions; the first ones."""
 
 
-async def cursor_state(subscription: Subscription, holes_kept: int = HOLES_KEPT, walk: int = WALK) -> CursorState:
+async def backlog_of(subscription: Subscription, holes_kept: int = HOLES_KEPT, walk: int = WALK) -> Backlog:
     """Look ahead of the cursor. Entries acked meanwhile may or may not count; a rewind restarts the look.
 
     :param walk: number of entries examined one by one.
@@ -44,12 +44,12 @@ async def cursor_state(subscription: Subscription, holes_kept: int = HOLES_KEPT,
             return found
 
 
-async def _look(subscription: Subscription, holes_kept: int, walk: int) -> CursorState:
+async def _look(subscription: Subscription, holes_kept: int, walk: int) -> Backlog:
     log = subscription.topic.log
     mark_delete = subscription.cursor.mark_delete
     end = log.last_confirmed
     if not subscription.durable:
-        return CursorState(mark_delete, log.distance(mark_delete, end), [])
+        return Backlog(mark_delete, log.distance(mark_delete, end), [])
     holes: list[tuple[Position, Position]] = []
     backlog = walked = 0
     unacked = last = mark_delete
@@ -80,7 +80,7 @@ async def _look(subscription: Subscription, holes_kept: int, walk: int) -> Curso
         holes.append((unacked, last))
     if holes and holes[0][0] == mark_delete:  # the cursor is still on its way, as after the topic was opened
         mark_delete = holes.pop(0)[1]
-    return CursorState(mark_delete, backlog + log.distance(last, end), holes)
+    return Backlog(mark_delete, backlog + log.distance(last, end), holes)
 
 
 def _owed(subscription: Subscription, index: LedgerIndex, first: int, upto: int) -> Iterator[int]:

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from aiohttp import web
 
 from meridian_broker.admin.figures import lagging
-from meridian_broker.admin.figures.backlogs import cursor_state
+from meridian_broker.admin.figures.backlogs import backlog_of
 from meridian_broker.admin.figures.filling import fill, together
 from meridian_broker.admin.http.requests import answer, body, state
 from meridian_broker.admin.http.state import AdminState
@@ -229,7 +229,7 @@ async def _subscription(admin: AdminState, topics: list[Topic], name: str) -> Js
 
 
 async def _part(admin: AdminState, subscription: Subscription) -> Json:
-    stands = await cursor_state(subscription, walk=DESCRIBED_WALK)
+    stands = await backlog_of(subscription, walk=DESCRIBED_WALK)
     peers = lagging.peers(admin, subscription)
     shared = dispatched(admin, subscription)
     return {

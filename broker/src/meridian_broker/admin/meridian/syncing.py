@@ -11,7 +11,7 @@ from aiohttp import web
 
 from meridian_broker.admin.elsewhere.everywhere import ask, reason
 from meridian_broker.admin.figures import lagging
-from meridian_broker.admin.figures.backlogs import CursorState, cursor_state
+from meridian_broker.admin.figures.backlogs import Backlog, backlog_of
 from meridian_broker.admin.figures.filling import fill
 from meridian_broker.admin.http.requests import Refused, answer, body, flag, part, state, topic_of
 from meridian_broker.admin.http.state import AdminState
@@ -43,7 +43,7 @@ async def status(request: web.Request) -> web.Response:
 async def _status_here(request: web.Request) -> dict[str, Any]:
     shown = {}
     for topic, subscription in await by_topic(request):
-        shown[topic.name] = _status(state(request), topic, subscription, await cursor_state(subscription))
+        shown[topic.name] = _status(state(request), topic, subscription, await backlog_of(subscription))
     head = {
         "subscription": part(request, "subscription"),
         "region": state(request).region,
@@ -112,7 +112,7 @@ async def damage(request: web.Request) -> web.Response:
     return answer({"claimed": lost})
 
 
-def _status(admin: AdminState, topic: Topic, subscription: Subscription, stands: CursorState) -> dict[str, Any]:
+def _status(admin: AdminState, topic: Topic, subscription: Subscription, stands: Backlog) -> dict[str, Any]:
     progress = subscription.cursor.progress
     exact = subscription.durable and subscription.replicated
     peers = lagging.peers(admin, subscription)

@@ -102,7 +102,7 @@ async def report(request: web.Request) -> web.Response:
 
 
 def _counts(topic: Topic) -> dict[str, int]:
-    came, came_bytes = topic.came_in()
+    came, came_bytes = topic.received_totals()
     registry, subscriptions = topic.subscription_registry, topic.subscriptions.values()
     return {
         "topics": 1,

@@ -10,7 +10,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from meridian_broker.admin.figures import lagging
-from meridian_broker.admin.figures.backlogs import CursorState, cursor_state
+from meridian_broker.admin.figures.backlogs import Backlog, backlog_of
 from meridian_broker.admin.figures.filling import fill
 from meridian_broker.admin.figures.rates import Rates
 from meridian_broker.admin.figures.turns import in_turns
@@ -38,7 +38,7 @@ class TopicStats:
         """``stats``. Lets others run between subscriptions, and between many clients of one."""
         subscriptions = {}
         async for subscription in in_turns(topic.subscriptions.values()):
-            stands = await cursor_state(subscription)
+            stands = await backlog_of(subscription)
             clients = [self.consumer(one) async for one in in_turns(subscription.consumers)]
             made = self._subscription(subscription, stands, clients)
             subscriptions[subscription.name] = made if consumers else {**made, "consumers": []}
@@ -86,7 +86,7 @@ class TopicStats:
         log = topic.log
         cursors = {}
         async for subscription in in_turns(topic.subscriptions.values()):
-            cursors[subscription.name] = _cursor(subscription, await cursor_state(subscription))
+            cursors[subscription.name] = _cursor(subscription, await backlog_of(subscription))
         counts = log.counts()
         newest = counts[-1] if counts else (-1, 0, 0)
         return {
@@ -113,7 +113,7 @@ class TopicStats:
 
     # -- parts -----------------------------------------------------------------------------------------------------
 
-    def _subscription(self, subscription: Subscription, stands: CursorState, consumers: list[Json]) -> Json:
+    def _subscription(self, subscription: Subscription, stands: Backlog, consumers: list[Json]) -> Json:
         topic = subscription.topic
         dispatcher = subscription.dispatcher
         active = dispatcher.active if isinstance(dispatcher, SingleDispatcher) else None
@@ -223,7 +223,7 @@ class TopicStats:
         return None if cluster is None else cluster.broker_service_url
 
 
-def _cursor(subscription: Subscription, stands: CursorState) -> Json:
+def _cursor(subscription: Subscription, stands: Backlog) -> Json:
     log = subscription.topic.log
     mark_delete = stands.mark_delete
     dispatcher = subscription.dispatcher

@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 class CursorOwner(Protocol):
     """The subscription of a cursor: its record, and its consumers as far as changes of the cursor concern them."""
 
-    record: SubscriptionRecord
+    @property
+    def record(self) -> SubscriptionRecord: ...
+
+    @property
+    def tracks_holders(self) -> bool:
+        """Whether several consumers receive entries at once, so that only individual acknowledgements count."""
+        ...
 
     @property
     def share(self) -> DispatchShares | None:

@@ -179,13 +179,13 @@ async def move_subscription(subscription: Subscription, place: Position) -> None
     """Move the subscription so that ``place`` is its next entry; consumers are disconnected and subscribe again
     (R12).
     """
-    await subscription.seek(place)
+    await seeking.seek(subscription.cursor, place)
     await confirmed(subscription.topic, subscription.topic.progress_log.when_durable)
 
 
 async def move_subscription_to_time(subscription: Subscription, time_ms: int) -> None:
     """Move to the first message published at ``time_ms`` or later; as ``move_subscription``."""
-    await subscription.seek_to_time(min(time_ms, LATEST_TIME_MS))
+    await seeking.seek_to_time(subscription.cursor, min(time_ms, LATEST_TIME_MS))
     await confirmed(subscription.topic, subscription.topic.progress_log.when_durable)
 
 

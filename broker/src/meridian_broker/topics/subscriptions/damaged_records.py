@@ -206,7 +206,7 @@ class LostRecords:
         """Its progress may be of a later life than its record: then the record of that life is damaged."""
         life = subscription.cursor.progress.beginning.life
         if self._found and life > subscription.record.deleted:
-            subscription.record = self._record(subscription.name, life)
+            subscription.follow_record(self._record(subscription.name, life))
             next(reversed(self._found.values())).names.add(subscription.name)
 
     def finish(self) -> None:

@@ -175,7 +175,7 @@ class SubscriptionRegistry:
                 self.tombstones.check_room()
             self.tombstones.pop(subscription.name, None)
         stamp = self._topic.clock.next(max(record.flag_stamp, record.created))
-        subscription.record = replace(record, replicated=replicated, flag_stamp=stamp)
+        subscription.follow_record(replace(record, replicated=replicated, flag_stamp=stamp))
         if replicated:
             subscription.cursor.keep_first_hand()
         self.write(subscription, done)
@@ -198,7 +198,9 @@ class SubscriptionRegistry:
         stamp = self._topic.clock.next(max(record.scope_stamp, record.created))
         witness = record.witness if witness is None else witness
         preferred = dict(sorted(preferred.items()))
-        subscription.record = replace(record, scope=scope, preferred=preferred, scope_stamp=stamp, witness=witness)
+        subscription.follow_record(
+            replace(record, scope=scope, preferred=preferred, scope_stamp=stamp, witness=witness)
+        )
         self.write(subscription, done)
         self._record_changed(subscription)
 
@@ -206,7 +208,7 @@ class SubscriptionRegistry:
         """Record who votes, as far as is known (R26). What one region reported is passed on: a third may not
         know it.
         """
-        subscription.record = replace(subscription.record, voter_sets=known)
+        subscription.follow_record(replace(subscription.record, voter_sets=known))
         self._topic.progress_log.append(Kind.SUBSCRIPTION, subscription.name, encode_record(subscription.record))
         if _is_known_elsewhere(subscription):
             self._tell(subscription.name)
@@ -356,7 +358,7 @@ class SubscriptionRegistry:
             subscription = self.subscriptions[name] = self._make(record, _nothing(record))
             subscription.cursor.start_cursor()
         else:
-            subscription.record = record
+            subscription.follow_record(record)
         if verdict is Verdict.TURN_ON:
             subscription.cursor.keep_first_hand()
             self.write(subscription)
@@ -391,7 +393,7 @@ class SubscriptionRegistry:
         if verdict in (Verdict.MAKE, Verdict.REPLACE):
             subscriptions[name] = self._make(after, _nothing(after))
         else:
-            subscriptions[name].record = after
+            subscriptions[name].follow_record(after)
 
 
 def whole(subscription: Subscription) -> Whole:

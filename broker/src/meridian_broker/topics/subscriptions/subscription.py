@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.entry import messages as messages_of
-from meridian_broker.ledgers.store import Done, LedgerNotFound
+from meridian_broker.ledgers.store import Done
 from meridian_broker.positions import Progress
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.topics.cursors import acknowledging, rewinding, seeking
+from meridian_broker.topics.cursors import ack_commands, acknowledging
 from meridian_broker.topics.cursors.compacted_cursor import CompactedReading
 from meridian_broker.topics.cursors.cursor import Cursor
 from meridian_broker.topics.dispatch.consumer import Consumer
@@ -38,6 +38,7 @@ class Subscription:
     __slots__ = (
         "_barriers",
         "_pumping",
+        "_record",
         "barrier",
         "bytes_out",
         "cursor",
@@ -46,7 +47,6 @@ class Subscription:
         "last_left_ms",
         "messages_out",
         "pace",
-        "record",
         "registry",
         "share",
         "topic",
@@ -65,7 +65,7 @@ class Subscription:
         self.topic = topic
         self.registry = registry
         """All subscriptions of the topic."""
-        self.record = record
+        self._record = record
         self.cursor = Cursor(topic, self, progress, durable)
         self.share: DispatchShares | None = None
         """Set while dispatch scope ``origin`` is in force (R26)."""
@@ -87,12 +87,22 @@ class Subscription:
         self._pumping = False
 
     @property
+    def record(self) -> SubscriptionRecord:
+        return self._record
+
+    def follow_record(self, record: SubscriptionRecord) -> None:
+        """It has another record from now on, of the same life or a later one. The caller writes it to the log."""
+        assert record.name == self._record.name, "a record of another subscription"
+        assert record.deleted >= self._record.deleted, "a record of an earlier life"
+        self._record = record
+
+    @property
     def name(self) -> str:
-        return self.record.name
+        return self._record.name
 
     @property
     def replicated(self) -> bool:
-        return self.record.replicated
+        return self._record.replicated
 
     @property
     def durable(self) -> bool:
@@ -317,44 +327,24 @@ class Subscription:
         batches: dict[Position, int] | None = None,
         confirmed: Done | None = None,
     ) -> None:
-        """Individual acknowledgement. ``batches``: for partly acked entries, the bits that are *not* acked yet.
+        """Individual acknowledgement, see ``ack_commands.individual``."""
+        rest = ack_commands.individual(self.cursor, consumer, positions, batches, confirmed)
+        if rest is None:
+            self.unblock(consumer)
+        else:
+            acknowledging.go_on_later(self.cursor, self._and_unblock(consumer, rest), confirmed)
 
-        All ids of one command become one delta (R18). ``confirmed`` is called once it is durable.
-        """
-        cursor = self.cursor
-        if not cursor.durable:
-            acknowledging.in_memory(cursor, consumer, positions, confirmed, is_sharing=self.tracks_holders)
-            return
-        stale = rewinding.stale(cursor, positions)
-        if cursor.compacted is not None and positions:
-            positions = cursor.compacted.acknowledge(consumer, positions, stale, batches, confirmed)
-            if not positions:
-                return
-        missing = self._acknowledge(consumer, positions, stale, batches or {}, confirmed)
-        if missing is not None:
-            rest = acknowledging.once_indexed(
-                cursor, missing, lambda: self._acknowledge(consumer, positions, stale, batches or {}, confirmed)
-            )
-            acknowledging.go_on_later(cursor, rest, confirmed)
-
-    def _acknowledge(
-        self,
-        consumer: Consumer,
-        positions: list[Position],
-        stale: frozenset[Position],
-        batches: dict[Position, int],
-        confirmed: Done | None,
-    ) -> int | None:
-        """Acknowledge the positions. Returns the ledger whose index has to be loaded first, if any; then nothing was
-        done.
-        """
-        log = self.topic.log
-        for position in positions:
-            if log.index(position.ledger) is None and log.holds(position):
-                return position.ledger
-        acknowledging.each(self.cursor, consumer, positions, stale, batches, confirmed)
+    async def _and_unblock(self, consumer: Consumer, rest: acknowledging.Rest) -> None:
+        await rest
         self.unblock(consumer)
-        return None
+
+    def acknowledge_cumulative(
+        self, consumer: Consumer, position: Position, part: int | None = None, confirmed: Done | None = None
+    ) -> None:
+        """Acknowledge everything up to ``position``, see ``ack_commands.cumulative``."""
+        rest = ack_commands.cumulative(self.cursor, consumer, position, part, confirmed)
+        if rest is not None:
+            acknowledging.go_on_later(self.cursor, rest, confirmed)
 
     def release(self, acker: AckState, position: Position) -> None:
         """``CursorOwner``: an entry was acknowledged and is no longer in flight."""
@@ -371,44 +361,9 @@ class Subscription:
         if holder is not acker:
             self.unblock(holder)
 
-    def acknowledge_cumulative(
-        self,
-        consumer: Consumer,
-        position: Position,
-        part: int | None = None,
-        confirmed: Done | None = None,
-    ) -> None:
-        """Acknowledge everything up to ``position`` in this region's order. ``part``: bits of the last entry that are
-        not acked. Entry -1 of a ledger stands for everything before the ledger.
-        """
-        if self.tracks_holders:
-            if confirmed is not None:
-                confirmed(None)
-            return
-        cursor, log = self.cursor, self.topic.log
-        if not acknowledging.is_known(cursor, position):
-            if confirmed is not None:
-                confirmed(LedgerNotFound(f"there is no entry {position} here: the acknowledgement has no effect"))
-            return
-        compacted = cursor.compacted
-        if position.entry < 0:
-            horizon = EARLIEST if compacted is None else compacted.horizon
-            position = acknowledging.before_ledger(log, position, max(cursor.mark_delete, horizon))
-        if not cursor.durable:
-            acknowledging.in_memory(cursor, consumer, [position], confirmed, is_sharing=False)
-            return
-        last = position
-        if part is not None:  # the view may contain it when the log no longer does
-            last = min(log.before(position), Position(position.ledger, position.entry - 1))
-        behind = consumer.acknowledges_to(last, in_part=part is not None)
-        if compacted is None or not compacted.acknowledge_up_to(consumer, behind, position, part, confirmed):
-            rest = acknowledging.up_to(cursor, consumer, behind, position, part, confirmed, cursor.resent)
-            if rest is not None:
-                acknowledging.go_on_later(cursor, rest, confirmed)
-
     def follow(self) -> None:
         """New entries arrived and no consumer is connected: their acknowledgements may have come first."""
-        if self.record.replicated:
+        if self._record.replicated:
             self.cursor.advance()
 
     # -- what the cursor decides (``CursorOwner``) -----------------------------------------------------------------
@@ -446,14 +401,6 @@ class Subscription:
         self.dispatch_soon()
         return is_any_held
 
-    async def seek(self, target: Position) -> None:
-        """Move so that ``target`` is the next entry, see ``seeking.seek``."""
-        await seeking.seek(self.cursor, target)
-
-    async def seek_to_time(self, time_ms: int) -> None:
-        """Everything published at this time or later is owed again, see ``seeking.seek_to_time``."""
-        await seeking.seek_to_time(self.cursor, time_ms)
-
     def backlog(self) -> int:
         """Entries owed, as far as they can be counted without I/O."""
         return self.cursor.backlog()
@@ -463,7 +410,7 @@ class Subscription:
         """Whether it was not deleted. Records written for a deleted one would be read as those of a later one of its
         name.
         """
-        return self.registry.subscriptions.get(self.record.name) is self
+        return self.registry.subscriptions.get(self._record.name) is self
 
     def check_open(self) -> None:
         """:raises TopicFenced: the topic is closing, or the subscription was deleted since it was looked up."""
