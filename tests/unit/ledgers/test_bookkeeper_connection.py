@@ -305,7 +305,7 @@ def test_entries_and_answers_cross_a_real_connection(run: Callable[[Coroutine[No
 # -- all bookies of a region -----------------------------------------------------------------------------------------
 
 
-async def refuse(*_: object) -> None:
+async def refuse(*_: object) -> asyncio.BaseTransport:
     raise ConnectionRefusedError("nobody listens")
 
 
