@@ -177,6 +177,37 @@ def test_without_a_spare_a_bookie_that_is_well_again_goes_on() -> None:
     assert heard == [0, 1, 2] and link.ensembles == []
 
 
+def test_what_lost_bookies_acknowledged_counts_once_they_go_on() -> None:
+    """Nothing more has to be sent to them then, so no later acknowledgement would confirm it."""
+    link = Link()
+    adding = link.adding(limits=AddLimits(entries=2))
+    heard = add(adding, 3)
+    for bookie in "abc":
+        adding.lost(bookie, "silent")
+    for bookie in "abc":
+        ack(adding, bookie, 0, 1)
+    assert heard == []
+    link.well.update("abc")
+    adding.tick(LIMITS.retry_ms)
+    assert heard == [0, 1]
+    assert [entry for _, entry in link.taken()].count(2) == 3
+
+
+def test_bookies_that_are_all_slow_keep_none_of_them_waiting() -> None:
+    """As when the machine stood still for a second: each would be lost, and nobody left to confirm anything."""
+    link = Link()
+    adding = link.adding(limits=AddLimits(entries=4))
+    add(adding, 10)
+    adding.tick(0)
+    adding.tick(LIMITS.blocking_ms)
+    assert not adding.lost_bookies
+    ack(adding, "a", 0)
+    adding.tick(LIMITS.blocking_ms * 2)
+    assert not adding.lost_bookies, "one alone confirms nothing"
+    adding.tick(LIMITS.silent_ms)
+    assert adding.lost_bookies.keys() == {"b", "c"}
+
+
 def test_a_silent_bookie_is_lost() -> None:
     link = Link("d")
     adding = link.adding()

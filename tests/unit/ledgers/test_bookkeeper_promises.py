@@ -18,14 +18,14 @@ SHAPES = ((4, 3, 2), (3, 3, 2), (5, 3, 3), (3, 2, 2), (5, 4, 2), (4, 3, 1))
 """Bookies, ensemble, ack quorum."""
 
 
-def drawn_run(seed: int, steps: int) -> BookieWorld:
-    """A run up to the time when nothing fails any more."""
+def drawn_run(seed: int, steps: int, *, is_taken_over: bool = True) -> BookieWorld:
+    """A run up to the time when nothing fails any more. :param is_taken_over: others may recover the ledger."""
     bookies, ensemble, ack_quorum = SHAPES[seed % len(SHAPES)]
     world = BookieWorld(seed, bookies=bookies, ensemble=ensemble, ack_quorum=ack_quorum)
     draw = world.draw
     fault = draw.choice((0.0, 0.02, 0.1, 0.3))
     recovery_at = draw.randrange(steps + 1)
-    recoverers = draw.randrange(3)
+    recoverers = draw.randrange(3) if is_taken_over else 0
     for step in range(steps):
         at = draw.random()
         if step >= recovery_at and len(world.clients) - 1 < recoverers and at < 0.1:
@@ -53,6 +53,21 @@ def test_nothing_confirmed_is_lost(seed: int, steps: int) -> None:
     outcome = world.promises.outcomes["last"]
     assert not isinstance(outcome, LedgerError), outcome
     world.check_closed()
+
+
+@settings(max_examples=100, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@given(st.integers(0, 2**32 - 1), st.integers(1, 150))
+def test_a_writer_waits_for_nothing_for_ever(seed: int, steps: int) -> None:
+    """Once nothing fails any more, every entry that it accepted is confirmed, unless it failed before."""
+    world = drawn_run(seed, steps, is_taken_over=False)
+    world.heal()
+    promises = world.promises
+    adding = world.writer.adding
+    assert adding is not None
+    world.run(lambda: adding.failure is not None or len(promises.confirmed) == adding.next)
+    if "writer" not in promises.outcomes:
+        world.seal()
+        world.run(lambda: "writer" in promises.outcomes)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -115,21 +115,22 @@ class Adding:
         if self.failure is not None:
             self.refuse(done, self.failure)
             return entry
-        self.next = entry + 1
-        if not self._packets:
+        following = self.next = entry + 1
+        packets = self._packets
+        if not packets:
             self._is_fresh = True
             self._link.wake()
-        self._packets[entry] = packet
-        size = len(packet.data)
+        packets[entry] = packet
+        size = len(packet[1])
         self.pending_bytes += size
         self._told.append(done)
         if self._released == entry and not self._is_full():
-            self._released = entry + 1
+            self._released = following
             self._released_bytes += size
             send = self._link.send
             for place in self._places:
                 if place.sent == entry and not place.is_lost and not place.again and send(place.bookie, entry, packet):
-                    place.sent = entry + 1
+                    place.sent = following
         return entry
 
     def refuse(self, done: AppendDone, error: LedgerError) -> None:
@@ -223,7 +224,7 @@ class Adding:
             self._enough_ms = now_ms
             for place in self._places:
                 place.progress_ms = now_ms
-        is_blocked = self._released < self.next
+        is_blocked = self._released < self.next and self._base <= self.confirmed
         for place in self._places:
             if place.is_lost:
                 continue
@@ -365,7 +366,7 @@ class Adding:
         """Look for other bookies in place of the lost ones."""
         if self.failure is not None or self._changing is not None or not any(place.is_lost for place in self._places):
             return
-        ensemble = list(self.ensemble)
+        ensemble, has_gone_on = list(self.ensemble), False
         for number, place in enumerate(self._places):
             if place.is_lost:
                 found = self._link.choose(place.bookie, frozenset(ensemble))
@@ -374,11 +375,14 @@ class Adding:
                     place.is_given_up = True
                 elif found is not None and may_go_on and not place.is_given_up:
                     self._go_on(place)
+                    has_gone_on = True
         if tuple(ensemble) == self.ensemble:
             self._retry_ms = self._now_ms + self._limits.retry_ms
-            return
-        self._changing, self._change_first = tuple(ensemble), self.confirmed + 1
-        self._store_ensemble(self._change_first, self._changing)
+        else:
+            self._changing, self._change_first = tuple(ensemble), self.confirmed + 1
+            self._store_ensemble(self._change_first, self._changing)
+        if has_gone_on:
+            self._advance()  # what they acknowledged while they were lost counts now
 
     def _go_on(self, place: Place) -> None:
         """A lost bookie is well again: it gets everything from its mark on."""
