@@ -69,6 +69,7 @@ _ANSWER = Struct(">IIqq")
 _BATCH_ANSWER = Struct(">IIqqq")
 _SIZE = Struct(">I")
 _LENGTH_BYTES: Final = 4
+_ADD_BYTES: Final = _ADD.size - _LENGTH_BYTES
 
 
 class BadFrame(Exception):
@@ -96,8 +97,8 @@ def master_key(password: bytes) -> bytes:
 
 def add_request(key: bytes, body_bytes: int, flags: Flags = Flags.NONE) -> bytes:
     """All of an add's frame but the entry itself, which has ``body_bytes``."""
-    length = _ADD.size - _LENGTH_BYTES + body_bytes
-    return _ADD.pack(length, _header(Operation.ADD, flags), key)
+    header = _ADD_HEADER if flags is Flags.NONE else _header(Operation.ADD, flags)
+    return _ADD.pack(_ADD_BYTES + body_bytes, header, key)
 
 
 def read_request(ledger: int, entry: int, key: bytes, flags: Flags = Flags.NONE) -> bytes:
@@ -148,4 +149,7 @@ def _batch(body: bytes | memoryview) -> list[bytes]:
 
 
 def _header(operation: Operation, flags: Flags) -> int:
-    return PROTOCOL << 24 | operation << 16 | flags
+    return PROTOCOL << 24 | operation.value << 16 | flags.value  # the operators of enums are slow
+
+
+_ADD_HEADER: Final = _header(Operation.ADD, Flags.NONE)
