@@ -8,21 +8,20 @@ shows what this machine did meanwhile. Memory is the growth of the resident set 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import shutil
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from processes import Broker, Generator, Regions, cpu_seconds, rss_bytes, run
 from regions import NAMES, Switches, acks_visible
+from report import finish
 
 TOPIC = "persistent://public/default/bench"
 
@@ -243,14 +242,7 @@ def main() -> int:
                 print(name, flush=True)
             case(bench)
             bench.figures[f"{name}_case_seconds"] = round(time.monotonic() - began, 1)
-    machine = {"processors": os.cpu_count(), "load_before": load_before, "load_after": os.getloadavg()[0]}
-    if options.json:
-        targets = {name: asdict(target) for name, target in bench.targets.items()}
-        json.dump({**bench.figures, "targets": targets, "machine": machine}, sys.stdout)
-        print()
-    else:
-        print(f"load of the machine: {machine['load_before']:.1f} before, {machine['load_after']:.1f} after")
-    return 0 if all(target.met for target in bench.targets.values()) else 1
+    return finish(bench.figures, bench.targets, load_before, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -12,14 +12,13 @@ buffers are full, and at the end. In the end some of the slow ones read on, and 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import selectors
 import socket
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "core"))
@@ -27,6 +26,7 @@ from meridian_broker.wire.pulsar import encode
 from meridian_broker.wire.pulsar.frames import FrameDecoder, Message
 from processes import Broker, cpu_seconds, rss_bytes
 from raw import PING, Raw, frame, number_of
+from report import finish
 
 TOPIC = "persistent://public/default/slow"
 CONSUMERS = 1000
@@ -193,14 +193,7 @@ def main() -> int:
     bench = Bench(say=not options.json)
     with tempfile.TemporaryDirectory(prefix="bench-slow-", dir=options.directory) as directory:
         measure(bench, Path(directory).resolve(), 16_000 if options.quick else 64_000, CONSUMERS)
-    machine = {"processors": os.cpu_count(), "load_before": load_before, "load_after": os.getloadavg()[0]}
-    if options.json:
-        targets = {name: asdict(target) for name, target in bench.targets.items()}
-        json.dump({**bench.figures, "targets": targets, "machine": machine}, sys.stdout)
-        print()
-    else:
-        print(f"load of the machine: {machine['load_before']:.1f} before, {machine['load_after']:.1f} after")
-    return 0 if all(target.met for target in bench.targets.values()) else 1
+    return finish(bench.figures, bench.targets, load_before, as_json=options.json)
 
 
 if __name__ == "__main__":

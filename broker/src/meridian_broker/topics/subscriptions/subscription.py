@@ -38,7 +38,6 @@ class Subscription:
     __slots__ = (
         "_barriers",
         "_pumping",
-        "_record",
         "barrier",
         "bytes_out",
         "cursor",
@@ -47,6 +46,7 @@ class Subscription:
         "last_left_ms",
         "messages_out",
         "pace",
+        "record",
         "registry",
         "share",
         "topic",
@@ -65,7 +65,8 @@ class Subscription:
         self.topic = topic
         self.registry = registry
         """All subscriptions of the topic."""
-        self._record = record
+        self.record = record
+        """Replaced by ``follow_record`` only."""
         self.cursor = Cursor(topic, self, progress, durable)
         self.share: DispatchShares | None = None
         """Set while dispatch scope ``origin`` is in force (R26)."""
@@ -86,23 +87,19 @@ class Subscription:
         """When its last consumer left; before that, when it was created or opened here. In milliseconds since 1970."""
         self._pumping = False
 
-    @property
-    def record(self) -> SubscriptionRecord:
-        return self._record
-
     def follow_record(self, record: SubscriptionRecord) -> None:
         """It has another record from now on, of the same life or a later one. The caller writes it to the log."""
-        assert record.name == self._record.name, "a record of another subscription"
-        assert record.deleted >= self._record.deleted, "a record of an earlier life"
-        self._record = record
+        assert record.name == self.record.name, "a record of another subscription"
+        assert record.deleted >= self.record.deleted, "a record of an earlier life"
+        self.record = record
 
     @property
     def name(self) -> str:
-        return self._record.name
+        return self.record.name
 
     @property
     def replicated(self) -> bool:
-        return self._record.replicated
+        return self.record.replicated
 
     @property
     def durable(self) -> bool:
@@ -363,7 +360,7 @@ class Subscription:
 
     def follow(self) -> None:
         """New entries arrived and no consumer is connected: their acknowledgements may have come first."""
-        if self._record.replicated:
+        if self.record.replicated:
             self.cursor.advance()
 
     # -- what the cursor decides (``CursorOwner``) -----------------------------------------------------------------
@@ -410,7 +407,7 @@ class Subscription:
         """Whether it was not deleted. Records written for a deleted one would be read as those of a later one of its
         name.
         """
-        return self.registry.subscriptions.get(self._record.name) is self
+        return self.registry.subscriptions.get(self.record.name) is self
 
     def check_open(self) -> None:
         """:raises TopicFenced: the topic is closing, or the subscription was deleted since it was looked up."""
