@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -66,13 +67,19 @@ class Acked:
 
 @dataclass(frozen=True, slots=True)
 class PublishedSince:
-    """Every entry published at or after a time, including future ones."""
+    """Every entry published at or after a time, including future ones, with exceptions."""
 
     published: dict[Origin, int]
     time_ms: int
+    upto: Mapping[str, Position] = field(default_factory=dict)
+    """Per origin region: not what was published up to here, ..."""
+    apart: frozenset[Origin] = frozenset()
+    """... nor these."""
 
     def __contains__(self, origin: object) -> bool:
-        return isinstance(origin, Origin) and self.published.get(origin, 0) >= self.time_ms
+        if not isinstance(origin, Origin) or self.published.get(origin, 0) < self.time_ms:
+            return False
+        return origin.position > self.upto.get(origin.region, EARLIEST) and origin not in self.apart
 
 
 @dataclass(slots=True)

@@ -339,6 +339,7 @@ class Model(Crashes):
         # What lies before its beginning here nobody acks: an earlier creation, still to be heard of, takes that back.
         passed = {origin for origin in before if origin.position <= begun.get(origin.region, EARLIEST)}
         after_surely = {origin for place, origin, _ in self.logs.of(home, topic) if place >= target}
+        given_back = self._given_back(home, topic, subscription)
 
         def done(old: Stamp, new: Stamp, progress: Progress) -> Heard:
             ack = Acked(old, {o: bits for o, bits in before.items() if o not in passed}, rewinds_of(progress))
@@ -352,7 +353,11 @@ class Model(Crashes):
                 perhaps |= {origin for origin in self.logs.published if passing.lies_in(passed_over, origin)}
                 rewind = Rewound(new, after_surely, perhaps)
                 if time_ms is not None:
-                    rewind.surely = rewind.perhaps = PublishedSince(self.logs.published, time_ms)
+                    # What its region has given back stays acknowledged, if it was. What lies before that and was
+                    # never there, or came back late, it may take back.
+                    log = subscription.topic.log
+                    rewind.surely = PublishedSince(self.logs.published, time_ms, log.gone_upto())
+                    rewind.perhaps = PublishedSince(self.logs.published, time_ms, apart=given_back)
                 facts.rewinds.append(rewind)
 
             def heard(error: LedgerError | None) -> None:
@@ -365,6 +370,18 @@ class Model(Crashes):
             return heard
 
         return done
+
+    def _given_back(self, home: Region, topic: str, subscription: Subscription) -> frozenset[Origin]:
+        """What a region trimmed and knows to be acknowledged, whatever its publish time."""
+        progress = subscription.cursor.progress
+        stored = {origin for _, origin, _ in self.logs.of(home, topic)}
+        begun = progress.beginning.places
+        return frozenset(
+            origin
+            for origin in self.trimmed[home.name, topic] - stored
+            if origin.position > begun.get(origin.region, EARLIEST)
+            and progress.is_acked(origin.region, origin.position)
+        )
 
     # -- delivery
 

@@ -24,7 +24,10 @@ from support.worlds.topic_of_one_region import load_indexes
 from support.worlds.topic_world import NAMES, START_MS, STEPS, TopicWorld
 
 steps = st.lists(
-    st.tuples(st.sampled_from((*STEPS, "foreign", "own", "own", "seek_to_time", "seek_to_time")), st.integers(0, 60)),
+    st.tuples(
+        st.sampled_from((*STEPS, "foreign", "own", "own", "seek_to_time", "seek_to_time", "give_back")),
+        st.integers(0, 60),
+    ),
     min_size=8,
     max_size=40,
 )
@@ -41,7 +44,7 @@ def small_blocks() -> Iterator[None]:
 
 
 class TimedWorld(TopicWorld):
-    """What was given back is owed again as well, once a seek by time rules it: it may come back from elsewhere."""
+    """What was given back stays acknowledged, whatever is sought: regions that store it do not owe it again."""
 
     async def open(self) -> None:
         self.taken_back: dict[str, set[Position]] = {name: set() for name in NAMES}
@@ -66,11 +69,18 @@ class TimedWorld(TopicWorld):
             assert not behind & settled
         else:
             assert behind & (settled | self.taken_back[name])
-            ruled = {entry.place for entry in self.entries if entry.published_ms >= since_ms}
+            ruled = {entry.place for entry in stored if entry.published_ms >= since_ms}
             self.taken_back[name] |= self.acked[name] & ruled
             self.acked[name] -= ruled
             self.dropped[name] = set()
         self.acked[name] |= before
+
+    async def give_back(self, number: int) -> None:
+        """Both subscriptions are through with most entries, and ledgers go."""
+        for which in (0, 1):
+            await self.cumulative(2 * number + which)
+        await self.settle()
+        await self.trim(number)
 
     async def seek(self, number: int) -> None:
         entry, subscription = self._choose(number), self.subscription(number)

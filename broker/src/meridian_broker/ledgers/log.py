@@ -542,6 +542,23 @@ class TopicLog(ReadableLog):
 
     # -- space ---------------------------------------------------------------------------------------------------
 
+    def gone_upto(self) -> dict[str, Position]:
+        """Per region the last entry that was stored before the first ledger here, or before the first one that stays
+        when a trim is under way."""
+        return self.origins_before(self.staying_from)
+
+    @property
+    def staying_from(self) -> int:
+        """The first ledger here, or the first one that stays when a trim is under way; -1: there is none."""
+        return self._ids[self._leaving] if self._leaving < len(self._ids) else -1
+
+    def origins_before(self, ledger: int) -> dict[str, Position]:
+        """Per region the last entry that was stored before a ledger of this log; -1: before the next one."""
+        if ledger < 0:
+            return {**self.last_origin, self.region: self.last_own}
+        chapter = self._chapter(ledger)
+        return {**chapter.origins_before, self.region: chapter.own_before}
+
     async def trim(self, below: Position, keep_bytes: int | None, keep_since_ms: int | None) -> list[int]:
         """Delete whole ledgers that lie at or below ``below`` and outside retention; returns their ids.
 

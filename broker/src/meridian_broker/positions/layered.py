@@ -12,7 +12,7 @@ The base layer, epoch ``ZERO``, rules everything. Each rewind is a layer above i
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from meridian_broker.positions.ackset import AckSet
 from meridian_broker.positions.beginning import UNKNOWN, Beginning
@@ -20,6 +20,7 @@ from meridian_broker.positions.claims import BATCH_LIMIT
 from meridian_broker.positions.clock import ZERO, Stamp
 from meridian_broker.positions.layers import Layers, Rules, acks_of, covered_over, floor_over, join_acks
 from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.positions.stretches import Stretch, acked_over, claimed, without
 
 
 class LayeredAcks:
@@ -166,6 +167,13 @@ class LayeredAcks:
             self._normalise()
         newest_first = [] if self._layers is None else list(self._layers.over(region, after, upto))
         return covered_over(region, after, upto, self._base.get(region), self.start(region), newest_first)
+
+    def acked_whenever(self, region: str, upto: Position, apart: Iterable[Stretch] = ()) -> AckSet:
+        """The acks up to a position that count whenever their entries were published, except in the stretches
+        ``apart``. Entries before the subscription's beginning are not among them: an earlier one may become known."""
+        self._normalise()
+        newest_first = [] if self._layers is None else self._layers[::-1]
+        return claimed(without(acked_over(region, upto, self._base.get(region), newest_first), apart))
 
     def depends_on_time(self, region: str, position: Position) -> bool:
         """Whether only its publish time can tell if an entry, or some of it, is acked."""

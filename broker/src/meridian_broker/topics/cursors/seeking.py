@@ -12,7 +12,7 @@ from meridian_broker.ledgers.times import first_since
 from meridian_broker.positions import Progress, Stamp
 from meridian_broker.positions.layers import LAYERS_MAX
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
-from meridian_broker.topics.cursors import log_walks, rewinding
+from meridian_broker.topics.cursors import log_walks, rewinding, trimmed
 from meridian_broker.topics.cursors.log_walks import Ranges
 from meridian_broker.topics.errors import LimitReached
 
@@ -92,6 +92,7 @@ async def seek(cursor: Cursor, target: Position) -> None:
 async def seek_to_time(cursor: Cursor, time_ms: int) -> None:
     """Move to the first entry published at ``time_ms`` or later: everything before it here counts as acked. Of the
     others, those published at that time or later do not, in any region, including those still to arrive (R12).
+    Acknowledged entries that were trimmed here stay acknowledged in every region (``trimmed.py``).
 
     An entry behind that position that was published earlier keeps its state.
 
@@ -119,17 +120,19 @@ async def _seek(cursor: Cursor, target: Position, time_ms: int | None) -> None:
 
 async def _plan(cursor: Cursor, target: Position, upto: Position, time_ms: int | None) -> Progress:
     """The delta for a seek to right behind ``upto``. It is valid in the turn in which this returns: it is computed
-    again if the subscription was rewound meanwhile, or another region reported an earlier beginning.
+    again if the subscription was rewound meanwhile, another region reported an earlier beginning, or ledgers were
+    trimmed.
     """
     context = cursor.context
     while True:
         delta, seen = cursor.progress.empty_delta(), Ranges()
         if cursor.compacted is not None:
             delta, seen = await _move_in_view(cursor, cursor.compacted, target)
-        layers, beginning = cursor.progress.layers, cursor.progress.beginning
+        layers, beginning, first = cursor.progress.layers, cursor.progress.beginning, context.log.staying_from
         steps = _plan_log(cursor, delta, seen, upto, time_ms)
         await log_walks.carry_out(context.log, context.scheduler, steps)
-        if cursor.progress.layers is layers and cursor.progress.beginning == beginning:
+        is_same = cursor.progress.layers is layers and cursor.progress.beginning == beginning
+        if is_same and context.log.staying_from == first:
             return delta
 
 
@@ -148,7 +151,8 @@ def _plan_log(
     if time_ms is not None:
         if is_back or rules:
             # Everything stored before the position was published earlier, so the rewind does not rule it.
-            delta.rewind(_next_epoch(cursor), {}, publish_time_ms=time_ms)
+            stays = yield from trimmed.stays_acknowledged(cursor, upto)
+            delta.rewind(_next_epoch(cursor), {}, stays, publish_time_ms=time_ms)
     elif rules := _joined(seen, rules):
         epoch = _next_epoch(cursor)
         delta.rewind(epoch, rules)

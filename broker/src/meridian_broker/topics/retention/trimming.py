@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions import Cause
-from meridian_broker.topics.cursors import drops, floors
+from meridian_broker.topics.cursors import drops, floors, trimmed
 from meridian_broker.topics.errors import TopicError, TopicFenced
 
 if TYPE_CHECKING:
@@ -95,6 +95,8 @@ async def _give_back(topic: Topic, keep_bytes: int | None, keep_since_ms: int | 
     leave it owed but missing.
     """
     needed = topic.needed_from()
+    for cursor in _cursors(topic):
+        await trimmed.note_acknowledged(cursor, topic.log.trimmable(needed, keep_bytes, keep_since_ms))
     try:
         await drops.durable(topic)
         upto = await topic.retention_holds.upto(min(needed, topic.needed_from()), keep_bytes, keep_since_ms)
