@@ -246,6 +246,45 @@ def test_bundles_are_split_and_go_where_they_are_sent(region: Region) -> None:
         assert received(consumer, 1) == [b"3"]
 
 
+def test_requests_about_all_partitions_or_a_whole_namespace_reach_every_broker(region: Region) -> None:
+    a, b = region.brokers.values()
+    path = "/admin/v2/persistent/public/default/many"
+    assert a.http("PUT", f"{path}/partitions", 8).status == 204
+    with connected(region.url) as client:
+        producer = client.create_producer(
+            "many", batching_enabled=False, message_routing_mode=pulsar.PartitionsRoutingMode.RoundRobinDistribution
+        )
+        assert a.http("PUT", f"{path}/subscription/s", "earliest").status == 204
+        assert b.http("PUT", f"{path}/subscription/s", "earliest").status == 409
+        for number in range(24):
+            producer.send(b"%d" % number)
+        assert {region.owner(f"many-partition-{number}", a) for number in range(8)} == {a, b}
+        for broker in (a, b):
+            stats = broker.http("GET", f"{path}/partitioned-stats").json
+            assert (stats["msgInCounter"], len(stats["partitions"])) == (24, 8)
+            assert stats["subscriptions"]["s"]["msgBacklog"] == 24
+            assert broker.http("GET", f"{path}/subscriptions").json == ["s"]
+        assert b.http("POST", f"{path}/subscription/s/skip/1").status == 204
+        assert a.http("GET", f"{path}/partitioned-stats").json["subscriptions"]["s"]["msgBacklog"] == 16
+        assert a.http("POST", "/admin/v2/namespaces/public/default/clearBacklog").status == 204
+        assert b.http("GET", f"{path}/partitioned-stats").json["subscriptions"]["s"]["msgBacklog"] == 0
+        assert b.http("POST", f"{path}/subscription/nobody/skip_all").status == 404
+        assert a.http("PUT", "/admin/v2/namespaces/public/default/unload").status == 204
+        assert b.http("POST", "/admin/v2/namespaces/public/default/unsubscribe/s").status == 204
+        assert a.http("GET", f"{path}/subscriptions").json == []
+        producer.send(b"more")
+        assert a.http("DELETE", f"{path}/partitions").status == 412
+    wait_until(lambda: a.http("DELETE", f"{path}/partitions").status == 204, "the topic to have no clients")
+    assert b.http("GET", "/admin/v2/persistent/public/default").json == []
+    assert b.http("DELETE", f"{path}/partitions").status == 404
+    for name in ("t1", "t2", "t3", "t4"):
+        owner = region.owner(name, a)
+        assert owner is not None and owner.http("PUT", f"/admin/v2/persistent/public/default/{name}").status == 204
+    assert a.http("DELETE", "/admin/v2/namespaces/public/default?force=true").status == 204
+    for broker in (a, b):
+        assert broker.http("GET", "/meridian/v1/health").json["healthy"]
+
+
 def test_requests_about_a_topic_are_sent_to_its_owner(region: Region) -> None:
     first = region.owner("orders", region.brokers["a"])
     assert first is not None

@@ -187,19 +187,20 @@ ROUTES: Final[tuple[Route, ...]] = (
 )
 """The first that fits answers: a path with a fixed last part stands before one with any."""
 
+PARTITIONS_ROUTES: Final = frozenset(
+    {topics.terminate_partitions, topics.delete_partitioned, stats.partitioned, stats.partitioned_internal}
+)
+"""The handlers that are about all partitions of a topic, never about a topic without."""
+
 _ANYWHERE: Final = frozenset(
     {
         *(route.handler for route in _TOPIC_POLICIES),
         topics.get_partitions,
         topics.create_partitioned,
         topics.grow,
-        topics.delete_partitioned,
-        topics.terminate_partitions,
-        stats.partitioned,
-        stats.partitioned_internal,
     }
 )
-"""What is about the topic's metadata, or about all its partitions, whichever brokers serve them."""
+"""What is about the topic's metadata, whichever broker serves it."""
 
 OWNERS_ROUTES: Final = frozenset(
     route.handler

@@ -14,7 +14,7 @@ from meridian_broker.admin.figures.rates import Rates
 from meridian_broker.admin.http.connections import HttpConnection, within_limits
 from meridian_broker.admin.http.errors import refusals
 from meridian_broker.admin.http.gatekeeping import EXPORT_CALLS, PEER_CALLS, gatekeeper, proven_answers
-from meridian_broker.admin.http.owners import AT_OWNER, at_owner
+from meridian_broker.admin.http.owners import ANYWHERE, AT_OWNER, SPREAD, at_owner
 from meridian_broker.admin.http.requests import STATE
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.admin.http.web_pages import HOSTS, no_web_pages
@@ -22,8 +22,9 @@ from meridian_broker.admin.meridian.describing import REMEMBERS, Remembered
 from meridian_broker.admin.metrics import SCRAPES, Scrapes
 from meridian_broker.admin.pulsar.health import live, ready
 from meridian_broker.admin.pulsar.load_report import LOAD, LoadReports
+from meridian_broker.admin.pulsar.spread import spread
 from meridian_broker.admin.pulsar.topic_stats import STATS, TopicStats
-from meridian_broker.admin.routes import OWNERS_ROUTES, ROUTES
+from meridian_broker.admin.routes import OWNERS_ROUTES, PARTITIONS_ROUTES, ROUTES
 from meridian_broker.bounds.http import PROBES
 from meridian_broker.gateway.places import Hall, Places
 from meridian_broker.gateway.tls_listeners import TlsListener, TlsListeners
@@ -62,6 +63,8 @@ class AdminServer:
         app[LOAD] = LoadReports(state, Rates(time.monotonic))
         app[EXPORT_CALLS] = frozenset(route.handler for route in ROUTES if route.exports)
         app[AT_OWNER] = OWNERS_ROUTES
+        app[ANYWHERE] = PARTITIONS_ROUTES
+        app[SPREAD] = spread
         app[PEER_CALLS] = {route.handler: route.peers for route in ROUTES if route.peers is not None}
         for route in ROUTES:
             app.router.add_route(route.method, route.path, route.handler)

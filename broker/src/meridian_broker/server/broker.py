@@ -29,6 +29,7 @@ from meridian_broker.admin.http.state import AdminState
 from meridian_broker.engines.local.files import FilePort, make_directory
 from meridian_broker.engines.pinned import PinnedLedgers
 from meridian_broker.gateway.addresses import Addresses
+from meridian_broker.gateway.broker_calls import BrokerCalls
 from meridian_broker.gateway.client_errors import ConnectFailed
 from meridian_broker.gateway.client_options import ClientOptions, peer_options
 from meridian_broker.gateway.exchange import ExchangeShell
@@ -407,6 +408,7 @@ class BrokerProcess:
             admin_url=lambda: self.listeners.admin_url,
             calls=self.calls,
             owner=None if self.several is None else self.several.owner,
+            brokers=None if self.several is None else BrokerCalls(self._client_tls),
             guard=Guard(self.region, os.urandom(NONCE_BYTES), lambda: self.keys.peer_secrets),
         )
         await self.listeners.open(self.gateway, self.admin, stack)

@@ -69,6 +69,10 @@ class TopicFenced(TopicError):
     """The topic is closing, moving or lost its ledger: the client should look it up again."""
 
 
+class TopicElsewhere(TopicFenced):
+    """Another broker of the region owns the topic."""
+
+
 class TopicTerminated(TopicError):
     """The topic accepts no more messages."""
 

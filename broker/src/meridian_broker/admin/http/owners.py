@@ -4,7 +4,7 @@ repeats the request. A broker that is its region's only one serves every topic, 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 
 from aiohttp import web
@@ -14,7 +14,9 @@ from meridian_broker.admin.http.requests import Refused, any_topic_of, flag, nam
 from meridian_broker.gateway.addresses import Place
 
 AT_OWNER: Final = web.AppKey("at_owner", Collection[Handler])
-"""The handlers that need the topic in the path to be open."""
+"""The handlers that need the topic in the path, or its partitions, to be open."""
+ANYWHERE: Final = web.AppKey("anywhere", Collection[Handler])
+"""Those of them that need only the partitions."""
 AUTHORITATIVE: Final = "authoritative"
 
 
@@ -40,14 +42,22 @@ def redirect(request: web.Request, place: Place) -> web.HTTPTemporaryRedirect:
     return web.HTTPTemporaryRedirect(base + url.raw_path_qs)
 
 
+Spread = Callable[[web.Request], Awaitable[web.Response | None]]
+SPREAD: Final[web.AppKey[Spread]] = web.AppKey("spread")
+"""Answers requests about all partitions of a topic, which several brokers may serve; None: the request is none."""
+
+
 @web.middleware
 async def at_owner(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Let only the owner of a topic answer requests that need it open."""
+    """Let only the owner of a topic answer requests that need it open, and the owners of its partitions their part."""
     if (
-        state(request).gateway.locate is not None
-        and request.match_info.handler in request.app[AT_OWNER]
-        and state(request).catalog.namespace(namespace_of(request)) is not None  # otherwise no broker serves it
-        and (place := await place_of(request)) is not None
+        state(request).gateway.locate is None
+        or request.match_info.handler not in request.app[AT_OWNER]
+        or state(request).catalog.namespace(namespace_of(request)) is None  # no broker serves it
     ):
+        return await handler(request)
+    if (answer := await request.app[SPREAD](request)) is not None:
+        return answer
+    if request.match_info.handler not in request.app[ANYWHERE] and (place := await place_of(request)) is not None:
         raise redirect(request, place)
     return await handler(request)

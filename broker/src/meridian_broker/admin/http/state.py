@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from meridian_broker.engines.pinned import PinnedLedgers
+from meridian_broker.gateway.broker_calls import BrokerCalls
 from meridian_broker.gateway.exchange import ExchangeShell
 from meridian_broker.gateway.pulsar.broker import Broker
 from meridian_broker.gateway.region_calls import RegionCalls
@@ -51,6 +52,8 @@ class AdminState:
     """Knows the calls of other regions."""
     owner: BundleOwner | None = None
     """The bundles of this broker; None: it is its region's only one, which serves all of them."""
+    brokers: BrokerCalls | None = None
+    """To the admin APIs of the region's other brokers; None: there are none."""
     faults: bool = False
     """This broker is under test and may lose messages on request."""
     sync_metrics: bool = False

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -25,6 +26,11 @@ async def status(request: web.Request) -> web.Response:
     """Status of the last compaction since the topic was opened; for several partitions, the most urgent one."""
     worst = max((topic.compaction for topic in await opened(request)), key=lambda one: _ORDER.index(one.status))
     return answer({"status": worst.status.value, "lastError": worst.last_error})
+
+
+def urgency(shown: Mapping[str, Any]) -> int:
+    """Of a status as it is shown: the greater, the more it needs attention."""
+    return _ORDER.index(Status(shown["status"]))
 
 
 _ORDER: Final = (Status.SUCCESS, Status.NOT_RUN, Status.RUNNING, Status.ERROR)

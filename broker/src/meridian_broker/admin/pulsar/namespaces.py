@@ -20,8 +20,7 @@ from meridian_broker.admin.http.requests import (
     part,
     state,
 )
-from meridian_broker.admin.http.state import AdminState
-from meridian_broker.admin.pulsar import dealing
+from meridian_broker.admin.pulsar import dealing, whole_namespaces
 from meridian_broker.admin.pulsar.clusters import check_allowed
 from meridian_broker.admin.pulsar.subscriptions import check_elsewhere
 from meridian_broker.metadata import policies
@@ -59,14 +58,17 @@ async def create(request: web.Request) -> web.Response:
 
 async def delete(request: web.Request) -> web.Response:
     """Delete an empty namespace; ``?force=true`` with its topics."""
-    await delete_namespace(state(request), namespace_of(request), force=flag(request, "force"))
+    await delete_namespace(request, namespace_of(request), force=flag(request, "force"))
     return done()
 
 
-async def delete_namespace(admin: AdminState, name: str, *, force: bool) -> None:
+async def delete_namespace(request: web.Request, name: str, *, force: bool) -> None:
     """:raises NotFound: it does not exist. :raises NotEmpty: it has topics, and ``force`` is not given."""
+    admin = state(request)
     catalog = admin.catalog
     await catalog.namespaces.get(name)
+    if force and admin.brokers is not None:
+        await whole_namespaces.delete_topics(request, name)
     if force:
         parted = [*await catalog.partitioned.names(name), *await catalog.partitioned.names(name, NON_PERSISTENT)]
         plain = [topic_name.parse(one) for one in await admin.service.registry.non_persistent.names(name)]
@@ -133,6 +135,9 @@ async def get_topics(request: web.Request) -> web.Response:
 
 async def unload(request: web.Request) -> web.Response:
     """Close all topics of the namespace; each is opened again when it is needed."""
+    if state(request).brokers is not None:
+        await whole_namespaces.unload(request)
+        return done()
     for topic in await _open_topics(request):
         try:
             await closing.unload(state(request).service.opener, topic_name.parse(topic.name))
@@ -144,6 +149,9 @@ async def unload(request: web.Request) -> web.Response:
 async def clear_backlog(request: web.Request) -> web.Response:
     """Acknowledge everything of all subscriptions, or of the named one, in all topics of the namespace."""
     wanted = request.match_info.get("subscription")
+    if state(request).brokers is not None:
+        await whole_namespaces.clear_backlog(request, wanted)
+        return done()
     for topic in await _all_topics(request):
         for subscription in list(topic.subscriptions.values()):
             if subscription.durable and wanted in (None, subscription.name):
@@ -154,6 +162,9 @@ async def clear_backlog(request: web.Request) -> web.Response:
 async def unsubscribe(request: web.Request) -> web.Response:
     """Delete a subscription from all topics of the namespace."""
     name = part(request, "subscription")
+    if state(request).brokers is not None:
+        await whole_namespaces.unsubscribe(request, name)
+        return done()
     found = [topic.subscriptions[name] for topic in await _all_topics(request) if name in topic.subscriptions]
     for subscription in found:
         subscription.registry.check_unused(name)

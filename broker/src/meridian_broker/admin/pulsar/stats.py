@@ -79,10 +79,15 @@ async def partitioned(request: web.Request) -> web.Response:
             publishers=not flag(request, "excludePublishers"),
             consumers=not flag(request, "excludeConsumers"),
         )
+    return answer(summed(request, every))
+
+
+def summed(request: web.Request, every: dict[str, Json]) -> Json:
+    """The statistics of a partitioned topic. :param every: those of its partitions, by name."""
     total = _total(list(every.values()))
     total["metadata"] = {"partitions": len(every), "deleted": False}
     total["partitions"] = every if request.query.get("perPartition", "true").lower() != "false" else {}
-    return answer(total)
+    return total
 
 
 async def partitioned_internal(request: web.Request) -> web.Response:

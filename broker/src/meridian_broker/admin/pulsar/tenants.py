@@ -39,7 +39,7 @@ async def delete(request: web.Request) -> web.Response:
     catalog = state(request).catalog
     if flag(request, "force"):
         for namespace in await catalog.namespaces.names(name):
-            await delete_namespace(state(request), namespace, force=True)
+            await delete_namespace(request, namespace, force=True)
     await catalog.tenants.delete(name)
     return done()
 

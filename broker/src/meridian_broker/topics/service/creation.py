@@ -9,6 +9,7 @@ nobody up: the replicators tell it later, and what was made there meanwhile is d
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from meridian_broker.metadata.records import PartitionedTopicRecord
 from meridian_broker.metadata.topic_records import TopicRecord
 from meridian_broker.topics import validation
 from meridian_broker.topics.backfill.questions import PeerAway
-from meridian_broker.topics.errors import InvalidName, OtherKind, TopicNotFound
+from meridian_broker.topics.errors import InvalidName, OtherKind, TopicElsewhere, TopicNotFound
 from meridian_broker.topics.lifecycle import opening
 from meridian_broker.topics.service import kinds
 from meridian_broker.wire.pulsar.topic_name import TopicName
@@ -103,12 +104,18 @@ async def create_partitioned(opener: TopicOpener, name: TopicName, partitions: i
             )
         others = sorted(opener.parts.regions_of(str(name)) - {opener.parts.region})
         telling = [partial(_tell, opener, region, name, record) for region in others]
-        opening_all = [partial(opener.topic, name.with_partition(index), create=False) for index in range(partitions)]
+        opening_all = [partial(_open, opener, name.with_partition(index)) for index in range(partitions)]
         try:
             await run_all(opener.parts.scheduler, [*telling, *opening_all], "make a partition")
         except OtherKind as error:
             await kinds.take_back(opener, name, record.created)
             raise AlreadyExists(f"{name} was not created: {error}") from error
+
+
+async def _open(opener: TopicOpener, name: TopicName, *, create: bool = False) -> None:
+    """Open a partition, unless it is another broker's: that one opens it when it is needed."""
+    with suppress(TopicElsewhere):
+        await opener.topic(name, create=create)
 
 
 async def complete(opener: TopicOpener, name: TopicName) -> None:
@@ -123,7 +130,7 @@ async def complete(opener: TopicOpener, name: TopicName) -> None:
         await opener.parts.catalog.topics.create_partitions(
             name, TopicRecord(joining=opener.parts.is_multi_region(name))
         )
-    opening_all = [partial(opener.topic, name.with_partition(n), create=True) for n in range(record.partitions)]
+    opening_all = [partial(_open, opener, name.with_partition(n), create=True) for n in range(record.partitions)]
     await run_all(opener.parts.scheduler, opening_all, "open a partition")
     log.info("partitioned topic %s: completed a creation that was begun earlier", name)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from meridian_broker.ledgers.scheduling import run_all
 from meridian_broker.ownership.bundles import Bundle, place_of
 from meridian_broker.ownership.owner import NotServing
-from meridian_broker.topics.errors import TopicFenced
+from meridian_broker.topics.errors import TopicElsewhere, TopicFenced
 from meridian_broker.topics.service import closing
 from meridian_broker.wire.pulsar import topic_name
 
@@ -59,7 +59,7 @@ class OwnedTopics:
             raise TopicFenced(f"{topic}: {error}") from None
         term = self.owner.term_of(topic)
         if term is None:
-            raise TopicFenced(f"{topic} is served by broker {found.broker.broker}: look it up again")
+            raise TopicElsewhere(f"{topic} is served by broker {found.broker.broker}: look it up again")
         return term.fence
 
     def holds(self, topic: TopicName, /) -> bool:

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests about a partitioned topic in a region of several brokers: each partition's owner does its part.
+
+A broker that is its region's only one has all partitions and needs none of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+from aiohttp import web
+
+from meridian_broker.admin.elsewhere.parts import Part, ask_each, done_by
+from meridian_broker.admin.http.errors import Handler
+from meridian_broker.admin.http.requests import Refused, answer, any_topic_of, body, done, flag, read_body, state
+from meridian_broker.admin.pulsar import compacting, expiring, stats, subscriptions, topics
+from meridian_broker.bounds.http import BODY_BYTES
+from meridian_broker.metadata.errors import NotFound
+from meridian_broker.positions import Stamp
+from meridian_broker.topics.service import creation, removal
+from meridian_broker.wire.pulsar.topic_name import TopicName, in_path
+
+Spread = Callable[[web.Request, list[TopicName]], Awaitable[web.Response]]
+"""Answers a request about these partitions."""
+
+GONE: Final = 404
+_TOPIC: Final = 6
+"""Which part of a path is the topic's name: ``/admin/v2/domain/tenant/namespace/topic``."""
+
+
+async def spread(request: web.Request) -> web.Response | None:
+    """The answer, if the request is about a partitioned topic and all its partitions; None: it is not."""
+    how = HOW.get(request.match_info.handler)
+    name = any_topic_of(request)
+    if how is None or name.partition >= 0:
+        return None
+    if request.match_info.handler is subscriptions.create:
+        await creation.partitions(state(request).service.opener, name, create=True)
+    record = await state(request).catalog.partitioned.on_record(name)
+    if record is None or (record.deleting is not None and request.match_info.handler is not topics.delete_partitioned):
+        return None
+    return await how(request, [name.with_partition(number) for number in range(record.partitions)])
+
+
+async def _every(request: web.Request, names: list[TopicName], last: str = "") -> dict[str, Any]:
+    """What each partition's owner answers, where the partition has what the request is about.
+
+    :param last: instead of what follows the topic's name in the path.
+    """
+    data = await read_body(request, BODY_BYTES)
+    said = await ask_each(request, [Part(name, request.method, _path(request, name, last), data) for name in names])
+    return {str(one.part.topic): one.value for one in done_by(said)}
+
+
+def _path(request: web.Request, name: TopicName, last: str) -> str:
+    parts = request.rel_url.raw_path.split("/")
+    parts[_TOPIC] += f"-partition-{name.partition}"
+    path = "/".join([*parts[: _TOPIC + 1], last] if last else parts)
+    return f"{path}?{request.rel_url.raw_query_string}" if request.rel_url.raw_query_string else path
+
+
+async def _write(request: web.Request, names: list[TopicName]) -> web.Response:
+    await _every(request, names)
+    return done()
+
+
+async def _write_at(request: web.Request, names: list[TopicName]) -> web.Response:
+    """The body may be the id of a message, which is in one partition."""
+    given = await body(request, default=None)
+    chosen = names
+    if isinstance(given, Mapping) and "ledgerId" in given:
+        number = given.get("partitionIndex", -1)
+        chosen = [name for name in names if name.partition == number]
+        if not chosen and given["ledgerId"] not in (-1, (1 << 63) - 1):
+            raise Refused(412, "ids differ by partition: name one by partitionIndex, or give earliest or latest")
+    await _every(request, chosen or names)
+    return done()
+
+
+async def _names(request: web.Request, names: list[TopicName]) -> web.Response:
+    every = await _every(request, names)
+    return answer(sorted({name for some in every.values() for name in some}))
+
+
+async def _merged(request: web.Request, names: list[TopicName]) -> web.Response:
+    every = await _every(request, names)
+    return answer({key: value for some in every.values() for key, value in some.items()})
+
+
+async def _most_urgent(request: web.Request, names: list[TopicName]) -> web.Response:
+    every = await _every(request, names)
+    return answer(max(every.values(), key=compacting.urgency))
+
+
+async def _stats(request: web.Request, names: list[TopicName]) -> web.Response:
+    return answer(stats.summed(request, await _every(request, names, "stats")))
+
+
+async def _internal_stats(request: web.Request, names: list[TopicName]) -> web.Response:
+    every = await _every(request, names, "internalStats")
+    return answer({"metadata": {"partitions": len(every), "deleted": False}, "partitions": every})
+
+
+async def _terminate(request: web.Request, names: list[TopicName]) -> web.Response:
+    every = await _every(request, names, "terminate")
+    return answer({str(one["partitionIndex"]): one for one in every.values()})
+
+
+async def _delete(request: web.Request, names: list[TopicName]) -> web.Response:
+    """One write decides it for all partitions; then their owners delete them. Repeating the request completes it."""
+    name, opener = any_topic_of(request), state(request).service.opener
+    partitioned = state(request).catalog.partitioned
+    record = await partitioned.on_record(name)
+    if record is None:
+        raise NotFound(f"partitioned topic {name} does not exist")
+    if record.deleting is None and not flag(request, "force"):
+        await _check_unused(request, names)
+    stamp = await removal.new_stamp(opener, name) if record.deleting is None else Stamp.parse(record.deleting)
+    if record.deleting is None and name.is_persistent:
+        await partitioned.begin_deletion(name, stamp)
+    every = dict.fromkeys([*names, *await removal.partition_names(opener, name)])
+    paths = [(one, f"/admin/v2/{in_path(str(one))}?force=true") for one in every]
+    said = await ask_each(request, [Part(one, "DELETE", path) for one, path in paths])
+    done_by([one for one in said if one.status != GONE])
+    await partitioned.delete(name, stamp)
+    if flag(request, "deleteSchema"):
+        await state(request).catalog.schemas.delete(name)
+    return done()
+
+
+async def _check_unused(request: web.Request, names: list[TopicName]) -> None:
+    """:raises Refused: a partition has clients, or nobody can tell."""
+    said = await ask_each(request, [Part(one, "GET", f"/admin/v2/{in_path(str(one))}/stats") for one in names])
+    for one in done_by([one for one in said if one.status != GONE]):
+        clients = len(one.value.get("publishers", ()))
+        clients += sum(len(each.get("consumers", ())) for each in one.value["subscriptions"].values())
+        if clients:
+            raise Refused(412, f"{one.part.topic} has {clients} producers and consumers: close them, or force")
+
+
+HOW: Final[Mapping[Handler, Spread]] = {
+    topics.unload: _write,
+    topics.trim: _write,
+    topics.truncate: _write,
+    topics.terminate_partitions: _terminate,
+    topics.delete_partitioned: _delete,
+    compacting.start: _write,
+    compacting.status: _most_urgent,
+    subscriptions.listed: _names,
+    subscriptions.create: _write_at,
+    subscriptions.delete: _write,
+    subscriptions.reset_to_time: _write,
+    subscriptions.reset_to_id: _write_at,
+    subscriptions.skip_all: _write,
+    subscriptions.skip_some: _write,
+    subscriptions.get_replicated: _merged,
+    subscriptions.set_replicated: _write,
+    expiring.by_id: _write_at,
+    expiring.by_age: _write,
+    expiring.by_age_in_all: _write,
+    stats.partitioned: _stats,
+    stats.partitioned_internal: _internal_stats,
+}
+"""How the answers of partitions become one, by what answers for each partition."""

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Passes requests of an admin client on to the brokers of this region that can answer them, in the client's name.
+
+A request may be about topics that several brokers serve. The broker that got it asks each of them for its part, with
+the client's own credentials: as if the client had followed redirects, which it cannot for several at once.
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import Final
+
+import aiohttp
+from yarl import URL
+
+from meridian_broker.gateway.client_errors import ClientError
+from meridian_broker.gateway.tls import ContextSource
+
+CONNECT_SECONDS: Final = 4.0
+ANSWER_MAX: Final = 64 << 20
+"""Limit on an answer in bytes."""
+REDIRECTS_MAX: Final = 5
+"""A topic that changes hands meanwhile is followed."""
+REDIRECT: Final = 307
+
+
+class BrokerAway(ClientError):
+    """The broker cannot be reached, or did not answer in time. The message completes a sentence."""
+
+
+class BrokerCalls:
+    """Calls brokers of this region, each call over a connection of its own."""
+
+    def __init__(self, tls: ContextSource | None) -> None:
+        """:param tls: for ``https://``; None: the authorities of the system."""
+        self._tls = tls
+
+    async def ask(
+        self, url: str, method: str, path: str, body: bytes, authorization: str | None, *, seconds: float
+    ) -> tuple[int, bytes]:
+        """One request; ``path`` is quoted already and may have a query. Returns the status and body of the answer.
+
+        :param url: of the broker's admin API.
+        :param authorization: the client's header.
+        :raises BrokerAway: there was no answer.
+        """
+        target = URL(url.rstrip("/") + path, encoded=True)
+        headers = {"Content-Type": "application/json"} if body else {}
+        if authorization is not None:
+            headers["Authorization"] = authorization
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_SECONDS)
+        secured = True if self._tls is None else self._tls()
+        try:
+            async with aiohttp.ClientSession(timeout=timeout) as session:
+                for _ in range(REDIRECTS_MAX):
+                    async with session.request(
+                        method, target, data=body or None, headers=headers, ssl=secured, allow_redirects=False
+                    ) as answer:
+                        if answer.status != REDIRECT:
+                            return answer.status, await _content(answer)
+                        target = URL(answer.headers["Location"], encoded=True)
+        except TimeoutError:
+            raise BrokerAway(f"{url} did not answer within {seconds:.0f} s") from None
+        except (aiohttp.ClientError, ssl.SSLError, KeyError, ValueError) as error:
+            raise BrokerAway(f"{url} cannot be asked: {error}") from None
+        raise BrokerAway(f"{url} redirects in a circle: ownership is changing")
+
+
+async def _content(answer: aiohttp.ClientResponse) -> bytes:
+    data = bytearray()
+    async for part in answer.content.iter_chunked(1 << 16):
+        data += part
+        if len(data) > ANSWER_MAX:
+            raise aiohttp.ClientPayloadError(f"more than {ANSWER_MAX >> 20} MiB")
+    return bytes(data)
