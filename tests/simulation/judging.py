@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meridian_broker.positions.position import EARLIEST, Origin, Position
-from meridian_broker.topics.backfill.gaps import NOBODY
+from meridian_broker.topics.backfill.gaps import BY_BROKER
 from meridian_broker.topics.subscriptions.subscription import Subscription
 from simulation import passing
 from simulation.facts import Rewound, SubscriptionFacts, later
@@ -105,7 +105,7 @@ class Judging:
         model, opened = self._model, subscription.topic
         topic = opened.name.rpartition("/")[2]
         facts = model.facts_of(subscription)
-        passed = [one for one in passing.accepted(opened) if one.by == NOBODY]
+        passed = [one for one in passing.accepted(opened) if one.by == BY_BROKER]
         if not passed or any(isinstance(one, Rewound) for one in facts.all()):
             return  # after a rewind it was acknowledged once, and is not any more
         for origin in model.logs.published.keys() - (facts.nowhere or ()):

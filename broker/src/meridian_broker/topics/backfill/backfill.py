@@ -10,9 +10,8 @@ restored from may predate its addition. Those are not waited for if they cannot 
 
 In the same way, while a region cannot be reached, or is lost for good, the others ask each other for its entries.
 
-Only an unbroken chain is accepted: the first entry must follow the last one stored, as its ``prev`` says (R3). Where
-the chain is broken in every region, the missing entries are lost; that is accepted only once every region of the
-topic was asked.
+This module decides what is asked for, and when; ``fetching.py`` asks and stores. Where the chain of an origin is broken
+in every region, the missing entries are lost; that is accepted only once every region of the topic was asked.
 """
 
 from __future__ import annotations
@@ -23,20 +22,19 @@ from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from meridian_broker.ledgers.entry import EntryHeader, pack_foreign, unpack
+from meridian_broker.ledgers.entry import unpack
 from meridian_broker.ledgers.finding import origins_between
 from meridian_broker.ledgers.holes import Hole
 from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
-from meridian_broker.topics.backfill.answers import ANSWER_ENTRIES, checked
-from meridian_broker.topics.backfill.intake import Offered
+from meridian_broker.topics.backfill.answers import ANSWER_ENTRIES
+from meridian_broker.topics.backfill.fetching import Fetching
 from meridian_broker.topics.backfill.joining import Joining
 from meridian_broker.topics.backfill.questions import Found, PeerAway, Peers, Want
 from meridian_broker.topics.backfill.schema_numbers import SchemaNumbers
 from meridian_broker.topics.errors import TopicError
-from meridian_broker.wire.pulsar import metadata as message_metadata
 
 if TYPE_CHECKING:
     from meridian_broker.topics.backfill.gaps import Gap, Gaps
@@ -89,13 +87,15 @@ class Backfill:
         """
         self.joining = Joining(topic, subscriptions, peers, self.others, is_joining=is_joining)
         self.schema_numbers = SchemaNumbers(topic.name, peers, add_schema)
+        self._fetching = Fetching(
+            *(topic, peers, intake, self.joining, self.schema_numbers), others=self.others, given_back=given_back
+        )
         self._topic = topic
         self._peers = peers
         self._subscriptions = subscriptions
         self._producers = producers
         self._intake = intake
         self._gaps = gaps
-        self._given_back = given_back
         self._asked: set[str] = set()
         """Regions that returned all they had of our own entries."""
         self._is_running = False
@@ -111,10 +111,16 @@ class Backfill:
         """Regions removed from the topic of which others may still have entries."""
         self._unfed_since_ms: dict[str, int] = {}
         """Regions without a replicator here, and since when, by the monotonic clock."""
-        self.returned = 0
-        """Own entries that were fetched back since the topic was opened."""
-        self.problem = ""
+
+    @property
+    def problem(self) -> str:
         """Why something that is missing cannot be fetched now; empty if nothing is in the way."""
+        return self._fetching.problem
+
+    @property
+    def returned(self) -> int:
+        """Own entries that were fetched back since the topic was opened."""
+        return self._fetching.returned
 
     @property
     def is_complete(self) -> bool:
@@ -214,7 +220,7 @@ class Backfill:
         return {region for region, since in self._unfed_since_ms.items() if now - since >= UNFED_MS}
 
     async def _run(self) -> None:
-        self.problem = ""
+        self._fetching.problem = ""
         try:
             await self._ask_for_own()
             self._told_ready()
@@ -222,7 +228,7 @@ class Backfill:
             await self._ask_for_others()
             await self.joining.look()
         except (LedgerError, TopicError, MetadataError) as error:
-            self.problem = str(error)
+            self._fetching.problem = str(error)
             log.warning("%s: entries of other regions cannot be stored: %s", self._topic.name, error)
         finally:
             self._is_running = False
@@ -241,7 +247,7 @@ class Backfill:
             return
         asked, away = others | self._outsiders(), set[str]()
         for after, before in ((topic.log.last_own, LATEST), *topic.log.holes.of(topic.region)):
-            away |= await self._fetch(topic.region, (after, before), asked, may_skip=True)
+            away |= await self._fetching.fetch(topic.region, (after, before), asked, may_skip=True)
         self._asked = others - away
         if not away:
             topic.log.join()
@@ -254,7 +260,7 @@ class Backfill:
             hole = (max((origin for origin, _ in stored), default=after), before)
             topic.log.holes.open(topic.region, *hole)
             returned = self.returned
-            away = await self._fetch(topic.region, hole, {region}, may_skip=True)
+            away = await self._fetching.fetch(topic.region, hole, {region}, may_skip=True)
             topic.log.holes.close(topic.region, before)
             if not away:
                 del self._published_over[region]
@@ -282,10 +288,10 @@ class Backfill:
     async def _ask_for_others(self) -> None:
         topic, others = self._topic, self.others()
         for region, hole in self._lost_before_the_end():
-            if not await self._fetch(region, hole, others, may_skip=True):
+            if not await self._fetching.fetch(region, hole, others, may_skip=True):
                 self._searched.add(region)
         if why := await self._intake.closed():
-            self.problem = why
+            self._fetching.problem = why
             return
         for region, hole in self._foreign_holes():
             await self._fill(region, hole, others)
@@ -298,12 +304,12 @@ class Backfill:
             if region not in others or is_away or region in unfed:
                 last = topic.log.last_origin.get(region, EARLIEST)
                 asked = others - {region} if is_away else others
-                await self._fetch(region, (last, LATEST), asked, may_skip=region not in others)
+                await self._fetching.fetch(region, (last, LATEST), asked, may_skip=region not in others)
 
     async def _bridge(self, gap: Gap, others: set[str]) -> None:
         """Fetch what an origin can no longer send from any region that has it, and find out what none has (R4)."""
         topic, before = self._topic, Position(gap.upto.ledger, gap.upto.entry + 1)
-        await self._fetch(gap.origin, (gap.after, before), others, may_skip=False)
+        await self._fetching.fetch(gap.origin, (gap.after, before), others, may_skip=False)
         after = topic.log.last_origin.get(gap.origin, EARLIEST)
         if after >= gap.upto:
             return
@@ -341,152 +347,6 @@ class Backfill:
         much.
         """
         asked = {region} & others or others
-        away = await self._fetch(region, hole, asked, may_skip=region not in others)
+        away = await self._fetching.fetch(region, hole, asked, may_skip=region not in others)
         if not away:
             self._topic.log.holes.close(region, hole[1])
-
-    # -- fetching
-
-    async def _fetch(self, origin: str, hole: Hole, regions: Iterable[str], *, may_skip: bool) -> set[str]:
-        """Fetch the entries of a hole from any region that has them. Returns the regions of the topic that could not
-        return all they have.
-
-        :param may_skip: if no region has the next entry, continue with the first one that any region has. A region
-            that joins begins with that in any case (R21); earlier ones of an unreachable region arrive in a hole
-            later.
-        """
-        topic, (after, before) = self._topic, hole
-        asking, others = sorted(regions), self.others()
-        source: str | None = None  # asked alone as long as it has more: the others would return the same
-        while topic.failure is None:
-            found: dict[str, Found] = {}
-            away: set[str] = set()
-            joins = self.joining.is_joining and after == EARLIEST and before == LATEST and origin != topic.region
-            want = Want(topic.name, topic.incarnation, origin, after, before)
-            for region in asking if source is None else (source,):
-                try:
-                    found[region] = await self._peers.ask(region, want)
-                except PeerAway as error:
-                    if region in others:
-                        away.add(region)
-                        self.problem = str(error)
-            if origin in found and origin != topic.region and not found[origin].is_complete:
-                away.add(origin)  # it may get more back itself
-            damaged = {region for region, one in found.items() if one.is_damaged}
-            if damaged:
-                away |= damaged & others
-                self.problem = f"{', '.join(sorted(damaged))}: the next entry of {origin} is damaged there"
-            having = {region: one for region, one in found.items() if one.entries}
-            chained = {region: one for region, one in having.items() if one.is_chained}
-            if source is not None and source not in chained:
-                source = None
-                continue
-            if not chained and having and (joins or (may_skip and not away)):
-                first = min(having, key=lambda region: _first(having[region]))
-                if joins and (away or (origin not in found and origin in self.others())):
-                    topic.log.holes.open(origin, after, _first(having[first]))
-                if not joins:
-                    log.warning(
-                        "%s: entries of %s between %s and %s no longer exist in any region",
-                        *(topic.name, origin, after, _first(having[first])),
-                    )
-                chained = {first: having[first]}
-            is_drained = bool(found) and not having and not damaged and before == LATEST
-            if is_drained and (origin not in asking or origin in found):
-                self.joining.drained.add(origin)
-            if not chained:
-                if origin == topic.region and is_drained and not away:
-                    await self._follow_end(max((one.last for one in found.values()), default=EARLIEST))
-                return away | having.keys()
-            best = max(chained, key=lambda region: len(chained[region].entries))
-            try:
-                stored = await self._store(best, want, chained[best].entries)
-            except PeerAway as error:
-                self.problem = str(error)
-                return away | {best}
-            if stored is None:  # something else was stored meanwhile, or it is not admitted: retried later
-                return away if topic.terminated is not None else away | {best}
-            after, source = stored, best
-        return set(asking)
-
-    async def _follow_end(self, end: Position) -> None:
-        """No region has anything up to ``end`` any more, because all that had it trimmed it: continue behind it."""
-        topic = self._topic
-        if end > topic.log.last_own:
-            if topic.metadata is not None:
-                await topic.metadata.never_below(end.ledger)
-            topic.log.follow(end)
-
-    async def _store(self, source: str, want: Want, entries: Iterable[bytes]) -> Position | None:
-        """Store fetched entries, unless something else was stored meanwhile. Durable on return; returns the last one.
-
-        :raises PeerAway: the region that sent them cannot be asked for a schema.
-        """
-        topic, after = self._topic, want.after
-        taken: list[tuple[EntryHeader, bytes]] = []
-        for entry in entries:
-            header, body = checked(entry, want, after)
-            assert header.origin is not None
-            after = header.origin
-            if want.origin == topic.region:
-                body = message_metadata.strip_appended(
-                    body, message_metadata.appended_bytes(body, want.origin, *header.origin)
-                )
-            else:
-                body = await self.schema_numbers.renumbered(source, header, body)
-            taken.append((header, body))
-        if want.origin == topic.region and topic.metadata is not None:
-            await topic.metadata.never_below(after.ledger)
-        end = self._room(want, taken[0][0].origin)
-        taken = self._let_in(want, [one for one in taken if one[0].origin is not None and one[0].origin < end])
-        if not taken:
-            return None
-        now = topic.scheduler.now_ms()
-        for header, body in taken:
-            topic.log.append_foreign(header._replace(stored_time_ms=now), body, self._stored, None)
-        await topic.scheduler.answer(topic.log.when_durable)
-        for header, _ in taken:
-            assert header.origin is not None
-            after = header.origin
-            topic.log.holes.fill(want.origin, after)
-            if want.origin == topic.region:
-                self._given_back(pack_foreign(header._replace(stored_time_ms=now)) + body)
-        if want.origin == topic.region:
-            self.returned += len(taken)
-        return after
-
-    def _let_in(self, want: Want, taken: list[tuple[EntryHeader, bytes]]) -> list[tuple[EntryHeader, bytes]]:
-        """The entries before the first one that may not be stored: those behind it are chained to it."""
-        intake, is_own = self._intake, want.origin == self._topic.region
-        for count, (header, body) in enumerate(taken):
-            assert header.origin is not None
-            size = len(body) - message_metadata.appended_bytes(body, want.origin, *header.origin)
-            try:
-                intake.check(Offered(size, header.origin, is_own), want.origin)
-            except TopicError as refusal:
-                self.problem = str(refusal)
-                return taken[:count]
-        return taken
-
-    def _room(self, want: Want, first: Position | None) -> Position:
-        """The position before which entries from ``first`` on may be stored; ``EARLIEST``: none fits any more.
-
-        It ends at whatever was published or arrived while the others were asked, because that may be fetched back,
-        too.
-        """
-        held, is_own = self._topic.log, want.origin == self._topic.region
-        last = held.last_own if is_own else held.last_origin.get(want.origin, EARLIEST)
-        if first is not None and want.after == last and first > last:
-            return LATEST
-        ends = [b for a, b in held.holes.of(want.origin) if a == want.after and first is not None and first < b]
-        return min(ends, default=EARLIEST)
-
-    def _stored(self, _: list[None], result: Position | LedgerError) -> None:
-        if isinstance(result, LedgerError):
-            self._topic.fence(str(result))
-
-
-def _first(found: Found) -> Position:
-    origin = unpack(found.entries[0]).origin
-    assert origin is not None
-    return origin

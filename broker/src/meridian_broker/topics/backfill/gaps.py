@@ -17,7 +17,7 @@ No operator is needed if no subscription is owed the entries. That is so if
 
 A subscription elsewhere that is still owed some of them keeps them stored there, so they are fetched from there. What
 is acknowledged stays so unless a subscription seeks back, and a seek returns what is stored. So the gap is passed over,
-and recorded as if an operator had accepted it (``NOBODY``). This happens when a failed disk returns after the other
+and recorded as if an operator had accepted it (``BY_BROKER``). This happens when a failed disk returns after the other
 regions trimmed everything, and when a region was outside a topic for a while.
 
 An accepted gap is kept in the topic's progress log as long as it is the end of what is stored from that region.
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 ACCEPTED_MAX: Final = 100
 """Accepted gaps that a topic remembers."""
-NOBODY: Final = "nobody is owed them"
+BY_BROKER: Final = "the broker (owed to no subscription)"
 """Recorded as the one who accepted a gap whose entries no subscription is owed."""
 
 
@@ -189,7 +189,7 @@ class Gaps:
     async def pass_over(self, origin: str) -> None:
         """Continue behind a gap that ``concerns_nobody``. :raises TopicFenced: the topic was closed meanwhile."""
         gap = self._open[origin]
-        await self._accept(Accepted(origin, gap.after, gap.lost_upto, self._topic.scheduler.now_ms(), NOBODY))
+        await self._accept(Accepted(origin, gap.after, gap.lost_upto, self._topic.scheduler.now_ms(), BY_BROKER))
 
     async def pass_over_damaged(self, gap: Gap) -> None:
         """Continue behind damaged entries that no region has and no subscription is owed.
@@ -197,7 +197,7 @@ class Gaps:
         :raises TopicFenced: the topic was closed meanwhile.
         :raises MetadataError: it was not recorded; they are asked for again.
         """
-        await self._accept(Accepted(gap.origin, gap.after, gap.upto, self._topic.scheduler.now_ms(), NOBODY))
+        await self._accept(Accepted(gap.origin, gap.after, gap.upto, self._topic.scheduler.now_ms(), BY_BROKER))
         await self._give_up(gap)
 
     def _last(self, origin: str) -> Position:
