@@ -31,7 +31,7 @@ class BehindRecord:
         self._on_record: dict[str, int] = {}
 
     async def open(self) -> None:
-        """Before any topic is opened, and before a region is spoken with."""
+        """Before any topic is opened and any region is connected to."""
         try:
             self._on_record = await self._catalog.behind.read(self._broker_id)
         except MetadataError as error:

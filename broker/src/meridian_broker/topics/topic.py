@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A topic, or one partition of it, in this region: its log, its producers, its subscriptions.
 
-How messages get into its log is told in ``publishing/storing.py``. Everything that cannot go on - a failed disk, a lost
-ledger - fences the topic: clients are told to look it up again, and it is reopened from what is durable.
+How messages get into its log is described in ``publishing/storing.py``. Everything that cannot go on - a failed disk, a
+lost ledger - fences the topic: clients are told to look it up again, and it is reopened from what is durable.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from meridian_broker.topics.subscriptions.subscribing import Subscribing
 log = logging.getLogger(__name__)
 
 ALONE: Final = TopicSetup()
-"""Of a topic of one region, without a record."""
+"""For a topic of one region, without a record."""
 
 
 class Topic(TopicContext):
@@ -163,7 +163,7 @@ class Topic(TopicContext):
         return [one.cursor.look_ups for one in self.subscriptions.values() if one.cursor.look_ups is not None]
 
     def take_acknowledgements(self) -> None:
-        """Write and tell those whose entries are known, without waiting for the end of this turn."""
+        """Write and send those whose entries are known, without waiting for the end of this turn."""
         for subscription in self.subscriptions.values():
             subscription.cursor.flush_pending()
 

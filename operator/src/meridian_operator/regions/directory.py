@@ -45,7 +45,7 @@ class Tokens:
         return None if file is None else file.read_text(encoding="utf-8").strip()
 
     def expires(self, region: str) -> int | None:
-        """When the region's token expires, in seconds since 1970; None: never, or it cannot be told."""
+        """When the region's token expires, in seconds since 1970; None: never, or unknown."""
         try:
             return expiry_of(self.of(region) or "")
         except (OSError, ValueError):

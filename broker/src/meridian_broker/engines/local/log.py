@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 class Batch:
-    """Bytes to write at the end of one segment, and whom to tell."""
+    """Bytes to write at the end of one segment, and the callbacks for them."""
 
     __slots__ = (
         "begins",
@@ -203,7 +203,7 @@ class Log:
         return taken
 
     def complete(self, count: int) -> None:
-        """The first ``count`` batches in flight are durable: confirm and tell."""
+        """The first ``count`` batches in flight are durable: confirm them."""
         for _ in range(count):
             batch = self._in_flight.popleft()
             if batch.header is not None:

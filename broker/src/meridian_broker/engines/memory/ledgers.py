@@ -154,7 +154,7 @@ class MemoryLedgerStore:
     # -- controls for tests --------------------------------------------------------------------------------------
 
     def sync(self, writes: int | None = None) -> int:
-        """Make the oldest ``writes`` queued writes durable, all of them when None, and tell. Returns how many."""
+        """Make the oldest ``writes`` queued writes durable, all of them when None, and confirm. Returns how many."""
         self._due = False
         if self._stopped is not None:
             return 0

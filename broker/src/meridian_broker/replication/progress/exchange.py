@@ -145,7 +145,7 @@ class ProgressExchange:
     # -- links
 
     def add_peer(self, region: str) -> None:
-        """A region that may be spoken to; of no effect when known."""
+        """Exchange with this region from now on; of no effect when known."""
         if region != self._host.region and region not in self._peers:
             self._peers[region] = Peer(region, coalesce_ms=self._coalesce_ms, limits=self._limits)
 

@@ -68,7 +68,7 @@ class _Round:
     began_ms: int
     bits: int
     bucket: int = 0
-    """The next one to tell."""
+    """The next one to send."""
 
 
 class _Walk:
@@ -116,7 +116,7 @@ class Ends:
         """By peer and origin."""
         self._last: tuple[str, str] = ("", "")
         self._walks: deque[_Walk] = deque()
-        """Under way: a slice that is about to be told, and an answer for each peer."""
+        """Under way: a slice that is about to be sent, and an answer for each peer."""
         self._is_telling = False
         self._answering: set[str] = set()
 

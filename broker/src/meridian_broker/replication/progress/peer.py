@@ -92,13 +92,13 @@ class Peer:
         self.back: Callable[[PeerMessage], None] | None = None
         """The way back on the region's own link, as of its last message."""
         self.incompatible = ""
-        """Why the peer is not spoken to although its link is up; empty normally."""
+        """Why nothing is sent to the peer although its link is up; empty normally."""
         self.incoming = Incoming()
         self.version = OLDEST_VERSION
         """Version of the peer protocol, as announced on this link."""
         self.in_sync: set[str] = set()
         self.down_since_ms: int | None = None
-        """Since when our own link is down, or the peer not spoken to; None: it never was up."""
+        """Since when our own link is down, or the peer incompatible; None: it never was up."""
         self.up_since_ms = 0
         self.behind_since_ms: int | None = None
         """Since when it may lack something; None: it was found to have all, or to be about to get it."""

@@ -145,7 +145,7 @@ class Summing:
         self._list(peer, (topic for topic in topics if topic not in peer.announced))
 
     def divide(self, peer: Peer, buckets: tuple[int, ...], reply: Reply) -> None:
-        """The peer found that these differ: tell our numbers of their parts."""
+        """The peer found that these differ: send our numbers of their parts."""
         summary = self._context.digests.summary(peer.region)
         summary.work_out()
         wanted = {place_of(topic) for topic in peer.waiting}

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a topic is opened: claimed, made when it may be, and recovered from what metadata and volume know of it."""
+"""How a topic is opened: claimed, created if that is allowed, and recovered from what metadata and volume know of
+it."""
 
 from __future__ import annotations
 

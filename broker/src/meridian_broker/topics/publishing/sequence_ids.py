@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last sequence id of each producer name: what says whether a message came before.
+"""The last sequence id of each producer name: which shows whether a message is a repeat.
 
 A producer numbers its messages upwards. Of each name two numbers are known: the highest id given to the log, and the
 highest one that is durable. Between the two it is not known yet whether a repeat is one.

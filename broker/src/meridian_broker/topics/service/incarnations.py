@@ -87,7 +87,7 @@ async def check_base(opener: TopicOpener, name: TopicName, asked: str) -> None:
 
 
 async def follow(opener: TopicOpener, topic: Topic, told: DeletionNotice) -> None:
-    """Another region told of a deletion that is later than the one we know of: our copy goes, or is quarantined."""
+    """Another region reported a later deletion than the one we know of: delete our copy, or quarantine it."""
     stamp = stamp_of(told.incarnation)
     if stamp <= stamp_of(topic.incarnation) or not _is_possible(opener, stamp):
         return

@@ -153,7 +153,7 @@ class LeasedTopics:
                 scopes.follow(topic)
 
     def _subscription(self, subject: Subject) -> Subscription | None:
-        """Of a topic that lives in other regions, too. One that this region has on its own does not concern theirs."""
+        """None as well if its topic exists in this region only: it is not the one that other regions mean."""
         topic = self._topics.topics.get(subject[0])
         if topic is None or topic.failure is not None or topic.regions() == {self.region}:
             return None

@@ -77,7 +77,7 @@ async def delete(opener: TopicOpener, name: TopicName, *, force: bool, begun: Be
 async def delete_as_elsewhere(opener: TopicOpener, name: TopicName, stamp: Stamp, *, partitioned: bool) -> None:
     """Follow the deletion of another region, even if the topic is in use here or does not exist (R8).
 
-    A link may have told of the deletion before: what was made since then stays. What is of the other kind here, with
+    A link may have reported the deletion before: what was made since then stays. What is of the other kind here, with
     partitions or without (``topics.kinds``), was never replicated to the region that deleted: it is quarantined.
 
     :raises TopicFenced: it was opened, or grew, meanwhile.
@@ -243,7 +243,7 @@ async def hold(opener: TopicOpener, names: list[TopicName], locks: AsyncExitStac
 
 
 async def new_stamp(opener: TopicOpener, name: TopicName) -> Stamp:
-    """Of a deletion that happens now."""
+    """The stamp of a deletion that happens now."""
     newest = opener.parts.catalog.topics.newest_deletion
     known = await newest(name) if name.partition < 0 else await opener.parts.catalog.topics.deletion(name)
     return opener.parts.clock.next(known.stamp if isinstance(known, Deletion) else known)

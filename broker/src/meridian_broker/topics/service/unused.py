@@ -126,7 +126,7 @@ async def expire_subscriptions(registry: TopicRegistry, used_elsewhere: UsedElse
 
 
 async def _is_used(subscription: Subscription, used_elsewhere: UsedElsewhere) -> bool:
-    """Also when that cannot be told, or it is used here by now."""
+    """Also if that is unknown, or it is in use here by now."""
     topic = subscription.topic
     minutes = topic.rules.subscription_expiration_minutes
     objection = await used_elsewhere(topic.name, subscription.name, minutes * 60_000)

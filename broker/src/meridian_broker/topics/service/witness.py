@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a region votes of topics that do not live in it (R26).
+"""How a region votes on topics that it does not host (R26).
 
 Of a topic in two regions neither can know that the other one is dead. A third region, the *witness*, has none of the
 topic's messages and a vote. It keeps what it promised, and what it knows of who votes, in a progress log of its own,
