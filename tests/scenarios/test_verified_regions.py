@@ -63,6 +63,43 @@ def test_with_some_regions_left_out_it_cannot_tell(regions: RegionsProcess) -> N
     assert live_verdict(urls(regions), topic).state is State.ALIGNED
 
 
+def test_a_seek_goes_back_over_what_its_region_stores(regions: RegionsProcess) -> None:
+    """R12: a region that trimmed less does not owe more. Where another one trimmed more, the verdict says so."""
+    topic = new_topic("trimmed-more")
+    place = f"{topic_path(topic)}/subscription/s/resetcursor"
+    with client(regions, EAST) as east, client(regions, WEST) as west:
+        subscribe(east, topic).close()
+        publish(east, topic, numbered(range(24)))
+        for region in REGIONS:
+            stored(regions, region, topic, 24)
+        for region in (WEST, CENTRAL):
+            keep = {"retentionTimeInMinutes": 100, "retentionSizeInMB": 100}
+            assert regions.http(region, "POST", f"{topic_path(topic)}/retention", keep).status == 204
+        take_numbers(subscribe(east, topic), range(24))
+        for region in REGIONS:
+            wait_for_backlog(regions, region, topic, 0)
+        ledgers = f"{topic_path(topic)}/internalStats"
+        wait_until(lambda: len(regions.http(EAST, "GET", ledgers).json["ledgers"]) == 1, "two ledgers to be trimmed")
+
+        assert regions.http(EAST, "POST", f"{place}/1000").status == 204
+        for region in REGIONS:
+            wait_for_backlog(regions, region, topic, 4)
+        assert live_verdict(urls(regions), topic).state is State.ALIGNED
+
+        assert regions.http(WEST, "POST", f"{place}/1000").status == 204
+        for region, backlog in ((EAST, 4), (WEST, 24), (CENTRAL, 24)):
+            wait_for_backlog(regions, region, topic, backlog)
+        verdict = live_verdict(urls(regions), topic)
+        assert {(one.reason, one.target, one.entries) for one in verdict.findings} == {
+            (Reason.OWED_ELSEWHERE, EAST, 20)
+        }
+        assert not verdict.losses
+        take_numbers(subscribe(west, topic), range(24))
+        for region in REGIONS:
+            wait_for_backlog(regions, region, topic, 0)
+        assert live_verdict(urls(regions), topic).state is State.ALIGNED
+
+
 def test_what_compaction_took_out_is_passed_and_not_lost(regions: RegionsProcess) -> None:
     """Also once it was given back; what the view has, or what stands behind it, is owed as ever."""
     topic = new_topic("compacted")

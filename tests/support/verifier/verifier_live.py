@@ -13,6 +13,7 @@ from meridian_verifier.align.facts import World
 from meridian_verifier.align.findings import Finding, Flow
 from meridian_verifier.align.gather import gather
 from meridian_verifier.align.loss import losses
+from meridian_verifier.align.rewinds import owed_elsewhere
 from meridian_verifier.align.verdicts import Verdict, judge
 from meridian_verifier.source.client import RegionClient
 from meridian_verifier.source.regions import Region
@@ -45,7 +46,7 @@ def live_verdict(admin_urls: Mapping[str, str], topic: str) -> Verdict:
         of_origin = ranges.filter(pc.or_kleene(pc.equal(ranges["origin_region"], origin), local))
         evidence = gather(topic, origin, world, entries.filter(pc.equal(entries["origin_region"], origin)), of_origin)
         missing, some = completeness(evidence)
-        found += [*missing, *missing_acks(evidence), *losses(evidence)]
+        found += [*missing, *missing_acks(evidence), *losses(evidence), *owed_elsewhere(evidence)]
         flows += some
     return judge(world, found, flows, [])
 

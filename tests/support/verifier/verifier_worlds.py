@@ -18,6 +18,7 @@ from meridian_verifier.align.facts import EARLIEST, Cursor, Link, Place, RegionS
 from meridian_verifier.align.findings import Finding, Flow, Strip
 from meridian_verifier.align.gather import gather
 from meridian_verifier.align.loss import losses
+from meridian_verifier.align.rewinds import owed_elsewhere
 from meridian_verifier.align.strips import strips
 from meridian_verifier.source.tables import TABLES, combined
 
@@ -119,6 +120,8 @@ class Simulation:
         self.rng = random.Random(seed)
         self._is_old = old_brokers
         self._trims = trim
+        self.epoch = ""
+        """That of every subscription, in every region: its newest rewind."""
         self.regions = {name: Region(name) for name in REGIONS}
         self.own: dict[str, list[Entry]] = {name: [] for name in REGIONS}
         self._sent: dict[tuple[str, str], int] = {}
@@ -301,7 +304,7 @@ class Simulation:
         """What the regions say of themselves. ``named``: those that are asked, and answer."""
 
         def state(region: Region, last: dict[str, Place]) -> RegionState:
-            cursors = {name: Cursor(True, True, "Shared", EARLIEST, 0, "") for name in SUBSCRIPTIONS}
+            cursors = {name: Cursor(True, True, "Shared", EARLIEST, 0, self.epoch) for name in SUBSCRIPTIONS}
             links = {other: Link(True, 0, 0) for other in REGIONS if other != region.name}
             trimmed = None if self._is_old else region.trimmed
             ends = (region.trimmed_to, last, region.joined, links, cursors)
@@ -380,7 +383,7 @@ def examined(world: World, entries: pa.Table, ranges: pa.Table) -> tuple[list[Fi
     for origin in REGIONS:
         evidence = gather(TOPIC, origin, world, _of(entries, origin), _of(ranges, origin))
         missing, some = completeness(evidence)
-        found += [*missing, *missing_acks(evidence), *losses(evidence)]
+        found += [*missing, *missing_acks(evidence), *losses(evidence), *owed_elsewhere(evidence)]
         flows += some
     return found, flows
 

@@ -153,6 +153,7 @@ FOUND = (
     Reason.PASSED_UNACKED,
     Reason.OVERCLAIMED,
     Reason.TRIMMED_UNACKED,
+    Reason.OWED_ELSEWHERE,
     Reason.CHECKSUM_DIFFERS,
     Reason.ENTRY_MISSING,
     Reason.SKIPPED,

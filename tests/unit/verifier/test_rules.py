@@ -216,6 +216,37 @@ def test_trimming_what_is_unsettled_is_a_loss(seed: int) -> None:
     assert {(one.subscription, one.origin): one.entries for one in findings} == expected
 
 
+@given(seeds, st.booleans())
+@some
+def test_what_a_seek_took_back_is_owed_elsewhere_where_it_was_trimmed(seed: int, is_by_time: bool) -> None:
+    """R12: no loss, for it was acknowledged before. After a seek by time both layers' acks are told."""
+    simulation = Simulation(seed, trim=False)
+    region, _ = two_regions(simulation)
+    name = simulation.rng.choice(SUBSCRIPTIONS)
+    assume(len(region.log) > 2)
+    copies = region.log[: simulation.rng.randint(1, len(region.log) - 1)]
+    gone = {copy.entry for copy in copies if not copy.entry.marker}
+    simulation.settle(region, copies)
+    simulation.trim(region, len(copies))
+    simulation.epoch = "1"
+    assert [one for one in simulation.examined()[0] if one.reason is Reason.OWED_ELSEWHERE] == []
+    for one in simulation.regions.values():
+        one.dropped[name] -= gone
+        one.passed[name] -= {copy.place for copy in one.log if copy.entry in gone}
+        for acks in () if is_by_time else (one.earlier[name], one.later[name], one.firsthand[name]):
+            for entry in gone:
+                acks.pop(entry, None)
+    expected = {
+        (Reason.OWED_ELSEWHERE, name, other.name, region.name, len(owed))
+        for other in simulation.regions.values()
+        if other is not region
+        for origin in simulation.regions
+        if (owed := {copy.entry for copy in other.log if copy.entry in gone and copy.entry.origin == origin})
+    }
+    findings, _ = simulation.examined()
+    assert told(findings) == expected
+
+
 @given(seeds)
 @some
 def test_a_hole_below_the_high_water_is_missing(seed: int) -> None:

@@ -26,6 +26,7 @@ from meridian_verifier.align.facts import World
 from meridian_verifier.align.findings import Finding, Flow, Reason, Strip
 from meridian_verifier.align.gather import gather
 from meridian_verifier.align.loss import losses
+from meridian_verifier.align.rewinds import owed_elsewhere
 from meridian_verifier.align.strips import strips
 from meridian_verifier.source.client import Taken
 from meridian_verifier.source.datasource import MeridianDataSource
@@ -129,6 +130,7 @@ def _judge_group(
         findings, flows = completeness(evidence)
         findings += missing_acks(evidence)
         findings += losses(evidence)
+        findings += owed_elsewhere(evidence)
         rows = [("finding", _json(found)) for found in findings]
         rows += [("flow", _json(flow)) for flow in flows]
         rows += [("strip", _json(strip)) for strip in strips(evidence, drawn.get(topic, ()))]

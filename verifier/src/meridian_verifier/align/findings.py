@@ -35,6 +35,8 @@ class Reason(StrEnum):
     """Loss (R60 b): progress claims an ack that no region received first-hand."""
     TRIMMED_UNACKED = "TrimmedUnacked"
     """Loss (R60 c): trimmed above the floor, neither acked nor recorded as dropped."""
+    OWED_ELSEWHERE = "OwedElsewhere"
+    """The source owes the entry since a rewind, and the target has trimmed it (R12)."""
     CHECKSUM_DIFFERS = "ChecksumDiffers"
     """Loss (R60 d): one origin, two contents."""
     ENTRY_MISSING = "EntryMissing"

@@ -12,6 +12,7 @@ from meridian_verifier.align.evidence import NOTHING, Acked, Evidence, Partial
 from meridian_verifier.align.facts import EARLIEST
 from meridian_verifier.align.findings import Finding, Reason
 from meridian_verifier.align.intervals import EMPTY, IntervalSet, keys_of, union
+from meridian_verifier.align.rewinds import owed_by_others
 
 
 def losses(evidence: Evidence) -> list[Finding]:
@@ -85,7 +86,8 @@ def merged(parts: Iterable[Acked]) -> Acked:
 
 
 def _trimmed_unacked(evidence: Evidence) -> Iterable[Finding]:
-    """(c) Entries other regions still hold, trimmed here, in neither progress nor drops."""
+    """(c) Entries other regions still hold, trimmed here, in neither progress nor drops; except those that others owe
+    since a rewind, which may have been acked before (``rewinds.py``)."""
     for holder in _replicated(evidence):
         region, subscription = holder
         state = evidence.world.later[region].topics[evidence.topic]
@@ -98,6 +100,7 @@ def _trimmed_unacked(evidence: Evidence) -> Iterable[Finding]:
         held = evidence.stored.get(region)
         if held is not None:
             chosen &= ~np.isin(evidence.known.keys, held.keys)
+        chosen &= ~owed_by_others(evidence, subscription, region)
         found = evidence.finding(Reason.TRIMMED_UNACKED, subscription, region, region, chosen)
         if found:
             yield found

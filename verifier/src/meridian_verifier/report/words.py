@@ -20,6 +20,7 @@ MEANINGS: Final = {
     Reason.PASSED_UNACKED: "LOSS: the cursor passed these, though no consumer acked them and no drop is on record",
     Reason.OVERCLAIMED: "LOSS: counted as acked, but no region has on record that it received the ack",
     Reason.TRIMMED_UNACKED: "LOSS: deleted from the log before they were acked or dropped",
+    Reason.OWED_ELSEWHERE: "owed in the source since a seek, and trimmed in the target, which cannot deliver them",
     Reason.CHECKSUM_DIFFERS: "LOSS: the same message has different contents in two regions",
     Reason.ENTRY_MISSING: "messages missing in the middle of the target's log",
     Reason.SKIPPED: "not in the target: an administrator dropped them from the replication backlog there, on record",
