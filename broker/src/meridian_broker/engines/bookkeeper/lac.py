@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from struct import Struct
-from typing import Final
+from typing import Final, cast
 
 from google.protobuf.message import DecodeError
 
@@ -82,9 +82,9 @@ async def exchange(open_connection: OpenConnection, requests: Iterable[Request],
     try:
         async with asyncio.timeout(seconds):
             transport = await open_connection(lambda: protocol)
-            assert isinstance(transport, asyncio.WriteTransport)
+            writer = asyncio.StreamWriter(cast("asyncio.WriteTransport", transport), protocol, reader, loop)
             try:
-                return await _exchange(reader, asyncio.StreamWriter(transport, protocol, reader, loop), list(requests))
+                return await _exchange(reader, writer, list(requests))
             finally:
                 transport.close()
     except (OSError, EOFError, DecodeError) as error:  # a timeout is an OSError

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from struct import Struct
-from typing import Final
+from typing import Final, cast
 
 from google.protobuf.message import DecodeError
 
@@ -67,14 +67,13 @@ class _Asking(asyncio.Protocol):
         self._received = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
         request = Request()
         request.header.version = VERSION
         request.header.operation = START_TLS
         request.header.request = 0
         request.start_tls.SetInParent()
         frame = request.SerializeToString()
-        transport.write(_LENGTH.pack(len(frame)) + frame)
+        cast("asyncio.WriteTransport", transport).write(_LENGTH.pack(len(frame)) + frame)  # uvloop's is no such class
 
     def data_received(self, data: bytes) -> None:
         self._received += data
