@@ -9,7 +9,7 @@ Other rooms import only these modules of it::
 from __future__ import annotations
 
 from meridian_broker.positions.ackset import FLOOR, AckSet
-from meridian_broker.positions.beginning import Beginning
+from meridian_broker.positions.beginning import NOWHERE, Beginning
 from meridian_broker.positions.claims import Partial
 from meridian_broker.positions.clock import ZERO, HybridClock, Stamp
 from meridian_broker.positions.dropped import Cause, Dropped
@@ -20,6 +20,7 @@ __all__ = [
     "EARLIEST",
     "FLOOR",
     "LATEST",
+    "NOWHERE",
     "ZERO",
     "AckSet",
     "Beginning",

@@ -21,6 +21,9 @@ from meridian_broker.positions.clock import ZERO, Stamp
 from meridian_broker.positions.position import Position
 from meridian_broker.positions.varints import Reader, put_name, put_number
 
+NOWHERE: Final[Mapping[str, Position]] = {}
+"""The places of a subscription that begins at the earliest entry of each region, or of which no creation is known."""
+
 
 class Beginning(NamedTuple):
     """See the module's text."""

@@ -18,6 +18,7 @@ from meridian_broker.ledgers.block_times import BLOCK
 from meridian_broker.ledgers.damage import is_damaged
 from meridian_broker.ledgers.entry import unpack
 from meridian_broker.ledgers.index import LedgerIndex
+from meridian_broker.ledgers.scheduling import next_turn
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions import Cause, Dropped
 from meridian_broker.positions.position import Position
@@ -116,7 +117,7 @@ async def _drop(
             for one in cursors:
                 if one.owner.is_there:
                     counts[one.name] += _drop_page(one, ranges, index, entries)
-        await context.scheduler.answer(lambda ready: context.scheduler.defer(lambda: ready(None)))
+        await next_turn(context.scheduler)
     return counts
 
 

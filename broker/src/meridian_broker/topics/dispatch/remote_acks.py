@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from meridian_broker.ledgers.scheduling import next_turn
+
 if TYPE_CHECKING:
     from meridian_broker.ledgers.scheduling import Timer
     from meridian_broker.positions.position import Position
@@ -67,7 +69,7 @@ class RemoteAcks:
                         if self._is_acked(position):
                             delivery.release(consumer, position)
                     delivery.unblock(consumer)
-                    await scheduler.answer(lambda ready: scheduler.defer(lambda: ready(None)))
+                    await next_turn(scheduler)
         finally:
             self._is_looking = False
         if self._is_asked:

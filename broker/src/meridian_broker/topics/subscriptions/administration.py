@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.bounds.clients import LATEST_TIME_MS
+from meridian_broker.ledgers.scheduling import next_turn
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions.position import Position
 from meridian_broker.topics import names
@@ -68,7 +69,7 @@ async def skip(subscription: Subscription, entries: int | None) -> None:
         if found:
             await _acknowledge(subscription, found)
         else:
-            await _let_others_run(subscription.topic)
+            await next_turn(subscription.topic.scheduler)
         if left is not None:
             left -= len(found)
 
@@ -114,10 +115,6 @@ async def _next(
             found.append(following)
         after = following
     return found, after
-
-
-async def _let_others_run(topic: TopicContext) -> None:
-    await topic.scheduler.answer(lambda ready: topic.scheduler.defer(lambda: ready(None)))
 
 
 async def _acknowledge(subscription: Subscription, positions: list[Position]) -> None:

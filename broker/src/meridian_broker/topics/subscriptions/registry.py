@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.store import Done, LedgerError
-from meridian_broker.positions import ZERO, Beginning, Position, Progress
+from meridian_broker.positions import NOWHERE, ZERO, Beginning, Progress
 from meridian_broker.replication.leases.quorums import VoterSets
 from meridian_broker.topics.cursors import rewinding
 from meridian_broker.topics.dispatch.rates import DispatchRates
@@ -409,9 +409,5 @@ def _is_known_elsewhere(subscription: Subscription) -> bool:
 def _nothing(record: SubscriptionRecord) -> Progress:
     """Progress of that life with nothing acked."""
     progress = Progress()
-    progress.begin(Beginning(record.deleted, ZERO, _NOWHERE))
+    progress.begin(Beginning(record.deleted, ZERO, NOWHERE))
     return progress
-
-
-_NOWHERE: Final[Mapping[str, Position]] = {}
-"""Beginning of a subscription whose creation is not known."""

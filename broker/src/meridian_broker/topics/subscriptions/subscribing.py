@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.store import Done
-from meridian_broker.positions import Beginning, Progress
+from meridian_broker.positions import NOWHERE, Beginning, Progress
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics import names, validation
 from meridian_broker.topics.cursors import seeking
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from meridian_broker.topics.context import TopicContext
     from meridian_broker.topics.dispatch.types import SubscriptionType
     from meridian_broker.topics.subscriptions.registry import SubscriptionRegistry
-
-_NOWHERE: Final[Mapping[str, Position]] = {}
-"""Before everything: shared by all subscriptions that begin there."""
 
 
 class Subscribing:
@@ -121,7 +118,7 @@ class Subscribing:
         if initial == LATEST:
             places = seeking.latest(self.topic.log, self.topic.region)
             subscription.cursor.start_at(self.topic.log.last_confirmed)
-        subscription.cursor.progress.begin(Beginning(record.deleted, record.created, places or _NOWHERE))
+        subscription.cursor.progress.begin(Beginning(record.deleted, record.created, places or NOWHERE))
         if initial != LATEST:
             subscription.cursor.start_cursor()
         if replicated:
