@@ -17,7 +17,7 @@ from meridian_broker.engines.etcd.address import ANONYMOUS, Login, parse_endpoin
 from meridian_broker.engines.etcd.client import EtcdChannel
 from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
 from meridian_broker.engines.etcd.securing import secure
-from meridian_broker.metadata.store import MetadataError, MetadataUnavailable, Put, Record
+from meridian_broker.metadata.store import MetadataError, MetadataLoginRefused, MetadataUnavailable, Put, Record
 from meridian_broker.server.secure_etcd import run_secure_etcd
 from meridian_broker.server.settings import Settings
 from meridian_broker.server.stores import open_metadata
@@ -232,6 +232,9 @@ async def test_a_broker_that_starts_waits_until_etcd_s_users_are_set_up(tmp_path
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.shield(starting), 0.3)
         login = Login("broker", tmp_path / "broker")
+        await secure(parse_endpoints(unready.url), login, tmp_path / "root", keys=())
+        with pytest.raises(MetadataLoginRefused, match="of this version grants that"):  # this is waited for
+            await EtcdMetadataStore.connect(unready.url, PREFIX, login=login)
         await secure(parse_endpoints(unready.url), login, tmp_path / "root")
         store = await asyncio.wait_for(starting, 30)
         (tmp_path / "broker").write_text("a new password\n")

@@ -32,7 +32,7 @@ class MetadataFull(MetadataUnavailable):
 
 
 class MetadataLoginRefused(MetadataError):
-    """The store does not let this process in: its users are being set up, or a setting is wrong."""
+    """The store does not let this process in, or not to its keys: users are being set up, or a setting is wrong."""
 
 
 class MetadataWentBack(MetadataError):

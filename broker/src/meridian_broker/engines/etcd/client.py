@@ -27,6 +27,7 @@ from meridian_broker.metadata.store import (
     LeaseExpired,
     MetadataError,
     MetadataFull,
+    MetadataLoginRefused,
     MetadataUnavailable,
     MetadataWentBack,
 )
@@ -189,6 +190,11 @@ class EtcdChannel:
             )
         if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
             return MetadataUnavailable(f"{doing}: etcd at {self.where} is overloaded ({details}): try again later")
+        if code == grpc.StatusCode.PERMISSION_DENIED:
+            return MetadataLoginRefused(
+                f"{doing}: etcd at {self.where} does not let this user read and write the keys of this version "
+                f"({details}): `meridian secure-etcd` of this version grants that"
+            )
         if "user name is empty" in details:
             return MetadataError(
                 f"{doing}: etcd at {self.where} requires a password: "

@@ -70,7 +70,8 @@ class EtcdMetadataStore:
 
         :param went_back: called once if etcd was restored from an older copy; every request fails from then on.
         :raises MetadataUnavailable: etcd does not answer.
-        :raises MetadataError: the URL or the prefix is not valid, or etcd rejects the login.
+        :raises MetadataLoginRefused: etcd rejects the login, or has not granted this version's keys to the user yet.
+        :raises MetadataError: the URL or the prefix is not valid.
         """
         check_path("/" + prefix)
         store = cls(EtcdChannel(parse_endpoints(urls), login, went_back), prefix)
