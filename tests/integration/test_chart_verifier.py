@@ -75,6 +75,13 @@ def test_the_api_server_reserves_verdicts_for_the_verifier() -> None:
     assert not [kind for kind, _ in open_to_all if kind.startswith("ValidatingAdmissionPolicy")]
 
 
+def test_a_cluster_without_admission_policies_is_told_how_to_go_on() -> None:
+    old = ("--kube-version", "1.29.4")
+    told = refusal("meridian-verifier", REGIONS, *old)
+    assert "Kubernetes 1.29.4 has no ValidatingAdmissionPolicy" in told and "admissionPolicy.enabled=false" in told
+    assert rendered("meridian-verifier", REGIONS | {"admissionPolicy": {"enabled": False}}, *old)
+
+
 def test_the_notes_say_what_the_operator_has_to_be_told() -> None:
     told = notes("meridian-verifier", REGIONS | {"name": "orders"})
     assert "verdicts.namespace=us-east and lists orders in verdicts.verifiers" in told
