@@ -113,17 +113,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     for name in ("Makefile", "requirements.lock", ".dockerignore", "LICENSE", "NOTICE"):
         (directory / name).symlink_to(ROOT / name)
     found = Cluster(environment, directory)
-    _empty(found)
+    empty(found)
     yield found
     if os.environ.get("E2E_KEEP"):
         return
     if was_up:
-        _empty(found)
+        empty(found)
     else:
         subprocess.run([ROOT / "e2e/cluster", "down"], check=True, timeout=120)
 
 
-def _empty(cluster: Cluster) -> None:
+def empty(cluster: Cluster) -> None:
     """Take away what an earlier run, perhaps one that was cut off, has left."""
     kinds = "geotopics replicatedsubscriptions"
     cluster.run(

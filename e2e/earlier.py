@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An earlier version of this repository: its checkout, its images, and the commands of its quickstart.
+
+Which one: ``E2E_FROM`` (a commit), else the latest release before this one, else a commit of some time ago.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import pytest
+from conftest import ROOT, Cluster
+
+TAG: Final = "earlier"
+"""Of its images."""
+COMMITS: Final = 100
+"""How far back, as long as there is no release."""
+
+
+def revision() -> str:
+    """The commit; without one, as in a shallow clone, the test is skipped."""
+    for command in (
+        ["git", "rev-parse", "--verify", f"{os.environ['E2E_FROM']}^{{commit}}"] if "E2E_FROM" in os.environ else [],
+        ["git", "describe", "--tags", "--abbrev=0", "--match", "v*", "HEAD^"],
+        ["git", "rev-list", "--first-parent", "-n1", f"--skip={COMMITS}", "HEAD"],
+    ):
+        if command:
+            told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+            if told.returncode == 0 and told.stdout.strip():
+                return told.stdout.strip()
+    pytest.skip("this clone has no earlier version: fetch more of its history, or set E2E_FROM")
+
+
+def checked_out(revision: str, directory: Path) -> None:
+    """Write its files into the directory."""
+    archive = subprocess.run(["git", "archive", revision], cwd=ROOT, capture_output=True, check=True)
+    subprocess.run(["tar", "-x", "-C", directory], input=archive.stdout, check=True)
+    (directory / ".venv").symlink_to(ROOT / ".venv")
+
+
+def with_tls(cluster: Cluster) -> None:
+    """Let the values of its quickstart name addresses with TLS, and the Secrets ``regions-tls`` and ``regions-ca``."""
+    ports = {"pulsar://": "pulsar+ssl://", "http://": "https://", ":6650": ":6651", ":8080": ":8443"}
+    for file in (cluster.directory / "examples/kubernetes").glob("*.yaml"):
+        text = file.read_text(encoding="utf-8")
+        for plain, secure in ports.items():
+            text = text.replace(plain, secure)
+        if "external:" in text:
+            text += "tls: {enabled: true, existingSecret: regions-tls}\n"
+        if "tenantsByNamespace:" in text:
+            text += "tls: {caSecret: regions-ca}\n"
+        file.write_text(text, encoding="utf-8")
+
+
+def quickstart(cluster: Cluster) -> list[str]:
+    """Its ten commands, with the images of that version."""
+    text = (cluster.directory / "docs/quickstart-kubernetes.md").read_text(encoding="utf-8")
+    found = re.findall(r"^```sh\n(.*?)\n```$", text, re.MULTILINE | re.DOTALL)
+    assert len(found) == 10
+    values = {"helm/meridian-region": f"broker.image.tag={TAG}", "helm/meridian-operator": f"image.tag={TAG}"}
+    for chart, value in values.items():
+        found = [command.replace(chart, f"{chart} --set {value}") for command in found]
+    return found

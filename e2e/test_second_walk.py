@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Another walk, with TLS: an earlier version, upgraded region by region under traffic; then another authority.
+
+Commands are those that docs/operations.md prints.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import pulsar
+import pytest
+import trustme
+from conftest import NAMESPACES, ROOT, Cluster, empty
+from earlier import TAG, checked_out, quickstart, revision, with_tls
+from printed import printed
+from rotating import REGIONS, Newcomers
+from traffic import Traffic, auditing, drain, working
+
+TOPIC = "persistent://public/default/orders"
+PORTS = {"us-east": 30650, "us-west": 30651, "eu-central": 30652}
+REPEATED = 20
+"""What a client acknowledges within a tenth of a second may come again after each of three restarts."""
+
+
+@dataclass
+class Deployment:
+    """Three regions that serve TLS, and clients of theirs."""
+
+    cluster: Cluster
+    host: str
+    token: str
+    since: str
+    """The commit that was installed first."""
+    authorities: dict[str, trustme.CA] = field(default_factory=dict)
+
+    def connect(self, region: str, token: str | Callable[[], str], trusted: str = "clients.crt") -> pulsar.Client:
+        """A client that believes the authorities in that file."""
+        return pulsar.Client(
+            f"pulsar+ssl://{self.host}:{PORTS[region]}",
+            listener_name="external",
+            authentication=pulsar.AuthenticationToken(token),
+            tls_trust_certs_file_path=str(self.cluster.directory / trusted),
+            tls_validate_hostname=True,
+            operation_timeout_seconds=30,
+            logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
+        )
+
+    def authority(self, name: str) -> None:
+        """Make an authority, ``ca.NAME``, and its certificate for each region: ``REGION.crt`` and ``REGION.key``."""
+        made = self.authorities[name] = trustme.CA()
+        made.cert_pem.write_to_path(str(self.cluster.directory / f"ca.{name}"))
+        for region in REGIONS:
+            issued = made.issue_cert(f"meridian-broker.{region}.svc", self.host)
+            issued.private_key_pem.write_to_path(str(self.cluster.directory / f"{region}.key"))
+            chain = b"".join(blob.bytes() for blob in issued.cert_chain_pems)
+            (self.cluster.directory / f"{region}.crt").write_bytes(chain)
+
+    def trust(self, *names: str) -> None:
+        """Let clients that connect from now on believe these authorities."""
+        both = b"".join((self.cluster.directory / f"ca.{name}").read_bytes() for name in names)
+        new = self.cluster.directory / "clients.new"
+        new.write_bytes(both)
+        new.rename(self.cluster.directory / "clients.crt")
+
+    def sync(self) -> None:
+        """Let the kubelet look at the pods' Secrets now. Without that it does so once a minute or so."""
+        for namespace in (*REGIONS, "meridian-system"):
+            self.cluster.run(f'kubectl -n {namespace} annotate --overwrite pod --all looked-at="$(date +%s%N)"')
+
+    def until_silent(self, command: str, what: str) -> None:
+        """Run a command until it prints nothing."""
+        self.cluster.wait(lambda: not self.cluster.run(f"{{ {command.strip()}; }} 2>&1 || true"), what)
+
+
+@pytest.fixture(scope="module")
+def deployment(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """An earlier version's quickstart, with TLS."""
+    since = revision()
+    empty(cluster)
+    directory = tmp_path_factory.mktemp("earlier")
+    checked_out(since, directory)
+    node = {"E2E_NODE": os.environ.get("E2E_NODE", str(ROOT.parent / "shared/node/node"))}
+    code = {"PYTHONPATH": str(directory / "broker/src")}
+    earlier = Cluster({**cluster.environment, **node, **code}, directory)
+    for where, images, tag in ((earlier, "broker operator", TAG), (cluster, "broker operator etcd", "0.1.0")):
+        build = f'e2e/cluster build "meridian-$image:{tag}" "images/$image/Dockerfile"'
+        where.run(f'for image in {images}; do {build} && e2e/cluster load "meridian-$image:{tag}"; done', seconds=900)
+    with_tls(earlier)
+    _, keys, namespaces, regions, operator, objects, *_ = quickstart(earlier)
+    earlier.run(keys)
+    earlier.run(f"for one in {' '.join(NAMESPACES)}; do kubectl create namespace $one; done")
+    earlier.run(namespaces.replace("kubectl create namespace", "kubectl get namespace"))
+    cluster.run("kubectl -n us-east get secret meridian-tokens -o jsonpath='{.data.secret\\.key}' | base64 -d > a.key")
+    cluster.run(".venv/bin/meridian tokens create --secret-key a.key --subject admin --expires 1d --to a.jwt")
+    token = (cluster.directory / "a.jwt").read_text().strip()
+    made = Deployment(cluster, cluster.run("e2e/cluster host").strip(), token, since)
+    made.authority("old")
+    made.trust("old")
+    for region in REGIONS:
+        files = f"--from-file=ca.crt=ca.old --from-file=tls.crt={region}.crt --from-file=tls.key={region}.key"
+        cluster.run(f"kubectl -n {region} create secret generic regions-tls {files}")
+    cluster.run("kubectl -n meridian-system create secret generic regions-ca --from-file=ca.crt=ca.old")
+    soon = "helm/meridian-region --set broker.config.tlsCertRefreshCheckDurationSec=1"
+    for command in (regions.replace("helm/meridian-region", soon), operator, objects):
+        earlier.run(command, seconds=600)
+    yield made
+    if not os.environ.get("E2E_KEEP"):
+        empty(cluster)
+
+
+@pytest.fixture(scope="module")
+def clients(deployment: Deployment) -> Iterator[dict[str, pulsar.Client]]:
+    made = {region: deployment.connect(region, deployment.token) for region in REGIONS}
+    yield made
+    for client in made.values():
+        client.close()
+
+
+def images(cluster: Cluster) -> set[str]:
+    """Of all our pods' first containers."""
+    shown = "-o jsonpath='{range .items[*]}{.spec.containers[0].image}{\"\\n\"}{end}'"
+    label = "app.kubernetes.io/name in (meridian,meridian-operator),app.kubernetes.io/component notin (etcd,test)"
+    return set(cluster.run(f"kubectl get pods -A -l '{label}' {shown}").split())
+
+
+def everything_is_everywhere(clients: dict[str, pulsar.Client], traffic: Traffic) -> None:
+    """Each region has what was stored in any; what nobody has acknowledged is delivered, in another region."""
+    stored = set.union(*traffic.stored.values())
+    for region in REGIONS:
+        consumer = auditing(clients[region], TOPIC)
+        lost = stored - set(drain(consumer, stored))
+        consumer.close()
+        assert not lost, f"{region} lacks {sorted(lost)}"
+    consumer = working(clients["eu-central"], TOPIC)
+    owed = stored - traffic.acked
+    came = drain(consumer, owed)
+    consumer.close()
+    assert owed <= set(came)
+    assert len(came) - len(owed) <= len(REGIONS) * REPEATED
+
+
+def test_regions_are_upgraded_one_by_one_and_lose_nothing(
+    deployment: Deployment, clients: dict[str, pulsar.Client], measured: Callable[[str], None]
+) -> None:
+    cluster = deployment.cluster
+    assert images(cluster) == {f"meridian-broker:{TAG}", f"meridian-operator:{TAG}"}
+    region_by_region, operator = (
+        block.replace("tag=0.2.0", "tag=0.1.0") for block in printed("Upgrading to a new version")
+    )
+    traffic = Traffic(clients, TOPIC, REGIONS, consumer="us-west")
+    try:
+        cluster.wait(lambda: len(traffic.acked) > 50, "traffic")
+        for region in REGIONS:
+            cluster.run(region_by_region.replace("us-east", region), seconds=900)
+        cluster.run(operator)
+        cluster.run(
+            "kubectl wait --for=condition=Ready --timeout=120s geotopic/orders replicatedsubscription/orders-billing"
+        )
+    finally:
+        traffic.stop()
+    measured(
+        f"upgrade from {deployment.since[:12]} region by region: {traffic.published} messages, "
+        f"{len(traffic.refused)} refused, {len(traffic.repeated)} came again after their acknowledgement"
+    )
+    this_version = {"meridian-broker:0.1.0", "meridian-operator:0.1.0"}
+    cluster.wait(lambda: images(cluster) == this_version, "the last pods of the earlier version to be gone")
+    assert not traffic.refused
+    assert len(traffic.repeated) <= len(REGIONS) * REPEATED
+    everything_is_everywhere(clients, traffic)
+
+
+def test_the_authority_is_replaced_and_no_client_is_refused(
+    deployment: Deployment, clients: dict[str, pulsar.Client], measured: Callable[[str], None]
+) -> None:
+    cluster = deployment.cluster
+    both, have_both, certificates, have_certificates, alone = printed("Replacing certificates")
+    deployment.authority("new")
+    traffic = Traffic(clients, TOPIC, REGIONS, consumer="us-west")
+    try:
+        with Newcomers(deployment.connect, deployment.token) as newcomers:
+            cluster.run(both)
+            deployment.trust("old", "new")
+            deployment.sync()
+            deployment.until_silent(have_both, "every pod to have both authorities")
+            cluster.run(certificates)
+            deployment.sync()
+            deployment.until_silent(have_certificates, "every broker to have its new certificate")
+            new_only = partial(deployment.connect, trusted="ca.new")
+            for region in REGIONS:
+                is_served = partial(believed, new_only, region, deployment.token)
+                cluster.wait(is_served, f"{region} to show its new certificate")
+            cluster.run(alone)
+            deployment.trust("new")
+            deployment.sync()
+            came = newcomers.came
+            cluster.wait(lambda: newcomers.came > came + 2 * len(REGIONS), "clients that believe the new one alone")
+        cluster.run("kubectl -n us-west delete pod meridian-broker-0")  # all its links are made again
+        cluster.run("kubectl -n us-west rollout status statefulset/meridian-broker --timeout=180s", seconds=200)
+        cluster.wait(
+            lambda: cluster.condition("geotopic/orders", "Replicating").get("status") == "True", "links with it"
+        )
+    finally:
+        traffic.stop()
+    assert not traffic.refused and not newcomers.refused
+    assert not believed(partial(deployment.connect, trusted="ca.old"), "us-east", deployment.token)
+    measured(f"while the authority was replaced, {newcomers.came} clients connected and none was refused")
+    everything_is_everywhere(clients, traffic)
+
+
+def believed(connect: Callable[[str, str], pulsar.Client], region: str, token: str) -> bool:
+    """Can such a client publish there?"""
+    client = connect(region, token)
+    try:
+        client.create_producer(f"{TOPIC}-believed").send(b"hello")
+    except pulsar.PulsarException:
+        return False
+    finally:
+        client.close()
+    return True
