@@ -32,6 +32,8 @@ OPTIONS: Final = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # gRPC looks a name up every 30 s at most; a pod that starts again has another address at once.
+    ("grpc.dns_min_time_between_resolutions_ms", 1000),
     # A peer that vanished without a word is noticed after 15 s. etcd allows a ping every 5 s.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
