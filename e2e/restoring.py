@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Final
 
 import pulsar
@@ -20,7 +21,6 @@ from traffic import Traffic, auditing, drain, working
 TOPIC: Final = "persistent://public/default/restored"
 REGION: Final = "us-east"
 AUDITED: Final = ("us-east", "eu-central")
-RESTORES: Final = {"its volume": ("broker",), "etcd": ("etcd",), "both": ("broker", "etcd")}
 READY: Final = (
     f"kubectl -n {REGION} exec -i meridian-broker-0 -c broker -- sh -c 'cat >/tmp/jwt && meridian regions wait --ready "
     "--timeout 120 --url http://127.0.0.1:8080 --token-file /tmp/jwt' < tokens/admin.jwt"
@@ -126,7 +126,7 @@ class Backup:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._snapshots = Snapshots(cluster)
-        self._save, self._restore = printed("Backup and restore")
+        self._save, self._restore, self._apply, self._install = printed("Backup and restore")
         cluster.run(self._save)
         self._day = f"day={datetime.now(UTC).date()}"
         self._snapshots.take()
@@ -151,6 +151,29 @@ class Backup:
         self._snapshots.fill(parts)
         self._cluster.run(start + after, seconds=700)
 
+    def restore_secrets(self) -> None:
+        """Lose Secrets and ConfigMaps, and go back to their copies; the pods start again with these."""
+        self._cluster.run(f"kubectl -n {REGION} delete secret,configmap -l app.kubernetes.io/instance=meridian")
+        self._cluster.run(f"kubectl -n {REGION} delete secret meridian-tokens")
+        self._cluster.run(self._apply)
+        self._cluster.run(f"kubectl -n {REGION} delete pod meridian-etcd-0 meridian-broker-0")
+        for part in ("etcd", "broker"):
+            self._cluster.run(f"kubectl -n {REGION} rollout status statefulset/meridian-{part} --timeout=180s")
+
+    def install_again(self) -> None:
+        """Lose the namespace with all that is in it."""
+        self._cluster.run(f"kubectl delete namespace {REGION} --timeout=240s")
+        self._cluster.run(self._install, seconds=700)
+
+
+RESTORES: Final[dict[str, Callable[[Backup], None]]] = {
+    "its volume": partial(Backup.restore, parts=("broker",)),
+    "etcd": partial(Backup.restore, parts=("etcd",)),
+    "both": partial(Backup.restore, parts=("broker", "etcd")),
+    "its Secrets": Backup.restore_secrets,
+    "its namespace": Backup.install_again,
+}
+
 
 class Restoring:
     """One region with traffic goes back to one backup, again and again; nothing is lost and nothing comes again."""
@@ -171,9 +194,9 @@ class Restoring:
         """Forget the backup."""
         self._backup.close()
 
-    def go_back(self, parts: Sequence[str]) -> None:
-        """Restore these parts while messages are published and acknowledged."""
-        self._one_period(lambda: self._backup.restore(parts))
+    def go_back(self, restore: Callable[[Backup], None]) -> None:
+        """Restore something while messages are published and acknowledged."""
+        self._one_period(lambda: restore(self._backup))
 
     def _one_period(self, what: Callable[[], None]) -> None:
         """With traffic before, during and after it. Then look at what every region has and what is still delivered."""

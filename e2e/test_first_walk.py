@@ -307,6 +307,21 @@ def test_wrong_objects_are_refused_with_a_sentence(cluster: Cluster) -> None:
     assert "size and time must both be 0, or neither" in refused({"retention": {"time": "72h", "size": "0"}})
 
 
+def test_kinds_without_effect_say_so(cluster: Cluster) -> None:
+    shadow = {
+        "apiVersion": "meridian.dev/v1alpha1",
+        "kind": "ShadowTopic",
+        "metadata": {"name": "copy", "namespace": "default"},
+        "spec": {"source": "orders", "region": "us-east", "topic": "persistent://public/default/copy"},
+    }
+    (cluster.directory / "shadow.json").write_text(json.dumps(shadow))
+    for kind in ("shadowtopic", "metadatasyncpolicy"):
+        assert "does not act on" in " ".join(cluster.run(f"kubectl explain {kind}").split())
+    cluster.run("kubectl apply -f shadow.json")
+    cluster.wait(lambda: "NotImplemented" in cluster.run("kubectl get shadowtopics"), "the reason to be shown")
+    cluster.run("kubectl delete -f shadow.json")
+
+
 def test_pods_are_restricted(cluster: Cluster) -> None:
     """Every pod of ours would be admitted where the strictest of Kubernetes' security standards is enforced."""
     for namespace in NAMESPACES:
