@@ -428,6 +428,15 @@ def test_every_command_and_option_explains_itself() -> None:
         assert not unexplained, path
 
 
+def test_commands_that_ask_a_region_take_json_and_those_that_destroy_ask_first() -> None:
+    """As the README says."""
+    for path, command in commands(main.build(Started())):
+        options = {name for one in command.params for name in one.opts}
+        assert "--url" not in options or "--json" in options, path
+        destroys = path[-1:] in {("delete",), ("reset",), ("expire",), ("accept-gap",)}
+        assert not destroys or "--yes" in options, path
+
+
 def test_a_command_of_a_distribution_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(main, "_installed", dict)
     result = run("verify", "--regions", "x", "y")
