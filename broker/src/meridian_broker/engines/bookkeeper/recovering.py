@@ -36,7 +36,7 @@ from meridian_broker.engines.bookkeeper.ports import (
 from meridian_broker.engines.bookkeeper.updating import Updating
 from meridian_broker.ledgers.store import LedgerError, LedgerFenced, LedgerUnreadable
 
-WINDOW_FIRST: Final = 8
+WINDOW_FIRST: Final = 4
 WINDOW_MAX: Final = 256
 """Entries asked for at once: few at first, because most ledgers end soon behind what bookies report, then more."""
 WINDOW_BYTES: Final = 8 << 20
