@@ -6,7 +6,7 @@ and not deleted yet. On a volume the next start finds them (`orphans`). A start 
 so brokers look for them from time to time.
 
 A candidate is a day old, and its label names this region and a topic; neither the topic's record nor that of a copy
-that was set aside names the ledger. That alone does not prove that nobody needs it: clocks differ, and an owner may
+that was quarantined names the ledger. That alone does not prove that nobody needs it: clocks differ, and an owner may
 have been suspended between the creation of a ledger and its record. So the candidate is *fenced* first, and the records
 are read again. A ledger is recorded before anything is stored in it, and a fenced one confirms nothing more: if it is
 still not named, it holds nothing that anybody was promised, and never will. An owner that records it afterwards fails
