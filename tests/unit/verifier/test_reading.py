@@ -133,7 +133,7 @@ def test_regions_that_are_none(text: str) -> None:
 
 def test_tables_to_read() -> None:
     assert parse_tables("progress@1, ranges@2") == [Wanted("progress", 1), Wanted("ranges", 2)]
-    with pytest.raises(ValueError, match="there are topics, cursors"):
+    with pytest.raises(ValueError, match="only topics, cursors"):
         parse_tables("nothing")
 
 
