@@ -16,6 +16,7 @@ from typing import Final
 from simulation.changes import with_changes
 from simulation.commands import with_commands
 from simulation.faults import with_faults
+from simulation.going_back import with_going_back
 from simulation.partitions import with_partitions
 from simulation.rotting import with_rot
 from simulation.scopes import with_scopes
@@ -392,4 +393,4 @@ def story_of(seed: int) -> list[str]:
     """The lines of a seed."""
     lines = with_changes(seed, with_scopes(seed, Generator(seed).story()))
     lines = with_commands(seed, with_faults(seed, with_voters(seed, lines)))
-    return with_rot(seed, with_partitions(seed, lines))
+    return with_going_back(seed, with_rot(seed, with_partitions(seed, lines)))

@@ -372,7 +372,10 @@ class Model(Crashes):
         return done
 
     def _given_back(self, home: Region, topic: str, subscription: Subscription) -> frozenset[Origin]:
-        """What a region trimmed and knows to be acknowledged, whatever its publish time."""
+        """What a region trimmed and knows to be acknowledged, whatever its publish time. None while a compacted view is
+        read, which may still have it."""
+        if subscription.cursor.compacted is not None:
+            return frozenset()
         progress = subscription.cursor.progress
         stored = {origin for _, origin, _ in self.logs.of(home, topic)}
         begun = progress.beginning.places

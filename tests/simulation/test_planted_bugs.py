@@ -29,7 +29,6 @@ BY_STORIES = (
     "a-deletion-counts-when-it-is-finished",
     "a-partition-without-its-topic",
     "a-returned-entry-revives-a-topic",
-    "a-seek-takes-back-what-was-trimmed",
     "a-topic-at-rest-is-not-counted",
     "an-old-number-of-partitions-comes-back",
     "an-older-end-counts",
