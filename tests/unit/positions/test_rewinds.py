@@ -102,6 +102,24 @@ steps = st.lists(
 ).map(lambda drawn: [("ack", 0, 5), ("rewinds", 0, 8), *drawn])
 
 
+stretches = st.tuples(st.integers(-1, ENTRIES - 1), st.integers(1, 9))
+
+
+@settings(max_examples=500, deadline=None)
+@given(steps, st.integers(0, ENTRIES - 1), st.lists(stretches, max_size=4))
+def test_acks_that_count_whenever_their_entries_were_published(
+    story: list[Step], last: int, drawn: list[tuple[int, int]]
+) -> None:
+    """Up to an entry, and without some stretches: what reads as acked if its publish time is not known."""
+    progress, _ = play(story)
+    apart = [(place(after), place(after + count)) for after, count in drawn]
+    found = progress.acked_whenever(US, place(last), apart)
+    for entry in range(ENTRIES):
+        is_apart = any(after < place(entry) <= upto for after, upto in apart)
+        is_found = entry <= last and not is_apart and progress.is_acked(US, place(entry))
+        assert found.contains(place(entry)) == is_found
+
+
 @settings(max_examples=500, deadline=None)
 @given(st.lists(steps, min_size=3, max_size=3), st.permutations(range(3)))
 def test_regions_that_were_cut_agree_in_whatever_order_they_meet_again(
