@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a topic is opened: claimed, created if that is allowed, and recovered from what metadata and volume know of
-it."""
+"""How a topic is opened: claimed, created if that is allowed, and recovered from the metadata and the volume."""
 
 from __future__ import annotations
 
