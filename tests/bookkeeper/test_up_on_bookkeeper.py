@@ -45,8 +45,9 @@ def test_what_regions_have_on_bookies_is_there_after_a_restart(regions: UpProces
 
 
 def test_a_region_of_two_brokers(tmp_path: Path) -> None:
-    options = (*OPTIONS, "--brokers", "2")
-    region = UpProcess((EAST,), tmp_path / "data", metadata="etcd", options=options, start_seconds=2 * START_SECONDS)
+    region = UpProcess(
+        (EAST,), tmp_path / "data", metadata="etcd", brokers=2, options=OPTIONS, start_seconds=2 * START_SECONDS
+    )
     names = [f"topic-{number}" for number in range(8)]
     with region:
         brokers = region.record(EAST)["brokers"]

@@ -221,11 +221,19 @@ class BrokerProcess:
 class RegionsProcess:
     """Regions that replicate to each other, with the files that ``meridian up`` writes but without a supervisor."""
 
-    def __init__(self, regions: tuple[str, ...], data_dir: Path, *, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        regions: tuple[str, ...],
+        data_dir: Path,
+        *,
+        settings: Mapping[str, str] | None = None,
+        brokers: int = 1,
+    ) -> None:
+        """:param brokers: of each region, for those that derive from this and can start several."""
         self.regions = regions
         self.data_dir = data_dir
         self._assignments = [f"{key}={value}" for key, value in (PATIENT | dict(settings or {})).items()]
-        self._base_port, self._base_http_port = free_base_port(len(regions)), free_base_port(len(regions))
+        self._base_port, self._base_http_port = (free_base_port(len(regions), brokers) for _ in range(2))
         self._brokers: dict[str, Program] = {}
 
     @property

@@ -24,6 +24,8 @@ STEP: Final = 10
 BROKER_STEP: Final = 2
 """Between those of two brokers of a region."""
 _held: Final[list[socket.socket]] = []
+_given: Final[set[int]] = set()
+"""By ``free_base_port``: those of further brokers are in the columns of others."""
 
 
 def free_port() -> int:
@@ -36,7 +38,9 @@ def free_base_port(regions: int, brokers: int = 1) -> int:
     assert regions <= BLOCK // STEP
     for base in _columns:
         ports = [base + STEP * region + BROKER_STEP * number for region in range(regions) for number in range(brokers)]
-        if base % STEP + BROKER_STEP * (brokers - 1) < STEP and _are_free(*ports):
+        has_room = base % STEP + BROKER_STEP * (brokers - 1) < STEP
+        if has_room and _given.isdisjoint(ports) and _are_free(*ports):
+            _given.update(ports)
             return base
     raise AssertionError("no block of ports has room for so many brokers")
 

@@ -40,11 +40,16 @@ class UpProcess(RegionsProcess):
         *,
         metadata: str = "embedded",
         settings: Mapping[str, str] | None = None,
+        brokers: int = 1,
         options: Sequence[str] = (),
         start_seconds: float = START_SECONDS,
     ) -> None:
-        """:param options: more of them, as on the command line."""
-        super().__init__(regions, data_dir, settings=settings)
+        """
+        :param brokers: of each region.
+        :param options: more of them, as on the command line.
+        """
+        super().__init__(regions, data_dir, settings=settings, brokers=brokers)
+        self._brokers_of_each = brokers
         self.log_file = data_dir.parent / f"{data_dir.name}-up.log"
         self._metadata = metadata
         self._options = options
@@ -57,6 +62,7 @@ class UpProcess(RegionsProcess):
         assignments = [part for assignment in self._assignments for part in ("--set", assignment)]
         command = [
             *("up", "--regions", ",".join(self.regions), "--data-dir", str(self.data_dir)),
+            *("--brokers", str(self._brokers_of_each)),
             *("--metadata", self._metadata, "--base-port", str(self._base_port)),
             *("--base-http-port", str(self._base_http_port), *self._options, *assignments),
         ]

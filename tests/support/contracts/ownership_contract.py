@@ -102,6 +102,10 @@ class OwningContract:
             giving = asyncio.create_task(a.owner.give_up(FIRST, "b"))
             await wait_until(lambda: bool(a.topics.closed))
             assert _name(a.owner.next_owner(inside)) == "b"
+            await wait_until(lambda: b.owner.view.wishes.get(FIRST) == "b" and FIRST in b.owner.view.owners)
+            to = await a.owner.locate(inside)
+            assert (to.broker.broker, to.owns) == ("b", False)
+            waiting = asyncio.create_task(b.owner.locate(inside))
             assert a.owner.term(FIRST) is None
             with pytest.raises(NotServing):
                 await a.owner.acquire(FIRST)
@@ -110,7 +114,8 @@ class OwningContract:
             a.topics.may_close.set()
             await giving
             assert a.owner.next_owner(inside) is None
-            await b.owner.acquire(FIRST)
+            assert (await waiting).owns
+            assert b.owner.owned() == [FIRST]
 
     async def test_a_bundle_goes_to_the_broker_that_it_is_handed_to(self, connect: Connect) -> None:
         async with AsyncExitStack() as stack:

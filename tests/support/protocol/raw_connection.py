@@ -34,10 +34,10 @@ class RawConnection:
         self._requests = itertools.count(1)
 
     @classmethod
-    async def open(cls, port: int) -> Self:
+    async def open(cls, port: int, client_version: str = "raw") -> Self:
         """Connect to loopback and shake hands."""
         made = cls(*await asyncio.open_connection("127.0.0.1", port))
-        made.say(T.CONNECT, pb.CommandConnect(client_version="raw", protocol_version=21))
+        made.say(T.CONNECT, pb.CommandConnect(client_version=client_version, protocol_version=21))
         await made.hear(T.CONNECTED)
         return made
 

@@ -108,6 +108,13 @@ class Claims:
             )
         raise Contended(f"claiming {bundle}: other brokers were first {ATTEMPTS} times; try again later")
 
+    async def announce(self, bundle: Bundle, term: Term, to: str) -> None:
+        """Say which broker is about to get a bundle of this one; nothing happens if the term is over.
+
+        :raises MetadataError: the store did not answer.
+        """
+        await self._store.transact([Check(paths.owner(bundle), term.version)], [Put(paths.wish(bundle), encode(to))])
+
     async def release(self, bundle: Bundle, term: Term, to: str = "") -> None:
         """End a term: others may claim the bundle.
 

@@ -16,6 +16,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
+from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.ledgers.scheduling import Scheduler, run_all
 from meridian_broker.metadata.store import Lease, MetadataError, MetadataStore
 from meridian_broker.ownership import paths
@@ -31,6 +32,9 @@ RETRY_SECONDS: Final = 1.0
 """Pause before the store is asked again after it failed."""
 LOOKS_PER_LEASE: Final = 20
 """How often during a lease the broker looks whether it still has it: the store may have ended it early."""
+HAND_OVER_SECONDS: Final = 5.0
+"""How long a request waits at the next owner of a bundle for the hand-over: clients that are refused pause, each time
+twice as long."""
 LOCATE_ATTEMPTS: Final = 4
 """How often a lookup starts again because the bundle was split meanwhile."""
 
@@ -93,6 +97,8 @@ class BundleOwner:
         """Bundles whose record we are changing ourselves."""
         self._next: dict[Bundle, str] = {}
         """The brokers that bundles of ours are handed to."""
+        self._waiting: dict[Bundle, list[Callable[[], None]]] = {}
+        """What waits here for bundles that are handed to this broker."""
         self._lease: Lease | None = None
         self._me: BrokerRecord | None = None
         self._topics: BundleTopics | None = None
@@ -121,7 +127,9 @@ class BundleOwner:
         with suppress(MetadataError):
             await self._tell(lease)
         others = [one for one in self.view.candidates() if one.broker != self.name]
-        self._next = divide(self._terms, others) | self._next
+        going = divide((bundle for bundle in self._terms if bundle not in self._next), others)
+        announcing = [partial(self._announce, bundle, to) for bundle, to in going.items()]
+        await run_all(self._scheduler, announcing, "announce the next owner of a bundle")
 
     async def close(self) -> None:
         """Hand everything to the other brokers: topics are closed in good order, bundles given up, the lease ended."""
@@ -200,8 +208,8 @@ class BundleOwner:
         term = self._terms.held(bundle)
         if term is None or self._terms.happens(bundle, Event.GIVE_UP) is not Action.CLOSE:
             return
-        if to:
-            self._next[bundle] = to
+        if to and self._next.get(bundle) != to:
+            await self._announce(bundle, to)
         try:
             await self._open_topics.close(bundle)
         finally:
@@ -212,6 +220,13 @@ class BundleOwner:
                 log.info("gave up %s, owned in term %d", bundle, term.fence)
             except MetadataError as error:
                 log.warning("%s was given up, which the metadata show once the lease ends: %s", bundle, error)
+
+    async def _announce(self, bundle: Bundle, to: str) -> None:
+        """Clients may go to the next owner from now on: they wait there until it owns the bundle."""
+        self._next[bundle] = to
+        if (term := self._terms.held(bundle)) is not None:
+            with suppress(MetadataError):
+                await self._claims.announce(bundle, term, to)
 
     async def split(self, bundle: Bundle, border: int) -> None:
         """Split an owned bundle; its topics stay open.
@@ -254,6 +269,9 @@ class BundleOwner:
         raise NotServing(f"the bundle of {topic} is being split again and again: look it up later")
 
     async def _locate(self, bundle: Bundle, authoritative: bool) -> Found:
+        if (to := self.view.alive(self._next.get(bundle, ""))) is not None:
+            return Found(to, False)
+        await self._handed_over(bundle)
         me = self._me
         if me is not None and self.term(bundle) is not None:
             return Found(me, True)
@@ -272,6 +290,21 @@ class BundleOwner:
                 raise NotServing(f"{error.owner.broker} owned the topic until now: look it up again") from None
             return Found(found, True)
         return Found(me, True)
+
+    async def _handed_over(self, bundle: Bundle) -> None:
+        """Wait while the bundle is being handed to this broker."""
+        owner = self.view.owner(bundle)
+        if owner is None or owner.broker == self.name or self.view.wishes.get(bundle) != self.name:
+            return
+
+        def wait(ready: Callable[[Any], None]) -> None:
+            self._waiting.setdefault(bundle, []).append(lambda: ready(None))
+            self._scheduler.later(HAND_OVER_SECONDS, lambda: self._wake(bundle))
+
+        await self._scheduler.answer(wait)
+
+    def _wake(self, bundle: Bundle) -> None:
+        notify_all(self._waiting.pop(bundle, []))
 
     def next_owner(self, topic: TopicName) -> BrokerRecord | None:
         """The broker that a topic is handed to; None: it stays, or any may have it."""
@@ -367,7 +400,7 @@ class BundleOwner:
                         touched = self.view.apply(changes)
                     else:
                         self.view = View.of(await self._store.scan(paths.ROOT))
-                        touched = list(self._terms)
+                        touched = [*self._terms, *self._waiting]
                     for bundle in touched:
                         self._look(bundle)
             except MetadataError as error:
@@ -376,6 +409,8 @@ class BundleOwner:
 
     def _look(self, bundle: Bundle) -> None:
         """The watch may be behind our own writes, so a record that is missing in the view is read again."""
+        if self.view.owner(bundle) is None:
+            self._wake(bundle)
         owner, me = self.view.owners.get(bundle), self._me
         if self._terms.held(bundle) is not None and (owner is None or me is None or owner.session != me.session):
             self._scheduler.spawn(self._verify(bundle), "verify the owner of a bundle")

@@ -153,7 +153,7 @@ def _check_ports(plans: Sequence[RegionPlan], first: Mapping[str, int]) -> None:
         return
     several = len(plans[0].brokers) > 1
     begin = " and ".join(f"{port} + {PORT_STEP} i" + f" + {BROKER_PORT_STEP} j" * several for port in first.values())
-    what = f"{len(plans)} regions" + f" with {len(plans[0].brokers)} brokers" * several
+    what = f"{len(plans)} region{'s' * (len(plans) > 1)}" + f" with {len(plans[0].brokers)} brokers" * several
     raise UpFailed(
         f"the ports {begin} of {what} overlap or exceed 65535: choose another "
         + " or ".join(OPTION_OF[key] for key in first)

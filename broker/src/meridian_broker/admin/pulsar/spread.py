@@ -130,7 +130,7 @@ async def _delete(request: web.Request, names: list[TopicName]) -> web.Response:
 
 
 async def _check_unused(request: web.Request, names: list[TopicName]) -> None:
-    """:raises Refused: a partition has clients, or nobody can tell."""
+    """:raises Refused: a partition has clients, or its broker cannot be asked."""
     said = await ask_each(request, [Part(one, "GET", f"/admin/v2/{in_path(str(one))}/stats") for one in names])
     for one in done_by([one for one in said if one.status != GONE]):
         clients = len(one.value.get("publishers", ()))

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from meridian_broker.bounds.clients import ACK_IDS
+from meridian_broker.gateway.pulsar import next_owner
 from meridian_broker.gateway.pulsar.patience import patiently
 from meridian_broker.gateway.pulsar.refusals import REFUSALS, code_of
 from meridian_broker.ledgers.entry import BATCH, unpack
@@ -19,7 +20,7 @@ from meridian_broker.topics.context import TopicContext
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.dispatch.key_ranges import KeySharedPolicy
 from meridian_broker.topics.dispatch.types import TYPES
-from meridian_broker.topics.errors import NO_TRANSACTIONS, NotAllowed
+from meridian_broker.topics.errors import NO_TRANSACTIONS, NotAllowed, TopicElsewhere
 from meridian_broker.topics.nonpersistent.topic import NonPersistentTopic
 from meridian_broker.topics.service import subscribing
 from meridian_broker.topics.subscriptions.administration import move_subscription, move_subscription_to_time
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 _new: Final = tuple.__new__
 """Costs half as much as calling a ``NamedTuple`` class."""
+STAY_CONNECTED: Final = "Pulsar-CPP"
+"""Clients that look a topic up again after a refused SUBSCRIBE only if the consumer is closed, too."""
 REJECT_BY_THEMSELVES: Final = ("Pulsar-CPP", "Pulsar Go", "Pulsar-Java-v2.", "Pulsar-Java-v3.", "Pulsar-Java-v4.0.")
 """Clients that send "not replicated" for every subscription that did not ask for replication."""
 
@@ -72,6 +75,8 @@ async def _subscribe(connection: Connection, asked: pb.CommandSubscribe) -> None
         consumer = _enter(connection, asked, topic, subscription)
     except REFUSALS as error:
         if connection.subscribing.get(asked.consumer_id) is asked:
+            if isinstance(error, TopicElsewhere) and connection.client_version.startswith(STAY_CONNECTED):
+                connection.write(encode.simple(16, next_owner.close_consumer(asked.consumer_id, None)))
             connection.fail(asked.request_id, error)
         return
     finally:

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataUnavailable
-from meridian_broker.topics.errors import TopicFenced
+from meridian_broker.topics.errors import TopicElsewhere, TopicFenced
 
 T = TypeVar("T")
 
@@ -33,6 +33,8 @@ async def patiently(attempt: Callable[[], Awaitable[T]], is_wanted: Callable[[],
     while True:
         try:
             return await attempt()
+        except TopicElsewhere:
+            raise  # it does not come back by waiting
         except PASSING:
             if loop.time() + pause > give_up or not is_wanted():
                 raise

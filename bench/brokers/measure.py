@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A region of two brokers on three bookies, all on this machine.
+
+*Throughput*: messages that brokers store per second of their processor time, two brokers with half of the load each
+beside one with all of it. Wall time says as much about the machine's cores, which clients and bookies share.
+
+*Change of hands*: unmodified Pulsar clients publish to every topic of one broker, each again once it has the receipt
+and half a second has passed. Then that broker is stopped (SIGTERM), or killed. The pause of a topic is the longest time
+that one of its messages waited for its receipt. A stop is over once the broker has ended, a kill once the other one
+owns everything; clients pause longer after a kill, because each failed attempt doubles their pause. What has a receipt
+has to be stored, and what a consumer acknowledged must not come again after a stop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from subprocess import PIPE, Popen
+from typing import Any
+
+import pulsar
+from support.brokers.bookies import START_SECONDS, bookies_missing, jars
+from support.brokers.broker_process import http, wait_until
+from support.brokers.up_process import UpProcess
+
+REGION = "us-east"
+GENERATOR = Path(__file__).parents[1] / "core" / "generator.py"
+TICKS = os.sysconf("SC_CLK_TCK")
+INTERVAL_SECONDS = 0.5
+"""Between the messages of one topic."""
+BUNDLES = 4
+"""Of namespace public/default."""
+CONSUMED = 50
+"""Topics that have a consumer."""
+SESSION_SECONDS = 10.0
+"""Default of metadataStoreSessionTimeoutMillis."""
+PATIENCE_SECONDS = 120.0
+
+
+class Region:
+    """Its brokers and their topics."""
+
+    def __init__(self, directory: Path, brokers: int) -> None:
+        options = ("--storage", "bookkeeper", "--bookkeeper-jars", str(jars()))
+        self.process = UpProcess(
+            (REGION,), directory, metadata="etcd", brokers=brokers, options=options, start_seconds=2 * START_SECONDS
+        )
+
+    def __enter__(self) -> Region:
+        self.process.start()
+        record = self.process.record(REGION)
+        self.brokers: list[dict[str, Any]] = record.get("brokers", [record])
+        self.by_url = {one["service_url"]: one for one in self.brokers}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+
+    @property
+    def url(self) -> str:
+        return "pulsar://" + ",".join(one["service_url"].removeprefix("pulsar://") for one in self.brokers)
+
+    def owner(self, topic: str) -> dict[str, Any]:
+        """The broker that serves a topic."""
+        place = f"{self.brokers[-1]['admin_url']}/lookup/v2/topic/{topic.replace('://', '/')}"
+        answer = wait_until(lambda: (found := http("GET", place)).status == 200 and found, f"an owner of {topic}")
+        broker: dict[str, Any] = self.by_url[answer.json["brokerUrl"]]
+        return broker
+
+    def topics_of(self, broker: dict[str, Any], count: int, prefix: str, suffix: str = "") -> list[str]:
+        """So many names of topics that this broker serves."""
+        found: list[str] = []
+        number = 0
+        while len(found) < count:
+            topic = f"persistent://public/default/{prefix}-{number}{suffix}"
+            if self.owner(topic) is broker:
+                found.append(topic)
+            number += 1
+        return found
+
+
+def is_balanced(region: Region) -> bool:
+    """All bundles are owned, and none will go to another broker."""
+    if len(region.brokers) == 1:
+        return True
+    counts = [owned(broker) for broker in region.brokers]
+    return sum(counts) == BUNDLES and max(counts) - min(counts) < 2
+
+
+def owned(broker: dict[str, Any]) -> int:
+    """The number of its bundles."""
+    url = broker["admin_url"]
+    answer = http("GET", f"{url}/admin/v2/brokers/{REGION}/{url.removeprefix('http://')}/ownedNamespaces")
+    return len(answer.json) if answer.status == 200 else 0
+
+
+# -- throughput ----------------------------------------------------------------------------------------------------
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def throughput(directory: Path, brokers: int, seconds: float) -> float:
+    """Messages of 1 KiB stored per second of the brokers' processor time."""
+    with Region(directory, brokers) as region:
+        wait_until(lambda: is_balanced(region), "every broker to own topics")
+        generators: list[Popen[bytes]] = []
+        for number, broker in enumerate(region.brokers):
+            for _ in range(2):
+                topic = next(name for name in region.topics_of(broker, 1, f"load-{number}-{len(generators)}", "-0"))
+                generators.append(_generator(broker, topic, seconds))
+        for one in generators:
+            assert one.stdout is not None
+            if one.stdout.readline().strip() != b"ready":
+                raise SystemExit("bench: a generator did not start")
+        before = sum(cpu_seconds(one["pid"]) for one in region.brokers)
+        stored = 0
+        for one in generators:
+            assert one.stdin is not None
+            one.stdin.write(b"\n")
+            one.stdin.flush()
+        for one in generators:
+            output, _ = one.communicate(timeout=seconds + PATIENCE_SECONDS)
+            stored += json.loads(output.splitlines()[-1])["count"]
+        return stored / (sum(cpu_seconds(one["pid"]) for one in region.brokers) - before)
+
+
+def _generator(broker: dict[str, Any], topic: str, seconds: float) -> Popen[bytes]:
+    """Publishes to the topic over one connection, whose number the generator adds to the name."""
+    port = broker["service_url"].rpartition(":")[2]
+    given = {"port": port, "topic": topic.removesuffix("-0"), "size": 1024, "messages": 1, "window": 500}
+    pairs = [f"{key}={value}" for key, value in (given | {"seconds": seconds, "connections": 1}).items()]
+    return Popen([sys.executable, str(GENERATOR), "publish", *pairs], stdin=PIPE, stdout=PIPE)
+
+
+# -- topics that change hands --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Change:
+    """What it cost when all topics of a broker went to the other one."""
+
+    topics: int
+    seconds: float
+    p50_pause_seconds: float
+    p99_pause_seconds: float
+    receipts: int
+    refused: int
+    lost: int
+    repeated_after_ack: int
+
+
+class Publisher(threading.Thread):
+    """One message of each topic is under way, or waits for its turn."""
+
+    def __init__(self, client: pulsar.Client, topics: list[str]) -> None:
+        super().__init__(name="publisher", daemon=True)
+        self._producers = {
+            topic: client.create_producer(topic, send_timeout_millis=0, batching_enabled=False) for topic in topics
+        }
+        self._due = [(time.monotonic() + number % 50 / 100, topic) for number, topic in enumerate(topics)]
+        heapq.heapify(self._due)
+        self._lock = threading.Condition()
+        self._ending = False
+        self.pauses = dict.fromkeys(topics, 0.0)
+        self.last = dict.fromkeys(topics, 0.0)
+        """When each topic had its last receipt."""
+        self.receipts: Counter[str] = Counter()
+        self.refused = 0
+        self._sent: Counter[str] = Counter()
+
+    def run(self) -> None:
+        while True:
+            with self._lock:
+                if self._ending:
+                    return
+                wait = self._due[0][0] - time.monotonic() if self._due else INTERVAL_SECONDS
+                if wait > 0:
+                    self._lock.wait(wait)
+                    continue
+                _, topic = heapq.heappop(self._due)
+            self._send(topic)
+
+    def _send(self, topic: str) -> None:
+        sent = time.monotonic()
+        self._sent[topic] += 1
+
+        def told(result: pulsar.Result, _: object) -> None:
+            now = time.monotonic()
+            with self._lock:
+                self.pauses[topic] = max(self.pauses[topic], now - sent)
+                self.last[topic] = now
+                if result == pulsar.Result.Ok:
+                    self.receipts[topic] += 1
+                else:
+                    self.refused += 1
+                heapq.heappush(self._due, (sent + INTERVAL_SECONDS, topic))
+                self._lock.notify()
+
+        self._producers[topic].send_async(f"{topic} {self._sent[topic]}".encode(), told)
+
+    def forget(self) -> None:
+        """Measure pauses from now on."""
+        with self._lock:
+            self.pauses = dict.fromkeys(self.pauses, 0.0)
+
+    def end(self) -> None:
+        """Publish no more; returns once all receipts are there."""
+        with self._lock:
+            self._ending = True
+            self._lock.notify()
+        self.join()
+        wait_until(lambda: len(self._due) == len(self._producers), "the last receipts")
+
+
+class Subscribers:
+    """Acknowledge all that comes of some topics, and count what comes again after that."""
+
+    def __init__(self, client: pulsar.Client, topics: list[str]) -> None:
+        self._acked: set[bytes] = set()
+        self.repeated = 0
+        kind = pulsar.ConsumerType.Shared
+        self._consumers = [
+            client.subscribe(topic, "billing", consumer_type=kind, message_listener=self._got) for topic in topics
+        ]
+
+    def _got(self, consumer: pulsar.Consumer, message: pulsar.Message) -> None:
+        data = bytes(message.data())
+        self.repeated += data in self._acked
+        consumer.acknowledge(message)
+        self._acked.add(data)
+
+
+def changed(directory: Path, count: int, how: signal.Signals) -> Change:
+    with Region(directory, 2) as region:
+        wait_until(lambda: is_balanced(region), "both brokers to own topics")
+        leaving = region.brokers[0]
+        topics = region.topics_of(leaving, count, "topic")
+        for topic in topics:  # it keeps what is published, to be counted
+            place = f"{leaving['admin_url']}/admin/v2/{topic.replace('://', '/')}/subscription/audit"
+            if http("PUT", place, "earliest").status != 204:
+                raise SystemExit(f"bench: {topic} got no subscription")
+        logger = pulsar.ConsoleLogger(pulsar.LoggerLevel.Error)
+        clients = [pulsar.Client(region.url, logger=logger, io_threads=1) for _ in range(2)]
+        subscribers = Subscribers(clients[0], topics[:CONSUMED])
+        publisher = Publisher(clients[1], topics)
+        publisher.start()
+        wait_until(lambda: all(publisher.receipts[topic] > 1 for topic in topics), "the first receipts")
+        publisher.forget()
+        begun = time.monotonic()
+        os.kill(leaving["pid"], how)
+        wait_until(lambda: "Start it again" in region.process.log(), "the broker to end", PATIENCE_SECONDS)
+        ended = time.monotonic()
+        done = wait_until(lambda: owned(region.brokers[1]) == BUNDLES and time.monotonic(), "the other broker's turn")
+        wait_until(lambda: min(publisher.last.values()) > ended, "receipts of every topic", PATIENCE_SECONDS)
+        publisher.end()
+        for client in clients:
+            client.close()
+        left = region.brokers[1]["admin_url"]
+        stored = {topic: _backlog(left, topic) for topic in topics}
+    pauses = sorted(publisher.pauses.values())
+    return Change(
+        topics=count,
+        seconds=(ended if how == signal.SIGTERM else done) - begun,
+        p50_pause_seconds=pauses[len(pauses) // 2],
+        p99_pause_seconds=pauses[len(pauses) * 99 // 100],
+        receipts=publisher.receipts.total(),
+        refused=publisher.refused,
+        lost=sum(max(0, publisher.receipts[topic] - stored[topic]) for topic in topics),
+        repeated_after_ack=subscribers.repeated,
+    )
+
+
+def _backlog(admin_url: str, topic: str) -> int:
+    stats = http("GET", f"{admin_url}/admin/v2/{topic.replace('://', '/')}/stats").json
+    return int(stats["subscriptions"]["audit"]["msgBacklog"])
+
+
+# -- the table -----------------------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="100 topics in place of 1,000, and shorter")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    if (why := bookies_missing()) is not None:
+        raise SystemExit(f"bench: {why}")
+    count, seconds = (100, 5.0) if arguments.quick else (1000, 20.0)
+    with tempfile.TemporaryDirectory(prefix="bench-brokers-") as name:
+        place = Path(name)
+        one, two = (throughput(place / f"load-{brokers}", brokers, seconds) for brokers in (1, 2))
+        stopped = changed(place / "stopped", count, signal.SIGTERM)
+        killed = changed(place / "killed", count, signal.SIGKILL)
+    found = {
+        "messages_per_cpu_second": {"one_broker": one, "two_brokers": two},
+        "stopped": asdict(stopped),
+        "killed": asdict(killed),
+    }
+    if arguments.json:
+        print(json.dumps(found))
+    targets = [
+        ("two brokers beside one, throughput per processor second", two / one, ">=", 0.9),
+        ("stopped: seconds until all topics were handed over", stopped.seconds, "<=", 3.0),
+        ("stopped: p99 pause of a topic, seconds", stopped.p99_pause_seconds, "<=", 0.3),
+        ("stopped: messages with a receipt lost", stopped.lost, "<=", 0),
+        ("stopped: acknowledged messages that came again", stopped.repeated_after_ack, "<=", 0),
+        ("killed: seconds until all topics were served", killed.seconds, "<=", SESSION_SECONDS + 2),
+        ("killed: messages with a receipt lost", killed.lost, "<=", 0),
+    ]
+    for what, value, sign, target in targets:
+        good = value >= target if sign == ">=" else value <= target
+        print(f"{what:58} {value:8.2f}  {sign} {target:g}  {'' if good else 'MISSED'}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
