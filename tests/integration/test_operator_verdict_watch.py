@@ -38,6 +38,8 @@ class Api:
         self.status = 200
         self.watches: list[list[bytes]] = []
         self.queries: list[dict[str, str]] = []
+        self.problems: list[str] = []
+        """Why verdicts could not be read, at each pause."""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         assert request.path == PATH
@@ -65,7 +67,12 @@ async def watching(api: Api) -> AsyncIterator[tuple[Verdicts, VerdictWatch]]:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     login = kopf.ConnectionInfo(server=f"http://127.0.0.1:{runner.addresses[0][1]}", token="a-token")
     kube, verdicts = KubeClient(lambda: login), Verdicts(SETTINGS.verifiers)
-    watch = VerdictWatch(kube, SETTINGS, verdicts, sleep=lambda _: asyncio.sleep(0))
+
+    async def pause(_: float) -> None:
+        api.problems.append(verdicts.problem)
+        await asyncio.sleep(0)
+
+    watch = VerdictWatch(kube, SETTINGS, verdicts, sleep=pause)
     try:
         yield verdicts, watch
     finally:
@@ -125,7 +132,7 @@ async def test_after_whatever_fails_it_lists_again_and_keeps_what_it_knew() -> N
             await until(lambda api=api: len(api.queries) >= 4)
             assert [query.get("watch") for query in api.queries[:4]] == [None, "true", None, "true"]
             await becomes(verdicts, "aligned")
-            assert not verdicts.problem
+            assert api.problems == [""], "every object without a verdict would say so"
 
 
 async def test_objects_do_not_wait_for_verdicts_that_cannot_be_read() -> None:

@@ -7,6 +7,7 @@ It runs on an event loop in its own thread. Tests call here what users do with `
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import json
 import threading
@@ -220,6 +221,14 @@ class KubeApi:
         response = web.StreamResponse()
         await response.prepare(request)
         told = int(request.query.get("resourceVersion") or 0)
+        seconds = request.query.get("timeoutSeconds")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if seconds is None else float(seconds)):
+                await self._tell(request, parts, told, response)
+        return response
+
+    async def _tell(self, request: web.Request, parts: list[str], told: int, response: web.StreamResponse) -> None:
+        """Send every change after version ``told`` that was asked for."""
         while not self._closing:
             for change, kind, one in self._log[told:]:
                 if kind == parts[-1] and _asked(request, parts, one):
@@ -228,7 +237,6 @@ class KubeApi:
             async with self._changed:
                 while len(self._log) == told and not self._closing:
                     await self._changed.wait()
-        return response
 
 
 def _asked(request: web.Request, parts: list[str], one: Object) -> bool:

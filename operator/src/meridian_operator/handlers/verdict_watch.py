@@ -19,7 +19,7 @@ from meridian_operator.kube.client import KubeClient, KubeError
 from meridian_operator.plan.verdicts import LABEL, Verdicts
 
 RETRY_SECONDS: Final = 5.0
-"""Delay before the ConfigMaps are listed again after a failure."""
+"""Delay before the ConfigMaps are listed again after a list or a watch has failed."""
 BETWEEN_SECONDS: Final = 1.0
 """Pause between two watches, however early the first one ended."""
 _log = logging.getLogger(__name__)
@@ -62,12 +62,13 @@ class VerdictWatch:
             return
         while True:
             try:
-                await self._follow()
-            except KubeError as error:
-                self._failed(str(error))
-            except Exception as error:
-                # No answer, whatever it contains, may end the watch.
-                self._failed(f"the API server does not answer like Kubernetes: {error!r}"[:500])
+                version = await self._list()
+            except Exception as error:  # no answer, whatever it contains, may end this task
+                self._failed(_why(error))
+            else:
+                self._verdicts.problem = ""
+                self._tried.set()
+                await self._follow(version)
             self._tried.set()
             await self._sleep(RETRY_SECONDS)
 
@@ -77,10 +78,10 @@ class VerdictWatch:
             _log.warning("cannot read verdicts: %s", text)
         self._verdicts.problem = text
 
-    async def _follow(self) -> None:
-        """List, then watch until the watch fails.
+    async def _list(self) -> str:
+        """Read them all. Returns the version at which a watch continues.
 
-        :raises KubeError: the API server refused, or the watch is too old.
+        :raises KubeError: the API server refused or did not answer.
         """
         names: set[str] = set()
         version = ""
@@ -90,17 +91,30 @@ class VerdictWatch:
                 self._verdicts.put(body)
                 names.add(_name(body))
         self._verdicts.keep(names)
-        self._verdicts.problem = ""
-        self._tried.set()
-        while True:
-            async with aclosing(self._kube.watch(self._path, version)) as changes:
-                async for kind, body in changes:
-                    version = str(body["metadata"]["resourceVersion"])
-                    if kind == "DELETED":
-                        self._verdicts.forget(_name(body))
-                    elif kind in ("ADDED", "MODIFIED"):
-                        self._verdicts.put(body)
-            await self._sleep(BETWEEN_SECONDS)
+        return version
+
+    async def _follow(self, version: str) -> None:
+        """Watch until the watch fails. That happens where nothing is wrong, too: its version becomes too old, or its
+        connection ends. Only a list that fails says that verdicts cannot be read.
+        """
+        try:
+            while True:
+                async with aclosing(self._kube.watch(self._path, version)) as changes:
+                    async for kind, body in changes:
+                        version = str(body["metadata"]["resourceVersion"])
+                        if kind == "DELETED":
+                            self._verdicts.forget(_name(body))
+                        elif kind in ("ADDED", "MODIFIED"):
+                            self._verdicts.put(body)
+                await self._sleep(BETWEEN_SECONDS)
+        except Exception as error:
+            _log.info("verdicts are listed again: %s", _why(error))
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, KubeError):
+        return str(error)
+    return f"the API server does not answer like Kubernetes: {error!r}"[:500]
 
 
 def _name(body: Mapping[str, Any]) -> str:
