@@ -84,6 +84,20 @@ def test_what_anybody_has_is_added_again_and_the_length_is_its_own() -> None:
     assert (stage.closed.last_entry, stage.closed.length) == (2, 3)
 
 
+def test_an_entry_of_the_earlier_writer_that_is_refused_late_does_not_end_the_recovery() -> None:
+    """Both are in one process, and answers name the ledger only."""
+    stage = Stage()
+    stage.fence(a=stored(1, 0), b=stored(1, 0))
+    stage.ask.say("a", 0, stored(0))
+    stage.ask.say("a", 1, stored(1))
+    stage.recovering.answered("c", 1, Code.FENCED)
+    assert stage.told == []
+    stage.add("a", "b")
+    for bookie in "ab":
+        stage.ask.say(bookie, 2)
+    assert stage.closed.last_entry == 1
+
+
 def test_one_fenced_bookie_of_three_is_not_enough() -> None:
     stage = Stage()
     stage.fence(a=None)

@@ -149,7 +149,9 @@ class Recovering:
             self.adding.acked(bookie, entries)
 
     def answered(self, bookie: str, entry: int, code: Code) -> None:
-        if self.adding is not None:
+        """FENCED is said to an entry of the earlier writer, when that was in this process: the question that fenced its
+        bookie overtook the entry there. Bookies never refuse a recovery's own entries so."""
+        if self.adding is not None and code != Code.FENCED:
             self.adding.answered(bookie, entry, code)
 
     def room(self, bookie: str) -> None:
