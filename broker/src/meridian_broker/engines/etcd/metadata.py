@@ -18,6 +18,7 @@ from aetcd import rpc
 from meridian_broker.engines.etcd.address import ANONYMOUS, Login, parse_endpoints
 from meridian_broker.engines.etcd.client import REQUEST_TIMEOUT, EtcdChannel, is_compacted
 from meridian_broker.engines.etcd.leasing import EtcdLease
+from meridian_broker.engines.etcd.moving import move_earlier_keys
 from meridian_broker.engines.etcd.together import Together
 from meridian_broker.engines.etcd.watching import EtcdWatch
 from meridian_broker.metadata.limits import (
@@ -66,7 +67,7 @@ class EtcdMetadataStore:
         cls, urls: str, prefix: str, went_back: Callable[[str], None] = lambda _: None, login: Login = ANONYMOUS
     ) -> EtcdMetadataStore:
         """``urls`` is ``http://host:port`` or several ``https://...`` separated by commas, ``prefix`` is
-        ``keys.metadata_of`` the region. Sends one request to etcd, to fail early.
+        ``keys.metadata_of`` the region. Asks etcd at once, to fail early, and moves what an earlier version wrote.
 
         :param went_back: called once if etcd was restored from an older copy; every request fails from then on.
         :raises MetadataUnavailable: etcd does not answer.
@@ -77,6 +78,7 @@ class EtcdMetadataStore:
         store = cls(EtcdChannel(parse_endpoints(urls), login, went_back), prefix)
         try:
             await store.get("/format")
+            await move_earlier_keys(store._channel, store._together, prefix)
         except BaseException:
             await store.close()
             raise
