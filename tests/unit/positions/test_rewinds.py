@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from meridian_broker.positions import EARLIEST, ZERO, Position, Progress, Stamp
 from meridian_broker.positions.layers import LAYERS_MAX, Layer, Layers
 from meridian_broker.positions.runset import RunSet
+from support.worlds.progress_model import RUNS, pick
 
 ENTRIES = 40
 REWINDS = 2 * LAYERS_MAX
@@ -235,6 +236,41 @@ def test_an_acknowledgement_is_noted_once_for_all_seeks_by_time(monkeypatch: pyt
         assert progress.is_acked(US, place(5), 9 + count // 2)
         assert not progress.is_acked(US, place(5), 10 + count // 2), "a later seek counts"
     assert max(costs) < 40
+
+
+runs = st.lists(pick(RUNS), max_size=3)
+
+
+def acked_in_parts(by_seek: list[tuple[Position, Position]], once: list[tuple[Position, Position]]) -> Progress:
+    """After two seeks by time: acks that are noted in both already, and acks that are noted once for both."""
+    progress = full(True, 2)
+    for after, upto in by_seek:
+        progress.ack(progress.epoch, US, after, upto)
+    progress.digests()
+    for after, upto in once:
+        before = progress.copy()
+        assert progress.ack(progress.epoch, US, after, upto) == (progress.copy() != before)
+    return progress
+
+
+@settings(max_examples=500, deadline=None)
+@given(runs, runs, runs, runs, st.booleans())
+def test_acks_that_are_noted_in_parts_are_nothing_new(
+    by_seek: list[tuple[Position, Position]],
+    once: list[tuple[Position, Position]],
+    theirs_by_seek: list[tuple[Position, Position]],
+    theirs_once: list[tuple[Position, Position]],
+    is_delta: bool,
+) -> None:
+    """However two regions divide acks between the seeks and what is noted once, even within a run over two ledgers."""
+    progress, other = acked_in_parts(by_seek, once), acked_in_parts(theirs_by_seek, theirs_once)
+    if is_delta:
+        delta = other.empty_delta()
+        for after, upto in theirs_once:
+            delta.ack(delta.epoch, US, after, upto)
+        other = Progress.decode(delta.encode())
+    before = progress.copy()
+    assert progress.join(other) == (progress.copy() != before)
 
 
 def test_a_delta_that_names_no_seeks_by_time_is_refused() -> None:

@@ -69,11 +69,25 @@ class LayeredAcks:
         if len(layers.timed) < len(layers.known):
             for layer in layers.beside_times(region, after, upto):
                 changed |= acks_of(layer.acks, region).claim(after, upto)
-        if layers or layers.known is layers:  # else it is a delta, and nothing is noted in any of them
-            noted = (acks.get(region) for acks in self._acks_by_time(layers))
-            if all(acks is not None and acks.covers(after, upto) for acks in noted):
-                return changed
+        # In a delta that touches no layer nothing is noted in any of them.
+        if (layers or layers.known is layers) and self._is_noted(layers, region, after, upto):
+            return changed
         return acks_of(layers.timeless, region).claim(after, upto) or changed
+
+    def _is_noted(self, layers: Layers, region: str, after: Position, upto: Position) -> bool:
+        """Whether an interval is acked in each layer for which ``timeless`` counts."""
+        if all(acks is not None and acks.covers(after, upto) for acks in self._noted(layers, region)):
+            return True
+        timeless = layers.timeless.get(region)
+        if timeless is None or timeless.covers(after, upto) or not timeless.meets(after, upto):
+            return False
+        if not all(acks is not None and acks.meets(after, upto) for acks in self._noted(layers, region)):
+            return False
+        self._normalise()  # part of it is noted once, part in each layer: together that may be all of it
+        return self._is_noted(layers, region, after, upto)
+
+    def _noted(self, layers: Layers, region: str) -> Iterator[AckSet | None]:
+        return (acks.get(region) for acks in self._acks_by_time(layers))
 
     def _acks_by_time(self, layers: Layers) -> Iterator[Mapping[str, AckSet]]:
         """The acks of each layer for which ``timeless`` counts."""

@@ -258,6 +258,10 @@ class Progress(LayeredAcks):
             rest = acks_minus(theirs.timeless, layers.timeless)
             if all(acks_within(rest, acks) for acks in self._acks_by_time(layers)):
                 return False
+            if all(rest.keys() <= acks.keys() for acks in self._acks_by_time(layers)):
+                self._normalise()  # a run may be noted partly once, partly in each layer; the rest is then too large
+                if all(acks_within(theirs.timeless, acks) for acks in self._acks_by_time(layers)):
+                    return False
         return join_acks(layers.timeless, theirs.timeless)
 
     def _join_layers(self, theirs: Layers) -> bool:
