@@ -340,11 +340,13 @@ class Model(Crashes):
         passed = {origin for origin in before if origin.position <= begun.get(origin.region, EARLIEST)}
         after_surely = {origin for place, origin, _ in self.logs.of(home, topic) if place >= target}
         given_back = self._given_back(home, topic, subscription)
+        in_view = self._in_view_alone(home, topic, subscription, target)
 
         def done(old: Stamp, new: Stamp, progress: Progress) -> Heard:
             ack = Acked(old, {o: bits for o, bits in before.items() if o not in passed}, rewinds_of(progress))
             facts.add(ack)
             facts.add(Acked(old, {origin: before[origin] for origin in passed}))
+            facts.add(Acked(old, in_view | self._in_view_alone(home, topic, subscription, target)))
             rewind: Rewound | None = None
             if new != old:
                 perhaps = {origin for place, origin, _ in self.logs.of(home, topic) if place >= target} | self.lost_once
@@ -370,6 +372,17 @@ class Model(Crashes):
             return heard
 
         return done
+
+    def _in_view_alone(
+        self, home: Region, topic: str, subscription: Subscription, target: Position
+    ) -> dict[Origin, int]:
+        """What a compacted view still has before a place and the region has trimmed: a seek of a compacted reader acks
+        that, too. Its index is in memory once the seek has read it."""
+        view = None if subscription.cursor.compacted is None else subscription.cursor.compacted.compaction.view
+        stored = {place for place, _, _ in self.logs.of(home, topic)}
+        places = () if view is None else map(view.position, range(len(view)))
+        once = [self.logs.once_at(home, place) for place in places if place < target and place not in stored]
+        return {origin: (1 << messages) - 1 for origin, messages in once if origin is not None}
 
     def _given_back(self, home: Region, topic: str, subscription: Subscription) -> frozenset[Origin]:
         """What a region trimmed and knows to be acknowledged, whatever its publish time. None while a compacted view is
