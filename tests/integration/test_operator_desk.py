@@ -1,13 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operator's desk on an API server: what it writes when the watch is behind its own writes."""
+"""The operator's desk on an API server: what it writes when the watch is behind its own writes, and
+what it does without delay."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
 import kopf
+import pytest
 from meridian_operator.api.settings import Settings
 from meridian_operator.handlers.desk import Desk
 from meridian_operator.handlers.geo_topics import GeoTopics
@@ -15,12 +21,24 @@ from meridian_operator.handlers.subject import Views
 from meridian_operator.handlers.world import World
 from meridian_operator.kube.client import KubeClient
 from meridian_operator.plan.budget import Budget
+from meridian_operator.plan.observed import RegionSeen, TopicName
 from meridian_operator.regions.directory import Tokens
 from support.brokers.broker_regions import until
 from support.kubernetes.kube_api import KubeApi
 
 SETTINGS = Settings.model_validate({"tenantsByNamespace": {"default": ["public"]}})
 NO_REGIONS = cast("Any", SimpleNamespace())
+
+
+@dataclass(slots=True)
+class NotingWorld(World):
+    """Notes looks at the regions."""
+
+    looked: threading.Event = field(default_factory=threading.Event)
+
+    async def see(self, names: Sequence[str], topic: TopicName, subscription: str | None) -> list[RegionSeen]:
+        self.looked.set()
+        return await World.see(self, names, topic, subscription)
 
 
 async def test_an_event_from_before_a_write_does_not_cause_it_again() -> None:
@@ -50,5 +68,33 @@ async def test_an_event_from_before_a_write_does_not_cause_it_again() -> None:
                 await until(lambda name=name: writes(name) == 1)
             assert writes("first") == 1
         finally:
+            await desk.close()
+            await kube.close()
+
+
+async def test_no_timer_lies_between_reconcile_now_and_the_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    with KubeApi() as api:
+        kube = KubeClient(lambda: kopf.ConnectionInfo(server=f"http://127.0.0.1:{api.port}", token="a-token"))
+        world = NotingWorld(NO_REGIONS, Tokens(None), kube, lambda: 0.0, Budget(100, 100, time.monotonic), SETTINGS)
+        desk = Desk(world)
+
+        def hear(change: str) -> None:
+            desk.heard(GeoTopics(), change, api.get("geotopics", "orders") or {}, Views({}, {}, {}))
+
+        try:
+            spec = {"topic": "persistent://public/default/orders", "regions": ["east", "west"]}
+            api.create("geotopics", "orders", spec=spec)
+            hear("ADDED")
+            await until(lambda: bool(api.events("orders")))
+            assert world.looked.is_set()
+            loop = asyncio.get_running_loop()
+            now = loop.time()
+            monkeypatch.setattr(loop, "time", lambda: now)  # no timer expires from here on
+            world.looked.clear()
+            api.annotate("geotopics", "orders", reconcile_now="1")
+            hear("MODIFIED")
+            assert await asyncio.to_thread(world.looked.wait, 20)
+        finally:
+            monkeypatch.undo()
             await desk.close()
             await kube.close()

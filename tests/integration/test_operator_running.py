@@ -227,6 +227,19 @@ def test_what_somebody_else_changed_is_changed_back_and_told(kube: KubeApi, near
     assert [reason for _, reason, _ in kube.events("drifting")] == ["Changed", "Changed"], "one for each change"
 
 
+def test_reconcile_now_waits_for_no_periodic_look(near: Regions) -> None:
+    def spread() -> float:
+        """Days until the next look, once there was one."""
+        return 1e6 if api.condition("geotopics", "at-once") else 0.0
+
+    with KubeApi() as api, RunningOperator(api, near.urls, spread=spread):
+        api.create("geotopics", "at-once", **geo("at-once", messageTTL="1h", deletionPolicy="Retain"))
+        ready(api, "geotopics", "at-once")
+        assert near.call("POST", "at-once/messageTTL", 5).status == 204
+        api.annotate("geotopics", "at-once", reconcile_now="1")
+        wait_until(lambda: near.call("GET", "at-once/messageTTL").json == 3600, "the change to be undone")
+
+
 def test_a_dry_run_says_what_it_would_do(kube: KubeApi, near: Regions) -> None:
     kube.create("geotopics", "imagined", metadata={"annotations": {"meridian.dev/dry-run": "true"}}, **geo("imagined"))
     because(kube, "geotopics", "imagined", "DryRun")
