@@ -11,13 +11,17 @@ import socket
 import sqlite3
 from pathlib import Path
 
+import aiohttp
 import pytest
 from meridian_broker.cli.output import COULD_NOT_TELL
 from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.positions.clock import HybridClock
+from meridian_broker.server.rank import Outranked
+from support.brokers.broker_inside import broker_inside
 from support.brokers.broker_process import BrokerProcess, wait_until
 from support.brokers.etcd_server import EtcdServer, etcd_missing
+from support.brokers.free_ports import free_port
 
 _missing = etcd_missing()
 
@@ -66,6 +70,28 @@ async def test_a_later_broker_of_the_region_ends_the_earlier_one(tmp_path: Path)
             assert "another broker of region us has started (epoch 2, this one has 1)" in first.log()
     finally:
         etcd.close()
+
+
+async def test_an_earlier_broker_is_not_ready_while_it_closes(tmp_path: Path) -> None:
+    """Probes over a connection that is already open are still answered then."""
+    probes = free_port()
+    async with (
+        broker_inside(tmp_path, probeServicePort=probes) as earlier,
+        aiohttp.ClientSession(f"http://127.0.0.1:{probes}") as http,
+    ):
+
+        async def probe() -> int:
+            async with http.get("/ready") as answer:
+                return answer.status
+
+        serving = asyncio.ensure_future(earlier.serve(asyncio.Event()))
+        assert await probe() == 200
+        await earlier.catalog.next_broker_epoch(earlier.broker_id)
+        with pytest.raises(Outranked, match="another broker of region inside has started"):
+            await asyncio.wait_for(serving, 60)
+        assert await probe() == 503
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", earlier.settings.network.broker_service_port)
 
 
 def test_what_it_waits_for_never_comes(tmp_path: Path) -> None:

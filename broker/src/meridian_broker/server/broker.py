@@ -63,7 +63,7 @@ from meridian_broker.server.listeners import Listeners, client_tls
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.server.one_of_several import BesideOthers, OneOfSeveral, check, require_alone
 from meridian_broker.server.privacy import close_to_others
-from meridian_broker.server.rank import served
+from meridian_broker.server.rank import Outranked, served
 from meridian_broker.server.regions_file import listed_regions
 from meridian_broker.server.settings import Settings
 from meridian_broker.server.stores import open_ledgers, open_metadata
@@ -148,7 +148,7 @@ async def _run(
         gc.collect()
         gc.freeze()  # long-lived objects: collections need not visit them again
         gc.set_threshold(*GC_THRESHOLD)
-        await served(process.catalog, process.broker_id, process.fence, stop)
+        await process.serve(stop)
         log.info("draining")
         await process.drain()
     log.info("stopped")
@@ -458,10 +458,25 @@ class BrokerProcess:
         broker = f"{self.broker_id}-" if self.settings.brokers.is_one_of_several else ""
         return f"{self.region}-{broker}{self.fence}-{self._names}"
 
-    async def drain(self) -> None:
-        """Hand everything over in good order."""
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Return when ``stop`` is set.
+
+        :raises Outranked: a later broker with the same id has started. This one is no longer ready.
+        """
+        try:
+            await served(self.catalog, self.broker_id, self.fence, stop)
+        except Outranked:  # closing takes seconds, in which nobody should count on this broker
+            self._turn_away()
+            raise
+
+    def _turn_away(self) -> None:
+        """Accept no more clients, and tell probes."""
         self.gateway.begin_drain()
         self.listeners.close()
+
+    async def drain(self) -> None:
+        """Hand everything over in good order."""
+        self._turn_away()
         limit = self.settings.process.broker_shutdown_timeout_ms / 1000
         try:
             async with asyncio.timeout(limit):
