@@ -27,7 +27,6 @@ QUICK = ("claim-without-chain", "receipt-before-fsync", "union-replaced-by-overw
 BY_STORIES = (
     "a-deleted-topic-is-looked-at-for-space",
     "a-deletion-counts-when-it-is-finished",
-    "a-partition-without-its-topic",
     "a-returned-entry-revives-a-topic",
     "a-topic-at-rest-is-not-counted",
     "an-old-number-of-partitions-comes-back",
@@ -68,6 +67,7 @@ BY_TESTS = {
     "a-ledger-is-recovered-without-fencing-a-quorum": "unit/ledgers/test_bookkeeper_promises.py",
     "a-lost-bookie-still-counts": "unit/ledgers/test_bookkeeper_adding.py",
     "a-new-bookie-lacks-what-was-under-way": "unit/ledgers/test_bookkeeper_promises.py",
+    "a-partition-without-its-topic": "integration/catalog/test_catalog_topics.py",
     "a-told-deletion-is-forgotten": "integration/test_record_before_memory.py",
     "an-earlier-life-counts": "unit/positions/test_progress.py",
     "an-unreadable-segment-is-tried-at-once": "integration/test_ledger_engine_faults.py",
@@ -81,6 +81,7 @@ BY_TESTS = {
     "nothing-is-in-doubt": "unit/topics/test_lost_records.py",
     "one-bookie-without-an-entry-ends-the-ledger": "unit/ledgers/test_bookkeeper_promises.py",
     "one-error-ends-periodic-work": "unit/server/test_periodic_work.py",
+    "progress-ledger-on-record-too-early": "unit/topics/test_roll_over.py",
     "report-told-before-its-record": "unit/topics/test_floors.py",
     "topics-close-one-by-one": "integration/test_harm_nobody_else.py",
     "view-forgotten-in-memory-first": "integration/test_record_before_memory.py",
