@@ -9,7 +9,7 @@ fails any more, and the ledger is closed and read.
 from __future__ import annotations
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from meridian_broker.ledgers.store import LedgerError
 from support.worlds.bookie_world import BookieWorld
@@ -44,6 +44,8 @@ def drawn_run(seed: int, steps: int, *, is_taken_over: bool = True) -> BookieWor
 
 
 @settings(max_examples=500, phases=(Phase.explicit, Phase.reuse, Phase.generate))  # a seed has no simpler one
+@example(311, 142)  # these two find a recovery that fences too few bookies, whatever else is drawn
+@example(1903, 119)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 150))
 def test_nothing_confirmed_is_lost(seed: int, steps: int) -> None:
     world = drawn_run(seed, steps)
