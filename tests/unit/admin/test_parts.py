@@ -39,3 +39,9 @@ def test_a_partial_failure_names_what_was_not_done_and_why() -> None:
     assert "persistent://public/default/t-partition-1: 503, reason 503" in text
     assert "t-partition-2" not in text
     assert refusal(404, 503)[0] == 503
+
+
+def test_a_request_that_must_not_be_repeated_as_it_is_says_so() -> None:
+    with pytest.raises(Refused, match=r"not for all: .*; look at the backlogs$"):
+        done_by(said(204, 503), "look at the backlogs")
+    assert refusal(204, 503)[1].endswith("; repeat the request")

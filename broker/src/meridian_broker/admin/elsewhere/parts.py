@@ -2,8 +2,8 @@
 """Requests of which several brokers of the region have a part: about all partitions of a topic, or a whole namespace.
 
 The broker that is asked finds the owner of each part, asks it with the client's own credentials, a few at a time, and
-puts the answers together. If only some of the parts were done, the answer says which were not, and why: repeating the
-request does no harm.
+puts the answers together. If only some of the parts were done, the answer says which were not, why, and whether the
+request may be repeated as it is.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from meridian_broker.wire.pulsar.topic_name import TopicName
 
 SECONDS: Final = 30.0
 """How long one part may take."""
+REPEAT: Final = "repeat the request"
+"""Advice where a part that was done is not done twice."""
 AT_ONCE: Final = 16
 """Parts of one request that are under way at the same time."""
 SHOWN: Final = 3
@@ -87,9 +89,10 @@ async def _ask(admin: AdminState, calls: BrokerCalls, part: Part, authorization:
         return Said(part, status, None)
 
 
-def done_by(said: list[Said]) -> list[Said]:
+def done_by(said: list[Said], advice: str = REPEAT) -> list[Said]:
     """The parts that were done, at least one unless there are none at all.
 
+    :param advice: what to do where only some were done.
     :raises Refused: none was, or some failed although there was something to do.
     """
     good = [one for one in said if one.status < 300]
@@ -100,4 +103,4 @@ def done_by(said: list[Said]) -> list[Said]:
         raise Refused(bad[0].status, reason(bad[0].value))
     worst = [one for one in bad if one.status not in NOTHING_THERE] or bad
     named = "; ".join(f"{one.part.topic or one.part.path}: {one.status}, {reason(one.value)}" for one in worst[:SHOWN])
-    raise Refused(503, f"done for {len(good)} of {len(said)}, not for all: {named}; repeat the request")
+    raise Refused(503, f"done for {len(good)} of {len(said)}, not for all: {named}; {advice}")

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from meridian_broker.admin.elsewhere.parts import Part, ask_each, done_by
+from meridian_broker.admin.elsewhere.parts import REPEAT, Part, ask_each, done_by
 from meridian_broker.admin.http.errors import Handler
 from meridian_broker.admin.http.requests import Refused, answer, any_topic_of, body, done, flag, read_body, state
 from meridian_broker.admin.pulsar import compacting, expiring, stats, subscriptions, topics
@@ -43,14 +43,14 @@ async def spread(request: web.Request) -> web.Response | None:
     return await how(request, [name.with_partition(number) for number in range(record.partitions)])
 
 
-async def _every(request: web.Request, names: list[TopicName], last: str = "") -> dict[str, Any]:
+async def _every(request: web.Request, names: list[TopicName], last: str = "", advice: str = REPEAT) -> dict[str, Any]:
     """What each partition's owner answers, where the partition has what the request is about.
 
     :param last: instead of what follows the topic's name in the path.
     """
     data = await read_body(request, BODY_BYTES)
     said = await ask_each(request, [Part(name, request.method, _path(request, name, last), data) for name in names])
-    return {str(one.part.topic): one.value for one in done_by(said)}
+    return {str(one.part.topic): one.value for one in done_by(said, advice)}
 
 
 def _path(request: web.Request, name: TopicName, last: str) -> str:
@@ -62,6 +62,14 @@ def _path(request: web.Request, name: TopicName, last: str) -> str:
 
 async def _write(request: web.Request, names: list[TopicName]) -> web.Response:
     await _every(request, names)
+    return done()
+
+
+async def _skip(request: web.Request, names: list[TopicName]) -> web.Response:
+    """Partitions that have skipped already would skip as many messages again."""
+    await _every(
+        request, names, advice="look at the partitions' backlogs, and repeat it only for those that have not skipped"
+    )
     return done()
 
 
@@ -153,7 +161,7 @@ HOW: Final[Mapping[Handler, Spread]] = {
     subscriptions.reset_to_time: _write,
     subscriptions.reset_to_id: _write_at,
     subscriptions.skip_all: _write,
-    subscriptions.skip_some: _write,
+    subscriptions.skip_some: _skip,
     subscriptions.get_replicated: _merged,
     subscriptions.set_replicated: _write,
     expiring.by_id: _write_at,
