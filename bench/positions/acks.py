@@ -65,7 +65,7 @@ class Record:
     ) -> None:
         """Nowhere."""
 
-    async def save_progress_ledgers(self, ledgers: list[int]) -> None:
+    async def save_progress_ledgers(self, ledgers: list[int], snapshot: tuple[bytes, ...] | None = None) -> None:
         """Nowhere."""
 
 

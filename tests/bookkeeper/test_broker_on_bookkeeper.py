@@ -166,3 +166,17 @@ def test_a_topic_has_as_few_ledgers_as_it_needs(machines: Machines, bookies: Boo
         assert machines.broker.stop() == 0
         machines.start()
         assert more() <= 3, "restarts of a broker add none, but for a log that is begun anew"
+    assert machines.broker.http("PUT", "/admin/v2/persistent/public/default/t/unload").status == 204
+    assert more() == 1, "a topic that nobody uses keeps its acknowledgements in its record"
+    machines.broker.kill()
+    machines.start()
+    assert more() == 1, "nor does a broker that opens it need another one"
+    client = connect(machines.broker.service_url)
+    client.create_producer("t").send(b"two")
+    consumer = client.subscribe("t", "s", initial_position=EARLIEST)
+    message = consumer.receive(PATIENCE_MS)
+    assert message.data() == b"two", "what was acknowledged does not come again"
+    consumer.acknowledge(message)
+    consumer.close()
+    client.close()
+    assert more() <= 3, "the next publish and the next acknowledgement begin a ledger each"

@@ -12,6 +12,7 @@ import pytest
 from meridian_broker.engines.memory.ledgers import MemoryLedgerStore
 from meridian_broker.engines.sqlite.metadata import SqliteMetadataStore
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata.store import VersionConflict
 from meridian_broker.ownership import paths
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.errors import TopicFenced
@@ -169,3 +170,36 @@ async def test_a_topic_whose_bundle_goes_while_it_is_opened_is_not_served(
     assert two.a.service.topics == {}
     topic = await two.b.open(NAME)
     await stored(topic, b"1")
+
+
+async def test_an_owner_that_was_replaced_can_take_no_topic_to_rest(two: Two) -> None:
+    """Its snapshot is older than what the next owner wrote, and the ledger that it would delete is the next owner's."""
+    a, b = two.a, two.b
+    topic = await a.open(NAME)
+    topic.subscribing.create_subscription("s", EARLIEST)
+    places = await stored(topic, b"1", b"2")
+    acknowledge(topic, "s", places[:1])
+    topic.take_acknowledgements()
+    await topic.scheduler.answer(topic.progress_log.when_durable)
+    a.miss_everything()
+    lease = a.owner._lease
+    assert lease is not None
+    await lease.revoke()
+    bundle = await a.bundle(NAME)
+    await wait_until(lambda: bundle not in b.owner.view.owners)
+    await b.owner.acquire(bundle)
+    taken = await b.open(NAME)
+    with pytest.raises((LedgerError, VersionConflict)):
+        await topic.progress_log.rest()
+    assert owed(taken, places) == places[1:]
+    acknowledge(taken, "s", places[1:])
+    taken.take_acknowledgements()
+    await taken.scheduler.answer(taken.progress_log.when_durable)
+    await taken.progress_log.rest()
+    with pytest.raises((LedgerError, VersionConflict)):
+        await topic.progress_log.rest()
+    await b.owner.give_up(bundle)
+    await b.owner.acquire(bundle)
+    again = await b.open(NAME)
+    assert owed(again, places) == []
+    assert again.progress_log.ledgers == []

@@ -31,6 +31,7 @@ class TestTopics:
             record,
             ledgers=(LedgerRecord(1 << 50, own_before=Position(5, 6), origins_before={"eu": Position(1, 2)}),),
             progress_ledgers=(7,),
+            progress_snapshot=(b"\x00whole", b"\xff"),
             last_origins={"eu": Position(3, 4)},
         )
         newer = await catalog.topics.put(ORDERS, grown, version)

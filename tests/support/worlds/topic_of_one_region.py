@@ -42,7 +42,9 @@ class Clocked(LoopScheduler):
 class Region:
     """A topic of one region, its disk, and its time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, rests: bool = False) -> None:
+        """:param rests: its progress log gives its ledgers back when it does not change."""
+        self.rests = rests
         self.scheduler = Clocked()
         self.disk = MemoryDisk()
         self.record = TopicRecord()
@@ -52,20 +54,41 @@ class Region:
     async def start(self, on_acked: OnAcked | None = None) -> None:
         self.fence += 1
         loop = asyncio.get_running_loop()
-        store = MemoryLedgerStore(self.disk, schedule=lambda work: loop.call_soon(work))
+        self.store = store = MemoryLedgerStore(self.disk, schedule=lambda work: loop.call_soon(work))
         limits = LogLimits(max_entries=5)
         log = TopicLog("us", store, self.record, self.fence, limits, self.scheduler, CacheBudget(1 << 20))
         await log.open(*self.record.spans)
 
         def new_log(topic: Topic) -> ProgressLog:
-            return ProgressLog(store, self.record, self.fence, self.scheduler, lambda: replay.snapshot(topic))
+            return ProgressLog(
+                *(store, self.record, self.fence, self.scheduler, lambda: replay.snapshot(topic)), rests=self.rests
+            )
 
         clock = HybridClock(self.scheduler.now_ms, "us")
         self.topic = Topic("t", -1, "us", "", log, new_log, self.scheduler, clock, TopicLimits(), None)
-        await self.topic.progress_log.open(list(self.record.progress))
+        await self.topic.progress_log.open(list(self.record.progress), (), self.record.snapshot)
         self.changes = [change async for some in self.topic.progress_log.changes(lambda _: None) for change in some]
         await replay.recover(self.topic, on_acked)
         self.topic.subscription_registry.lost_records.report()
+
+    async def kill(self) -> None:
+        """End all it does, now: what is not on the disk or in the record never will be."""
+        self.store.crash()
+        tasks = tuple(self.scheduler._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def state(self) -> dict[str, Any]:
+        """What its progress log is to bring back, as of now."""
+
+        def now(what: Any) -> Any:
+            return None if what is None else what.copy()
+
+        return {
+            name: (found.record, *map(now, (found.cursor.progress, found.cursor.first_hand, found.cursor.dropped)))
+            for name, found in self.topic.subscriptions.items()
+        } | {"graves": dict(self.topic.subscription_registry.tombstones), "votes": dict(self.topic.votes)}
 
     async def settle(self) -> None:
         quiet = 0
@@ -92,9 +115,9 @@ class Region:
         one.acknowledge(nobody, [self.stored[number] for number in numbers])
 
 
-async def region(**flags: bool) -> Region:
+async def region(*, rests: bool = False, **flags: bool) -> Region:
     """With twelve entries in several ledgers."""
-    one = Region()
+    one = Region(rests=rests)
     await one.start()
     for name, replicated in flags.items():
         one.topic.subscribing.create_subscription(name, EARLIEST, replicated=replicated)

@@ -17,6 +17,7 @@ class TopicRecord:
     def __init__(self) -> None:
         self.spans: tuple[list[Span], Position, dict[str, Position], dict[str, list[Hole]]] = ([], EARLIEST, {}, {})
         self.progress: list[int] = []
+        self.snapshot: tuple[bytes, ...] | None = None
         self._last = 0
 
     @property
@@ -36,5 +37,5 @@ class TopicRecord:
     ) -> None:
         self.spans = list(spans), last_own, dict(last_origins), dict(holes)
 
-    async def save_progress_ledgers(self, ledgers: list[int]) -> None:
-        self.progress = list(ledgers)
+    async def save_progress_ledgers(self, ledgers: list[int], snapshot: tuple[bytes, ...] | None = None) -> None:
+        self.progress, self.snapshot = list(ledgers), snapshot

@@ -176,7 +176,7 @@ async def test_a_metadata_store_that_hangs_does_not_keep_a_topic_open(monkeypatc
     one = await region(sub=False)
     await started_again(one)
 
-    async def hang(_: list[int]) -> None:
+    async def hang(*_: object) -> None:
         await asyncio.Event().wait()
 
     monkeypatch.setattr(one.record, "save_progress_ledgers", hang)

@@ -56,12 +56,12 @@ async def test_a_report_that_was_told_outlives_a_roll_over_and_a_crash() -> None
     one, exchange = await dropped_somewhere()
     log, save = one.topic.progress_log, one.record.save_progress_ledgers
 
-    async def slow(ledgers: list[int]) -> None:
+    async def slow(ledgers: list[int], snapshot: tuple[bytes, ...] | None = None) -> None:
         """A report comes while the new ledger is put on record, and its write takes longer than that."""
         if len(ledgers) == 2 and not one.topic.subscriptions["sub"].cursor.progress.reports:
             hold(one)
             await floors._report(one.topic.subscriptions["sub"].cursor)
-        await save(ledgers)
+        await save(ledgers, snapshot)
 
     one.record.save_progress_ledgers = slow  # type: ignore[method-assign]
     log._roll()

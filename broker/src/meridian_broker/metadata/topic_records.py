@@ -6,6 +6,7 @@ Written and read as the other records are (``records.py``).
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -135,6 +136,9 @@ class TopicRecord:
     """Oldest first; only the last may be open."""
     progress_ledgers: tuple[int, ...] = ()
     """Ledgers with the progress of its subscriptions, oldest first."""
+    progress_snapshot: tuple[bytes, ...] | None = None
+    """Records of its progress log that precede these ledgers; None: the ledgers hold all of them
+    (``topics/journal/progress_log.py``)."""
     last_own: Position = EARLIEST
     """The last own entry, as of the last write of this record (R3)."""
     last_origins: Mapping[str, Position] = field(default_factory=dict)
@@ -181,6 +185,7 @@ class TopicRecord:
             "properties": dict(self.properties),
             "ledgers": [ledger.to_json() for ledger in self.ledgers],
             "progressLedgers": list(self.progress_ledgers),
+            **_snapshot_json(self.progress_snapshot),
             "lastOwn": str(self.last_own),
             "lastOrigins": _places_json(self.last_origins),
             "terminated": None if self.terminated is None else str(self.terminated),
@@ -210,6 +215,7 @@ class TopicRecord:
             properties=strings(data, "properties"),
             ledgers=tuple(LedgerRecord.from_json(ledger) for ledger in take(data, "ledgers", list, [])),
             progress_ledgers=tuple(int(ledger) for ledger in take(data, "progressLedgers", list, [])),
+            progress_snapshot=_snapshot(data),
             last_own=_position(data, "lastOwn"),
             last_origins=positions(data, "lastOrigins"),
             holes=_ranges(data, "holes"),
@@ -244,6 +250,7 @@ _TOPIC_FIELDS: Final = (
     "properties",
     "ledgers",
     "progressLedgers",
+    "progressSnapshot",
     "lastOwn",
     "lastOrigins",
     "holes",
@@ -266,6 +273,18 @@ def _position(data: Mapping[str, Any], key: str) -> Position:
         return parse_position(take(data, key, str, str(EARLIEST)))
     except ValueError as error:
         raise Invalid(f"{key}: {error}") from None
+
+
+def _snapshot_json(snapshot: tuple[bytes, ...] | None) -> Json:
+    return {} if snapshot is None else {"progressSnapshot": [b64encode(record).decode() for record in snapshot]}
+
+
+def _snapshot(data: Mapping[str, Any]) -> tuple[bytes, ...] | None:
+    try:
+        texts = take(data, "progressSnapshot", list)
+        return None if texts is None else tuple(b64decode(text, validate=True) for text in texts)
+    except (ValueError, TypeError) as error:
+        raise Invalid(f"progressSnapshot: {error}") from None
 
 
 def _skipped(data: Mapping[str, Any]) -> dict[str, Skipped]:

@@ -29,6 +29,7 @@ LOOK_SECONDS: Final = 1.0
 ROOM_SECONDS: Final = 5.0
 GARBAGE_SECONDS: Final = 6 * 3600.0
 """A crash leaves a ledger or two behind, and looking for them reads what is known of all ledgers and topics."""
+REST_SECONDS: Final = 30.0
 OPEN_SECONDS: Final = 5.0
 """Between attempts to open topics that could not be opened."""
 
@@ -180,6 +181,10 @@ class Chores:
             self._begin(
                 *("delete ledgers that nobody names", self._delete_unnamed, GARBAGE_SECONDS),
                 "ledgers that a broker left behind when it died stay on bookies",
+            )
+            self._begin(
+                *("put idle acknowledgements into records", lambda: rounds.rest_all(self.service), REST_SECONDS),
+                "idle topics keep a second ledger",
             )
 
     def _begin(

@@ -140,9 +140,10 @@ class Topic(TopicContext):
         for subscription in self.subscriptions.values():
             subscription.disconnect_consumers()
 
-    async def close(self, reason: str) -> None:
+    async def close(self, reason: str, *, to_rest: bool = False) -> None:
         """Let go of the topic in good order: clients away, all acknowledgements taken so far written, ledgers sealed.
 
+        :param to_rest: see ``ProgressLog.close``.
         What cannot be read or written is waited for a bounded time (``under_way.PATIENCE_SECONDS``).
         """
         self.reopens = False
@@ -155,7 +156,7 @@ class Topic(TopicContext):
         self.take_acknowledgements()
         self.deduplication.record()
         await self.compaction.close()
-        await self.progress_log.close()
+        await self.progress_log.close(to_rest=to_rest)
         await self.log.close()
 
     def look_ups(self) -> list[UnderWay]:

@@ -5,6 +5,12 @@ It is a separate chain of ledgers next to the topic's messages, with the same gr
 small change. When a ledger is full, the next one begins with a snapshot of every subscription, and the old ones are
 deleted. Replay joins records: reading one twice, or a snapshot that overlaps changes, does not change the result.
 
+Where ledgers are scarce, a log that has not changed for a while goes *to rest*: if its snapshot is small, the topic's
+record takes it, in the write that also takes the ledgers off the list, and the ledgers are deleted. The next change
+begins a ledger as a roll-over does, and the record keeps its snapshot until that of the ledger is durable. So at every
+moment the record names all there is, and a replaced owner can neither take a snapshot nor delete a ledger, because its
+write of the record fails (R10).
+
 Record layout, big-endian: ``u8 version | u8 kind | u16 length of the name | u64 time ms | name | payload``.
 """
 
@@ -23,7 +29,7 @@ from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.ledgers.scheduling import Scheduler, next_turn
 from meridian_broker.ledgers.store import Done, LedgerCorrupt, LedgerError, LedgerNotFound, LedgerStore, Writer
 from meridian_broker.ledgers.under_way import UnderWay
-from meridian_broker.metadata.store import MetadataUnavailable
+from meridian_broker.metadata.store import MetadataError, MetadataUnavailable
 
 FORMAT_VERSION: Final = 1
 _HEAD: Final = struct.Struct(">BBHQ")
@@ -39,6 +45,14 @@ SNAPSHOT_RECORDS: Final = 4
 """Records of a snapshot that are encoded and written before others run: a few milliseconds."""
 SNAPSHOT_PENDING: Final = 256 << 10
 """Bytes of a snapshot that are in flight to the disk at a time."""
+REST_BYTES: Final = 4 << 10
+"""Largest snapshot that a topic's record takes: 100,000 topics at rest may fill a quarter of etcd's default quota of
+2 GiB, and not more. A replicated subscription with a few gaps takes some 300 bytes.
+"""
+REST_MS: Final = 300_000
+"""A log goes to rest once it has not changed for so long: that costs a ledger and three writes to the metadata store
+when it changes again.
+"""
 READ_BYTES: Final = 64 << 10
 SLICE: Final = 128
 """Records decoded before others run: with the cost of joining them, a few milliseconds (``bench/recovery``)."""
@@ -112,7 +126,9 @@ class ProgressLogMetadata(Protocol):
 
     async def allocate_ledger_id(self) -> int: ...
 
-    async def save_progress_ledgers(self, ledgers: list[int]) -> None: ...
+    async def save_progress_ledgers(self, ledgers: list[int], snapshot: tuple[bytes, ...] | None = None) -> None:
+        """:param snapshot: records that precede the ledgers; None: the first ledger begins with a snapshot."""
+        ...
 
 
 class ProgressLogError(ValueError):
@@ -155,12 +171,23 @@ class ProgressLog:
         fence: int,
         scheduler: Scheduler,
         snapshot: Callable[[], Iterable[tuple[Kind, str, bytes]]],
+        *,
+        rests: bool = False,
     ) -> None:
+        """:param rests: ledgers are scarce, and listed by the metadata store: see the module's text."""
         self._store = store
         self._metadata = metadata
         self._fence = fence
         self._scheduler = scheduler
         self._snapshot = snapshot
+        self._rests = rests
+        self._at_rest: tuple[bytes, ...] | None = None
+        """The snapshot in the topic's record, which precedes the ledgers; None: they hold everything."""
+        self._changed_ms = scheduler.now_ms()
+        self._emptied: int | None = None
+        """A ledger that began with a snapshot and is empty now: deleted since the metadata were copied (R5)."""
+        self._too_large_at = -1
+        """After how many changes the snapshot was found to be too large for the record."""
         self._writer: Writer | None = None
         self._rolls = UnderWay()
         self._snapshot_bytes = 0
@@ -179,18 +206,26 @@ class ProgressLog:
         self._finished = 0
         self._awaiting: deque[tuple[int, Done]] = deque()
 
-    async def open(self, ledgers: list[int], unnamed: Collection[int] = ()) -> None:
+    async def open(
+        self, ledgers: list[int], unnamed: Collection[int] = (), snapshot: tuple[bytes, ...] | None = None
+    ) -> None:
         """Fence the earlier owner (R10). ``changes`` returns what is on record.
 
+        :param snapshot: that of the record, as given to ``save_progress_ledgers``.
         :param unnamed: progress ledgers of the topic on the volume that are not among ``ledgers``. Later ones were
             created after these metadata were copied. Earlier ones were superseded, and their owner stopped before it
             deleted them: they are deleted now, unless one of ``ledgers`` is missing. In that case the volume is the
             older copy, and if it has none of ``ledgers``, the earlier ones are all there is.
         """
+        self._at_rest = snapshot
         found: list[int] = []
         for ledger_id in ledgers:
+            entries = 0
             with suppress(LedgerNotFound):
-                found.append((await self._store.recover(ledger_id, self._fence)).ledger_id)
+                entries = (await self._store.recover(ledger_id, self._fence)).entries
+                found.append(ledger_id)
+            if self._rests and snapshot is None and ledger_id == ledgers[0] and not entries:
+                self._emptied = ledger_id
         after = max(ledgers) if found else -1
         is_whole = len(found) == len(ledgers)
         for ledger_id in unnamed:
@@ -199,7 +234,7 @@ class ProgressLog:
                     found.append((await self._store.recover(ledger_id, self._fence)).ledger_id)
         self.ledgers = sorted(found)
         if not set(found) <= set(ledgers):
-            await self._metadata.save_progress_ledgers(self.ledgers)
+            await self._metadata.save_progress_ledgers(self.ledgers, snapshot)
         if is_whole:
             for ledger_id in unnamed:
                 if ledger_id <= after:
@@ -213,6 +248,10 @@ class ProgressLog:
         :raises LedgerError: a ledger cannot be read, or was deleted by a roll-over meanwhile.
         :raises ProgressLogError: a record cannot be read.
         """
+        if self._at_rest:
+            yield [decode(record) for record in self._at_rest]
+        if self._emptied is not None and met is not None:
+            met(Damaged(self._emptied, 0, b""))
         for ledger_id in list(self.ledgers):
             reader = await self._store.open(ledger_id)
             at, end = 0, reader.last_confirmed() + 1
@@ -239,6 +278,8 @@ class ProgressLog:
 
         :raises MetadataUnavailable: none can be created now, because the metadata store is full or unreachable.
         """
+        self._changed_ms = self._scheduler.now_ms()
+        await self._scheduler.answer(self._rolls.when_over)  # it may be going to rest
         if self._writer is None and self.failure is None:
             self._roll()
             await self._scheduler.answer(self._rolls.when_over)
@@ -247,7 +288,8 @@ class ProgressLog:
 
     def append(self, kind: Kind, subscription: str, payload: bytes, done: Done | None = None) -> None:
         """Write one change; ``done(None)`` once durable, ``done(error)`` otherwise."""
-        record = encode(kind, subscription, self._scheduler.now_ms(), payload)
+        self._changed_ms = now_ms = self._scheduler.now_ms()
+        record = encode(kind, subscription, now_ms, payload)
         if self.failure is not None:
             if done is not None:
                 failure, tell = self.failure, done
@@ -367,7 +409,9 @@ class ProgressLog:
         ledger_id, writer = self._spare
         # Recorded only after creation: a later owner that reads the record must find the ledger, or it could not
         # fence it.
-        await self._metadata.save_progress_ledgers([*self.ledgers, ledger_id])
+        if self._rests and not self.ledgers and self._at_rest is None:
+            self._at_rest = ()  # nothing precedes the first ledger of all, which has no snapshot yet
+        await self._metadata.save_progress_ledgers([*self.ledgers, ledger_id], self._at_rest)
         self.ledgers, self._spare = [*self.ledgers, ledger_id], None
         return writer
 
@@ -419,8 +463,9 @@ class ProgressLog:
     async def _forget(self, old: list[int]) -> None:
         """The snapshot in the last ledger is durable: delete the ledgers before it."""
         current = self.ledgers[-1:]
-        await self._metadata.save_progress_ledgers(current)
-        self.ledgers = current
+        precedes = () if self._rests and not self._snapshot_bytes else None  # it has no snapshot, and needs none
+        await self._metadata.save_progress_ledgers(current, precedes)
+        self.ledgers, self._at_rest = current, precedes
         for ledger_id in old:
             await self._store.delete(ledger_id)
 
@@ -428,9 +473,70 @@ class ProgressLog:
         held, self._held = self._held, []
         notify_all([done for _, done in held if done is not None], failure)
 
-    async def close(self) -> None:
+    # -- rest ----------------------------------------------------------------------------------------------------
+
+    @property
+    def may_rest(self) -> bool:
+        """Whether ``rest`` would do something: it has not changed for a while, and its ledgers are not needed."""
+        is_quiet = self._scheduler.now_ms() - self._changed_ms >= REST_MS and self._too_large_at != self._asked
+        return self._rests and bool(self.ledgers) and is_quiet and self._rolls.is_idle and self.failure is None
+
+    async def rest(self) -> None:
+        """Let the topic's record hold everything, if that is little, and delete the ledgers. Changes that arrive
+        meanwhile are written to another ledger, after that.
+
+        :raises LedgerError: the ledger cannot be sealed; all appends fail from then on.
+        :raises MetadataError: the record was not written. Unless another owner wrote it, nothing is lost by that: the
+            next change begins another ledger.
+        """
+        number = self._rolls.begin()
+        try:
+            if self._small_snapshot() is None:
+                self._too_large_at = self._asked
+                return
+            writer, self._writer = self._writer, None
+            if writer is not None:
+                await writer.seal()  # everything written before is durable before the record says that it holds it
+            if self.failure is not None:
+                raise self.failure
+            await self._move_into_record()
+            await self._drop_spare()
+        except LedgerError as error:
+            self._fail(error)
+            self._answer()
+            self._refuse_held(error)
+            raise
+        finally:
+            self._rolls.end(number)
+            if self._held:
+                self._roll()
+
+    async def _move_into_record(self) -> None:
+        """Every ledger is sealed. Another owner's write of the record makes this one fail, and nothing is deleted."""
+        snapshot = self._small_snapshot()
+        if snapshot is None:
+            return
+        old = self.ledgers
+        await self._metadata.save_progress_ledgers([], snapshot)
+        self.ledgers, self._at_rest = [], snapshot
+        for ledger_id in old:
+            await self._store.delete(ledger_id)
+
+    def _small_snapshot(self) -> tuple[bytes, ...] | None:
+        """The records of the snapshot; None: there are too many for the topic's record."""
+        now_ms, left, records = self._scheduler.now_ms(), REST_BYTES, list[bytes]()
+        for kind, name, payload in self._snapshot():
+            records.append(encode(kind, name, now_ms, payload))
+            left -= len(records[-1])
+            if left < 0:
+                return None
+        return tuple(records)
+
+    async def close(self, *, to_rest: bool = False) -> None:
         """Write what was accepted, then seal; later appends fail. A roll-over that hangs is waited for up to a
         limit.
+
+        :param to_rest: nobody is about to open the topic again: it goes to rest at once.
         """
         is_written = True
         while is_written and not self._rolls.is_idle:
@@ -439,11 +545,18 @@ class ProgressLog:
             with suppress(LedgerError):
                 await self._scheduler.answer(self.when_durable)
         writer, self._writer = self._writer, None
+        rests = to_rest and self._rests and is_written and self.failure is None and bool(self.ledgers)
         self.failure = self.failure or LedgerError("the topic is being closed: look its owner up again")
         self._refuse_held(self.failure)
         self._answer()
         if writer is not None:
             await writer.seal()
+        if rests:
+            with suppress(MetadataError):  # it stays in its ledgers, or another owner has it
+                await self._move_into_record()
+        await self._drop_spare()
+
+    async def _drop_spare(self) -> None:
         if self._spare is not None:
             (ledger_id, unused), self._spare = self._spare, None
             await unused.seal()

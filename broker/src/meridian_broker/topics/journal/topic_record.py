@@ -154,9 +154,9 @@ class TopicMetadata:
         async with self._lock:
             await self._write(replace(self.record, joining=joining, joined=dict(joined)))
 
-    async def save_progress_ledgers(self, ledgers: list[int]) -> None:
+    async def save_progress_ledgers(self, ledgers: list[int], snapshot: tuple[bytes, ...] | None = None) -> None:
         async with self._lock:
-            await self._write(replace(self.record, progress_ledgers=tuple(ledgers)))
+            await self._write(replace(self.record, progress_ledgers=tuple(ledgers), progress_snapshot=snapshot))
 
     async def save_compaction(self, compacted: CompactedRecord | None, obsolete: tuple[int, ...]) -> None:
         """:raises MetadataError: it was not written."""

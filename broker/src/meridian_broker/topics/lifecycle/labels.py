@@ -31,6 +31,11 @@ class Labels:
         self._store = store
         self._by_topic: dict[str, list[Labelled]] | None = None
 
+    @property
+    def are_on_record(self) -> bool:
+        """The metadata store lists all ledgers: both are restored together, and it bounds how many there can be."""
+        return self._store is None
+
     async def of(self, topic: str) -> list[Labelled]:
         """In order of creation."""
         return (await self._all()).get(topic, [])

@@ -107,7 +107,10 @@ async def _open(
     )
 
     def progress_log(topic: Topic) -> ProgressLog:
-        return ProgressLog(parts.store, metadata, metadata.fence, parts.scheduler, lambda: replay.snapshot(topic))
+        return ProgressLog(
+            *(parts.store, metadata, metadata.fence, parts.scheduler, lambda: replay.snapshot(topic)),
+            rests=parts.labels.are_on_record,
+        )
 
     setup = TopicSetup(
         rules=parts.rules(name),
@@ -139,7 +142,7 @@ async def _open(
     await topic.compaction.open(metadata, parts.compaction_resources, adopted.views)
     if record.terminated is not None:
         await termination.restore(topic, metadata, record.terminated)
-    await topic.progress_log.open(list(record.progress_ledgers), adopted.progress)
+    await topic.progress_log.open(list(record.progress_ledgers), adopted.progress, record.progress_snapshot)
     if regions.before is None:
         await replay.recover(topic)
     else:

@@ -173,7 +173,7 @@ async def _quarantine(parts: BrokerParts, name: TopicName, metadata: TopicMetada
     spans = [*metadata.spans(), *_messages(unnamed, metadata)]
     await metadata.save_spans(spans, record.last_own, record.last_origins, record.holes)
     progress = [one.ledger_id for one in unnamed if one.label.kind is Kind.PROGRESS]
-    await metadata.save_progress_ledgers([*record.progress_ledgers, *progress])
+    await metadata.save_progress_ledgers([*record.progress_ledgers, *progress], record.progress_snapshot)
     why = f"{name} was deleted in other regions ({stamp}); its copy was quarantined before the metadata were restored"
     parts.unfinished.later(await quarantine.move(parts, name, why, stamp))
     await metadata.create(metadata.fence, joining=parts.is_multi_region(name), is_found=True)

@@ -26,7 +26,7 @@ async def unload(opener: TopicOpener, name: TopicName) -> None:
     opener.failing.end_pause(str(name), opener.parts.scheduler.monotonic_ms())
     topic = await opener.topic(name, create=False)
     async with opener.registry.lock(topic.name):
-        await _close(opener, topic, "the topic was unloaded: look it up again")
+        await _close(opener, topic, "the topic was unloaded: look it up again", to_rest=True)
 
 
 async def hand_over(opener: TopicOpener, topic: Topic, reason: str) -> None:
@@ -58,10 +58,13 @@ async def close(opener: TopicOpener) -> None:
     await run_all(opener.parts.scheduler, jobs, "close a topic")  # together, for they share the group commit
 
 
-async def _close(opener: TopicOpener, topic: Topic, reason: str) -> None:
-    """The topic stays registered until it is closed: acknowledgements that it still sends are matched to it by name."""
+async def _close(opener: TopicOpener, topic: Topic, reason: str, *, to_rest: bool = False) -> None:
+    """The topic stays registered until it is closed: acknowledgements that it still sends are matched to it by name.
+
+    :param to_rest: no other broker waits for it.
+    """
     try:
-        await topic.close(reason)
+        await topic.close(reason, to_rest=to_rest)
     finally:
         await opener.drop(topic)
 

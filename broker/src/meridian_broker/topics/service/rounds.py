@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a broker does to all its topics from time to time.
 
-Space is given back, old messages go, quotas are enforced, and topics of which much is not compacted yet are compacted.
+Space is given back, old messages go, quotas are enforced, topics of which much is not compacted yet are compacted, and
+logs that have not changed for a while give their ledgers back.
 """
 
 from __future__ import annotations
@@ -52,6 +53,16 @@ async def compact_due(service: TopicService) -> None:
     :raises SomeFailed: as above.
     """
     await _each_topic(service, _compact_if_due)
+
+
+async def rest_all(service: TopicService) -> None:
+    """Let the progress logs that have not changed for a while go to rest. :raises SomeFailed: as above."""
+    await _each_topic(service, _rest_if_due)
+
+
+async def _rest_if_due(topic: Topic) -> None:
+    if topic.progress_log.may_rest:
+        await topic.progress_log.rest()
 
 
 async def _compact_if_due(topic: Topic) -> None:
