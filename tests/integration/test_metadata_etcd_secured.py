@@ -191,7 +191,7 @@ async def test_one_that_asks_nobody_for_a_password_is_not_trusted_with_one(tmp_p
         for name in ("root", "broker", "other"):
             (tmp_path / name).write_text(f"the password of {name}\n")
         login = Login("broker", tmp_path / "broker")
-        with pytest.raises(MetadataError, match="has authentication switched off"):
+        with pytest.raises(MetadataError, match="has authentication disabled"):
             await EtcdMetadataStore.connect(open_to_all.url, PREFIX, login=login)
         pairs = {
             "metadataStoreUrl": f"etcd:{open_to_all.url}",

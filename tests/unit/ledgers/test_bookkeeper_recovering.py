@@ -170,11 +170,11 @@ def test_a_closed_ledger_is_as_it_is_and_an_older_owner_is_refused() -> None:
     assert isinstance(Stage(closed, 0).error, LedgerFenced)
     assert isinstance(Stage(OPEN, 0).error, LedgerFenced)
     foreign = LedgerMetadata(3, 2, OPEN.segments)
-    assert "not made by Meridian" in str(Stage(foreign).error)
+    assert "not created by Meridian" in str(Stage(foreign).error)
     striped = LedgerMetadata(2, 2, OPEN.segments, custom=OPEN.custom)
     assert "striped" in str(Stage(striped).error)
     other_digest = replace(OPEN, digest=LedgerMetadataFormat.HMAC)
-    assert "other checksums" in str(Stage(other_digest).error)
+    assert "does not use CRC32C" in str(Stage(other_digest).error)
 
 
 def test_a_newer_owner_wins_over_a_recovery_that_is_under_way() -> None:

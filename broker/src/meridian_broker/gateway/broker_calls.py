@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passes requests of an admin client on to the brokers of this region that can answer them, in the client's name.
+"""Forwards requests of an admin client to the brokers of this region that can answer them, on the client's behalf.
 
-A request may be about topics that several brokers serve. The broker that got it asks each of them for its part, with
-the client's own credentials: as if the client had followed redirects, which it cannot for several at once.
+A request may concern topics that several brokers serve. The broker that gets it asks each of them for its part with the
+client's own credentials, as if the client had followed a redirect, which it cannot do to several brokers at once.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from meridian_broker.gateway.tls import ContextSource
 
 CONNECT_SECONDS: Final = 4.0
 ANSWER_MAX: Final = 64 << 20
-"""Limit on an answer in bytes."""
+"""Size limit of an answer, in bytes."""
 REDIRECTS_MAX: Final = 5
-"""A topic that changes hands meanwhile is followed."""
+"""Redirects to follow, as the owner of a topic may change in the meantime."""
 REDIRECT: Final = 307
 
 
@@ -29,19 +29,20 @@ class BrokerAway(ClientError):
 
 
 class BrokerCalls:
-    """Calls brokers of this region, each call over a connection of its own."""
+    """Calls brokers of this region, each time over a new connection."""
 
     def __init__(self, tls: ContextSource | None) -> None:
-        """:param tls: for ``https://``; None: the authorities of the system."""
+        """:param tls: for ``https://``; None: trust the authorities of the system."""
         self._tls = tls
 
     async def ask(
         self, url: str, method: str, path: str, body: bytes, authorization: str | None, *, seconds: float
     ) -> tuple[int, bytes]:
-        """One request; ``path`` is quoted already and may have a query. Returns the status and body of the answer.
+        """Send one request. Returns the status and body of the answer.
 
         :param url: of the broker's admin API.
-        :param authorization: the client's header.
+        :param path: already quoted; may have a query.
+        :param authorization: the client's ``Authorization`` header.
         :raises BrokerAway: there was no answer.
         """
         target = URL(url.rstrip("/") + path, encoded=True)
@@ -63,7 +64,7 @@ class BrokerCalls:
             raise BrokerAway(f"{url} did not answer within {seconds:.0f} s") from None
         except (aiohttp.ClientError, ssl.SSLError, KeyError, ValueError) as error:
             raise BrokerAway(f"{url} cannot be asked: {error}") from None
-        raise BrokerAway(f"{url} redirects in a circle: ownership is changing")
+        raise BrokerAway(f"{url} redirected {REDIRECTS_MAX} times: ownership is changing")
 
 
 async def _content(answer: aiohttp.ClientResponse) -> bytes:

@@ -30,7 +30,7 @@ ATTEMPTS_TO_SHOW = 8
 
 T = TypeVar("T")
 Changing = Callable[[Tree], Leaves]
-"""From the current leaves to the desired ones. May raise to refuse."""
+"""Maps the current leaves to the desired ones. May raise to refuse."""
 
 
 @dataclass(slots=True)
@@ -111,18 +111,18 @@ class Access:
         self.view = view
 
     async def retry(self, doing: str, attempt: Callable[[], Awaitable[T | None]]) -> T:
-        """Until the attempt gives something else than None.
+        """Repeat an attempt until it returns something other than None.
 
-        :raises Contended: it never did.
+        :raises Contended: it never does.
         """
         for _ in range(ATTEMPTS):
             result = await attempt()
             if result is not None:
                 return result
-        raise Contended(f"{doing}: others changed it {ATTEMPTS} times in the meantime; try again later")
+        raise Contended(f"{doing}: other writers got in first {ATTEMPTS} times: try again later")
 
     async def value(self, path: str) -> tuple[Any, Stamp | None, int]:
-        """Value, stamp and version at a path; version 0 and None when nothing is there."""
+        """Value, stamp and version at a path; None, None and 0 if it does not exist."""
         record = await self.store.get(path)
         if record is None:
             return None, None, 0
@@ -149,10 +149,10 @@ class Access:
         """Close a tenant or namespace to new members, check that it is empty, then remove it completely.
 
         Writers that create a member check the version of the base, which closing changes; so no member can be added
-        between the check and the removal. If the broker dies half-way, it stays closed, and deleting it again finishes.
+        between the check and the removal. If the broker dies half-way, it stays closed until deletion is repeated.
 
         :raises NotFound: it does not exist.
-        :raises NotEmpty: it has members; it is open again.
+        :raises NotEmpty: it has members, and has been reopened.
         """
         await self.change(path, lambda tree: _with_deleting(tree, what, deleting=True))
         inside = await inhabitants()
@@ -174,13 +174,13 @@ def _with_deleting(tree: Tree, what: str, *, deleting: bool) -> Leaves:
 
 
 def absent(tree: Tree, what: str) -> None:
-    """:raises AlreadyExists: it is there."""
+    """:raises AlreadyExists: it exists."""
     if tree.exists:
         raise AlreadyExists(f"{what} exists already")
 
 
 def check_name(name: str, what: str) -> str:
-    """A name of a cluster or tenant. :raises Invalid: it is not one."""
+    """Check the name of a cluster or tenant. :raises Invalid: it is not a valid name."""
     try:
         parse_namespace(f"{name}/any")
     except InvalidTopicNameError:
@@ -191,7 +191,7 @@ def check_name(name: str, what: str) -> str:
 
 
 def check_namespace(name: str) -> str:
-    """``tenant/namespace``. :raises Invalid: it is not one."""
+    """Check a name ``tenant/namespace``. :raises Invalid: it is not a valid name."""
     try:
         parse_namespace(name)
     except InvalidTopicNameError as error:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Since when other regions may lack acknowledgements from here: written when one falls behind and when it caught up."""
+"""When other regions fell behind with this region's acknowledgements: written when one does, and when it catches up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meridian_broker.metadata.store import VersionConflict
 
 
 class BehindRecord:
-    """One small value per broker of this region. It is a figure for people, so the last writer wins."""
+    """One small value per broker of this region. It is only shown to people, so the last writer wins."""
 
     def __init__(self, access: Access) -> None:
         self._access = access

@@ -3,7 +3,7 @@
 
 Methods of the parts (``catalog.tenants.create(...)``) go to the store, so they see what any broker of the region
 wrote. ``namespace``, ``cluster`` and ``tenant`` answer at once from the view, which ``run`` keeps up to date: their
-answers may be a moment old, except for this process's own writes.
+answers may lag slightly, except for this process's own writes.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ class Catalog:
         return frozenset() if namespace is None else namespace.replication_clusters
 
     def incarnation(self, topic: TopicName) -> str:
-        """The incarnation that the topic would have if it were made now (R8), as last seen; that of one on record, too,
-        unless its deletion in another region is just being followed."""
+        """The incarnation that the topic would get if it were created now (R8), as last seen. An existing topic has the
+        same, unless its deletion in another region is being carried out here."""
         stamp = self._access.view.deletion(topic)
         return "" if stamp is None else str(stamp)
 
@@ -131,7 +131,7 @@ class Catalog:
         return await self._ledger_ids.allocate()
 
     async def never_below(self, ledger_id: int) -> None:
-        """This id is in use, whatever the metadata say: allocate only greater ones (R1)."""
+        """This id is in use, even if the metadata does not say so: allocate only greater ones (R1)."""
         await self._ledger_ids.never_below(ledger_id)
 
     def skip_ledger_ids(self, ledger_id: int) -> None:
@@ -141,7 +141,7 @@ class Catalog:
     async def next_broker_epoch(self, broker_id: str, above: int = 0) -> int:
         """The fence of a broker that starts now: greater than all before it.
 
-        :param above: the highest that the ledgers have seen: metadata restored from an older copy do not know of it.
+        :param above: the highest fence that the ledgers have seen, which metadata restored from a backup may lack.
         """
         return await self._epochs.next(broker_id, above)
 
@@ -160,7 +160,7 @@ class Catalog:
                 await self._sleep(RETRY_SECONDS)
 
     async def everything(self) -> list[tuple[str, Any, Stamp | None]]:
-        """Path, value and stamp of everything that regions agree on, for comparison."""
+        """Path, value and stamp of everything that regions agree on, to compare regions."""
         return await self._access.everything()
 
     # -- staying fresh
@@ -189,8 +189,8 @@ class Catalog:
                 await self._sleep(RETRY_SECONDS)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Listen to every change that ``run`` sees, also of partitioned topics and schemas. Returns how to stop
-        listening.
+        """Listen to every change that ``run`` sees, including those of partitioned topics and schemas. Returns a
+        function that ends it.
 
         A listener is called on the loop, must not block and must not raise.
         """
@@ -205,10 +205,10 @@ class Catalog:
     # -- the beginning
 
     async def ensure_bootstrap(self, clusters: Mapping[str, ClusterRecord]) -> None:
-        """Make sure that there are these clusters, tenant ``public`` in them and namespace ``public/default``.
+        """Make sure that these clusters, tenant ``public`` and namespace ``public/default`` exist.
 
-        May run any number of times, by several brokers at once. Addresses of clusters are set to those given, and new
-        clusters are allowed to ``public``; a namespace that is there already is left as it is.
+        It is idempotent, and several brokers may run it at once. Clusters get the given addresses, and new clusters
+        are allowed for ``public``; an existing namespace is left as it is.
 
         :raises Invalid: this region is not among the clusters.
         """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers that are given once: ledger ids and broker epochs."""
+"""Numbers that are given out only once: ledger ids and broker epochs."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ EPOCH_2020_MS: Final = 1_577_836_800_000
 """2020-01-01T00:00:00Z in milliseconds since 1970."""
 
 LEDGER_ID_END: Final = 1 << 53
-"""Ledger ids stay below, where JSON's numbers are exact."""
+"""Ledger ids stay below this, where numbers in JSON are exact."""
 
 BLOCK: Final = 64
 """Ledger ids per block. Ids left over when a process ends are never used."""
 
 BLOCKS_AT_ONCE: Final = 16
-"""Most blocks taken by one write of the metadata: as many as the callers that wait need, and no more than that."""
+"""Most blocks taken by one write of the metadata, which takes only as many as the waiting callers need."""
 
 LEAP_MS: Final = 1 << 22
-"""How far a broker that starts with its clock behind the last id may leap ahead: 70 minutes of ids, of decades."""
+"""How far a broker that starts with its clock behind the last id may leap ahead: 70 minutes of decades of ids."""
 
 _MS_BITS: Final = 12
 """Ids per millisecond: 64 blocks, of which a region uses one, chosen by its name."""
@@ -39,15 +39,14 @@ class LedgerIds:
     The upper bits are milliseconds since 2020, or one more than in the last id: after a restore from a backup the
     counter may be old, but time has moved on.
 
-    A clock that was set back does not count until it has caught up with the last id. Brokers that start from the same
-    copy would all count on from there and use the same ids, so each first leaps ahead by a random stretch.
+    A clock that was set back is ignored until it has caught up with the last id. Brokers restored from the same copy
+    would all continue from there and use the same ids, so each first leaps ahead by a random amount.
 
     The lower bits begin with a hash of the region's name. Otherwise regions that start together would number their
-    ledgers alike, and an id that a client brings from another region, as clients that move by themselves do, would
-    refer to an unrelated message here.
+    ledgers alike, and an id that a client brings from another region would refer to an unrelated message here.
 
     A thousand topics that begin a ledger at once share a few writes: one caller at a time allocates blocks, enough for
-    all that wait behind it. Otherwise each of them would write, against a version that the first has changed.
+    all that wait behind it. Otherwise each would write, and all but the first would conflict.
     """
 
     def __init__(
@@ -68,9 +67,9 @@ class LedgerIds:
         self._waiting = 0
         self._blocks: deque[range] = deque()
         self._newest = -1
-        """Where the newest block began that was ever taken here."""
+        """First id of the newest block that this process took."""
         self._floor = -1
-        """No id up to this one is given."""
+        """Ids up to this one are not given out."""
         self._lower = zlib.crc32(access.region.encode()) * BLOCK % (1 << _MS_BITS)
 
     async def allocate(self) -> int:
@@ -91,7 +90,7 @@ class LedgerIds:
             self._waiting -= 1
 
     async def never_below(self, ledger_id: int) -> None:
-        """Give only ids above this one from now on: it was given before, though nothing here remembers (R1).
+        """Give out only ids above this one from now on: it was used before, though this region forgot (R1).
 
         :raises MetadataError: the ids are used up.
         """
@@ -115,10 +114,10 @@ class LedgerIds:
         self.skip_to(ledger_id)
 
     def skip_to(self, ledger_id: int) -> None:
-        """Give only ids above this one, which another broker of the region took from the same counter.
+        """Give out only ids above this one, which another broker of the region took from the same counter.
 
-        A topic's ledgers are in the order of their ids, so an owner must not use ids that it took before the topic's
-        earlier owner took others.
+        A topic's ledgers are ordered by id, so an owner must not use ids that it took before an earlier owner of the
+        topic took greater ones.
         """
         self._floor = max(self._floor, ledger_id)
         above = (range(max(block.start, ledger_id + 1), block.stop) for block in self._blocks)
@@ -133,7 +132,7 @@ class LedgerIds:
         return block[0]
 
     async def _take_blocks(self) -> None:
-        """More blocks, unless another broker was faster; then the caller looks again whether there is one now."""
+        """Take more blocks. If another broker was faster, none are taken, and the caller tries again."""
         last, _, version = await self._access.value(keys.LEDGER_IDS)
         after = 0 if last is None else (int(last) >> _MS_BITS) + 1
         now = self._now_ms() - EPOCH_2020_MS
@@ -148,20 +147,20 @@ class LedgerIds:
             await self._access.store.put(keys.LEDGER_IDS, encode(starts[-1] + BLOCK - 1), expected=version)
         except VersionConflict:
             return
-        # Ids must grow, or a topic's log would be out of order: blocks that the store returns late are not used.
+        # Ids must grow, or a topic's log would be out of order: blocks whose write returns late are not used.
         oldest = max(self._newest, self._floor)
         self._blocks.extend(range(start, start + BLOCK) for start in starts if start > oldest)
         self._newest = max(self._newest, starts[-1])
 
 
 class BrokerEpochs:
-    """How often each broker started: its ledger fence. A later start outranks an earlier one."""
+    """Counts the starts of each broker: the count is its ledger fence, so a later start outranks an earlier one."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
 
     async def next(self, broker_id: str, above: int = 0) -> int:
-        """From 1 on, greater each time, and greater than ``above``."""
+        """The epoch of a new start: at least 1, greater each time, and greater than ``above``."""
         path = self.path(broker_id)
 
         async def attempt() -> int | None:
@@ -176,10 +175,10 @@ class BrokerEpochs:
         return await self._access.retry(f"counting the starts of broker {broker_id}", attempt)
 
     async def newest(self, broker_id: str) -> int:
-        """That of the last start; 0 when there was none."""
+        """The epoch of the last start; 0: there was none."""
         value, _, _ = await self._access.value(self.path(broker_id))
         return 0 if value is None else int(value)
 
     def path(self, broker_id: str) -> str:
-        """Where the epoch of a broker lies."""
+        """The path of a broker's epoch."""
         return keys.broker_epoch(check_name(broker_id, "broker"))

@@ -24,10 +24,10 @@ class Deletion(NamedTuple):
 
     stamp: Stamp
     ends: Mapping[str, Position]
-    """Per origin region the last entry that was stored here. Later entries in other regions were not part of the
+    """Per origin region, the last entry that was stored here. Later entries in other regions were not part of the
     deletion."""
     is_of_base: bool
-    """The partitioned topic was deleted, with this partition of it."""
+    """The whole partitioned topic was deleted, not this partition alone."""
 
 
 class Deletions:
@@ -68,8 +68,8 @@ class Deletions:
         return incarnations, checks
 
     async def find(self, topic: TopicName) -> Deletion | None:
-        """None: it was never deleted here. That of a partitioned topic counts from its first write on."""
-        base = await self._begun(topic.base)  # read first: once it is finished the other records have it
+        """None: it was never deleted here. The deletion of a partitioned topic counts as soon as it begins."""
+        base = await self._begun(topic.base)  # read first: once it is finished, the records read below have it
         value, own, _ = await self._access.value(keys.deletion(topic))
         if topic.partition >= 0:
             _, finished, _ = await self._access.value(keys.deletion(topic.base))
@@ -82,7 +82,7 @@ class Deletions:
         return Deletion(newest, ends, topic.partition >= 0 and newest == base)
 
     async def _begun(self, base: TopicName) -> Stamp | None:
-        """The stamp of a partitioned topic's deletion that has begun and is not finished."""
+        """The stamp of a partitioned topic's unfinished deletion; None: there is none."""
         value, stamp, version = await self._access.value(keys.partitioned_topic(base))
         deleting = PartitionedTopicRecord.from_json(value, stamp).deleting if version else None
         return None if deleting is None else Stamp.parse(deleting)
@@ -99,9 +99,9 @@ class Deletions:
     async def marking(
         self, topic: TopicName, stamp: Stamp | None, ends: Mapping[str, Position] | None = None
     ) -> tuple[Check, Put, Stamp]:
-        """The operations that a transaction deleting the topic has to contain.
+        """The operations that a transaction deleting the topic must contain, and the stamp of the deletion.
 
-        :param stamp: of a deletion in another region.
+        :param stamp: the stamp of the same deletion in another region; None: it happens here and now.
         :param ends: see ``Deletion``.
         """
         path = keys.deletion(topic)

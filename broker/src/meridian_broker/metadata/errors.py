@@ -15,15 +15,15 @@ class NotFound(CatalogError):
 
 
 class AlreadyExists(CatalogError):
-    """The object to be created exists already."""
+    """The object to create exists already."""
 
 
 class NotEmpty(CatalogError):
-    """It cannot be deleted while something uses it or lies in it."""
+    """It cannot be deleted while something uses it or is in it."""
 
 
 class Invalid(CatalogError):
-    """The request itself is wrong: a bad name, a bad value, a change that is never possible."""
+    """The request itself is wrong: a bad name, a bad value, an impossible change."""
 
 
 class QuotaReached(CatalogError):
@@ -31,4 +31,4 @@ class QuotaReached(CatalogError):
 
 
 class Contended(CatalogError):
-    """Others kept changing the same thing for as long as we tried. Trying again later is right."""
+    """Other writers kept changing the same value during all attempts. Retry later."""

@@ -3,8 +3,8 @@
 
 Two halves: below ``/geo/`` are values that regions agree on, each with its stamp; below ``/local/`` are values that
 belong to this region alone: ledgers, counters, brokers. Every policy, role and member that can be set individually has
-its own path, and lists of regions and roles have one path per element (rule R41), so that two people who change two
-things never overwrite each other.
+its own path, and lists of regions and roles have one path per element (rule R41), so that two people who change
+different things never overwrite each other.
 
 Names are escaped as in URLs, so a segment never contains ``/`` and a path is always ASCII.
 """
@@ -38,7 +38,7 @@ BROKERS: Final = "/local/brokers"
 ROOM: Final = "/local/room"
 """Written to see whether a store that was full takes writes again."""
 PARTITION: Final = "-partition-"
-"""Between the name of a topic, as it is in a path, and the number of one of its partitions."""
+"""Separates a topic's name from the number of a partition, in paths."""
 
 
 @lru_cache(maxsize=4096)
@@ -66,8 +66,8 @@ def namespaces_of(tenant_name: str) -> str:
 
 @lru_cache(maxsize=4096)
 def namespace(name: str) -> str:
-    """``name`` is ``tenant/namespace``. Its policies lie below, see ``metadata.trees``. Remembered, for a topic's
-    regions are looked up with each thing that another region says of it."""
+    """``name`` is ``tenant/namespace``. Its policies are below it, see ``metadata.trees``. Cached, because a topic's
+    regions are looked up for each message from another region about it."""
     tenant_name, _, short = name.partition("/")
     return f"{namespaces_of(tenant_name)}/{escape(short)}"
 
@@ -126,7 +126,7 @@ def broker_epoch(broker_id: str) -> str:
 
 
 def behind(broker_id: str) -> str:
-    """Since when other regions may lack acknowledgements from here."""
+    """When other regions fell behind with this region's acknowledgements."""
     return f"{BROKERS}/{escape(broker_id)}/behind"
 
 

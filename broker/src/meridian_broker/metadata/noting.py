@@ -18,12 +18,12 @@ T = TypeVar("T")
 
 
 class NotingStore:
-    """The port, over another store."""
+    """Implements the port on top of another store."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self.full: str | None = None
-        """The refusal of the last write because the store was full; None: it succeeded."""
+        """Why the last write was refused, if the store was full; None: it is not, as far as known."""
 
     async def _noted(self, write: Awaitable[T]) -> T:
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Partitioned topics: how many partitions each has, agreed between regions.
+"""Partitioned topics and their numbers of partitions, which regions agree on.
 
 A topic and a partitioned topic of the same name exclude each other (``topic_catalog.py``).
 """
@@ -32,7 +32,7 @@ class PartitionedTopics:
         self._deletions = deletions
 
     async def find(self, topic: TopicName) -> PartitionedTopicRecord | None:
-        """None: the topic is not partitioned, or does not exist."""
+        """The topic's record; None: it is not partitioned, or does not exist."""
         record = await self.on_record(topic)
         return None if record is None or record.deleting is not None else record
 
@@ -49,7 +49,7 @@ class PartitionedTopics:
         return record
 
     async def names(self, namespace: str, domain: str = PERSISTENT) -> list[TopicName]:
-        """Those of ``tenant/namespace``."""
+        """The partitioned topics of ``tenant/namespace``."""
         return await list_topics(self._access, namespace, domain, keys.partitioned_topics_of(namespace, domain))
 
     async def listing(self, namespace: str, domain: str = PERSISTENT) -> Listing:
@@ -84,10 +84,10 @@ class PartitionedTopics:
         :param created: the stamp of its creation in another region; None: it is created here and now.
         :raises AlreadyExists: there is a topic of that name, partitioned or not.
         :raises NotFound: its namespace does not exist.
-        :raises Invalid: an impossible number, or a partition's name.
+        :raises Invalid: the number is out of range, or the name is that of a partition.
         """
         if topic.partition >= 0:
-            raise Invalid(f"{topic} is the name of a partition: a partitioned topic cannot have it")
+            raise Invalid(f"{topic} is the name of a partition, so a partitioned topic cannot have it")
         path, plain = keys.partitioned_topic(topic), keys.topic(topic)
         record = PartitionedTopicRecord(_check_count(partitions), dict(properties or {}))
 
@@ -110,10 +110,10 @@ class PartitionedTopics:
         return await self._access.retry(f"creating {topic}", attempt)
 
     async def grow(self, topic: TopicName, partitions: int) -> PartitionedTopicRecord:
-        """Raise the number of partitions to this one; if it is the same already, nothing happens.
+        """Raise the number of partitions to this one; does nothing if it is this one already.
 
         :raises NotFound: the partitioned topic does not exist.
-        :raises Invalid: it has more already: the number never shrinks.
+        :raises Invalid: it has more partitions: the number never shrinks.
         """
         path = keys.partitioned_topic(topic)
         _check_count(partitions)
@@ -158,7 +158,7 @@ class PartitionedTopics:
         await self._access.retry(f"changing {topic}", attempt)
 
     async def begin_deletion(self, topic: TopicName, stamp: Stamp) -> None:
-        """From now on it counts as deleted, even if ``delete`` is never reached.
+        """Make it count as deleted from now on, even if ``delete`` is never reached.
 
         :raises NotFound: it does not exist.
         :raises MetadataFull: the deletion did not begin.
@@ -171,7 +171,7 @@ class PartitionedTopics:
                 raise
 
     async def take_back(self, topic: TopicName) -> None:
-        """Forget that a topic is partitioned, as if it never was: no deletion is remembered."""
+        """Forget that a topic is partitioned, without recording a deletion."""
         await self._access.store.delete(keys.partitioned_topic(topic))
 
     async def delete(self, topic: TopicName, stamp: Stamp | None = None) -> Stamp:

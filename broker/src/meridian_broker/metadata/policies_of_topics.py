@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policies that topics set themselves, overriding their namespaces'. They are deleted with the topic."""
+"""Policies set on topics, which override those of their namespaces. They are deleted with the topic."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class PoliciesOfTopics:
         self._access = access
 
     async def get(self, topic: TopicName) -> TopicPolicies:
-        """Empty when it sets nothing."""
+        """The topic's own policies; empty if none is set."""
         return fold_topic_policies(await self._access.tree(keys.topic_policies(topic))) or TopicPolicies()
 
     async def set_policy(self, topic: TopicName, policy: str, value: Any, element: str | None = None) -> None:
-        """Set one policy, or one element of it, to a JSON value; None removes it. Concurrent changes of others are
-        kept.
+        """Set one policy, or one element of it, to a JSON value; None removes it. Concurrent changes of other policies
+        are kept.
 
         :raises Invalid: the value is not valid.
         """
@@ -38,7 +38,7 @@ class PoliciesOfTopics:
 
 
 async def policies_to_forget(access: Access, topic: TopicName) -> list[Delete]:
-    """The operations that a transaction deleting the topic has to contain."""
+    """The operations that a transaction deleting the topic must contain."""
     tree = await access.tree(keys.topic_policies(topic))
     return [Delete(tree.path + leaf) for leaf in tree.records]
 

@@ -24,7 +24,7 @@ class VersionConflict(MetadataError):
 
 
 class MetadataUnavailable(MetadataError):
-    """The store does not answer (down, cut off, too slow). Retrying later is right."""
+    """The store does not answer (down, cut off, too slow). Retry later."""
 
 
 class MetadataFull(MetadataUnavailable):
@@ -32,16 +32,16 @@ class MetadataFull(MetadataUnavailable):
 
 
 class MetadataLoginRefused(MetadataError):
-    """The store does not let this process in, or not to its keys: users are being set up, or a setting is wrong."""
+    """The store rejects this process's login or denies it its keys: users are being set up, or a setting is wrong."""
 
 
 class MetadataWentBack(MetadataError):
-    """The store is older than before: a backup was restored while this process runs. Nothing in it is consistent with
-    this process's memory, so it is neither read nor written any more: restart, as after a crash (R5)."""
+    """The store is older than before: a backup was restored while this process was running. It is inconsistent with
+    this process's memory, so it is no longer read or written: restart, as after a crash (R5)."""
 
 
 class LeaseExpired(MetadataError):
-    """The lease is gone: whatever it protected may belong to another process by now."""
+    """The lease is gone: what it protected may belong to another process by now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Write ``value`` at ``path``; with ``lease`` it vanishes when that lease does."""
+    """Write ``value`` at ``path``; with ``lease`` it is removed when that lease ends."""
 
     path: str
     value: bytes
@@ -85,18 +85,18 @@ class Change:
 
 
 class Lease(Protocol):
-    """A right that ends by itself unless its holder keeps renewing it. The store renews it in the background."""
+    """A right that expires unless its holder keeps renewing it. The store renews it in the background."""
 
     @property
     def lease_id(self) -> int: ...
 
     def valid_until(self) -> float:
-        """Until when the holder may rely on the lease by its own clock, margin included: seconds of the clock that
-        ``Scheduler.monotonic_ms`` shows, which goes on while the machine is suspended."""
+        """Until when the holder may rely on the lease, margin included: seconds on the clock of
+        ``Scheduler.monotonic_ms``, which runs on while the machine is suspended."""
         ...
 
     async def revoke(self) -> None:
-        """Give it up now; everything put with it is removed."""
+        """End it now; everything put with it is removed."""
         ...
 
 
@@ -114,7 +114,7 @@ class MetadataStore(Protocol):
         ...
 
     async def delete(self, path: str, *, expected: int | None = None) -> bool:
-        """Remove; says whether there was something.
+        """Remove a path. Returns whether it existed.
 
         :raises VersionConflict: another version is there.
         """
@@ -136,7 +136,7 @@ class MetadataStore(Protocol):
         ...
 
     def watch(self, prefix: str) -> AsyncIterator[list[Change]]:
-        """Changes below ``prefix`` from now on, a list per transaction, in order; none is missed while the store
+        """Changes below ``prefix`` from now on, one list per transaction, in order; none is missed when the store
         restarts.
 
         The first item is always an empty list: it is yielded once the watch is in place, so that a caller can scan

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Topics and partitions of this region: which there are, and which ledgers they have here (local).
+"""Topics and partitions of this region, and the ledgers they have here (local).
 
 A topic and a partitioned topic of the same name exclude each other.
 """
@@ -24,7 +24,7 @@ from meridian_broker.positions.position import Position
 from meridian_broker.wire.pulsar.topic_name import PERSISTENT, TopicName
 
 TOGETHER = (MAX_OPERATIONS - 3) // 2
-"""Partitions put on record in one transaction, with two checks each and three that they share."""
+"""Partitions recorded in one transaction, with two checks each and three that they share."""
 ASIDE = "-set-aside-"
 """Between the name of a topic and the time at which a copy of it was quarantined (R8)."""
 
@@ -51,7 +51,7 @@ class Topics:
         return found
 
     async def incarnation(self, topic: TopicName) -> str:
-        """The incarnation the topic would have if it were made now (R8)."""
+        """The incarnation that the topic would get if it were created now (R8)."""
         return (await self._deletions.incarnation(topic))[0]
 
     async def deletion(self, topic: TopicName) -> Deletion | None:
@@ -63,7 +63,7 @@ class Topics:
         return await self._deletions.newest(topic)
 
     async def names(self, namespace: str, domain: str = PERSISTENT) -> list[TopicName]:
-        """Those of ``tenant/namespace``, partitions as topics of their own."""
+        """The topics of ``tenant/namespace``; each partition is a topic of its own."""
         return await list_topics(self._access, namespace, domain, keys.topics_of(namespace, domain))
 
     async def listing(self, namespace: str, domain: str = PERSISTENT) -> Listing:
@@ -71,7 +71,7 @@ class Topics:
         return Listing(domain, namespace, await self._access.store.children(keys.topics_of(namespace, domain)))
 
     async def partitions(self, base: TopicName) -> list[TopicName]:
-        """The partitions on record, by number, also those beyond the number of partitions that the topic has."""
+        """The recorded partitions, by number, including those beyond the topic's number of partitions."""
         folder, found = keys.topic(base), list[TopicName]()
         for path, _ in await self._access.store.scan(folder + keys.PARTITION):
             name = base._replace(local_name=keys.unescape(path.rpartition("/")[2]))
@@ -85,7 +85,7 @@ class Topics:
         """Create it with its incarnation filled in; returns the record and its version.
 
         :param growing_to: number of partitions that its partitioned topic is about to have.
-        :param is_found: its ledgers are on the volume, so it may be put on record before its partitioned topic.
+        :param is_found: its ledgers are on the volume, so it may be recorded before its partitioned topic.
         :raises AlreadyExists: a topic or partitioned topic of that name exists.
         :raises NotFound: its namespace does not exist, or its partitioned topic has no such partition.
         """
@@ -112,7 +112,7 @@ class Topics:
                 return None
             found = await self._access.store.get(path)
             if found is None:
-                return None  # created and deleted again in between: create it again
+                return None  # created, and deleted again right away: create it again
             return TopicRecord.from_json(decode(path, found.value)[0]), found.version
 
         made = await self._access.retry(f"creating {topic}", attempt)
@@ -126,13 +126,13 @@ class Topics:
         value, stamp, version = await self._access.value(path)
         record = PartitionedTopicRecord.from_json(value, stamp) if version else None
         if record is None or record.deleting is not None:
-            raise NotFound(f"{topic.base} is not a partitioned topic (any more): {topic} cannot be created")
+            raise NotFound(f"{topic.base} is not, or no longer, a partitioned topic: {topic} cannot be created")
         if topic.partition >= max(record.partitions, growing_to):
             raise NotFound(f"{topic.base} has {record.partitions} partitions, not {topic.partition + 1}")
         return Check(path, version)
 
     async def create_partitions(self, base: TopicName, record: TopicRecord) -> None:
-        """Put all missing partitions of a partitioned topic on record, many in one transaction.
+        """Record all missing partitions of a partitioned topic, many in one transaction.
 
         Partitions with a concurrent change are skipped; they are created when they are opened.
 
@@ -163,9 +163,9 @@ class Topics:
                     self.on_change(name, True)
 
     async def put(self, topic: TopicName, record: TopicRecord, expected: int) -> int:
-        """Replace that version; returns the new one.
+        """Replace the record at version ``expected``; returns the new version.
 
-        :raises VersionConflict: another broker wrote it: the caller no longer owns the topic.
+        :raises VersionConflict: another broker wrote it, so the caller no longer owns the topic.
         """
         return await self._access.store.put(
             keys.topic(topic), encode(record.to_json(), record.stamp), expected=expected
@@ -174,9 +174,9 @@ class Topics:
     async def delete(
         self, topic: TopicName, stamp: Stamp | None = None, ends: Mapping[str, Position] | None = None
     ) -> Stamp:
-        """Forget it; its ledgers are the caller's to delete. Returns the stamp of the deletion (R8).
+        """Forget it; the caller deletes its ledgers. Returns the stamp of the deletion (R8).
 
-        :param stamp: that of the same deletion in another region, so that both mean the same incarnation.
+        :param stamp: the stamp of the same deletion in another region, so that both lead to the same incarnation.
         :param ends: see ``Deletion``.
         :raises NotFound: it does not exist here.
         """
@@ -200,23 +200,23 @@ class Topics:
         return deleted
 
     async def take_back(self, topic: TopicName) -> None:
-        """Forget a topic that should not have been made, as if it never was: no deletion is remembered."""
+        """Forget a topic that should not have been created, without recording a deletion."""
         await self._access.store.delete(keys.topic(topic))
         if self.on_change is not None:
             self.on_change(topic, False)
 
     async def aside(self, topic: TopicName) -> list[TopicRecord]:
-        """Copies of the topic that were quarantined: their ledgers still say that they are the topic's."""
+        """Quarantined copies of the topic: their ledgers still carry the topic's name."""
         return [
             TopicRecord.from_json(*decode(path, record.value))
             for path, record in await self._access.store.scan(keys.topic(topic) + ASIDE)
         ]
 
     async def move(self, topic: TopicName, to: TopicName, why: Mapping[str, str], stamp: Stamp | None) -> None:
-        """Give a topic another name here, with all it holds (R8).
+        """Rename a topic in this region, with everything it holds (R8).
 
-        :param why: properties that say why.
-        :param stamp: of its deletion in another region; None: it was not deleted.
+        :param why: properties that record the reason.
+        :param stamp: the stamp of its deletion in another region; None: it was not deleted.
         :raises NotFound: it does not exist here.
         """
         old, new = keys.topic(topic), keys.topic(to)
@@ -243,7 +243,7 @@ class Topics:
             self.on_change(to, True)
 
     async def mark_deleted(self, topic: TopicName, stamp: Stamp) -> None:
-        """Remember a deletion in another region: a topic created later under this name has that incarnation (R8)."""
+        """Record a deletion in another region: a topic created later under this name has that incarnation (R8)."""
 
         async def attempt() -> bool | None:
             _, known, _ = await self._access.value(keys.deletion(topic))

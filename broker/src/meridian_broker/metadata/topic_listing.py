@@ -9,10 +9,10 @@ from meridian_broker.wire.pulsar.topic_name import TopicName
 
 
 class Listing:
-    """Names of a namespace's topics that are made when they are needed: a hundred thousand take a moment."""
+    """The names of a namespace's topics, built on demand, because a hundred thousand of them take a while."""
 
     def __init__(self, domain: str, namespace: str, segments: list[str]) -> None:
-        """:param segments: local names as segments of a path, sorted."""
+        """:param segments: local names as escaped path segments, sorted."""
         self._prefix = f"{domain}://{check_namespace(namespace)}/"
         self._domain = domain
         self._tenant, _, self._namespace = namespace.partition("/")

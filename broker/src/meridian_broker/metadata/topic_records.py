@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a region has on record of a topic or partition: its ledgers, its view, its ends. Local to the region.
+"""A region's record of a topic or partition: its ledgers, its compacted view, its last entries. Local to the region.
 
-Written and read as the other records are (``records.py``).
+Encoded like the other records (``records.py``).
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from meridian_broker.positions.skipped import Skipped
 
 @dataclass(frozen=True, slots=True)
 class LedgerRecord:
-    """One ledger of a topic, with the state at its beginning, so that it can be indexed without the ones before it."""
+    """One ledger of a topic, with the state at its start, so that it can be indexed without the earlier ones."""
 
     ledger_id: int
     entries: int = 0
     """Durable entries; known once it is sealed."""
     size: int = 0
-    """Their bytes."""
+    """The entries' bytes; known once it is sealed."""
     sealed_ms: int = 0
     """When it was sealed, in milliseconds since 1970; 0 while it is being written."""
     own_before: Position = EARLIEST
@@ -42,9 +42,9 @@ class LedgerRecord:
     origins_before: Mapping[str, Position] = field(default_factory=dict)
     """For each other region, the last origin stored before its first entry (R4)."""
     is_joined: bool = True
-    """False: own entries after ``own_before`` may have been lost here, and be stored in another region (R5)."""
+    """False: own entries after ``own_before`` may have been lost here and still be stored in another region (R5)."""
     latest_ms: int = 0
-    """The latest publish time of its entries; known once it is sealed, 0 where an earlier version sealed it."""
+    """The latest publish time of its entries; known once it is sealed, 0 if an earlier version sealed it."""
 
     def to_json(self) -> Json:
         return {
@@ -76,11 +76,11 @@ class CompactedRecord:
     ledger_id: int
     """The ledger it is kept in."""
     horizon: Position
-    """The last entry of the log that it takes account of."""
+    """The last entry of the log that the view covers."""
     first: int = 0
-    """The first entry of that ledger that is one of the view."""
+    """The first entry of that ledger that belongs to the view."""
     entries: int = 0
-    """How many there are."""
+    """How many entries the view has."""
     size: int = 0
     """Bytes of the whole ledger."""
 
@@ -108,7 +108,7 @@ class MendRecord:
     first: Position
     count: int
     copies: Position | None
-    """Position of the first entry's copy, the others follow it; None: they are lost, and an operator accepted that."""
+    """Position of the first entry's copy, which the others follow; None: they are lost, and an operator accepted it."""
 
     def to_json(self) -> Json:
         return {
@@ -148,28 +148,29 @@ class TopicRecord:
     extra: Mapping[str, Any] = field(default_factory=dict)
     stamp: Stamp | None = None
     topic_epoch: int | None = None
-    """Counts the producers that had the topic for themselves alone; None while there was none."""
+    """Counts the exclusive producers that the topic has had; None: there was none."""
     owner: int = 0
-    """The epoch of the broker that opened the topic last: its ledgers' fence (R10)."""
+    """The epoch of the broker that last opened the topic, which is its ledgers' fence (R10)."""
     holes: Mapping[str, tuple[tuple[Position, Position], ...]] = field(default_factory=dict)
-    """Per origin, between which entries some may still have to be fetched from other regions (R5, R6)."""
+    """Per origin, the ranges in which entries may still have to be fetched from other regions (R5, R6)."""
     joining: bool = False
     """The copy here may lack entries that the other regions have (R21)."""
     joined: Mapping[str, Position] = field(default_factory=dict)
-    """Per origin up to where entries were never to be had here: the join point (R21)."""
+    """Per origin, the join point: the copy here never contained entries up to it (R21)."""
     compacted: CompactedRecord | None = None
-    """The compacted view, when there is one."""
+    """The compacted view, if there is one."""
     obsolete_ledgers: tuple[int, ...] = ()
     """Ledgers that compaction may have begun, or left behind: they are deleted when the topic is opened."""
     newest_ledger: int = -1
-    """The last ledger that ever was among ``ledgers``: one on the volume with a greater id was made later than this."""
+    """The last ledger that was ever in ``ledgers``: a ledger on the volume with a greater id is newer than this record.
+    """
     mends: tuple[MendRecord, ...] = ()
     """Entries that the disk damaged and that were replaced, or given up (``ledgers/damage.py``)."""
     deleting: str | None = None
-    """Its deletion has begun: the stamp, or an empty one if not known yet. The rest is removed later, at the latest
-    when the topic is next opened."""
+    """Its deletion has begun: the stamp, or empty if it is not known yet. The rest is removed later, at the latest when
+    the topic is next opened."""
     created: Stamp | None = None
-    """Stamp of its creation, in whichever region; None for partitions, and if an earlier version created it."""
+    """Stamp of its creation in any region; None for partitions, and if an earlier version created it."""
     skipped: Mapping[str, Skipped] = field(default_factory=dict)
     """Per other region, the part of its backlog that an operator skipped."""
     skipped_before: Mapping[str, tuple[tuple[Position, Position], ...]] = field(default_factory=dict)
@@ -310,5 +311,5 @@ def _ranges_json(ranges: Mapping[str, Iterable[tuple[Position, Position]]]) -> J
 
 
 def positions(data: Mapping[str, Any], key: str) -> dict[str, Position]:
-    """Positions by region. :raises Invalid: they are something else."""
+    """Positions by region. :raises Invalid: they are not valid."""
     return {region: _position({region: text}, region) for region, text in strings(data, key).items()}

@@ -2,8 +2,8 @@
 """Bundles: the parts of a namespace that brokers own.
 
 A topic's name is hashed to a *place* between 0 and 2^32 - 1, with Pulsar's function. The *borders* of a namespace
-divide these places into ranges, its bundles. A topic belongs to exactly one of them; partitions are topics of their
-own, so they spread over several. Splitting a bundle adds one border: no other bundle changes.
+divide these places into ranges, its bundles. A topic belongs to exactly one of them. Each partition is a topic in its
+own right, so partitions spread over several bundles. Splitting a bundle adds one border; no other bundle changes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class NotDivisible(ValueError):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Bundle:
-    """The places from ``lower`` to below ``upper``; if that is the last place of all, it is included."""
+    """The places from ``lower`` up to but excluding ``upper``, which is included only if it is the last place."""
 
     namespace: str
     """``tenant/namespace``."""
@@ -47,24 +47,24 @@ class Bundle:
         return self.lower <= place < self.upper or place == self.upper == LAST
 
     def parts(self, border: int) -> tuple[Bundle, Bundle]:
-        """The two bundles that a border inside it makes of it."""
+        """The two bundles that splitting it at a border yields."""
         return Bundle(self.namespace, self.lower, border), Bundle(self.namespace, border, self.upper)
 
     @property
     def middle(self) -> int:
-        """The border that splits it in two equal ranges. :raises NotDivisible: it has a single place."""
+        """The border that splits it into two halves. :raises NotDivisible: it covers a single place."""
         if self.upper - self.lower < 2:
-            raise NotDivisible(f"bundle {self} is too narrow to be split")
+            raise NotDivisible(f"bundle {self} is too narrow to split")
         return (self.lower + self.upper) // 2
 
     def median(self, places: Iterable[int]) -> int:
         """The border that splits its topics most evenly.
 
-        :param places: of topics; those elsewhere are ignored.
+        :param places: the places of topics; those outside the bundle are ignored.
         :raises NotDivisible: no border has topics on both sides.
         """
         inside = sorted(place for place in places if place in self)
-        most = self.upper - 1  # the last bundle includes the last place, which is no border inside it
+        most = self.upper - 1  # the last bundle includes the last place, but cannot be split there
         borders = [border for earlier, place in pairwise(inside) if earlier < (border := min(place, most))]
         if not borders:
             raise NotDivisible(f"bundle {self} has no two topics that a border can separate")
@@ -86,16 +86,16 @@ class Bundles:
 
     @classmethod
     def equal(cls, namespace: str, count: int) -> Bundles:
-        """Equal ranges, as a namespace has at first. :param count: from 1 to ``MAX_BUNDLES``."""
+        """Equal ranges, as in a new namespace. :param count: from 1 to ``MAX_BUNDLES``."""
         return cls.parse(namespace, boundaries(count))
 
     @classmethod
     def parse(cls, namespace: str, texts: Sequence[str]) -> Bundles:
-        """From borders as Pulsar writes them. :raises ValueError: they are not valid."""
+        """Parse borders as Pulsar writes them. :raises ValueError: they are not valid."""
         borders = tuple(int(text, 16) for text in texts)
         is_whole = len(borders) > 1 and borders[0] == 0 and borders[-1] == LAST
         if not is_whole or len(borders) > MAX_BUNDLES + 1 or any(low >= high for low, high in pairwise(borders)):
-            raise ValueError(f"{list(texts)[:4]} are not the borders of the bundles of a namespace")
+            raise ValueError(f"{list(texts)[:4]} are not valid borders of a namespace's bundles")
         return cls(namespace, borders)
 
     def texts(self) -> list[str]:
@@ -107,7 +107,7 @@ class Bundles:
         return [Bundle(self.namespace, low, high) for low, high in pairwise(self.borders)]
 
     def at(self, place: int) -> Bundle:
-        """The bundle that a place is in."""
+        """The bundle that contains a place."""
         above = min(bisect_right(self.borders, place), len(self.borders) - 1)
         return Bundle(self.namespace, self.borders[above - 1], self.borders[above])
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transactions by which bundles get owners, lose them and are split.
+"""The transactions that claim, release and split bundles.
 
-Each checks that the bundle still is one: the borders of a namespace are a record of their own, decided by whoever looks
-a topic of it up first. So two brokers never own ranges that overlap. A claim writes the region's counter of terms, too,
-which gives it a fence greater than that of every term before.
+Each one checks that the bundle still exists: the borders of a namespace are a separate record, created by the first
+broker that looks up one of its topics. So two brokers never own overlapping ranges. A claim also advances the region's
+term counter, so its fence is greater than that of every earlier term.
 
-A write of which nobody knows whether it happened is found out by asking again: what the record of an owner names is
-the *session* of a broker, which is one lease of one process.
+When the outcome of a write is unknown, asking again settles it: an owner's record names the *session* of a broker,
+which is one lease of one process.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from meridian_broker.ownership.records import BrokerRecord, OwnerRecord
 from meridian_broker.ownership.terms import Term
 
 ATTEMPTS: Final = 64
-"""How often a transaction is tried again because another broker's came first."""
+"""How often a transaction is attempted while other brokers keep getting in first."""
 
 
 class OwnedElsewhere(Exception):
-    """Another broker owns the bundle, or this one did in an earlier session."""
+    """Another broker owns the bundle, or an earlier session of this one does."""
 
     def __init__(self, owner: OwnerRecord) -> None:
         super().__init__(f"{owner.broker} owns it")
@@ -39,13 +39,13 @@ class NoSuchBundle(Exception):
 
 
 async def newest_fence(store: MetadataStore) -> int:
-    """That of the region's newest term; 0 if there never was one. :raises MetadataError: it cannot be read."""
+    """The fence of the region's newest term; 0 if there was none yet. :raises MetadataError: it cannot be read."""
     counter = await store.get(paths.FENCE)
     return 0 if counter is None else int(decode(paths.FENCE, counter.value)[0])
 
 
 async def brokers_alive(store: MetadataStore) -> list[str]:
-    """The brokers that share the region and are alive, as far as the store knows, sorted.
+    """The brokers that share the region and that the store believes alive, sorted.
 
     :raises MetadataError: they cannot be read.
     """
@@ -59,8 +59,8 @@ class Claims:
         self, store: MetadataStore, broker: str, count: Callable[[str], int], floor: Callable[[], Awaitable[int]]
     ) -> None:
         """
-        :param count: how many bundles a namespace has at first.
-        :param floor: reads the greatest fence of the times without terms, when the region had one broker.
+        :param count: returns the number of bundles of a new namespace.
+        :param floor: reads the greatest fence used before there were terms, when the region had a single broker.
         """
         self._store = store
         self._broker = broker
@@ -68,7 +68,7 @@ class Claims:
         self._floor = floor
 
     async def bundles(self, namespace: str) -> Bundles:
-        """Those of a namespace, decided now if nobody has yet. :raises MetadataError: that cannot be read."""
+        """The bundles of a namespace, created if there are none yet. :raises MetadataError: they cannot be read."""
         path = paths.bundles(namespace)
         found = await self._store.get(path)
         if found is None:
@@ -81,11 +81,11 @@ class Claims:
         return _parsed(namespace, found)
 
     async def claim(self, bundle: Bundle, session: str, lease: int) -> Term:
-        """Own a bundle from now on, as long as the lease is valid. A claim that succeeded before is found again.
+        """Own a bundle for as long as the lease is valid. Idempotent: a claim that already succeeded is returned.
 
         :raises OwnedElsewhere: another session owns it.
         :raises NoSuchBundle: it was split.
-        :raises MetadataError: nobody knows whether it was claimed.
+        :raises MetadataError: it is unknown whether it was claimed.
         """
         path = paths.owner(bundle)
         for _ in range(ATTEMPTS):
@@ -106,35 +106,35 @@ class Claims:
                     Delete(paths.wish(bundle)),
                 ],
             )
-        raise Contended(f"claiming {bundle}: other brokers were first {ATTEMPTS} times; try again later")
+        raise Contended(f"claiming {bundle}: other brokers got in first {ATTEMPTS} times: try again later")
 
     async def announce(self, bundle: Bundle, term: Term, to: str) -> None:
-        """Say which broker is about to get a bundle of this one; nothing happens if the term is over.
+        """Announce the broker that is about to take over a bundle; does nothing if the term is over.
 
         :raises MetadataError: the store did not answer.
         """
         await self._store.transact([Check(paths.owner(bundle), term.version)], [Put(paths.wish(bundle), encode(to))])
 
     async def release(self, bundle: Bundle, term: Term, to: str = "") -> None:
-        """End a term: others may claim the bundle.
+        """End a term, so that other brokers may claim the bundle.
 
         :param to: the broker that should be the next owner; empty: any.
-        :raises MetadataError: nobody knows whether it ended; it does with the lease at the latest.
+        :raises MetadataError: it is unknown whether it ended; it will with the lease at the latest.
         """
         path = paths.owner(bundle)
         wish = [Put(paths.wish(bundle), encode(to))] if to else []
         await self._store.transact([Check(path, term.version)], [Delete(path), *wish])
 
     async def holds(self, bundle: Bundle, term: Term) -> bool:
-        """Whether the record of a term is still there. :raises MetadataError: it cannot be read."""
+        """Whether a term's record still exists. :raises MetadataError: it cannot be read."""
         found = await self._store.get(paths.owner(bundle))
         return found is not None and found.version == term.version
 
     async def split(self, bundle: Bundle, border: int, term: Term, session: str, lease: int) -> tuple[Bundles, Term]:
-        """Split an owned bundle; its parts are owned in the same term, which is returned with their records' version.
+        """Split an owned bundle; its parts are owned in the same term, returned with the version of their records.
 
-        :raises NotDivisible: it is not a bundle any more, or not divisible there.
-        :raises MetadataError: nobody knows whether it was split.
+        :raises NotDivisible: it no longer exists, is no longer owned, or cannot be split there.
+        :raises MetadataError: it is unknown whether it was split.
         """
         value = OwnerRecord(self._broker, session, term.fence).encode()
         for _ in range(ATTEMPTS):
@@ -155,17 +155,17 @@ class Claims:
                 found = await self._store.get(paths.owner(parts[0]))
                 return after, Term(term.fence, term.version if found is None else found.version)
             if not await self.holds(bundle, term):
-                raise NotDivisible(f"{bundle} is not owned by this broker any more")
-        raise Contended(f"splitting {bundle}: other brokers were first {ATTEMPTS} times; try again later")
+                raise NotDivisible(f"{bundle} is no longer owned by this broker")
+        raise Contended(f"splitting {bundle}: other brokers got in first {ATTEMPTS} times: try again later")
 
     async def _current(self, bundle: Bundle) -> tuple[Bundles, Check]:
-        """The bundles that this one is among, and the check that they are still in force."""
+        """The namespace's bundles, and the check that they have not changed. :raises NoSuchBundle: it was split."""
         await self.bundles(bundle.namespace)
         path = paths.bundles(bundle.namespace)
         found = await self._store.get(path)
         bundles = None if found is None else _parsed(bundle.namespace, found)
         if found is None or bundles is None or bundles.at(bundle.lower) != bundle:
-            raise NoSuchBundle(f"{bundle} is no bundle any more: it was split")
+            raise NoSuchBundle(f"{bundle} no longer exists: it was split")
         return bundles, Check(path, found.version)
 
 

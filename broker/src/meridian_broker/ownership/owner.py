@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bundles that this broker owns: taken, kept, handed over and lost.
+"""The bundles that this broker owns: how it acquires, keeps, hands over and loses them.
 
-All of a broker's terms depend on one lease. While the store cannot be reached the broker serves what it owns until the
-lease ends by its own clock; then it drops everything, and starts again with a new lease as soon as the store answers.
-So a broker that was suspended drops its topics before it serves anything else. ``terms.py`` has the table of what may
-happen to a bundle, ``claims.py`` the transactions; this file watches the store and the clock and does what the table
-says.
+All of a broker's terms depend on one lease. While the store cannot be reached, the broker serves what it owns until the
+lease ends by its own clock. Then it drops everything, and starts over with a new lease as soon as the store answers.
+So a broker that was suspended drops its topics before it serves anything else. ``terms.py`` has the table of what can
+happen to a bundle, ``claims.py`` the transactions; this file watches the store and the clock and carries out what the
+table says.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from meridian_broker.ownership.view import View
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 RETRY_SECONDS: Final = 1.0
-"""Pause before the store is asked again after it failed."""
+"""Pause before a failed request to the store is repeated."""
 LOOKS_PER_LEASE: Final = 20
-"""How often during a lease the broker looks whether it still has it: the store may have ended it early."""
+"""How often the broker checks its lease within one lease time: the store may end it early."""
 HAND_OVER_SECONDS: Final = 5.0
-"""How long a request waits at the next owner of a bundle for the hand-over: clients that are refused pause, each time
-twice as long."""
+"""How long a request waits at a bundle's next owner for the hand-over. It is not refused at once because refused
+clients back off exponentially."""
 LOCATE_ATTEMPTS: Final = 4
-"""How often a lookup starts again because the bundle was split meanwhile."""
+"""How often a lookup is attempted while its bundle keeps being split."""
 
 log = logging.getLogger(__name__)
 
 
 class NotServing(Exception):
-    """Nobody can serve the topic at this moment. Trying again soon is right. The message says why."""
+    """No broker can serve the topic right now: retry soon. The message says why."""
 
 
 class Found(NamedTuple):
@@ -50,22 +50,22 @@ class Found(NamedTuple):
 
     broker: BrokerRecord
     owns: bool
-    """It owns the topic's bundle; else it is the one that should take it."""
+    """It owns the topic's bundle; otherwise it is the broker that should."""
 
 
 class BundleTopics(Protocol):
     """The open topics of this broker."""
 
     async def gained(self, bundle: Bundle) -> None:
-        """A bundle is owned from now on."""
+        """This broker now owns a bundle."""
         ...
 
     async def close(self, bundle: Bundle) -> None:
-        """Close those of a bundle in good order. None of them is opened again unless the bundle is owned again."""
+        """Close a bundle's topics cleanly. None of them is reopened unless the bundle is acquired again."""
         ...
 
     async def drop(self, bundle: Bundle) -> None:
-        """Drop those of a bundle without writing anything: somebody else may own them."""
+        """Drop a bundle's topics without writing anything: another broker may own them."""
         ...
 
 
@@ -82,8 +82,8 @@ class BundleOwner:
         lease_seconds: float,
     ) -> None:
         """
-        :param described: the record of this broker, given the name of its lease and whether it is about to stop.
-        :param alone: a lock.
+        :param described: returns this broker's record, given the name of its lease and whether it is about to stop.
+        :param alone: a lock; claims and splits run one at a time under it.
         """
         self.view = View()
         self._store = store
@@ -94,33 +94,33 @@ class BundleOwner:
         self._lease_seconds = lease_seconds
         self._terms = Terms()
         self._changing: set[Bundle] = set()
-        """Bundles whose record we are changing ourselves."""
+        """Bundles whose owner's record this broker is changing."""
         self._next: dict[Bundle, str] = {}
-        """The brokers that bundles of ours are handed to."""
+        """The brokers that this broker's bundles are being handed to."""
         self._waiting: dict[Bundle, list[Callable[[], None]]] = {}
-        """What waits here for bundles that are handed to this broker."""
+        """Callbacks of the requests that wait for a bundle to be handed to this broker."""
         self._lease: Lease | None = None
         self._me: BrokerRecord | None = None
         self._topics: BundleTopics | None = None
         self._stopping = False
 
     def bind(self, topics: BundleTopics) -> None:
-        """:raises RuntimeError: topics were bound before."""
+        """Set what opens and closes topics. :raises RuntimeError: it was set before."""
         if self._topics is not None:
             raise RuntimeError("the topics of this broker were bound before")
         self._topics = topics
 
     async def start(self) -> None:
-        """Appear among the region's brokers, and stay there. :raises MetadataError: the store does not answer."""
+        """Register among the region's brokers, and stay so. :raises MetadataError: the store does not answer."""
         await self._register()
         self.view = View.of(await self._store.scan(paths.ROOT))
         self._scheduler.spawn(self._keep(), "keep the lease on this broker's bundles")
         self._scheduler.spawn(self._follow(), "follow who owns which bundles")
 
     async def leave(self) -> None:
-        """This broker is about to stop: it gets no more bundles, and those that it has are divided among the others."""
+        """Prepare to stop: take no more bundles, and announce the brokers that get the present ones."""
         self._stopping = True
-        async with self._alone:  # no claim or split is under way
+        async with self._alone:  # waits for a claim or split that is under way
             lease = self._lease
         if lease is None:
             return
@@ -132,7 +132,7 @@ class BundleOwner:
         await run_all(self._scheduler, announcing, "announce the next owner of a bundle")
 
     async def close(self) -> None:
-        """Hand everything to the other brokers: topics are closed in good order, bundles given up, the lease ended."""
+        """Hand everything over to the other brokers: close topics cleanly, give up bundles, and end the lease."""
         if not self._stopping:
             await self.leave()
         if (lease := self._lease) is None:
@@ -150,7 +150,7 @@ class BundleOwner:
         return "" if self._me is None else self._me.broker
 
     def term(self, bundle: Bundle) -> Term | None:
-        """The term in which topics of the bundle may be opened now; None: they may not."""
+        """The term in which the bundle's topics may be opened now; None: they may not."""
         return self._terms.term(bundle) if self._valid() is not None else None
 
     def term_of(self, topic: TopicName) -> Term | None:
@@ -159,22 +159,22 @@ class BundleOwner:
         return None if bundles is None else self.term(bundles.of(topic))
 
     def owned(self) -> list[Bundle]:
-        """The bundles of which topics may be open here, sorted."""
+        """The bundles whose topics may be open here, sorted."""
         return sorted(bundle for bundle in self._terms if self._terms.held(bundle) is not None)
 
     async def bundles(self, namespace: str) -> Bundles:
-        """Those of a namespace. :raises MetadataError: they are not known."""
+        """The bundles of a namespace. :raises MetadataError: they cannot be read."""
         found = self.view.bundles.get(namespace)
         if found is None:
             found = self.view.bundles.setdefault(namespace, await self._claims.bundles(namespace))
         return found
 
     async def acquire(self, bundle: Bundle) -> Term:
-        """Own a bundle if nobody else does.
+        """Own a bundle, unless another broker does.
 
         :raises OwnedElsewhere: another broker does.
         :raises NoSuchBundle: it was split.
-        :raises NotServing: this broker may not own anything now, or is just giving the bundle up.
+        :raises NotServing: this broker may not own anything now, or is giving the bundle up.
         :raises MetadataError: the store did not answer.
         """
         if (term := self.term(bundle)) is not None:
@@ -184,7 +184,7 @@ class BundleOwner:
                 return term
             lease, me = self._valid(), self._me
             if lease is None or me is None or self._stopping:
-                raise NotServing("this broker is stopping, or cut off from its metadata store: look the topic up again")
+                raise NotServing("this broker is stopping or cut off from its metadata store: look the topic up again")
             if self._terms.happens(bundle, Event.WANTED) is not Action.CLAIM:
                 raise NotServing(f"{bundle} is being closed here: look the topic up again")
             try:
@@ -201,7 +201,7 @@ class BundleOwner:
             return term
 
     async def give_up(self, bundle: Bundle, to: str = "") -> None:
-        """Close the topics of a bundle in good order and let others own it; nothing happens if it is not owned here.
+        """Close a bundle's topics cleanly and let other brokers own it; does nothing if it is not owned here.
 
         :param to: the broker that should own it next; empty: any.
         """
@@ -217,12 +217,12 @@ class BundleOwner:
         if self._terms.happens(bundle, Event.CLOSED) is Action.RELEASE:
             try:
                 await self._claims.release(bundle, term, to)
-                log.info("gave up %s, owned in term %d", bundle, term.fence)
+                log.info("gave up %s in term %d", bundle, term.fence)
             except MetadataError as error:
-                log.warning("%s was given up, which the metadata show once the lease ends: %s", bundle, error)
+                log.warning("gave up %s, but other brokers can take it only when the lease ends: %s", bundle, error)
 
     async def _announce(self, bundle: Bundle, to: str) -> None:
-        """Clients may go to the next owner from now on: they wait there until it owns the bundle."""
+        """Send clients to the next owner from now on: they wait there until it owns the bundle."""
         self._next[bundle] = to
         if (term := self._terms.held(bundle)) is not None:
             with suppress(MetadataError):
@@ -231,9 +231,9 @@ class BundleOwner:
     async def split(self, bundle: Bundle, border: int) -> None:
         """Split an owned bundle; its topics stay open.
 
-        :raises NotDivisible: not there, or it is not a bundle any more.
+        :raises NotDivisible: it cannot be split there, or no longer exists.
         :raises NotServing: it is not owned here.
-        :raises MetadataError: nobody knows whether it was split.
+        :raises MetadataError: it is unknown whether it was split.
         """
         async with self._alone:
             term, lease, me = self.term(bundle), self._valid(), self._me
@@ -254,10 +254,10 @@ class BundleOwner:
     # -- where topics are ----------------------------------------------------------------------------------------
 
     async def locate(self, topic: TopicName, *, authoritative: bool = False) -> Found:
-        """The broker that serves a topic. Takes the topic's bundle if nobody has it and this broker should.
+        """The broker that serves a topic. Acquires the topic's bundle if it has no owner and this broker should own it.
 
-        :param authoritative: another broker found that this one should take it.
-        :raises NotServing: nobody can at this moment.
+        :param authoritative: another broker determined that this one should own it.
+        :raises NotServing: no broker can serve it right now.
         :raises MetadataError: the store did not answer.
         """
         for _ in range(LOCATE_ATTEMPTS):
@@ -266,7 +266,7 @@ class BundleOwner:
                 return await self._locate(bundle, authoritative)
             except NoSuchBundle:
                 self.view.bundles[bundle.namespace] = await self._claims.bundles(bundle.namespace)
-        raise NotServing(f"the bundle of {topic} is being split again and again: look it up later")
+        raise NotServing(f"the bundle of {topic} keeps being split: look it up later")
 
     async def _locate(self, bundle: Bundle, authoritative: bool) -> Found:
         if (to := self.view.alive(self._next.get(bundle, ""))) is not None:
@@ -287,7 +287,7 @@ class BundleOwner:
         except OwnedElsewhere as error:
             found = self.view.broker(error.owner.broker, error.owner.session)
             if found is None:
-                raise NotServing(f"{error.owner.broker} owned the topic until now: look it up again") from None
+                raise NotServing(f"its last owner, {error.owner.broker}, is not alive: look it up again") from None
             return Found(found, True)
         return Found(me, True)
 
@@ -307,13 +307,13 @@ class BundleOwner:
         notify_all(self._waiting.pop(bundle, []))
 
     def next_owner(self, topic: TopicName) -> BrokerRecord | None:
-        """The broker that a topic is handed to; None: it stays, or any may have it."""
+        """The broker that a topic is being handed to; None: it stays, or any broker may take it."""
         bundles = self.view.bundles.get(topic.namespace_name)
         to = None if bundles is None else self._next.get(bundles.of(topic))
         return None if to is None else self.view.alive(to)
 
     def vacant(self) -> list[Bundle]:
-        """The bundles that nobody owns, as far as known, and that this broker should take."""
+        """The bundles that have no owner, as far as known, and that this broker should take."""
         if (me := self._me) is None or self._stopping:
             return []
         every = [bundle for bundles in self.view.bundles.values() for bundle in bundles.every()]
@@ -321,7 +321,7 @@ class BundleOwner:
         return [one for one in free if (chosen := self.view.chosen(one)) is not None and chosen.broker == me.broker]
 
     def surplus(self) -> tuple[Bundle, str] | None:
-        """A bundle that another broker should have, which has too few, and that broker."""
+        """A bundle to hand to a broker that has too few, and that broker; None: there is none."""
         if (me := self._me) is None or self._stopping:
             return None
         mine = [bundle for bundle in self._terms if self.term(bundle) is not None]
@@ -332,11 +332,11 @@ class BundleOwner:
     @property
     def _open_topics(self) -> BundleTopics:
         if self._topics is None:
-            raise RuntimeError("bundles are owned before the topics of this broker were bound")
+            raise RuntimeError("a bundle is owned before the topics of this broker are bound")
         return self._topics
 
     def _valid(self) -> Lease | None:
-        """The lease, if it may be relied on now."""
+        """The lease, if it is valid by this broker's clock."""
         lease = self._lease
         return lease if lease is not None and self._now() < lease.valid_until() else None
 
@@ -353,13 +353,13 @@ class BundleOwner:
         self._lease = lease
 
     async def _tell(self, lease: Lease) -> None:
-        """Write this broker's record, as it is now."""
+        """Write this broker's current record."""
         me = self._described(f"{lease.lease_id:x}", self._stopping)
         await self._store.put(paths.broker(me.broker), me.encode(), lease=lease.lease_id)
         self._me = me
 
     async def _keep(self) -> None:
-        """Have a lease, and end all terms with it."""
+        """Keep a lease: get one when there is none, and end all terms when it ends."""
         while True:
             if (lease := self._lease) is None:
                 if self._stopping:
@@ -404,11 +404,12 @@ class BundleOwner:
                     for bundle in touched:
                         self._look(bundle)
             except MetadataError as error:
-                log.warning("who owns which bundles is not followed: %s", error)
+                log.warning("changes of bundle owners go unnoticed for now: %s", error)
                 await self._pause(RETRY_SECONDS)
 
     def _look(self, bundle: Bundle) -> None:
-        """The watch may be behind our own writes, so a record that is missing in the view is read again."""
+        """React to a change of an owner's record. The watch may lag behind our own writes, so a record that the view
+        lacks is read from the store."""
         if self.view.owner(bundle) is None:
             self._wake(bundle)
         owner, me = self.view.owners.get(bundle), self._me
@@ -424,7 +425,7 @@ class BundleOwner:
         except MetadataError:
             return  # the lease decides
         if not holds and self._terms.held(bundle) is term and bundle not in self._changing:
-            log.error("%s is not this broker's any more, owned in term %d", bundle, term.fence)
+            log.error("lost %s, owned in term %d: its record is gone or names another broker", bundle, term.fence)
             self._ended(bundle)
 
     async def _pause(self, seconds: float) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the metadata store keeps who owns what. All is below one path, so that one watch sees it in order."""
+"""Where the metadata store keeps ownership. Everything is below one path, so that one watch sees changes in order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def owner(bundle: Bundle) -> str:
 
 
 def wish(bundle: Bundle) -> str:
-    """The broker that is to own a bundle next."""
+    """The broker that should own a bundle next."""
     return f"{WISHES}{_namespace(bundle.namespace)}/{bundle.range}"
 
 
@@ -42,7 +42,7 @@ def namespace_of(path: str) -> str:
 
 
 def bundle_of(path: str) -> Bundle | None:
-    """The bundle in a path of ``owner`` or ``wish``; None: it is no such path."""
+    """The bundle in a path of ``owner`` or ``wish``; None: it is another kind of path."""
     try:
         tenant, short, places = path.removeprefix(OWNERS).removeprefix(WISHES).split("/")
         lower, upper = (int(text, 16) for text in places.split("_"))

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which broker takes a bundle that nobody owns, and which bundle goes to a broker that has too few.
+"""Which broker takes a bundle without an owner, and which bundle goes to a broker that has too few.
 
-Every broker and bundle have a score together, a hash of both names, and the broker with the highest score takes the
-bundle (rendezvous hashing). So brokers that see the same records choose alike without asking each other. When a broker
-goes, only its bundles move; when one comes, it gets only bundles that become free. Brokers that are loaded well above
-the average are passed over, because bundles differ in weight and their number per broker is small.
+Each pair of broker and bundle has a score, a hash of both names, and the broker with the highest score takes the bundle
+(rendezvous hashing). So brokers that see the same records make the same choice without asking each other, and when a
+broker leaves, only its bundles move. Brokers loaded well above the average are passed over, because bundles differ in
+weight and there are few of them per broker.
 
-A broker that comes gets bundles of the others, one at a time, until no broker has two more than another. So exactly as
-many move as have to.
+A broker that joins gets bundles from the others, one at a time, until no broker has two more than another. So no more
+bundles move than have to.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Final
 from meridian_broker.ownership.bundles import Bundle
 
 SLACK: Final = 1.25
-"""How far above the average a broker may be and still get bundles. Less balances better and moves more."""
+"""A broker with at most this multiple of the average still gets bundles. Lower balances better and moves more."""
 BUSY: Final = 0.85
-"""Share of its capacity beyond which a broker gets no bundle if another one is below."""
+"""Share of its capacity from which on a broker gets no bundle while another broker is below it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A broker that may take bundles, with its load as last reported."""
+    """A broker that may take bundles, with its last reported load."""
 
     broker: str
     bundles: int
@@ -43,7 +43,7 @@ def choose(bundle: Bundle, candidates: Collection[Candidate]) -> str | None:
 
 
 def divide(bundles: Iterable[Bundle], candidates: Collection[Candidate]) -> dict[Bundle, str]:
-    """The broker that should take each of the bundles, which become free together; without candidates none does."""
+    """The broker that should take each of the bundles, which become free together; empty without candidates."""
     found: dict[Bundle, str] = {}
     by_name = {one.broker: one for one in candidates}
     for bundle in sorted(bundles):
@@ -54,7 +54,7 @@ def divide(bundles: Iterable[Bundle], candidates: Collection[Candidate]) -> dict
 
 
 def to_hand_over(mine: Collection[Bundle], me: str, candidates: Collection[Candidate]) -> tuple[Bundle, str] | None:
-    """The bundle of this broker that another one should have, and that one; None: nothing is to be handed over.
+    """A bundle of this broker that another one should get, and that broker; None: nothing should be handed over.
 
     :param mine: the bundles that this broker owns.
     """
@@ -64,7 +64,7 @@ def to_hand_over(mine: Collection[Bundle], me: str, candidates: Collection[Candi
     least = min(others, key=lambda one: (one.bundles, one.broker))
     most = max(one.bundles for one in others)
     if len(mine) - least.bundles < 2 or len(mine) < most:
-        return None  # if another one has more, that one hands over
+        return None  # a broker that has more hands over first
     return max(mine, key=lambda bundle: (_score(least.broker, bundle), bundle)), least.broker
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What brokers of a region tell each other about ownership, as values and as stored.
+"""What the brokers of a region tell each other about ownership, as values and as stored.
 
-Both records are put with their broker's lease, so they vanish when that ends.
+Both records are attached to their broker's lease, so they vanish when it ends.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class BrokerRecord:
     broker: str
     """Its id, unique in the region."""
     session: str
-    """Which lease of which process: a broker's records of an earlier session are not its own any more."""
+    """Which lease of which process: a broker's records from an earlier session are no longer its own."""
     addresses: AddressesByListener = field(default_factory=dict)
     usage: float = 0.0
     """Share of its capacity in use."""
     draining: bool = False
-    """It stops soon: it gets no more bundles."""
+    """It is about to stop and gets no more bundles."""
 
     def encode(self) -> bytes:
         return records.encode(
@@ -52,7 +52,7 @@ class BrokerRecord:
                 str(value["broker"]), str(value["session"]), addresses, float(value["usage"]), bool(value["draining"])
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise MetadataError(f"{path} is not the record of a broker: {error}") from error
+            raise MetadataError(f"{path} is not a valid broker record: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class OwnerRecord:
     broker: str
     session: str
     fence: int
-    """The term's."""
+    """The fence of the term."""
 
     def encode(self) -> bytes:
         return records.encode({"broker": self.broker, "session": self.session, "fence": self.fence})
@@ -74,7 +74,7 @@ class OwnerRecord:
         try:
             return cls(str(value["broker"]), str(value["session"]), int(value["fence"]))
         except (KeyError, TypeError, ValueError) as error:
-            raise MetadataError(f"{path} is not the record of an owner: {error}") from error
+            raise MetadataError(f"{path} is not a valid owner record: {error}") from error
 
 
 def _mapping(path: str, data: bytes) -> Mapping[str, Any]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this broker owns: the table of a bundle's states, and the terms of ownership that follow from it.
+"""What this broker owns: the state machine of a bundle, and the terms of ownership that follow from it.
 
 =================  =================  =================  ====================  ====================  =================
 what happens       free               acquiring          owned                 giving up             lost
@@ -12,13 +12,13 @@ ended                                 free: forget       lost: drop            l
 closed                                                                         free: release         free: forget
 =================  =================  =================  ====================  ====================  =================
 
-An empty field: it changes nothing. The difference between *giving up* and *lost* is who may act: while giving up, the
-broker still owns the bundle, so its topics are closed in good order and then the owner's record is removed. Once the
-term has *ended* somebody else may own it: topics are dropped without another write, and no record is touched.
+In an empty field, nothing changes. The difference between *giving up* and *lost* is who may act. While giving up, the
+broker still owns the bundle, so it closes the topics cleanly and then removes the owner's record. Once the term has
+*ended*, another broker may own the bundle: topics are dropped without another write, and no record is touched.
 
-A term has a *fence*, greater than the fences of all terms before it in the region. Topics and ledgers refuse the writes
-of smaller ones (R10), so an owner that has not noticed the end of its term can do no harm. The lease is what lets it
-notice: the holder counts from before it asked for the lease, with a margin, so it stops before anybody else may start.
+A term has a *fence*, greater than the fences of all earlier terms in the region. Topics and ledgers refuse writes with
+a smaller one (R10), so an owner that has not noticed the end of its term can do no harm. The lease lets it notice: the
+holder counts from before it asked for the lease, with a margin, so it stops before another broker may start.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class State(Enum):
     """State of a bundle on this broker."""
 
     FREE = "free"
-    """Not ours, and not wanted."""
+    """Not owned by this broker, and not wanted."""
     ACQUIRING = "acquiring"
     """A claim is on its way to the store."""
     OWNED = "owned"
-    """Ours while the lease is valid: its topics are served."""
+    """Owned while the lease is valid: its topics are served."""
     GIVING_UP = "giving up"
-    """Ours while the lease is valid: its topics are being closed."""
+    """Owned while the lease is valid: its topics are being closed."""
     LOST = "lost"
-    """Not ours any more: its topics are being dropped."""
+    """No longer owned: its topics are being dropped."""
 
 
 class Event(Enum):
@@ -54,28 +54,28 @@ class Event(Enum):
     GRANTED = "granted"
     """The store has recorded this broker as its owner."""
     REFUSED = "refused"
-    """Another broker was first, or the store did not answer."""
+    """Another broker got in first, or the store did not answer."""
     GIVE_UP = "give up"
     """It is unloaded or transferred, or this broker stops."""
     ENDED = "ended"
-    """The lease is over by this broker's own clock, or the owner's record is gone or names another broker."""
+    """The lease expired by this broker's own clock, or the owner's record is gone or names another broker."""
     CLOSED = "closed"
-    """No topic of it is open here any more."""
+    """None of its topics is open here any more."""
 
 
 class Action(Enum):
     """What the broker does."""
 
     CLAIM = "claim"
-    """Record this broker as the owner, if there is none."""
+    """Record this broker as the owner, unless there is one."""
     SERVE = "serve"
     """Topics may be opened."""
     CLOSE = "close"
-    """Close the open topics in good order, and open no more."""
+    """Close the open topics cleanly, and open no more."""
     DROP = "drop"
     """Drop the open topics without writing anything."""
     RELEASE = "release"
-    """Remove the owner's record: others may claim it."""
+    """Remove the owner's record, so that other brokers may claim the bundle."""
     FORGET = "forget"
     """Nothing is left to do."""
 
@@ -95,25 +95,25 @@ TRANSITIONS: Final[dict[tuple[State, Event], tuple[State, Action]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One time of owning a bundle."""
+    """One period in which this broker owns a bundle."""
 
     fence: int
-    """Greater than that of every term before it in the region."""
+    """Greater than that of every earlier term in the region."""
     version: int
-    """Version of the owner's record, which the term ends with."""
+    """Version of the owner's record. The term ends when that record does."""
 
 
 class Terms:
-    """The bundles of one broker, each in its state. Free ones are not listed."""
+    """The bundles of one broker and their states. Free ones are not listed."""
 
     def __init__(self) -> None:
         self._states: dict[Bundle, State] = {}
         self._terms: dict[Bundle, Term] = {}
 
     def happens(self, bundle: Bundle, event: Event, term: Term | None = None) -> Action | None:
-        """What to do about it; None: nothing.
+        """Note an event and return what to do about it; None: nothing.
 
-        :param term: the one that is granted.
+        :param term: the term that is granted.
         """
         state, action = TRANSITIONS.get((self.state(bundle), event), (None, None))
         if state is None:
@@ -134,7 +134,7 @@ class Terms:
         return self._terms.get(bundle) if self.state(bundle) is State.OWNED else None
 
     def held(self, bundle: Bundle) -> Term | None:
-        """The term whose record is ours: owned, or giving up."""
+        """The term of a bundle that is owned or being given up; None: it is neither."""
         return self._terms.get(bundle) if self.state(bundle) in (State.OWNED, State.GIVING_UP) else None
 
     def split(self, bundle: Bundle, parts: Iterable[Bundle], version: int) -> None:

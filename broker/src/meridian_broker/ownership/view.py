@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who owns what in the region, as last seen in the metadata store: for lookups and placement, which may be out of date.
+"""Who owns what in the region, as last seen in the metadata store, and so perhaps out of date.
 
-A decision that must not be wrong is made by a transaction (``claims.py``), never by this view.
+Lookups and placement can live with that. A decision that must be right is a transaction (``claims.py``).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ V = TypeVar("V")
 
 
 class View:
-    """See the module's text. Whole states come through ``of``, changes through ``apply``."""
+    """See the module's text. ``of`` builds it from a scan, ``apply`` follows the changes."""
 
     def __init__(self) -> None:
         self.brokers: dict[str, BrokerRecord] = {}
         self.owners: dict[Bundle, OwnerRecord] = {}
         self.bundles: dict[str, Bundles] = {}
-        """By namespace; those of a namespace that was never looked up are not decided yet."""
+        """By namespace; a namespace that was never looked up has none yet."""
         self.wishes: dict[Bundle, str] = {}
-        """The brokers that bundles are handed to."""
+        """The brokers that bundles are being handed to."""
 
     @classmethod
     def of(cls, found: Iterable[tuple[str, Record]]) -> View:
@@ -42,14 +42,14 @@ class View:
         return view
 
     def apply(self, changes: Iterable[Change]) -> list[Bundle]:
-        """Returns the bundles whose owner's record changed."""
+        """Take over changes. Returns the bundles whose owner's record changed."""
         touched: list[Bundle] = []
         for change in changes:
             try:
                 if (bundle := self._apply(change.path, change.record)) is not None:
                     touched.append(bundle)
             except (MetadataError, ValueError) as error:
-                log.error("ignoring a record about ownership: %s", error)
+                log.error("ignoring an invalid ownership record: %s", error)
         return touched
 
     def _apply(self, path: str, record: Record | None) -> Bundle | None:
@@ -67,17 +67,17 @@ class View:
         return None
 
     def owner(self, bundle: Bundle) -> BrokerRecord | None:
-        """The owner, if it is alive; None: nobody is known to own it."""
+        """The owner, if it is alive; None: no live owner is known."""
         record = self.owners.get(bundle)
         return None if record is None else self.broker(record.broker, record.session)
 
     def broker(self, name: str, session: str) -> BrokerRecord | None:
-        """A broker in this session; None: it is not known to be alive."""
+        """A broker, if it is alive in this session; None: it is not known to be."""
         found = self.brokers.get(paths.broker(name))
         return found if found is not None and found.session == session else None
 
     def chosen(self, bundle: Bundle) -> BrokerRecord | None:
-        """The broker that should take a bundle that nobody owns; None: every broker is stopping, or none is alive."""
+        """The broker that should take a bundle without an owner; None: all brokers are stopping, or none is alive."""
         alive = self._alive()
         if (wished := self.wishes.get(bundle)) in alive:
             return alive[wished]
@@ -85,11 +85,11 @@ class View:
         return None if chosen is None else alive[chosen]
 
     def alive(self, broker: str) -> BrokerRecord | None:
-        """A broker that is not stopping; None: it is, or is not known to be alive."""
+        """A broker that is alive and not stopping; None: it is stopping, or not known to be alive."""
         return self._alive().get(broker)
 
     def candidates(self) -> list[Candidate]:
-        """The brokers that may get bundles. What is on its way to one is counted as its own."""
+        """The brokers that may get bundles. Bundles on their way to a broker count as its own."""
         counts = Counter(record.broker for record in self.owners.values())
         counts.update(broker for bundle, broker in self.wishes.items() if bundle not in self.owners)
         return [Candidate(one.broker, counts[one.broker], one.usage) for one in self._alive().values()]

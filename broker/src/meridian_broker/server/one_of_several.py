@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A broker that is one of several in its region: its part in ownership, put together.
+"""A broker that is one of several in its region: puts together its part in ownership.
 
-A region's only broker owns every topic without asking, so it must not run beside others. A broker that joins a region
-appears in the metadata first, and then takes an epoch of the only broker's, which ends that one (``rank.py``). An only
-broker takes its epoch first, and then looks for others. So whatever they do at the same time, at least one of the two
-learns of the other one before it serves a topic; what it had written by then, fences protect (R10).
+A region's sole broker owns every topic without asking, so it must not run beside others. A broker that joins a region
+first registers in the metadata and then takes the next epoch of the sole broker, which stops that one (``rank.py``). A
+sole broker takes its epoch first and then looks for others. So however the two interleave, at least one of them learns
+of the other before it serves a topic; fences protect what was written by then (R10).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class OneOfSeveral:
         catalog: Catalog,
         addresses: Callable[[], Mapping[str, Addresses]],
     ) -> None:
-        """:param addresses: this broker's, by listener."""
+        """:param addresses: returns this broker's addresses, by listener."""
         self._broker_id = settings.broker_id
         self._addresses = addresses
         self._catalog = catalog
@@ -60,7 +60,7 @@ class OneOfSeveral:
         self.topics = OwnedTopics(self.owner)
 
     async def start(self) -> None:
-        """Own topics from now on, and end a broker that serves the region alone.
+        """Own topics from now on, and stop a broker that serves the region alone.
 
         :raises MetadataError: the store does not answer.
         """
@@ -94,13 +94,13 @@ class OneOfSeveral:
         """See ``gateway.addresses.NextOwner``."""
         found = self.owner.next_owner(topic_name.parse(topic))
         if found is None or (not listener and len(found.addresses) > 1):
-            return None  # clients name their listener when they look a topic up, so which one this is is not known
+            return None  # clients name their listener only in lookups, so which one this client uses is unknown
         addresses = found.addresses.get(listener)
         return None if addresses is None else Addresses.of(addresses)
 
     async def balance(self) -> None:
-        """Own the bundles that nobody owns and that this broker should, because their topics do not wait for clients;
-        hand one to a broker that has too few.
+        """Acquire the bundles without an owner that this broker should own, since their topics have work to do even
+        without clients, and hand one bundle to a broker that has too few.
 
         :raises MetadataError: the store did not answer.
         """
@@ -110,33 +110,34 @@ class OneOfSeveral:
             try:
                 await self.owner.acquire(bundle)
             except (OwnedElsewhere, NotServing) as error:
-                log.debug("%s is not taken: %s", bundle, error)
+                log.debug("could not acquire %s: %s", bundle, error)
         if (surplus := self.owner.surplus()) is not None:
             await self.owner.give_up(*surplus)
 
 
 class BesideOthers(StartFailed):
-    """Brokers that share the region are running, or were killed so recently that they may be."""
+    """Brokers that share the region are running, or were killed so recently that they may still be."""
 
 
 async def require_alone(store: MetadataStore, region: str) -> None:
-    """
-    :raises BesideOthers: brokers that share the region are on record.
+    """Check that no broker shares the region.
+
+    :raises BesideOthers: some are registered.
     :raises MetadataError: the store does not answer.
     """
     if others := await brokers_alive(store):
         raise BesideOthers(
-            f"region {region} is served by several brokers ({', '.join(others)}), and this one has no brokerId. Give "
-            "it one, or stop the others"
+            f"region {region} is served by several brokers ({', '.join(others)}), and this one has no brokerId: set "
+            "brokerId, or stop the others"
         )
 
 
 def check(region: str, ledgers: LedgerStorage, others: Collection[str]) -> None:
-    """:raises StartFailed: a region like this one cannot have several brokers."""
+    """Check that the region can have several brokers. :raises StartFailed: it cannot."""
     if ledgers.is_apart:
         raise StartFailed(
             f"region {region} cannot have several brokers: its ledgers are on this broker's volume, which others "
-            "do not reach. Set managedLedgerStorage=bookkeeper, or run one broker"
+            "cannot reach. Set managedLedgerStorage=bookkeeper, or run one broker"
         )
     if others:
         raise StartFailed(

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests to other regions that this one makes before it answers."""
+"""Requests to other regions, and to other brokers of this one, that a broker makes before it answers."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests that this region passes on to the topic's other regions, because the caller asked for all of them (R14)."""
+"""Requests that this region forwards to the topic's other regions, because they concern all of them (R14)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meridian_broker.admin.http.state import AdminState
 from meridian_broker.gateway.region_calls import CallFailed
 
 SECONDS: Final = 30.0
-"""How long another region may take: it may have a long backlog to go through."""
+"""Time limit for another region, which may have a long backlog to go through."""
 QUESTION_SECONDS: Final = 5.0
 """Time limit for a question that needs no work: not much longer than a user would wait for a region that hangs."""
 NOTHING_THERE: Final = (404, 409)
@@ -24,8 +24,9 @@ NOTHING_THERE: Final = (404, 409)
 async def ask(
     admin: AdminState, region: str, method: str, path: str, body: object = None, *, seconds: float = SECONDS
 ) -> tuple[int, Any]:
-    """One request to another region's admin REST; ``path`` is quoted already. Says the status and the JSON answer.
+    """Send one request to another region's admin API. Returns the status, and the JSON in the answer.
 
+    :param path: already quoted.
     :raises Refused: the region cannot be reached.
     """
     try:
@@ -47,10 +48,10 @@ async def ask_all(
     *,
     may_be_away: bool = False,
 ) -> None:
-    """The same request to several regions at once. ``{region}`` in the path stands for the one that is asked.
+    """Send the same request to several regions at once. ``{region}`` in the path stands for the region asked.
 
-    :param may_be_away: one that cannot be reached learns of it in other ways when it is back.
-    :raises Refused: not all of them did it; it says which did not. Asking again does no harm.
+    :param may_be_away: ignore regions that cannot be reached, because they learn of the change when they are back.
+    :raises Refused: not all regions did it; the message says which. The request may be repeated.
     """
 
     async def problem(region: str) -> str:
@@ -66,5 +67,5 @@ async def ask_all(
 
 
 def reason(said: Any) -> str:
-    """The sentence of a refusal."""
+    """The reason in a refusal's JSON."""
     return str(said.get("reason", "no reason given")) if isinstance(said, dict) else "no reason given"

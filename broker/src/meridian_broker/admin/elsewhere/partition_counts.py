@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Before a topic lives in another region: it has as many partitions there, or is not there yet."""
+"""Checks, before a topic is replicated to a region, that it has as many partitions there or does not exist there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from meridian_broker.wire.pulsar.topic_name import TopicName, in_path
 
 
 async def check_counts(admin: AdminState, name: TopicName, regions: Collection[str]) -> None:
-    """:raises Refused: the topic has another number of partitions in one of the regions, or one cannot be asked."""
+    """:raises Refused: a region has the topic with different partitions, or cannot be asked."""
     record = await admin.catalog.partitioned.find(name)
     here = 0 if record is None else record.partitions
 
@@ -29,7 +29,7 @@ async def check_counts(admin: AdminState, name: TopicName, regions: Collection[s
             raise Refused(
                 412,
                 f"{name} exists in {region} with different partitions, {there or 'none'} there and {here or 'none'} "
-                "here: delete one of the two, or give it as many",
+                "here: delete one of the two, or make the numbers equal",
             )
 
     await asyncio.gather(*map(check, sorted(regions)))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests of which several brokers of the region have a part: about all partitions of a topic, or a whole namespace.
+"""Requests that several brokers of the region must serve: about all partitions of a topic, or a whole namespace.
 
-The broker that is asked finds the owner of each part, asks it with the client's own credentials, a few at a time, and
-puts the answers together. If only some of the parts were done, the answer says which were not, why, and whether the
-request may be repeated as it is.
+The broker that gets such a request finds the owner of each part, asks it with the client's own credentials, a few at a
+time, and combines the answers. If only some parts succeeded, the answer says which did not, why, and whether to repeat
+the request as it is.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from meridian_broker.topics.errors import TopicError
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 SECONDS: Final = 30.0
-"""How long one part may take."""
+"""Time limit for one part."""
 REPEAT: Final = "repeat the request"
-"""Advice where a part that was done is not done twice."""
+"""Advice for idempotent requests."""
 AT_ONCE: Final = 16
-"""Parts of one request that are under way at the same time."""
+"""Parts of one request that are in flight at once."""
 SHOWN: Final = 3
-"""Failed parts that are named."""
+"""How many failed parts the answer names."""
 NOTHING_THERE: Final = (404, 409)
-"""Nothing is to be done for this part, if others did theirs: it has no such subscription, or no backlog."""
+"""This part has nothing to do, if other parts had: it has no such subscription, or no backlog."""
 
 
 class Part(NamedTuple):
-    """What to ask the owner of one topic, or of a bundle."""
+    """A request to the owner of one topic, or of a bundle."""
 
     topic: TopicName | None
-    """None: this broker is asked, and redirects."""
+    """None: this broker is asked, and redirects to the owner."""
     method: str
     path: str
     """Quoted, with its query."""
@@ -48,16 +48,16 @@ class Part(NamedTuple):
 
 
 class Said(NamedTuple):
-    """The answer to it."""
+    """The answer to a part."""
 
     part: Part
     status: int
     value: Any
-    """The JSON in it; None: there is none."""
+    """The JSON in the answer; None: there is none."""
 
 
 async def ask_each(request: web.Request, parts: Iterable[Part]) -> list[Said]:
-    """Ask the owners of all parts. The answers have the order of the parts; who cannot be asked is a 503."""
+    """Ask the owners of all parts. The answers are in the order of the parts; an unreachable owner counts as a 503."""
     admin, turns = state(request), asyncio.Semaphore(AT_ONCE)
     calls = admin.brokers
     assert calls is not None, "this broker is the only one of its region"
@@ -90,10 +90,10 @@ async def _ask(admin: AdminState, calls: BrokerCalls, part: Part, authorization:
 
 
 def done_by(said: list[Said], advice: str = REPEAT) -> list[Said]:
-    """The parts that were done, at least one unless there are none at all.
+    """The parts that succeeded; at least one, unless there are no parts.
 
-    :param advice: what to do where only some were done.
-    :raises Refused: none was, or some failed although there was something to do.
+    :param advice: what to do if only some succeeded.
+    :raises Refused: no part succeeded, or a part failed that had something to do.
     """
     good = [one for one in said if one.status < 300]
     bad = [one for one in said if one.status >= 300]

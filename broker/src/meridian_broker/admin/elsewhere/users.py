@@ -19,14 +19,14 @@ SECONDS: Final = 5.0
 
 
 async def objections(admin: AdminState, topic: str, subscription: str) -> str | None:
-    """Why a replicated subscription may not go: consumers in other regions, or regions that cannot be asked."""
+    """Why a replicated subscription may not be deleted: consumers in other regions, or regions that cannot be asked."""
     reasons = await _reasons(admin, topic, subscription, _consumers)
     stays = f"subscription {subscription!r} of {topic} was not deleted"
     return f"{stays}: {reasons}. Disconnect its clients, or use force" if reasons else None
 
 
 async def used_elsewhere(admin: AdminState, topic: str, subscription: str, within_ms: int) -> str | None:
-    """Why it may not expire: another region used it within ``within_ms``, or one cannot be asked (R16)."""
+    """Why a subscription may not expire: another region used it within ``within_ms``, or cannot be asked (R16)."""
     return await _reasons(admin, topic, subscription, partial(_recent_users, within_ms=within_ms)) or None
 
 
@@ -38,7 +38,10 @@ async def _reasons(admin: AdminState, topic: str, subscription: str, count: Call
 
 
 async def topic_objections(admin: AdminState, topic: str, others: Collection[str], path: str) -> str | None:
-    """Why a topic may not go: clients in other regions, or regions that cannot be asked. ``path``: of its deletion."""
+    """Why a topic may not be deleted: clients in other regions, or regions that cannot be asked.
+
+    :param path: of the request that deletes it.
+    """
     base = path.removesuffix("/partitions")
     stats = f"{base}/stats" if base == path else f"{base}/partitioned-stats"
     said = await asyncio.gather(*(_asked(admin, region, stats, _clients, "clients") for region in sorted(others)))
@@ -47,7 +50,11 @@ async def topic_objections(admin: AdminState, topic: str, others: Collection[str
 
 
 async def split_objections(admin: AdminState, topic: str, others: Collection[str], path: str) -> str | None:
-    """Why a topic may not go: other regions have the name for a topic of the other kind. ``path``: of its deletion."""
+    """Why a topic may not be deleted: other regions use its name for a partitioned topic and this one does not, or the
+    other way round.
+
+    :param path: of the request that deletes it.
+    """
     base = path.removesuffix("/partitions")
     if parse(topic).partition >= 0:
         return None
@@ -63,7 +70,7 @@ async def split_objections(admin: AdminState, topic: str, others: Collection[str
 
 
 async def _of_other_kind(admin: AdminState, region: str, base: str, partitioned: bool) -> str:
-    """The region, if it has a topic of the other kind. One that cannot be asked is for ``topic_objections`` to name."""
+    """The region, if it has a topic of the other kind. ``topic_objections`` names those that cannot be asked."""
     try:
         async with asyncio.timeout(SECONDS):
             status, said = await ask(admin, region, "GET", f"{base}/partitions")
@@ -77,7 +84,7 @@ async def _of_other_kind(admin: AdminState, region: str, base: str, partitioned:
 async def _asked(
     admin: AdminState, region: str, path: str, count: Callable[[Mapping[str, Any]], int], what: str
 ) -> str:
-    """Why a region objects; empty when it does not."""
+    """Why a region objects; empty: it does not."""
     try:
         async with asyncio.timeout(SECONDS):
             status, said = await ask(admin, region, "GET", path)

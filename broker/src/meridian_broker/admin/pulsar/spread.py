@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Requests about a partitioned topic in a region of several brokers: each partition's owner does its part.
+"""Requests about a partitioned topic in a region of several brokers: the owner of each partition does its part.
 
-A broker that is its region's only one has all partitions and needs none of this.
+The only broker of a region has all partitions and needs none of this.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from meridian_broker.topics.service import creation, removal
 from meridian_broker.wire.pulsar.topic_name import TopicName, in_path
 
 Spread = Callable[[web.Request, list[TopicName]], Awaitable[web.Response]]
-"""Answers a request about these partitions."""
+"""Answers a request that concerns these partitions."""
 
 GONE: Final = 404
 _TOPIC: Final = 6
-"""Which part of a path is the topic's name: ``/admin/v2/domain/tenant/namespace/topic``."""
+"""Where a path has the topic's name: ``/admin/v2/domain/tenant/namespace/topic``."""
 
 
 async def spread(request: web.Request) -> web.Response | None:
-    """The answer, if the request is about a partitioned topic and all its partitions; None: it is not."""
+    """The answer to a request about all partitions of a topic; None: it is not such a request."""
     how = HOW.get(request.match_info.handler)
     name = any_topic_of(request)
     if how is None or name.partition >= 0:
@@ -44,9 +44,9 @@ async def spread(request: web.Request) -> web.Response | None:
 
 
 async def _every(request: web.Request, names: list[TopicName], last: str = "", advice: str = REPEAT) -> dict[str, Any]:
-    """What each partition's owner answers, where the partition has what the request is about.
+    """The answers of the partitions that succeeded, by name.
 
-    :param last: instead of what follows the topic's name in the path.
+    :param last: replaces what follows the topic's name in the path.
     """
     data = await read_body(request, BODY_BYTES)
     said = await ask_each(request, [Part(name, request.method, _path(request, name, last), data) for name in names])
@@ -66,22 +66,22 @@ async def _write(request: web.Request, names: list[TopicName]) -> web.Response:
 
 
 async def _skip(request: web.Request, names: list[TopicName]) -> web.Response:
-    """Partitions that have skipped already would skip as many messages again."""
+    """Not idempotent: a partition that has skipped would skip as many messages again."""
     await _every(
-        request, names, advice="look at the partitions' backlogs, and repeat it only for those that have not skipped"
+        request, names, advice="check the partitions' backlogs, and repeat it only for those that have not skipped"
     )
     return done()
 
 
 async def _write_at(request: web.Request, names: list[TopicName]) -> web.Response:
-    """The body may be the id of a message, which is in one partition."""
+    """If the body is a message id, only the partition that has the message is asked."""
     given = await body(request, default=None)
     chosen = names
     if isinstance(given, Mapping) and "ledgerId" in given:
         number = given.get("partitionIndex", -1)
         chosen = [name for name in names if name.partition == number]
         if not chosen and given["ledgerId"] not in (-1, (1 << 63) - 1):
-            raise Refused(412, "ids differ by partition: name one by partitionIndex, or give earliest or latest")
+            raise Refused(412, "message ids differ by partition: add partitionIndex, or use earliest or latest")
     await _every(request, chosen or names)
     return done()
 
@@ -116,7 +116,7 @@ async def _terminate(request: web.Request, names: list[TopicName]) -> web.Respon
 
 
 async def _delete(request: web.Request, names: list[TopicName]) -> web.Response:
-    """One write decides it for all partitions; then their owners delete them. Repeating the request completes it."""
+    """One write commits the deletion of all partitions, then their owners delete them. Repeating it completes it."""
     name, opener = any_topic_of(request), state(request).service.opener
     partitioned = state(request).catalog.partitioned
     record = await partitioned.on_record(name)
@@ -144,7 +144,7 @@ async def _check_unused(request: web.Request, names: list[TopicName]) -> None:
         clients = len(one.value.get("publishers", ()))
         clients += sum(len(each.get("consumers", ())) for each in one.value["subscriptions"].values())
         if clients:
-            raise Refused(412, f"{one.part.topic} has {clients} producers and consumers: close them, or force")
+            raise Refused(412, f"{one.part.topic} has {clients} producers and consumers: close them, or use force")
 
 
 HOW: Final[Mapping[Handler, Spread]] = {
@@ -170,4 +170,4 @@ HOW: Final[Mapping[Handler, Spread]] = {
     stats.partitioned: _stats,
     stats.partitioned_internal: _internal_stats,
 }
-"""How the answers of partitions become one, by what answers for each partition."""
+"""How to combine the partitions' answers, by the handler that answers for one partition."""

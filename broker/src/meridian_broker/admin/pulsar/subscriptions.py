@@ -225,5 +225,5 @@ def places(topics: list[T], given: object) -> list[tuple[T, Position]]:
         return [(topics[0], place)]
     chosen = [topic for topic in topics if topic.partition == partition and partition >= 0]
     if not chosen:
-        raise Refused(412, "ids differ by partition: name one by partitionIndex, or give earliest or latest")
+        raise Refused(412, "message ids differ by partition: add partitionIndex, or use earliest or latest")
     return [(chosen[0], place)]

@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One ledger's entries on their way to every bookie of its ensemble.
+"""Adds one ledger's entries to every bookie of its ensemble.
 
-Every bookie of the ensemble gets every entry. What it has acknowledged is one number, its *mark*: it has all entries
-up to there. The *last confirmed* entry is the highest that as many bookies have passed as the ack quorum counts; it is
-what writers are told, in order, and what later entries carry to readers.
+Every bookie of the ensemble gets every entry. What it has acknowledged is one number, its *mark*: it has all entries up
+to that one. The *last confirmed* entry is the highest one that an ack quorum of marks has reached. Callers are told of
+it in order, and later entries carry it to readers.
 
     retained                 sent or waiting; kept until every bookie that counts has it
     |--------------------------------|
     base .. confirmed .. released .. next
-            |  nobody is told yet |
-                       |  not sent yet, because the slowest bookie is too far behind  |
+            |  not yet confirmed  |
+                       |  not yet sent, because the slowest bookie is too far behind  |
 
 A bookie is *lost* when its connection breaks, when it refuses an entry for a reason of its own, or when it is silent
-for too long. From that moment its mark counts no more. Another one takes its place in a new segment of the ledger that
-begins behind the last confirmed entry, and counts once the metadata say so. Meanwhile entries are confirmed by those
-that are left, which is safe: they are in the ensemble before and after the change, whichever of the two a recovery
-finds. If no other bookie is to be had, a lost one that is well again may go on where it was.
+for too long. From then on its mark no longer counts. Another bookie takes its place in a new segment of the ledger that
+begins right after the last confirmed entry, and counts once the metadata says so. Meanwhile the remaining bookies
+confirm entries, which is safe: they are in the ensemble both before and after the change, whichever of the two a
+recovery finds. If there is no other bookie, a lost one that has recovered may continue where it was.
 
-An acknowledgement is always true, however late it comes: the bookie has that entry, and its bytes never differ.
+An acknowledgement is always true, however late it arrives: the bookie has that entry, and its bytes never differ.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class Adding:
         now_ms: int,
     ) -> None:
         """
-        :param store_ensemble: makes it known that these bookies store the entries from an entry on; calls
-            ``ensemble_stored`` or ``ensemble_not_stored`` then, maybe at once.
-        :param confirmed: entries up to this one are on the bookies already.
+        :param store_ensemble: records that these bookies store the entries from a given one on, then calls
+            ``ensemble_stored`` or ``ensemble_not_stored``, perhaps before it returns.
+        :param confirmed: the bookies already have the entries up to this one.
         """
         self.ledger = ledger
         self._link = link
@@ -68,48 +68,48 @@ class Adding:
         self._packets: dict[int, Packet] = {}
         self._released_bytes = 0
         self._told: deque[AppendDone] = deque()
-        """Callbacks of the entries behind the confirmed one, in order."""
+        """Callbacks of the entries after the last confirmed one, in order."""
         self._refused: list[Callable[[], None]] = []
-        """Told once nothing before them waits any more."""
+        """Callbacks of refused entries, called once no earlier entry is waiting."""
         self._when_idle: list[Callable[[], None]] = []
         self.failure: LedgerError | None = None
-        """Why no entry is accepted or confirmed any more."""
+        """Why entries are no longer accepted or confirmed."""
         self.pending_bytes = 0
-        """Of entries that nobody was told about yet."""
+        """Bytes of the entries that are neither confirmed nor failed."""
         self.unconfirmed_bytes = 0
-        """Of the entries that the failure failed."""
+        """Bytes of the entries that ``failure`` left unconfirmed."""
         self._changing: tuple[str, ...] | None = None
-        """The ensemble that is being stored, if one is."""
+        """The ensemble that is being recorded, if any."""
         self._change_first = 0
         self._is_fresh = False
-        """There was nothing to do at the last tick: nobody has been silent since."""
+        """There was nothing to do at the last tick, so no bookie counts as silent since then."""
         self._retry_ms = now_ms
         self._enough_ms = now_ms
-        """When there last were enough bookies, or when they began to be too few."""
+        """When there were last enough bookies."""
         self.lost_bookies: dict[str, str] = {}
         """Bookies that were lost, and why; for messages."""
 
     @property
     def ensemble(self) -> tuple[str, ...]:
-        """The bookies that entries are sent to, lost ones too."""
+        """The bookies that entries are sent to, including lost ones."""
         return tuple(place.bookie for place in self._places)
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is under way and nobody is lost: ticks would change nothing."""
+        """No entry is under way and no bookie is lost: ticks would change nothing."""
         return self.failure is not None or not (self._packets or any(place.is_lost for place in self._places))
 
     @property
     def retained(self) -> int:
-        """Entries that are kept because some bookie may still need them."""
+        """How many entries are kept because a bookie may still need them."""
         return len(self._packets)
 
     # -- from the writer -----------------------------------------------------------------------------------------
 
     def add(self, packet: Packet, done: AppendDone) -> int:
-        """Send the next entry; ``done`` hears its id once it is confirmed. Returns the id.
+        """Send the next entry; ``done`` is called with its id once it is confirmed. Returns the id.
 
-        After a failure nothing is sent, and ``done`` hears the failure in the next turn of the loop.
+        After a failure nothing is sent, and ``done`` is called with the failure in the next turn of the loop.
         """
         entry = self.next
         if self.failure is not None:
@@ -134,7 +134,7 @@ class Adding:
         return entry
 
     def refuse(self, done: AppendDone, error: LedgerError) -> None:
-        """Tell an error behind everything that was added before."""
+        """Call ``done`` with an error, after the callbacks of everything added before."""
         told = partial(done, error)
         if self._told:
             self._refused.append(told)
@@ -142,14 +142,14 @@ class Adding:
             self._link.defer(told)
 
     def when_idle(self, told: Callable[[], None]) -> None:
-        """Call it once every entry is confirmed or failed; maybe at once."""
+        """Call it once every entry is confirmed or failed, perhaps before this returns."""
         if self._told:
             self._when_idle.append(told)
         else:
             told()
 
     def fail(self, error: LedgerError) -> None:
-        """Fail everything that is not confirmed, and all that comes later."""
+        """Fail every entry that is not confirmed, and every later one."""
         if self.failure is not None:
             return
         self.failure = error
@@ -162,7 +162,7 @@ class Adding:
     # -- from the shell ------------------------------------------------------------------------------------------
 
     def acked(self, bookie: str, entries: list[int]) -> None:
-        """A bookie has these entries."""
+        """A bookie acknowledged these entries."""
         place = self._place(bookie)
         if place is None or self.failure is not None:
             return
@@ -182,7 +182,7 @@ class Adding:
                 self._advance()
 
     def answered(self, bookie: str, entry: int, code: Code) -> None:
-        """A bookie, or the connection to it, said what became of an entry."""
+        """A bookie answered an add, or the connection to it failed."""
         if code == Code.OK:
             self.acked(bookie, [entry])
             return
@@ -192,7 +192,7 @@ class Adding:
         if code in (Code.FENCED, Code.WRONG_KEY):
             self.fail(
                 LedgerFenced(
-                    f"ledger {self.ledger} was taken over: bookie {bookie} says {code.name} to entry {entry}: "
+                    f"ledger {self.ledger} was taken over: bookie {bookie} refused entry {entry} with {code.name}: "
                     "close its topic"
                 )
             )
@@ -203,19 +203,19 @@ class Adding:
             self._lose(place, code.name)
 
     def lost(self, bookie: str, why: str) -> None:
-        """The connection to a bookie broke, or it is not registered any more."""
+        """The connection to a bookie broke, or the bookie is no longer registered."""
         place = self._place(bookie)
         if place is not None and self.failure is None:
             self._lose(place, why)
 
     def room(self, bookie: str) -> None:
-        """A bookie may be sent more."""
+        """The connection to a bookie takes more entries again."""
         place = self._place(bookie)
         if place is not None and self.failure is None:
             self._send(place)
 
     def tick(self, now_ms: int) -> None:
-        """Time passes. Call it every ``retry_ms`` or more often, unless ``is_idle``."""
+        """Note the time. Call it at least every ``retry_ms``, unless ``is_idle``."""
         self._now_ms = now_ms
         if self.failure is not None:
             return
@@ -244,7 +244,7 @@ class Adding:
             self.fail(self._too_few())
 
     def ensemble_stored(self) -> None:
-        """The ensemble given to ``store_ensemble`` is in the metadata."""
+        """The ensemble given to ``store_ensemble`` has been recorded in the metadata."""
         assert self._changing is not None
         ensemble, first, self._changing = self._changing, self._change_first, None
         if self.failure is not None:
@@ -252,7 +252,7 @@ class Adding:
         for number, bookie in enumerate(ensemble):
             if self._places[number].bookie != bookie:
                 self._places[number] = Place(bookie, first - 1, self._now_ms)
-                # What was confirmed meanwhile is on the others, and not kept here any more.
+                # Entries confirmed in the meantime are on the other bookies, and no longer kept here.
                 self._places[number].skip_to(self._base - 1)
         self._enough_ms = self._now_ms
         for place in self._places:
@@ -261,7 +261,7 @@ class Adding:
         self._replace_lost()
 
     def ensemble_not_stored(self, error: LedgerError | None) -> None:
-        """It is not: try again later, or with an error fail."""
+        """The ensemble was not recorded: try again later, or fail if there is an error."""
         self._changing = None
         self._retry_ms = self._now_ms + self._limits.retry_ms
         if error is not None:
@@ -276,7 +276,7 @@ class Adding:
         return None
 
     def _release(self) -> None:
-        """Let entries go to the bookies, as far as the slowest one allows."""
+        """Send waiting entries to the bookies, as far as the slowest one allows."""
         while self._released < self.next and not self._is_full():
             self._released_bytes += len(self._packets[self._released].data)
             self._released += 1
@@ -284,7 +284,7 @@ class Adding:
             self._send(place)
 
     def _is_full(self) -> bool:
-        """No more may be sent before the slowest bookie has acknowledged something."""
+        """Nothing more may be sent until the slowest bookie acknowledges something."""
         return self._released - self._base >= self._limits.entries or self._released_bytes >= self._limits.bytes
 
     def _send(self, place: Place) -> None:
@@ -303,7 +303,7 @@ class Adding:
         self._send(place)
 
     def _advance(self) -> None:
-        """Some mark moved: confirm what that confirms, and let go what nobody needs any more."""
+        """A mark may have moved: confirm entries, and drop those that no bookie needs any more."""
         marks = sorted([place.mark for place in self._places if not place.is_lost], reverse=True)
         if len(marks) < self._ack_quorum:
             return
@@ -323,7 +323,7 @@ class Adding:
         for entry, done in enumerate(told, first):
             try:
                 done(entry)
-            except Exception as error:  # the others must hear all the same
+            except Exception as error:  # the other callbacks must be called all the same
                 failure = failure or error
         if not self._told:
             self._tell([])
@@ -332,7 +332,7 @@ class Adding:
 
     def _let_go(self, upto: int) -> None:
         if self._changing is not None and not self._is_full():
-            upto = min(upto, self._change_first - 1)  # the new bookie shall get all of its segment
+            upto = min(upto, self._change_first - 1)  # the new bookie must get its whole segment
         if self._base > upto:
             return
         while self._base <= upto:
@@ -359,11 +359,11 @@ class Adding:
         self.lost_bookies[place.bookie] = why
         self._link.avoid(place.bookie)
         self._link.wake()
-        self._advance()  # what only this one lacked is needed by nobody now
+        self._advance()  # entries that only this bookie lacked are no longer needed
         self._replace_lost()
 
     def _replace_lost(self, *, may_go_on: bool = False) -> None:
-        """Look for other bookies in place of the lost ones."""
+        """Look for bookies to replace the lost ones."""
         if self.failure is not None or self._changing is not None or not any(place.is_lost for place in self._places):
             return
         ensemble, has_gone_on = list(self.ensemble), False
@@ -382,10 +382,10 @@ class Adding:
             self._changing, self._change_first = tuple(ensemble), self.confirmed + 1
             self._store_ensemble(self._change_first, self._changing)
         if has_gone_on:
-            self._advance()  # what they acknowledged while they were lost counts now
+            self._advance()  # what they acknowledged while lost counts now
 
     def _go_on(self, place: Place) -> None:
-        """A lost bookie is well again: it gets everything from its mark on."""
+        """A lost bookie works again: send it everything after its mark."""
         place.is_lost = False
         place.again.clear()
         place.sent = place.mark + 1
@@ -397,6 +397,6 @@ class Adding:
             f"{place.bookie} ({self.lost_bookies[place.bookie]})" for place in self._places if place.is_lost
         )
         return LedgerWriteFailed(
-            f"ledger {self.ledger} cannot be written: too few of its bookies are left, and none takes the place of "
+            f"ledger {self.ledger} cannot be written: too few of its bookies are left, and there is no replacement for "
             f"{lost}: are the region's bookies running?"
         )

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All bookies of the region: which are registered, the connections to them, and the time that passes for ledgers.
+"""The region's bookies: which are registered, the connections to them, and the clock of the ledgers on them.
 
-A bookie that fails is left alone for a while when bookies are chosen. One that is no longer registered is replaced in
-open ledgers although it still answers: soon BookKeeper's AutoRecovery would fence every ledger it is part of. But it is
-replaced only if there is another one, since after an outage of etcd all of them are unregistered for some seconds.
+A bookie that failed is not chosen for a while. One that is no longer registered is replaced in open ledgers even if it
+still answers, because BookKeeper's AutoRecovery would soon fence every ledger that it is part of. But it is replaced
+only if there is another one: after an outage of etcd, all bookies are unregistered for some seconds.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 TICK_SECONDS: Final = 0.1
 CONNECT_SECONDS: Final = 3.0
 READ_SECONDS: Final = 5.0
-"""How long one request may take that a bookie answers at once when it is well."""
+"""Time limit of a request that a healthy bookie answers at once."""
 AVOID_SECONDS: Final = 5.0
-"""For so long a bookie that failed is not chosen. One that hangs is unregistered a little later."""
+"""How long a bookie that failed is not chosen. One that hangs loses its registration a little later."""
 UNREGISTERED_SECONDS: Final = 1.0
-"""For so long a bookie may be unregistered before it is replaced in open ledgers."""
+"""How long a bookie may be unregistered before it is replaced in open ledgers."""
 
 Address = tuple[str, int]
 
@@ -37,23 +37,23 @@ class Bookies:
     """See the module's text. Runs on one event loop."""
 
     def __init__(self, connect: Connect = connect_tcp, draw: random.Random | None = None) -> None:
-        """:param draw: chooses among bookies."""
+        """:param draw: the source of randomness for choosing bookies."""
         self._loop = asyncio.get_running_loop()
         self._connect = connect
         self._draw = draw or random.Random()
         self.addresses: dict[str, Address] = {}
         """The registered bookies that take new entries."""
         self._reachable: dict[str, Address] = {}
-        """All that were ever registered, and where; read-only ones too."""
+        """The addresses of all bookies that were ever registered, including read-only ones."""
         self._unregistered: dict[str, float] = {}
-        """Bookies of open ledgers, and since when they are not registered."""
+        """When bookies of open ledgers lost their registration."""
         self._avoided: dict[str, float] = {}
-        """Until when a bookie is not chosen."""
+        """Until when bookies that failed are not chosen."""
         self.connections: dict[str, BookieConnection] = {}
         self._connecting: set[asyncio.Task[None]] = set()
         self._targets: dict[int, AddTarget] = {}
         self._active: dict[int, None] = {}
-        """Ledgers that time passes for: something is under way there."""
+        """Ledgers that need ticks, because something is under way."""
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
 
@@ -70,23 +70,23 @@ class Bookies:
             task.cancel()
         await asyncio.gather(*self._connecting, return_exceptions=True)
         for connection in list(self.connections.values()):
-            connection.close("this process closes")
+            connection.close("this process is closing it")
 
     def now_ms(self) -> int:
-        """Of the loop's clock, which is monotonic."""
+        """The time of the loop's clock, which is monotonic."""
         return int(self._loop.time() * 1000)
 
     # -- registrations -------------------------------------------------------------------------------------------
 
     def registered(self, bookie: str, address: Address, *, is_writable: bool) -> None:
-        """A bookie is there."""
+        """A bookie is registered."""
         self._reachable[bookie] = address
         if is_writable:
             self.addresses[bookie] = address
             self._unregistered.pop(bookie, None)
 
     def unregistered(self, bookie: str) -> None:
-        """A bookie is not there any more, or takes no new entries."""
+        """A bookie is no longer registered, or no longer takes new entries."""
         if self.addresses.pop(bookie, None) is not None:
             self._unregistered[bookie] = self._loop.time()
 
@@ -102,7 +102,7 @@ class Bookies:
         self._avoided[bookie] = self._loop.time() + AVOID_SECONDS
 
     def choose_ensemble(self, size: int) -> tuple[str, ...]:
-        """Bookies for a new ledger: fewer than ``size`` if there are not so many."""
+        """Bookies for a new ledger; fewer than ``size`` if there are fewer."""
         well = self._well(self.addresses)
         others = [bookie for bookie in self.addresses if bookie not in well]
         self._draw.shuffle(well)
@@ -115,12 +115,12 @@ class Bookies:
     # -- ledgers -------------------------------------------------------------------------------------------------
 
     def attach(self, ledger: int, target: AddTarget) -> None:
-        """What bookies answer to this ledger's adds goes there from now on, and time passes for it."""
+        """Deliver the answers to this ledger's adds, and ticks, to a target from now on."""
         self._targets[ledger] = target
         self._active[ledger] = None
 
     def detach(self, ledger: int, target: AddTarget) -> None:
-        """Unless another one was attached meanwhile."""
+        """Undo ``attach``, unless another target has been attached since."""
         if self._targets.get(ledger) is target:
             del self._targets[ledger]
             self._active.pop(ledger, None)
@@ -165,11 +165,11 @@ class Bookies:
             connection.read_batch(ledger, first, count, max_bytes, told, self._loop.time() + READ_SECONDS)
 
     async def connect(self, protocol: Callable[[], asyncio.BaseProtocol], address: Address) -> asyncio.BaseTransport:
-        """A connection for other requests. :raises OSError: the bookie cannot be reached."""
+        """Open a connection for other requests. :raises OSError: the bookie cannot be reached."""
         return await self._connect(protocol, *address)
 
     def address(self, bookie: str) -> Address | None:
-        """Where a bookie is, or was when it was last registered."""
+        """A bookie's last registered address."""
         return self._reachable.get(bookie)
 
     # -- inside --------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class Bookies:
         del self.connections[bookie]
         self.avoid(bookie)
         if not self._is_closed:
-            log.info("the connection to bookie %s ended: %s", bookie, why)
+            log.info("lost the connection to bookie %s: %s", bookie, why)
         for ledger, target in list(self._targets.items()):
             if bookie in target.ensemble:
                 target.lost(bookie, why)
@@ -211,10 +211,10 @@ class Bookies:
             try:
                 self.pass_time(self._loop.time())
             except Exception:
-                log.exception("time could not pass for some ledgers on bookies")
+                log.exception("a tick failed for some ledgers on bookies")
 
     def pass_time(self, now: float) -> None:
-        """What is due by the loop's clock: requests without an answer, bookies that went, ledgers that wait."""
+        """Do what is due by the loop's clock: time out requests, replace unregistered bookies, tick ledgers."""
         now_ms = int(now * 1000)
         for connection in list(self.connections.values()):
             connection.check_time(now)
@@ -235,7 +235,7 @@ class Bookies:
             for bookie in late.intersection(ensemble):
                 still_used = True
                 if any(other not in ensemble for other in self.addresses):
-                    target.lost(bookie, "it is not registered any more")
+                    target.lost(bookie, "it is no longer registered")
                     self._active[ledger] = None
         if not still_used:
             for bookie in late:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class BookieTls:
-    """Files for connections to bookies, PEM."""
+    """PEM files for connections to bookies."""
 
     ca_file: Path
     """Authorities that sign bookies' certificates."""
     certificate_file: Path | None = None
-    """Shown to bookies that ask for one."""
+    """The client certificate, for bookies that require one."""
     key_file: Path | None = None
 
     def context(self) -> ssl.SSLContext:

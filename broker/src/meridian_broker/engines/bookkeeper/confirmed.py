@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far ledgers came that stay open: left on bookies when a broker stops, and asked for by the next one."""
+"""The last confirmed entry (LAC) of open ledgers: written to bookies when a broker stops, read by the next one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class OpenLedgers:
         self._context = context
 
     async def confirmed(self, ledgers: dict[int, LedgerMetadata]) -> dict[int, int]:
-        """How far each surely came, as far as the bookies that answer know; -1 when none of them does."""
+        """The newest entry of each ledger that a bookie knows to be confirmed; -1: none."""
         found = {ledger: metadata.segments[-1].first - 1 for ledger, metadata in ledgers.items()}
         asked: defaultdict[str, list[int]] = defaultdict(list)
         for ledger, metadata in ledgers.items():
@@ -45,6 +45,7 @@ class OpenLedgers:
         return found
 
     async def leave(self, writings: Collection[Writing]) -> None:
+        """Write the LAC of ledgers that stay open to their bookies."""
         left: defaultdict[str, list[Request]] = defaultdict(list)
         for writing in writings:
             if writing.adding.confirmed >= 0 and not writing.is_closed:
@@ -55,7 +56,7 @@ class OpenLedgers:
         await asyncio.gather(*(self._exchange(bookie, requests) for bookie, requests in left.items()))
 
     async def _exchange(self, bookie: str, requests: Sequence[Request]) -> Sequence[Answer]:
-        """The answers; none if the bookie does not answer, since others know as much."""
+        """The answers; none if the bookie does not answer, since the other bookies know as much."""
         address = self._context.bookies.address(bookie)
         if address is None:
             return []
@@ -67,7 +68,7 @@ class OpenLedgers:
             return []
 
     async def length(self, ledger: int, metadata: LedgerMetadata, entry: int) -> int:
-        """Bytes of all entries up to this one, which is confirmed."""
+        """The bytes of all entries up to this one, which is confirmed. :raises LedgerUnreadable: no bookie has it."""
         if entry < 0:
             return 0
         for bookie in metadata.bookies_of(entry):
@@ -79,4 +80,4 @@ class OpenLedgers:
                     return parse_entry(ledger, answer.bodies[0], entry).length
                 except EntryDamaged:
                     continue
-        raise LedgerUnreadable(f"entry {entry} of ledger {ledger} cannot be read now: are the bookies running?")
+        raise LedgerUnreadable(f"entry {entry} of ledger {ledger} cannot be read: are the region's bookies running?")

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A connection to one bookie, in version 2 of the protocol.
 
-Adds are answered to their ledgers, found by the ledger's id; reads to whoever asked. An answer does not name its
-request, so two reads of one entry at a time share one request if they ask the same, and wait for each other if not.
+Answers to adds go to their ledger, found by its id; answers to reads go to their callers. An answer does not name its
+request, so concurrent reads of one entry share a request if they are the same, and queue behind each other otherwise.
 
-What is sent in one turn of the loop is one write. Adds are bounded in number and bytes: beyond that `add` refuses, and
-the ledger is told when there is room. A bookie that has too many refuses some, and one with a full write cache all.
+Everything sent in one turn of the loop is one write. Adds are bounded in number and bytes: beyond that `add` refuses,
+and the ledger is notified when there is room. A bookie that has too many refuses some adds; one whose write cache is
+full refuses all.
 """
 
 from __future__ import annotations
@@ -33,23 +34,23 @@ from meridian_broker.engines.bookkeeper.ports import Packet
 from meridian_broker.ledgers.notifying import notify_all
 
 ADDS_MAX: Final = 5_000
-"""Unanswered adds of one connection. A bookie refuses those beyond 10,000 of all its clients' in one thread."""
+"""Unanswered adds on one connection. A bookie refuses more than 10,000, from all its clients, per thread."""
 UNSENT_BYTES_MAX: Final = 8 << 20
-"""Of adds that the socket has not taken yet, beyond which no more are."""
+"""Bytes of adds not yet taken by the socket, beyond which no more are accepted."""
 READS_MAX: Final = 10_000
-"""Unanswered reads, given up or not, until the connection is taken for broken."""
+"""Unanswered reads, abandoned ones included, beyond which the connection counts as broken."""
 FRAME_BYTES_MAX: Final = 64 << 20
-"""Larger answers are none. Bookies allow 5 MiB for a batch unless they are set otherwise."""
+"""A larger answer breaks the protocol. Bookies limit a batch to 5 MiB by default."""
 BUFFER_BYTES: Final = 256 << 10
-"""Of received data; it grows for an answer that is larger."""
+"""Size of the receive buffer, which grows for a larger answer."""
 BUFFER_KEPT_BYTES: Final = 2 << 20
-"""A larger buffer is given back when it is empty."""
+"""A buffer larger than this is released once it is empty."""
 
 log = logging.getLogger(__name__)
 
 _LENGTH = Struct(">I")
 _ADD_ANSWER = Struct(">IIIqq")
-"""Length and header of the answer to an add, its code, ledger and entry."""
+"""An add's answer: length, header, code, ledger and entry."""
 _ADD_ANSWER_LENGTH: Final = _ADD_ANSWER.size - _LENGTH.size
 _ADD_HEADER: Final = 2 << 24 | Operation.ADD << 16
 _CODES: Final = {int(code): code for code in Code if code >= 0}
@@ -97,8 +98,8 @@ class BookieConnection(asyncio.BufferedProtocol):
         self, bookie: str, ledgers: dict[int, AddTarget], lost: Callable[[BookieConnection, str], None]
     ) -> None:
         """
-        :param ledgers: who adds are answered to; shared with all connections.
-        :param lost: hears once that the connection is closed, and why.
+        :param ledgers: where answers to adds go; shared by all connections.
+        :param lost: called once, with the reason, when the connection is closed.
         """
         self.bookie = bookie
         self._ledgers = ledgers
@@ -113,11 +114,11 @@ class BookieConnection(asyncio.BufferedProtocol):
         self._is_paused = False
         """The socket takes no more."""
         self._adds = 0
-        """Unanswered ones."""
+        """How many adds are unanswered."""
         self._waiting: dict[int, None] = {}
-        """Ledgers that were refused an add, in order."""
+        """Ledgers whose last add was refused, in order."""
         self._reads: dict[tuple[int, int], deque[_Read]] = {}
-        """By ledger and entry; the first of each is under way."""
+        """By ledger and entry; the first of each is in flight."""
         self._batches: dict[int, _Read] = {}
         self._next_request = 0
         self._buffer = memoryview(bytearray(BUFFER_BYTES))
@@ -127,7 +128,7 @@ class BookieConnection(asyncio.BufferedProtocol):
     # -- requests ------------------------------------------------------------------------------------------------
 
     def add(self, ledger: int, packet: Packet) -> bool:
-        """Send an add. False: there are too many under way; the ledger hears when there is room."""
+        """Send an add. False: too many are in flight; the ledger's ``room`` is called when there is room."""
         if self._adds >= ADDS_MAX or self._out_bytes >= UNSENT_BYTES_MAX or self._is_paused:
             self._waiting[ledger] = None
             return False
@@ -139,11 +140,11 @@ class BookieConnection(asyncio.BufferedProtocol):
         return True
 
     def read(self, ledger: int, entry: int, flags: Flags, key: bytes, told: Told, until: float) -> None:
-        """``told`` hears the answer; Code.NO_ANSWER when there is none by ``until``, of the loop's clock."""
+        """``told`` is called with the answer; ``Code.NO_ANSWER`` if there is none by ``until``, on the loop's clock."""
         line = self._reads.setdefault((ledger, entry), deque())
         for read in line:
             if read.flags == flags:
-                if not read.told:  # given up, but its answer may come yet
+                if not read.told:  # abandoned, but its answer may still come
                     read.until = until
                 read.told.append(told)
                 return
@@ -161,8 +162,8 @@ class BookieConnection(asyncio.BufferedProtocol):
         self._write(frame)
 
     def check_time(self, now: float) -> None:
-        """Answer the reads whose time is over. The bookie may still answer them. One without an id stays in its line so
-        that a late answer is not taken for one to a later question about the same entry, which may have fenced."""
+        """Time out reads. The bookie may still answer them: a read without a request id stays in its queue, so that a
+        late answer is not mistaken for the answer to a later read of the same entry, which may fence."""
         numbers = [number for number, read in self._batches.items() if read.until <= now]
         late = [self._batches.pop(number) for number in numbers]
         late += [read for line in self._reads.values() for read in line if read.until <= now and read.told]
@@ -173,7 +174,7 @@ class BookieConnection(asyncio.BufferedProtocol):
             self.close(f"no answer to more than {READS_MAX} reads")
 
     def close(self, why: str) -> None:
-        """Close it, and answer everything that is under way."""
+        """Close it, and fail every read in flight."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -183,7 +184,7 @@ class BookieConnection(asyncio.BufferedProtocol):
         self._batches.clear()
         self._reads.clear()
         self._out.clear()
-        self._lost(self, why)  # first: who is answered below may ask this bookie again, on another connection
+        self._lost(self, why)  # first: a caller answered below may ask this bookie again, on another connection
         for read in reads:
             _answer(read, Answer(read.operation, Code.DISCONNECTED, read.ledger, read.entry, -1, []))
 
@@ -194,7 +195,7 @@ class BookieConnection(asyncio.BufferedProtocol):
     # -- asyncio -------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's are of other classes
+        self._transport = cast("asyncio.Transport", transport)  # uvloop has its own transport classes
         self._transport.set_write_buffer_limits(UNSENT_BYTES_MAX)
         if self._is_closed:
             self._transport.abort()
@@ -222,7 +223,7 @@ class BookieConnection(asyncio.BufferedProtocol):
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _take_frames(self) -> int:
-        """Answer everything that is complete. Returns where the rest begins."""
+        """Handle every complete frame. Returns where the rest begins."""
         at = 0
         while self._end - at >= _LENGTH.size and not self._is_closed:
             at = self._take_adds(at)
@@ -239,7 +240,7 @@ class BookieConnection(asyncio.BufferedProtocol):
         return at
 
     def _take_adds(self, at: int) -> int:
-        """Answers to adds that follow each other are told together. Returns where they end."""
+        """Handle a run of consecutive answers to adds together. Returns where it ends."""
         acked: dict[int, list[int]] = {}
         refused: list[tuple[int, int, int]] = []
         whole = (self._end - at) // _ADD_ANSWER.size * _ADD_ANSWER.size
@@ -274,7 +275,7 @@ class BookieConnection(asyncio.BufferedProtocol):
             if not line:
                 return
             read = line.popleft()
-            while line and not line[0].told:  # was never sent, and nobody waits for it any more
+            while line and not line[0].told:  # never sent, and abandoned
                 line.popleft()
             if line:
                 self._write(line[0].frame)
@@ -285,7 +286,7 @@ class BookieConnection(asyncio.BufferedProtocol):
             raise BadFrame(f"an answer to operation {answer.operation}")
 
     def _keep(self, done: int) -> None:
-        """Move what is left to the buffer's front, and make the buffer large enough for it."""
+        """Move the rest to the front of the buffer, and make the buffer large enough for its frame."""
         left = self._end - done
         wanted = BUFFER_BYTES
         if left >= _LENGTH.size:
@@ -333,11 +334,11 @@ class BookieConnection(asyncio.BufferedProtocol):
 
 @contextmanager
 def _surviving(ledger: int) -> Iterator[None]:
-    """An error of one ledger's callbacks is logged: the other answers are for others."""
+    """Log an error of one ledger's callbacks, so that other ledgers still get their answers."""
     try:
         yield
     except Exception:
-        log.exception("what became of entries of ledger %d could not be handled", ledger)
+        log.exception("answers to adds of ledger %d could not be handled", ledger)
 
 
 def _answer(read: _Read, answer: Answer) -> None:

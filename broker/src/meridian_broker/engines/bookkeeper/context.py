@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all parts of the store share: etcd's table of ledgers, the bookies, this process's writers, and its tasks."""
+"""What all parts of the store share: the ledger table in etcd, the bookies, this process's writers, and its tasks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from meridian_broker.ledgers.storage import StorageFigures
 from meridian_broker.ledgers.store import LedgerDeleted, LedgerError, LedgerInfo, LedgerNotFound
 
 FRAME_OVERHEAD: Final = 64
-"""Of a bookie's largest frame, what is not an entry's data."""
+"""Bytes of a bookie's largest frame that are not an entry's data."""
 GONE_MAX: Final = 10_000
-"""Deleted ledgers whose readers are told so, although bookies may still have the entries."""
+"""Deleted ledgers that are remembered so that their readers fail, although bookies may still have the entries."""
 
 log = logging.getLogger(__name__)
 
@@ -30,18 +30,18 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class BookKeeperSettings:
     ensemble: int = 3
-    """Bookies that store each entry; fewer if there are not so many, but never fewer than ``ack_quorum``."""
+    """Bookies that store each entry; fewer if fewer are available, but at least ``ack_quorum``."""
     ack_quorum: int = 2
-    """So many have synced an entry when it is confirmed."""
+    """How many bookies must have synced an entry before it is confirmed."""
     password: bytes = b""
-    """Written into each new ledger's metadata. No secret: it keeps clients from mistaking one ledger for another."""
+    """Written into each new ledger's metadata. Not a secret: it keeps clients from confusing ledgers."""
     frame_bytes_max: int = 5 * 1024 * 1024 + 10 * 1024
-    """The bookies' ``nettyMaxFrameSizeBytes``. A bookie closes the connection of whoever sends more."""
+    """The bookies' ``nettyMaxFrameSizeBytes``. A bookie closes the connection of a client that sends more."""
     limits: AddLimits = field(default_factory=AddLimits)
 
 
 class BookiePorts:
-    """One ledger's way to the bookies (``ports.LinkPort`` and ``ports.AskPort``)."""
+    """One ledger's access to the bookies (``ports.LinkPort`` and ``ports.AskPort``)."""
 
     def __init__(self, ledger: int, key: bytes, bookies: Bookies) -> None:
         self._key = key
@@ -103,12 +103,12 @@ class StoreContext:
         self.settings = settings
         self._loop = asyncio.get_running_loop()
         self.writings: dict[int, Writing] = {}
-        """Of ledgers that this process created and nobody closed."""
+        """Writers of the ledgers that this process created and that are still open."""
         self._ended = Counts()
-        """Of writers that are closed."""
+        """Totals of closed writers."""
         self.reads = ReadCounts()
         self.ledgers: int | None = None
-        """How many there are in etcd; None: not known yet."""
+        """How many ledgers are in etcd; None: not known yet."""
         self._gone: dict[int, None] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self.is_closed = False
@@ -116,10 +116,10 @@ class StoreContext:
     def check_open(self) -> None:
         """:raises LedgerError: the store was closed."""
         if self.is_closed:
-            raise LedgerError(f"the ledgers on the bookies of etcd at {self.table.where} were closed")
+            raise LedgerError(f"the store of ledgers on the bookies of etcd at {self.table.where} is closed")
 
     async def find(self, ledger: int) -> Versioned:
-        """Its metadata. :raises LedgerNotFound: there is no such ledger; LedgerDeleted: not any more."""
+        """A ledger's metadata. :raises LedgerNotFound: it never existed; LedgerDeleted: it was deleted."""
         stored = await self.table.read(ledger)
         if stored is not None:
             return stored
@@ -128,11 +128,11 @@ class StoreContext:
         raise LedgerNotFound(f"there is no ledger {ledger} in etcd at {self.table.where}: it was never created")
 
     def is_gone(self, ledger: int) -> bool:
-        """This process deleted it."""
+        """Whether this process deleted it."""
         return ledger in self._gone
 
     def gone(self, ledger: int) -> None:
-        """Take note that it was deleted."""
+        """Note that it was deleted."""
         self._gone[ledger] = None
         if len(self._gone) > GONE_MAX:
             del self._gone[next(iter(self._gone))]
@@ -140,7 +140,7 @@ class StoreContext:
     # -- writers -------------------------------------------------------------------------------------------------
 
     def begin_writing(self, ledger: int, stored: Versioned) -> Writing:
-        """The writer of a ledger that was just created."""
+        """Make the writer of a ledger that was just created."""
         ports = BookiePorts(ledger, master_key(stored.metadata.password), self.bookies)
         writing = Writing(
             *(ledger, stored, ports, self.metadata_port(ledger), self.settings.limits),
@@ -152,21 +152,21 @@ class StoreContext:
         return writing
 
     def forget(self, writing: Writing) -> None:
-        """Its ledger is closed, or somebody else's."""
+        """Forget a writer whose ledger is closed or was taken over."""
         self.bookies.detach(writing.ledger, writing.adding)
         if self.writings.get(writing.ledger) is writing:
             del self.writings[writing.ledger]
             self._ended = self._ended.plus(_count(writing))
 
     async def idle(self, writing: Writing) -> None:
-        """Wait until every entry of a writer is confirmed or failed. The core bounds that when bookies are away."""
+        """Wait until every entry of a writer is confirmed or failed. The core bounds the wait if bookies fail."""
         await self.answer(lambda told: writing.adding.when_idle(partial(told, None)))
 
     def metadata_port(self, ledger: int) -> LedgerMetadataPort:
         return LedgerMetadataPort(self.table, ledger, self.spawn)
 
     def figures(self) -> StorageFigures:
-        """Numbers for metrics. Adding counts nothing by itself: a writer knows how far it came."""
+        """Numbers for metrics. Adding does no counting of its own: they derive from the state of the writers."""
         total, pending = self._ended, 0
         for writing in self.writings.values():
             total = total.plus(_count(writing))
@@ -180,7 +180,7 @@ class StoreContext:
     # -- waiting and tasks ---------------------------------------------------------------------------------------
 
     async def answer(self, ask: Callable[[Callable[[Any], None]], object]) -> Any:
-        """Call ``ask`` with a callback, and wait for the callback's argument."""
+        """Call ``ask`` with a callback, and wait for the argument the callback gets."""
         heard: asyncio.Future[Any] = self._loop.create_future()
 
         def told(answer: Any) -> None:

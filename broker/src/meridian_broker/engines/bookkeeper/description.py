@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A region's BookKeeper in one line of JSON, so that another process of this machine can find it.
+"""A region's BookKeeper in one line of JSON, so that another process on this machine can find it.
 
-It names the files with credentials for etcd and never their content, because arguments of processes are public.
+It names the files with the credentials for etcd, never their content, because command lines are public.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FILES: Final = ("password_file", *TLS_FILES)
 
 
 def described(urls: str, region: str, login: Login, tls: BookieTls | None) -> str:
-    """:param urls: of the region's etcd."""
+    """:param urls: the addresses of the region's etcd."""
     storage: dict[str, Any] = {"etcd": urls, "region": region, "user": login.user, **_files(login, FILES)}
     if tls is not None:
         storage["bookies"] = _files(tls, TLS_FILES)

@@ -4,8 +4,8 @@
     ledger i64 | entry i64 | last confirmed i64 | length i64 | CRC32C u32 | data
 
 *Last confirmed* is the newest entry that the writer knew to be on an ack quorum when it sent this one. *Length* is the
-sum of the sizes of all data up to and including this entry's. The checksum covers header and data, and bookies do not
-check it: whoever reads does.
+sum of the sizes of all data up to and including this entry's. The checksum covers header and data; readers check it,
+bookies do not.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ class StoredEntry(NamedTuple):
 
 
 def entry_header(ledger: int, entry: int, last_confirmed: int, length: int, data: bytes) -> bytes:
-    """Everything of a stored entry but its data."""
+    """A stored entry without its data: header and checksum."""
     header = _HEADER.pack(ledger, entry, last_confirmed, length)
     return header + _CHECKSUM.pack(crc32c(data, crc32c(header)))
 
 
 def parse_entry(ledger: int, body: bytes, entry: int | None = None) -> StoredEntry:
     """
-    :param entry: the one that was asked for; None: any of the ledger's.
-    :raises EntryDamaged: its checksum fails, or it is another one.
+    :param entry: the one that was asked for; None: any entry of the ledger.
+    :raises EntryDamaged: its checksum is wrong, or it is another entry.
     """
     if len(body) < OVERHEAD:
-        raise EntryDamaged(f"{len(body)} bytes, fewer than an entry has")
+        raise EntryDamaged(f"{len(body)} bytes are too few for an entry")
     header = body[: _HEADER.size]
     of_ledger, number, last_confirmed, length = _HEADER.unpack(header)
     data = body[OVERHEAD:]
     if _CHECKSUM.unpack_from(body, _HEADER.size)[0] != crc32c(data, crc32c(header)):
-        raise EntryDamaged("its checksum fails")
+        raise EntryDamaged("its checksum is wrong")
     if of_ledger != ledger or (number != entry and entry is not None):
         raise EntryDamaged(f"it is entry {number} of ledger {of_ledger}")
     if number < 0 or not -1 <= last_confirmed < number:
@@ -61,7 +61,7 @@ def parse_entry(ledger: int, body: bytes, entry: int | None = None) -> StoredEnt
 
 
 def explicit_lac(ledger: int, last_confirmed: int) -> bytes:
-    """What a writer leaves on bookies so that others know how far it came, though no later entry says so."""
+    """An explicit LAC, which a writer stores on bookies to show how far it got when no later entry does."""
     body = _LAC.pack(ledger, last_confirmed)
     return body + _CHECKSUM.pack(crc32c(body))
 
@@ -69,8 +69,8 @@ def explicit_lac(ledger: int, last_confirmed: int) -> bytes:
 def parse_explicit_lac(ledger: int, body: bytes) -> int:
     """:raises EntryDamaged: it is damaged, or another ledger's."""
     if len(body) != _LAC.size + _CHECKSUM.size:
-        raise EntryDamaged(f"{len(body)} bytes are no last confirmed entry")
+        raise EntryDamaged(f"{len(body)} bytes are not an explicit LAC")
     of_ledger, last_confirmed = _LAC.unpack_from(body)
     if of_ledger != ledger or _CHECKSUM.unpack_from(body, _LAC.size)[0] != crc32c(body[: _LAC.size]):
-        raise EntryDamaged("a last confirmed entry is damaged")
+        raise EntryDamaged("the explicit LAC is damaged")
     return int(last_confirmed)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What callers hold of one ledger: its writer, or a reader of it."""
+"""The handles of one ledger that callers get: its writer, and its readers."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class BookKeeperWriter:
 
 
 class BookKeeperReader:
-    """See `meridian_broker.ledgers.store.Reader`. Of a ledger that another broker writes it knows what was confirmed
-    when it was opened."""
+    """See `meridian_broker.ledgers.store.Reader`. If another broker writes the ledger, the reader sees only what was
+    confirmed when it was opened."""
 
     def __init__(
         self, context: StoreContext, ledger: int, metadata: LedgerMetadata, confirmed: int, writing: Writing | None
     ) -> None:
-        """:param writing: the ledger's writer, if it is in this process: it knows better what is confirmed."""
+        """:param writing: the ledger's writer, if it is in this process: it knows what is confirmed now."""
         self._context = context
         self._ledger = ledger
         self._metadata = metadata
@@ -104,7 +104,7 @@ class BookKeeperReader:
         return entries
 
     async def _has_moved(self) -> bool:
-        """Whether other bookies store it now than this reader knew. :raises LedgerNotFound: it was deleted."""
+        """Whether its ensembles changed since this reader last looked. :raises LedgerNotFound: it was deleted."""
         stored = await self._context.find(self._ledger)
         has_moved = stored.metadata.segments != self._metadata.segments
         self._metadata = stored.metadata

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last confirmed entry of ledgers that stay open: left on bookies when a writer stops, asked for by other readers.
+"""Requests that write and read the last confirmed entry (LAC) of open ledgers.
 
-An entry says only what was confirmed before it was sent, so of the newest entries no later one says that they are
-confirmed. These two requests exist in version 3 of the protocol alone. On a connection where a bookie has heard version
-2 it understands version 3 no more, so they have connections of their own, which live as long as one exchange.
+An entry carries only the LAC at the time it was sent, so no entry shows that the newest ones are confirmed. A writer
+that stops therefore stores an explicit LAC on the bookies, for other readers. Both requests exist only in version 3 of
+the protocol. A bookie that has received version 2 on a connection no longer understands version 3 there, so they use
+connections of their own, one per exchange.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ VERSION: Final = 3
 WRITE_LAC: Final = 6
 READ_LAC: Final = 7
 UNDER_WAY: Final = 100
-"""Requests sent before the first is answered."""
+"""Requests in flight at once."""
 ANSWER_BYTES_MAX: Final = 64 << 20
 
 _LENGTH = Struct(">I")
@@ -59,7 +60,7 @@ def read_request(ledger: int) -> Request:
 
 
 def last_confirmed(ledger: int, answer: Answer) -> int:
-    """The newest entry that the answer to a ``read_request`` shows to be confirmed; -1: none."""
+    """The newest entry that the answer to a ``read_request`` shows as confirmed; -1: none."""
     found = -1
     try:
         if answer.read_lac.explicit_body:
@@ -75,7 +76,7 @@ def last_confirmed(ledger: int, answer: Answer) -> int:
 
 
 async def exchange(open_connection: OpenConnection, requests: Iterable[Request], seconds: float) -> list[Answer]:
-    """The answers to requests, in their order. :raises NoAnswer: there were not all of them in time."""
+    """The answers to requests, in their order. :raises NoAnswer: not all of them came in time."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(loop=loop)
     protocol = asyncio.StreamReaderProtocol(reader, loop=loop)

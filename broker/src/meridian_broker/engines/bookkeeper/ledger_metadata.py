@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A ledger's metadata as BookKeeper's own tools read and write it in etcd, and the changes a ledger's life consists of.
+"""A ledger's metadata as BookKeeper's own tools read and write it in etcd, and the changes of state of a ledger.
 
     OPEN -> CLOSED                       its writer seals it
-    OPEN -> IN_RECOVERY -> CLOSED        somebody else recovers it
+    OPEN -> IN_RECOVERY -> CLOSED        another client recovers it
 
-Each change is written by compare-and-set against the version that was read, because others write here too: a recovery
-by another broker, and BookKeeper's AutoRecovery, which exchanges bookies even in ledgers that are closed.
+Each change is a compare-and-set against the version that was read, because there are other writers: recoveries by other
+brokers, and BookKeeper's AutoRecovery, which replaces bookies even in closed ledgers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ AFTER_LEDGER_KEYS: Final = b"/ledgers/:"
 LEDGER_ID_MAX: Final = (1 << 63) - 1
 
 _SHORT_IDS_END: Final = (1 << 31) - 1
-"""Ids below have keys of three levels, ids from here on of five."""
+"""Ids below have keys with three levels, ids from here on with five."""
 _MAGIC: Final = b"BookieMetadataFormatVersion\t"
 _VERSION_LINE: Final = _MAGIC + b"3\n"
 
@@ -49,7 +49,7 @@ class LedgerState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """From ``first`` on, until the next segment, these bookies store the ledger's entries."""
+    """The bookies that store the ledger's entries from ``first`` up to the next segment."""
 
     first: int
     ensemble: tuple[str, ...]
@@ -62,15 +62,15 @@ class LedgerMetadata:
     segments: tuple[Segment, ...]
     state: LedgerState = LedgerState.OPEN
     last_entry: int = -1
-    """Of a closed ledger; -1: none, or not closed."""
+    """The last entry of a closed ledger; -1: none, or not closed."""
     length: int = 0
-    """Bytes of all entries of a closed ledger."""
+    """The bytes of all entries of a closed ledger."""
     password: bytes = b""
     digest: LedgerMetadataFormat.Digest = LedgerMetadataFormat.CRC32C
     created_ms: int = 0
     custom: tuple[tuple[str, bytes], ...] = ()
     unknown: bytes = field(default=b"", repr=False)
-    """Fields of newer versions, to be written back."""
+    """Fields of newer versions, kept to be written back."""
 
     @property
     def ensemble_size(self) -> int:
@@ -78,7 +78,7 @@ class LedgerMetadata:
 
     @property
     def fence(self) -> int | None:
-        """The highest owner epoch that wrote it; None: it is no ledger of ours."""
+        """The highest owner epoch that wrote it; None: Meridian did not create it."""
         found = dict(self.custom).get(FENCE)
         return int(found) if found is not None and found.isdigit() else None
 
@@ -93,15 +93,15 @@ class LedgerMetadata:
 
     @property
     def region(self) -> str:
-        """The region that made it; empty: it is no ledger of ours."""
+        """The region that created it; empty: Meridian did not."""
         return dict(self.custom).get(REGION, b"").decode(errors="replace")
 
     def segment_of(self, entry: int) -> Segment:
-        """The segment that ``entry`` is in, or would be in."""
+        """The segment that contains ``entry``, or would contain it."""
         return next(segment for segment in reversed(self.segments) if segment.first <= max(entry, 0))
 
     def bookies_of(self, entry: int) -> tuple[str, ...]:
-        """Who stores an entry. Entries are dealt round the ensemble when it is larger than the write quorum."""
+        """The bookies that store an entry. Entries are striped when the ensemble is larger than the write quorum."""
         ensemble = self.segment_of(entry).ensemble
         if self.write_quorum == len(ensemble):
             return ensemble
@@ -110,7 +110,7 @@ class LedgerMetadata:
     # -- changes -------------------------------------------------------------------------------------------------
 
     def with_ensemble(self, first: int, ensemble: Sequence[str]) -> LedgerMetadata:
-        """Other bookies from entry ``first`` on. A segment that begins there has nothing confirmed: it is replaced."""
+        """Other bookies from entry ``first`` on. They replace a segment that begins there: none of it is confirmed."""
         if first < self.segments[-1].first:
             raise ValueError(f"segment at {first} before the last one at {self.segments[-1].first}")
         kept = self.segments[:-1] if self.segments[-1].first == first else self.segments
@@ -120,7 +120,7 @@ class LedgerMetadata:
         return replace(self.with_custom(FENCE, b"%d" % fence), state=LedgerState.IN_RECOVERY)
 
     def closed(self, last_entry: int, length: int) -> LedgerMetadata:
-        """Segments beyond the last entry go, except the first."""
+        """Closed after ``last_entry``. Segments beyond it are removed, except the first."""
         kept = tuple(segment for segment in self.segments if segment.first <= max(last_entry, 0))
         return replace(self, state=LedgerState.CLOSED, last_entry=last_entry, length=length, segments=kept)
 
@@ -154,14 +154,14 @@ def encode(metadata: LedgerMetadata) -> bytes:
 
 
 def decode(value: bytes) -> LedgerMetadata:
-    """:raises BadMetadata: it is not understood."""
+    """:raises BadMetadata: it cannot be understood."""
     if not value.startswith(_VERSION_LINE):
         line = value.split(b"\n", 1)[0][:60]
-        raise BadMetadata(f"its metadata begin with {line!r}, and this client knows format version 3 only")
+        raise BadMetadata(f"its metadata begins with {line!r}, and this client knows only format version 3")
     try:
         size, at = read_varint(value, len(_VERSION_LINE))
         if at + size != len(value):
-            raise BadMetadata(f"its metadata are cut short: {len(value) - at} bytes instead of {size}")
+            raise BadMetadata(f"its metadata has {len(value) - at} bytes instead of {size}")
         message = LedgerMetadataFormat.FromString(value[at:])
     except (DecodeError, ValueError, IndexError) as error:
         raise BadMetadata(f"its metadata cannot be parsed: {error}") from error
@@ -199,7 +199,7 @@ def _check(message: LedgerMetadataFormat, segments: tuple[Segment, ...]) -> None
 
 
 def ledger_key(ledger: int) -> bytes:
-    """Where a ledger's metadata are."""
+    """The key of a ledger's metadata."""
     if not 0 <= ledger <= LEDGER_ID_MAX:
         raise ValueError(f"ledger ids are 0 to {LEDGER_ID_MAX}, not {ledger}")
     if ledger < _SHORT_IDS_END:
@@ -210,7 +210,7 @@ def ledger_key(ledger: int) -> bytes:
 
 
 def ledger_of(key: bytes) -> int | None:
-    """The ledger whose key it is; None: another key, or a folder."""
+    """The ledger that a key belongs to; None: it is another kind of key."""
     parts = key.removeprefix(ROOT).split(b"/")
     if not parts[-1].startswith(b"L") or len(parts) not in (3, 5):
         return None
@@ -221,9 +221,9 @@ def ledger_of(key: bytes) -> int | None:
 
 
 def bookie_address(registration: bytes, bookie: str) -> tuple[str, int]:
-    """Host and port of a registered bookie. Without an endpoint, its id says them.
+    """Host and port of a registered bookie, from its endpoint or, without one, from its id.
 
-    :raises BadMetadata: neither does.
+    :raises BadMetadata: neither has them.
     """
     try:
         endpoints = BookieRegistration.FromString(registration).endpoint

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What BookKeeper keeps in etcd: the metadata of ledgers, and which bookies are there; and our list of deleted ledgers.
+"""What BookKeeper keeps in etcd, ledger metadata and bookie registrations, and our list of deleted ledgers.
 
-BookKeeper's keys are at the root of etcd, so an etcd holds one BookKeeper. A deleted ledger leaves a *tombstone* among
-our own keys, written in the same transaction: its id must not be used again (R1), since bookies would still have its
-fence and maybe its entries.
+BookKeeper's keys are at the root of etcd, so an etcd holds one BookKeeper cluster. A deleted ledger leaves a
+*tombstone* among our own keys, written in the same transaction: its id must not be used again (R1), because bookies
+still have its fence and perhaps its entries.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class LedgerTable:
     # -- one ledger ----------------------------------------------------------------------------------------------
 
     async def create(self, ledger: int, metadata: LedgerMetadata) -> Versioned | None:
-        """None: the id is or was in use. :raises LedgerError: etcd did not do it, or it is not known whether it did."""
+        """Create it. None: the id is or was in use. :raises LedgerError: etcd failed, perhaps after it was created."""
         key = ledger_key(ledger)
         request = rpc.TxnRequest(
             compare=[_is_at(key, 0), _is_at(self._tombstone(ledger), 0)],
@@ -73,7 +73,7 @@ class LedgerTable:
         return Versioned(metadata, answer.header.revision) if answer.succeeded else None
 
     async def read(self, ledger: int) -> Versioned | None:
-        """None: there is none. :raises LedgerError: etcd did not answer, or its metadata cannot be understood."""
+        """Its metadata. None: there is none. :raises LedgerError: etcd did not answer, or it cannot be understood."""
         try:
             answer = await self._together.read(ledger_key(ledger), f"reading ledger {ledger}", REQUEST_TIMEOUT)
         except MetadataError as error:
@@ -83,7 +83,7 @@ class LedgerTable:
         return Versioned(_decoded(ledger, answer.kvs[0].value), answer.kvs[0].mod_revision)
 
     async def is_deleted(self, ledger: int) -> bool:
-        """Whether there was one."""
+        """Whether the ledger existed and was deleted."""
         try:
             doing = f"asking for ledger {ledger}"
             answer = await self._together.read(self._tombstone(ledger), doing, REQUEST_TIMEOUT)
@@ -92,9 +92,9 @@ class LedgerTable:
         return bool(answer.kvs)
 
     async def write(self, ledger: int, metadata: LedgerMetadata, version: int) -> int | None:
-        """The new version; None: the ledger is not at ``version`` any more.
+        """Write it. Returns the new version; None: the ledger is no longer at ``version``.
 
-        :raises LedgerError: etcd did not do it, or it is not known whether it did.
+        :raises LedgerError: etcd failed, perhaps after it was written.
         """
         key = ledger_key(ledger)
         request = rpc.TxnRequest(compare=[_is_at(key, version)], success=[_put(key, encode(metadata))])
@@ -102,7 +102,7 @@ class LedgerTable:
         return int(answer.header.revision) if answer.succeeded else None
 
     async def delete(self, ledger: int, version: int, now_ms: int) -> bool:
-        """Delete it, for good. False: it is not at ``version`` any more. :raises LedgerError: as ``write``."""
+        """Delete it for good. False: it is no longer at ``version``. :raises LedgerError: as ``write``."""
         key = ledger_key(ledger)
         gone = rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=key))
         request = rpc.TxnRequest(
@@ -113,7 +113,7 @@ class LedgerTable:
     # -- all of them ---------------------------------------------------------------------------------------------
 
     async def ledgers(self) -> AsyncIterator[tuple[int, LedgerMetadata]]:
-        """Every ledger that the region made. One whose metadata cannot be understood is logged and left out.
+        """Every ledger that the region created. One whose metadata cannot be understood is logged and left out.
 
         :raises LedgerError: etcd did not answer.
         """
@@ -140,7 +140,7 @@ class LedgerTable:
             at = answer.kvs[-1].key + b"\x00"
 
     async def count(self) -> int:
-        """How many there are, also those that somebody else made. :raises LedgerError: etcd did not answer."""
+        """How many ledgers there are, from all clients. :raises LedgerError: etcd did not answer."""
         request = rpc.RangeRequest(key=FIRST_LEDGER_KEY, range_end=AFTER_LEDGER_KEYS, count_only=True)
         try:
             answer = await self._channel.read(request, "counting ledgers", REQUEST_TIMEOUT)
@@ -149,11 +149,11 @@ class LedgerTable:
         return int(answer.count)
 
     async def forget_deleted(self, before_ms: int) -> int:
-        """Remove tombstones that are older, the first ones of at most ``PAGE``; returns how many.
+        """Remove tombstones older than that, at most ``PAGE``. Returns how many.
 
-        Ids of new ledgers follow the clock, so none comes as low again.
+        The ids of new ledgers follow the clock, so such a low id does not come again.
 
-        :raises LedgerError: etcd did not do it, or it is not known whether it did.
+        :raises LedgerError: etcd failed, perhaps after they were removed.
         """
         first = self._tombstones.encode()
         request = rpc.RangeRequest(key=first, range_end=after_prefix(self._tombstones).encode(), limit=PAGE)
@@ -171,7 +171,7 @@ class LedgerTable:
     # -- bookies -------------------------------------------------------------------------------------------------
 
     async def follow(self, bookies: Bookies, ready: asyncio.Event) -> None:
-        """Tell ``bookies`` who is registered, forever. ``ready`` is set once it knows of all."""
+        """Keep ``bookies`` informed of registrations, forever. ``ready`` is set once it knows all of them."""
         while True:
             try:
                 async for changes in EtcdWatch(self._channel, AVAILABLE, len(AVAILABLE)).changes():
@@ -181,7 +181,7 @@ class LedgerTable:
                     for change in changes:
                         _tell(bookies, change)
             except MetadataError as error:
-                log.warning("bookies that come and go are not noticed for now: %s", error)
+                log.warning("changes of bookie registrations go unnoticed for now: %s", error)
                 await asyncio.sleep(WATCH_AGAIN_SECONDS)
 
     async def _tell_all(self, bookies: Bookies) -> None:
@@ -206,10 +206,10 @@ class LedgerTable:
 
 
 class LedgerMetadataPort:
-    """One ledger's metadata, as the core asks for them (``ports.MetadataPort``)."""
+    """One ledger's metadata, as the core asks for it (``ports.MetadataPort``)."""
 
     def __init__(self, table: LedgerTable, ledger: int, spawn: Callable[[Any, str], None]) -> None:
-        """:param spawn: runs a coroutine as a task that somebody owns, under a name."""
+        """:param spawn: runs a coroutine as a named task that has an owner."""
         self._table = table
         self._ledger = ledger
         self._spawn = spawn
@@ -255,7 +255,7 @@ def _decoded(ledger: int, value: bytes) -> LedgerMetadata:
 
 
 def _tell(bookies: Bookies, change: Change) -> None:
-    """A registration came, changed or went. Its path is the bookie's id, below a folder if it is read-only."""
+    """A registration was added, changed or removed. Its path is the bookie's id, in a folder if it is read-only."""
     folder, _, bookie = change.path.rpartition("/")
     if not bookie or bookie == READ_ONLY or folder not in ("", READ_ONLY):
         return
@@ -266,6 +266,6 @@ def _tell(bookies: Bookies, change: Change) -> None:
     try:
         address = bookie_address(change.record.value, bookie)
     except BadMetadata as error:
-        log.warning("a bookie is not used: %s", error)
+        log.warning("ignoring a bookie: %s", error)
         return
     bookies.registered(bookie, address, is_writable=not folder)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ledgers on bookies, read by another process than their broker: the export's child.
+"""Ledgers on bookies, read by a process other than their broker: the export's child process.
 
-The broker tells up to which entry it may read, because nobody else knows what is confirmed in a ledger that is open.
+The broker passes the last entry to read, because only it knows what is confirmed in an open ledger.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class OutsideBookKeeper:
     def __init__(self, store: BookKeeperLedgerStore) -> None:
         self._store = store
         self._reader: BookKeeperReader | None = None
-        """Of the ledger that was read last."""
+        """The reader of the ledger that was read last."""
 
     @classmethod
     async def connect(cls, storage: Mapping[str, Any]) -> OutsideBookKeeper:

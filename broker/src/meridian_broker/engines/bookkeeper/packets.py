@@ -2,8 +2,8 @@
 """Version 2 of BookKeeper's wire protocol: requests as bytes, and answers as values.
 
 A frame is a length (u32, big endian) and a body. Every body begins with a header that holds the version, the operation
-and flags. An answer does not say which request it belongs to, only the ledger and the entry; batch reads alone have an
-id of their own. So a connection may have one read of an entry under way at a time.
+and flags. An answer names the ledger and the entry but not its request; only batch reads have a request id. So a
+connection may have only one read of an entry in flight at a time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PROTOCOL: Final = 2
 KEY_BYTES: Final = 20
 """Size of a ledger's master key."""
 LAST_ENTRY: Final = -1
-"""Asks for the last entry that a bookie has, whichever it is."""
+"""Reads the last entry that a bookie has, whichever it is."""
 
 
 class Operation(IntEnum):
@@ -29,14 +29,14 @@ class Operation(IntEnum):
 class Flags(IntFlag):
     NONE = 0
     FENCE = 1
-    """The bookie refuses every later add of the ledger that does not belong to a recovery."""
+    """The bookie refuses every later add to the ledger, except those of a recovery."""
     RECOVERY = 2
     """An add that a fenced ledger accepts."""
     HIGH_PRIORITY = 4
 
 
 class Code(IntEnum):
-    """What became of a request. Those below zero are ours: the bookie did not say them."""
+    """The outcome of a request. Codes below zero are our own and never sent by a bookie."""
 
     OK = 0
     NO_LEDGER = 1
@@ -54,9 +54,9 @@ class Code(IntEnum):
     NO_ANSWER = -2
     """The bookie did not answer in time."""
     DAMAGED = -3
-    """The answer's entry fails its checksum, or is another one."""
+    """The entry in the answer has a wrong checksum, or is another entry."""
     UNKNOWN = -4
-    """The bookie said something that this client does not know."""
+    """The bookie sent a code that this client does not know."""
 
 
 _CODES: Final = {int(code): code for code in Code if code >= 0}
@@ -73,11 +73,11 @@ _ADD_BYTES: Final = _ADD.size - _LENGTH_BYTES
 
 
 class BadFrame(Exception):
-    """A peer said something that is no answer of this protocol: the connection must be closed."""
+    """A bookie sent something that is not an answer of this protocol: the connection must be closed."""
 
 
 class Answer(NamedTuple):
-    """What a bookie said to one request."""
+    """A bookie's answer to one request."""
 
     operation: int
     code: Code
@@ -87,16 +87,16 @@ class Answer(NamedTuple):
     request: int
     """A batch read's id; -1 otherwise."""
     bodies: list[bytes]
-    """Entries as stored, of a read that found them."""
+    """The stored entries, if a read found any."""
 
 
 def master_key(password: bytes) -> bytes:
-    """What a client proves itself with to bookies. It is no secret: the password is in the ledger's metadata."""
+    """The key that bookies check. Not a secret: it derives from the password in the ledger's metadata."""
     return hashlib.sha1(b"ledger" + password, usedforsecurity=False).digest()
 
 
 def add_request(key: bytes, body_bytes: int, flags: Flags = Flags.NONE) -> bytes:
-    """All of an add's frame but the entry itself, which has ``body_bytes``."""
+    """An add's frame without the entry itself, which has ``body_bytes``."""
     header = _ADD_HEADER if flags is Flags.NONE else _header(Operation.ADD, flags)
     return _ADD.pack(_ADD_BYTES + body_bytes, header, key)
 
@@ -110,7 +110,7 @@ def read_request(ledger: int, entry: int, key: bytes, flags: Flags = Flags.NONE)
 
 
 def batch_read_request(ledger: int, first: int, request: int, count: int, max_bytes: int) -> bytes:
-    """A whole frame that asks for up to ``count`` entries of ``max_bytes`` together, at least one."""
+    """A whole frame that asks for up to ``count`` entries and ``max_bytes``, but at least one entry."""
     header = _header(Operation.BATCH_READ, Flags.NONE)
     return _BATCH_READ.pack(_BATCH_READ.size - _LENGTH_BYTES, header, ledger, first, request, count, max_bytes)
 
@@ -118,7 +118,7 @@ def batch_read_request(ledger: int, first: int, request: int, count: int, max_by
 def parse_answer(body: bytes | memoryview) -> Answer:
     """
     :param body: a frame without its length.
-    :raises BadFrame: it is no answer.
+    :raises BadFrame: it is not a valid answer.
     """
     try:
         header, number, ledger, entry = _ANSWER.unpack_from(body)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One of an ensemble's places: the bookie in it, what was sent to it and what it has acknowledged.
+"""One place in an ensemble: the bookie in it, what was sent to it and what it has acknowledged.
 
-Acknowledgements may come early, before those of earlier entries; its *mark* moves only over entries without a gap.
+Acknowledgements may arrive out of order; the *mark* moves only over entries without a gap.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ class Place:
         self.mark = mark
         """It has all entries up to this one."""
         self.early: set[int] = set()
-        """Beyond the mark, after a gap."""
+        """Entries acknowledged beyond the mark, after a gap."""
         self.sent = mark + 1
         """The next entry to be sent to it."""
         self.again: set[int] = set()
-        """Refused because the bookie had too much to do. Nothing new is sent until these are."""
+        """Entries refused because the bookie was overloaded. Nothing new is sent until these are."""
         self.is_lost = False
         self.is_given_up = False
         """The metadata may name another bookie in its place already, so this one must never count again."""
@@ -29,14 +29,14 @@ class Place:
         """When its mark last moved, or when it last had nothing to do."""
 
     def has(self, entry: int) -> None:
-        """Take note of an acknowledgement."""
+        """Note an acknowledgement."""
         if entry == self.mark + 1:
             self.skip_to(entry)
         elif entry > self.mark:
             self.early.add(entry)
 
     def skip_to(self, mark: int) -> None:
-        """It has everything up to here, or need not have it any more."""
+        """It has everything up to here, or no longer needs it."""
         if mark <= self.mark:
             return
         if self.early:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the core asks of its shell, and the values that pass between them.
 
-The core never waits. It asks through these ports and is told later, by a callback or by a method whose docstring says
-who calls it. A shell may call back before the asking method returns only where that is said.
+The core never waits. It asks through these ports and gets the answer later, through a callback or a method whose
+docstring says who calls it. A shell may call back before the asking method returns only where the docstring allows it.
 """
 
 from __future__ import annotations
@@ -17,73 +17,73 @@ from meridian_broker.engines.bookkeeper.packets import Answer, Flags
 
 
 class Packet(NamedTuple):
-    """One add's frame in two parts, so that an entry's data are never copied."""
+    """An add's frame in two parts, so that an entry's data is never copied."""
 
     head: bytes
     data: bytes
 
 
 class Versioned(NamedTuple):
-    """A ledger's metadata as the metadata store has them."""
+    """A ledger's metadata as stored."""
 
     metadata: LedgerMetadata
     version: int
-    """Of the key; every write gives it another one."""
+    """The version of its key, which every write changes."""
 
 
 class Unwritten(Enum):
-    """Why metadata may not have been written."""
+    """Why metadata was not, or may not have been, written."""
 
-    CONFLICT = "somebody else wrote them first"
-    UNKNOWN = "the metadata store did not answer: it may have written them or not"
+    CONFLICT = "another client wrote it first"
+    UNKNOWN = "the metadata store did not answer, so it may have been written or not"
 
 
 class Unread(Enum):
-    """Why there are no metadata."""
+    """Why there is no metadata."""
 
-    ABSENT = "there are none"
+    ABSENT = "there is none"
     UNKNOWN = "the metadata store did not answer"
 
 
 @dataclass(frozen=True, slots=True)
 class AddLimits:
-    """How long bookies are waited for, and how far ahead of the slowest one a ledger may be."""
+    """How long to wait for bookies, and how far ahead of the slowest one a ledger may be."""
 
     entries: int = 5_000
-    """Sent entries of one ledger that some bookie has not acknowledged. A bookie refuses more than 10,000 of all."""
+    """Sent entries of one ledger that a bookie has not acknowledged. A bookie refuses more than 10,000 in total."""
     bytes: int = 8 << 20
     """The same in bytes."""
     silent_ms: int = 5_000
-    """A bookie that has not acknowledged its oldest entry for so long is lost."""
+    """A bookie that has not acknowledged its oldest entry for this long is lost."""
     blocking_ms: int = 1_000
-    """The same while nothing more may be sent because of it."""
+    """The same, if the bookie keeps further entries from being sent."""
     retry_ms: int = 1_000
-    """Between attempts to replace a lost bookie when there was none to take."""
+    """Pause between attempts to replace a lost bookie while there is no replacement."""
     patience_ms: int = 10_000
     """How long a ledger may have fewer bookies than its ack quorum before its entries fail."""
 
 
 class LinkPort(Protocol):
-    """For ``adding``: the way to the bookies."""
+    """Access to the bookies, for ``adding``."""
 
     def send(self, bookie: str, entry: int, packet: Packet) -> bool:
-        """Send an entry, if the bookie may have more. False: not now; ``Adding.room`` is called once it may.
+        """Send an entry, if the connection takes more. False: not now; ``Adding.room`` is called once it does.
 
-        The answer, or that there is none, comes to ``Adding.acked`` or ``answered``.
+        The outcome, even a missing answer, comes through ``Adding.acked`` or ``answered``.
         """
         ...
 
     def wake(self) -> None:
-        """Something is under way that was not: time has to pass for the ledger (``Adding.tick``)."""
+        """The ledger is no longer idle: call ``Adding.tick`` from now on."""
         ...
 
     def choose(self, wanted: str, exclude: Collection[str]) -> str | None:
-        """A bookie to take the place of ``wanted``, one that is not in ``exclude``. ``wanted`` itself if it is well
-        again and there is no other; None: there is none at all."""
+        """A bookie to replace ``wanted``, not in ``exclude``; ``wanted`` itself if it works again and there is no
+        other; None: there is none at all."""
         ...
 
     def avoid(self, bookie: str) -> None:
-        """It failed this ledger: do not choose it for a while."""
+        """A bookie failed: do not choose it for a while."""
         ...
 
     def defer(self, callback: Callable[[], None]) -> None:
@@ -92,26 +92,26 @@ class LinkPort(Protocol):
 
 
 class MetadataPort(Protocol):
-    """One ledger's metadata. Callbacks are never called before the method returned."""
+    """One ledger's metadata. Callbacks are never called before the method returns."""
 
     def read(self, told: Callable[[Versioned | Unread], None]) -> None: ...
 
     def write(self, metadata: LedgerMetadata, version: int, told: Callable[[int | Unwritten], None]) -> None:
-        """Write if the stored version still is ``version``; tells the new one."""
+        """Write it if the stored version is still ``version``; ``told`` gets the new version."""
         ...
 
 
 class AskPort(Protocol):
-    """For ``recovering`` and ``reading``: requests that have one answer each."""
+    """Requests with one answer each, for ``recovering`` and ``reading``."""
 
     def read(self, bookie: str, entry: int, flags: Flags, told: Callable[[Answer], None]) -> None:
-        """Ask for one entry. There is always an answer, never before the method returned."""
+        """Ask for one entry. There is always an answer, never before the method returns."""
         ...
 
     def read_batch(self, bookie: str, first: int, count: int, max_bytes: int, told: Callable[[Answer], None]) -> None:
-        """Ask for ``count`` entries of ``max_bytes`` with their overhead, at least one. Answers as ``read``."""
+        """Ask for up to ``count`` entries and ``max_bytes``, overhead included, but at least one. See ``read``."""
         ...
 
     def later(self, milliseconds: int, callback: Callable[[], None]) -> None:
-        """Call it after that time."""
+        """Call it after this time."""
         ...

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading confirmed entries: from one bookie while it answers, from another one when it does not, or is slow.
+"""Reads confirmed entries from one bookie, and from another one when the first fails or is slow.
 
-Any bookie of a segment may lack an entry that the others have confirmed without it, so "no such entry" means only that
-the next one is asked. A bookie that has not answered after a while is not waited for alone: the next one is asked as
-well, and the first good answer counts. A reader goes on with the bookie that served it last: its read-ahead helps.
+A bookie of a segment may lack an entry that the others have confirmed without it, so "no such entry" means only that
+the next bookie is asked. If a bookie has not answered after a while, the next one is asked as well, and the first good
+answer counts. A reader stays with the bookie that served it last, to benefit from its read-ahead.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from meridian_broker.engines.bookkeeper.ports import AskPort
 from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError, LedgerUnreadable
 
 SPECULATE_MS: Final = 300
-"""After that long without an answer a second bookie is asked."""
+"""How long to wait for an answer before another bookie is asked as well."""
 BATCH_BYTES: Final = 1 << 20
-"""Asked for at a time. Larger answers cost bookie and client more per byte."""
+"""Bytes asked for at a time. Larger answers cost bookie and client more per byte."""
 BATCH_ENTRIES: Final = 2_000
 _SIZE_BYTES: Final = 4
-"""Before each entry of a batch."""
+"""Size of the length before each entry of a batch."""
 
 Entries = list[bytes]
 
@@ -45,10 +45,11 @@ class Reading:
         prefer: str = "",
     ) -> None:
         """
-        :param last: not beyond the last confirmed entry: bookies return unconfirmed ones as well.
-        :param max_bytes: of the entries' data; one entry is read in any case.
-        :param told: hears the entries, or why there are none, and the bookie to prefer next time. LedgerCorrupt: every
-            bookie has the first one damaged or not at all. LedgerUnreadable: some bookie did not answer.
+        :param last: at most the last confirmed entry, because bookies return unconfirmed ones as well.
+        :param max_bytes: limit of the entries' data; at least one entry is read.
+        :param told: called with the entries, or why there are none, and the bookie to prefer next time.
+            LedgerCorrupt: on every bookie the first entry is damaged or missing. LedgerUnreadable: a bookie did not
+            answer.
         """
         self._ledger = ledger
         self._metadata = metadata
@@ -84,7 +85,7 @@ class Reading:
         if self._is_batched:
             segment_end = self._end_of_segment()
             count = min(self._last, segment_end) - self._next + 1
-            count = min(count, BATCH_ENTRIES, max(self._left, 0) + 1)  # an entry of no bytes costs none of them
+            count = min(count, BATCH_ENTRIES, max(self._left, 0) + 1)  # an entry may be empty
             most = min(max(self._left, 0) + count * (OVERHEAD + _SIZE_BYTES), BATCH_BYTES)
             self._ask.read_batch(bookie, self._next, count, most, told)
         else:
@@ -92,7 +93,7 @@ class Reading:
         self._ask.later(SPECULATE_MS, partial(self._speculate, self._round, bookie))
 
     def _end_of_segment(self) -> int:
-        """The last entry that the bookies of the next one store."""
+        """The last entry of the segment that the next entry is in."""
         return min((one.first - 1 for one in self._metadata.segments if one.first > self._next), default=self._last)
 
     def _speculate(self, number: int, bookie: str) -> None:
@@ -138,7 +139,7 @@ class Reading:
             self._begin_round()
 
     def _finish(self) -> None:
-        self._round += 1  # later answers are for nobody
+        self._round += 1  # ignore later answers
         self._told(self._found if self._found else self._failure(), self._prefer)
 
     def _failure(self) -> LedgerError:
@@ -146,4 +147,4 @@ class Reading:
         about = f"entry {self._next} of ledger {self._ledger}"
         if all(code in (Code.DAMAGED, Code.NO_ENTRY, Code.NO_LEDGER) for code in self._failures.values()):
             return LedgerCorrupt(f"{about} is damaged or missing on all its bookies ({said})")
-        return LedgerUnreadable(f"{about} cannot be read now ({said}): are the region's bookies running?")
+        return LedgerUnreadable(f"{about} cannot be read ({said}): are the region's bookies running?")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Recoveries that this process runs: one of a ledger at a time.
+"""The recoveries that this process runs, one per ledger at a time.
 
-A recovery in the writer's own process first lets what is under way end, so that nobody is told an error about an entry
+A recovery in the writer's own process first waits for entries in flight, so that no caller gets an error for an entry
 that was stored.
 """
 
@@ -25,14 +25,14 @@ class Recoveries:
         self._recoveries: dict[int, asyncio.Task[LedgerMetadata]] = {}
 
     async def close(self) -> None:
-        """Give all of them up."""
+        """Abandon all of them."""
         tasks = tuple(self._recoveries.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def recover(self, ledger: int, fence: int, metadata: LedgerMetadata) -> LedgerMetadata:
-        """One recovery of a ledger at a time; who asks with the same epoch meanwhile gets its outcome."""
+        """Recover a ledger, after any earlier recovery of it has ended."""
         while (before := self._recoveries.get(ledger)) is not None:
             await asyncio.wait([before])
         task = self._loop.create_task(self._run_recovery(ledger, fence, metadata), name=f"recover ledger {ledger}")
@@ -66,7 +66,7 @@ class Recoveries:
             recovering.start()
             outcome = await heard
         finally:
-            recovering.stop(LedgerError(f"the recovery of ledger {ledger} was given up"))
+            recovering.stop(LedgerError(f"the recovery of ledger {ledger} was abandoned"))
             context.bookies.detach(ledger, recovering)
         if isinstance(outcome, LedgerError):
             raise outcome
@@ -74,5 +74,5 @@ class Recoveries:
 
 
 def taken_over(ledger: int, fence: int) -> LedgerFenced:
-    """What the writer of a ledger hears that somebody else recovers."""
+    """The error that a ledger's writer gets when the ledger is recovered."""
     return LedgerFenced(f"ledger {ledger} was taken over by owner epoch {fence}: this writer must close its topic")

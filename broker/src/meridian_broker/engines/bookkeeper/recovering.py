@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Closing a ledger whose writer is gone, or is thought to be gone, so that nothing confirmed is lost.
+"""Recovery: closes a ledger whose writer is gone, or presumed gone, so that nothing confirmed is lost.
 
-1. The metadata say IN_RECOVERY, with the new owner's epoch: the writer can exchange no bookie any more.
-2. The bookies of the last segment are *fenced*: they refuse the writer's adds. Once those that did not answer are fewer
-   than the ack quorum, the writer can confirm nothing any more. What they have last says up to where it surely came.
-3. From there on, each entry is asked of all its bookies. One that any of them has may have been confirmed: it is added
-   again, the same bytes, until an ack quorum has it. The first one that so many do not have that no ack quorum can have
-   it was not confirmed, and neither was any after it: that is the end. If neither can be said, they are asked again;
-   nothing is ever guessed.
-4. The metadata say CLOSED, with the last entry.
+1. The metadata becomes IN_RECOVERY, with the new owner's epoch: the writer can no longer change the ensemble.
+2. The bookies of the last segment are *fenced*: they refuse the writer's adds. Once fewer than an ack quorum are left
+   unfenced, the writer can confirm nothing more. The LACs in their last entries show what was surely confirmed.
+3. After that, each entry is read from all its bookies. One that any bookie has may have been confirmed: the same bytes
+   are added again until an ack quorum has them. The first entry that so many bookies lack that no ack quorum can have
+   it was not confirmed, and neither was any later one: the ledger ends there. If neither is certain, the bookies are
+   asked again; nothing is ever guessed.
+4. The metadata becomes CLOSED, with the last entry.
 
-Each question fences its bookie as well, so a bookie that says that it lacks an entry never gets it from the writer
-afterwards. Bookies that are lost meanwhile are exchanged in memory and the metadata written with step 4; questions go
-to those that the metadata named at the beginning, because a new bookie lacks entries for another reason.
+Each of these reads fences its bookie as well, so a bookie that lacked an entry never gets it from the writer later.
+Bookies lost during recovery are replaced in memory, and the metadata is written with step 4. Reads go to the bookies
+that the metadata named at the beginning, because a replacement lacks entries for another reason.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ from meridian_broker.ledgers.store import LedgerError, LedgerFenced, LedgerUnrea
 
 WINDOW_FIRST: Final = 4
 WINDOW_MAX: Final = 256
-"""Entries asked for at once: few at first, because most ledgers end soon behind what bookies report, then more."""
+"""Entries read at once: few at first, because most ledgers end soon after the reported LAC, then more."""
 WINDOW_BYTES: Final = 8 << 20
-"""Of entries that are read and not yet on an ack quorum again."""
+"""Bytes of entries that were read and are not yet on an ack quorum again."""
 ASK_AGAIN_MS: Final = 300
 ASKED_MAX: Final = 20
-"""How often one thing is asked until the recovery is given up."""
+"""How often a read is attempted before the recovery is abandoned."""
 STARTS_MAX: Final = 5
-"""How often it starts anew because others changed the metadata."""
+"""How often it may start, counting restarts because another client changed the metadata."""
 
 _FENCING: Final = Flags.FENCE | Flags.HIGH_PRIORITY
 _ABSENT: Final = frozenset({Code.NO_ENTRY, Code.NO_LEDGER})
 
 
 class _Question:
-    """One entry, asked of its bookies until it is found or surely not confirmed."""
+    """One entry, read from its bookies until it is found or certainly not confirmed."""
 
     __slots__ = ("_lack", "_needed", "asked", "found", "waiting")
 
     def __init__(self, bookies: tuple[str, ...], ack_quorum: int) -> None:
         self.asked = 0
         self.waiting = set(bookies)
-        """They have not said yet whether they have it."""
+        """Bookies that have not yet said whether they have it."""
         self._lack: set[str] = set()
         self._needed = len(bookies) - ack_quorum + 1
         self.found: tuple[StoredEntry, bytes] | None = None
@@ -74,7 +74,7 @@ class _Question:
         return self.found is not None or self.is_absent
 
     def take(self, ledger: int, entry: int, bookie: str, answer: Answer) -> bool:
-        """Note what a bookie said. Whether the question is answered now."""
+        """Note a bookie's answer. Returns whether the question is answered now."""
         if answer.code in _ABSENT:
             self.waiting.discard(bookie)
             self._lack.add(bookie)
@@ -82,7 +82,7 @@ class _Question:
             try:
                 self.found = parse_entry(ledger, answer.bodies[0], entry), answer.bodies[0]
             except EntryDamaged:
-                return False  # neither there nor absent: the bookie did store it
+                return False  # neither found nor absent: the bookie did store it
             self.waiting.discard(bookie)
         return self.is_answered
 
@@ -104,8 +104,8 @@ class Recovering:
     ) -> None:
         """
         :param fence: the new owner's epoch.
-        :param told: hears the closed ledger's metadata, or why it could not be closed: LedgerFenced when a newer owner
-            was here.
+        :param told: called with the closed ledger's metadata, or why it could not be closed: LedgerFenced if a newer
+            owner has it.
         """
         self.ledger = ledger
         self._fence = fence
@@ -120,7 +120,7 @@ class Recovering:
         self.adding: Adding | None = None
 
     def start(self) -> None:
-        """Begin, or begin anew: everything but the fences on the bookies is forgotten."""
+        """Begin, or start over: everything but the fences on the bookies is forgotten."""
         self._starts += 1
         self.adding = None
         self._questions: dict[int, _Question] = {}
@@ -149,8 +149,8 @@ class Recovering:
             self.adding.acked(bookie, entries)
 
     def answered(self, bookie: str, entry: int, code: Code) -> None:
-        """FENCED is said to an entry of the earlier writer, when that was in this process: the question that fenced its
-        bookie overtook the entry there. Bookies never refuse a recovery's own entries so."""
+        """FENCED answers an entry of the earlier writer, if that was in this process: the read that fenced the bookie
+        overtook the entry. Bookies never refuse a recovery's own entries that way."""
         if self.adding is not None and code != Code.FENCED:
             self.adding.answered(bookie, entry, code)
 
@@ -163,7 +163,7 @@ class Recovering:
             self.adding.lost(bookie, why)
 
     def stop(self, error: LedgerError) -> None:
-        """Give up."""
+        """Abandon the recovery."""
         if not self._is_done:
             self._is_done = True
             self._tell(error)
@@ -173,7 +173,7 @@ class Recovering:
     def _begin(self, metadata: LedgerMetadata) -> LedgerMetadata:
         fence = metadata.fence
         if fence is None:
-            raise LedgerUnreadable(f"ledger {self.ledger} was not made by Meridian: it is not recovered")
+            raise LedgerUnreadable(f"ledger {self.ledger} was not created by Meridian, so it is not recovered")
         if fence > self._fence:
             raise LedgerFenced(
                 f"ledger {self.ledger} belongs to owner epoch {fence}, and {self._fence} is older: close the topic"
@@ -181,11 +181,11 @@ class Recovering:
         if metadata.state is LedgerState.CLOSED:
             return metadata
         if not metadata.is_readable:
-            raise LedgerUnreadable(f"ledger {self.ledger} has other checksums than CRC32C: it is not recovered")
+            raise LedgerUnreadable(f"ledger {self.ledger} does not use CRC32C checksums, so it is not recovered")
         if metadata.write_quorum != metadata.ensemble_size:
             raise LedgerUnreadable(
-                f"ledger {self.ledger} is striped over {metadata.ensemble_size} bookies with {metadata.write_quorum} "
-                "copies: this client recovers none such"
+                f"ledger {self.ledger} is striped over {metadata.ensemble_size} bookies with a write quorum of "
+                f"{metadata.write_quorum}: this client does not recover striped ledgers"
             )
         return metadata.in_recovery(self._fence)
 
@@ -224,7 +224,7 @@ class Recovering:
             try:
                 self._heard = max(self._heard, parse_entry(self.ledger, answer.bodies[0]).last_confirmed)
             except EntryDamaged:
-                pass  # the bookie is fenced; how far the writer came is learned from the others, or entry by entry
+                pass  # the bookie is fenced; the other bookies, or step 3, show how far the writer got
         elif answer.code not in _ABSENT:
             return
         self._unfenced.discard(bookie)
@@ -243,7 +243,7 @@ class Recovering:
         self._window = WINDOW_FIRST
         self._window_bytes = 0
         self._length = 0
-        # The last entry that was surely confirmed says how long the ledger is up to there; it is not added again.
+        # The last entry known to be confirmed shows the ledger's length so far; it is not added again.
         self._next_question = max(self._heard, 0)
         self._next_add = self._heard + 1
         self._ask_more()
@@ -344,7 +344,7 @@ class Recovering:
                 raise LedgerFenced(
                     f"ledger {self.ledger} was taken over by owner epoch {metadata.fence}: close the topic"
                 )
-            raise _ChangedMeanwhile(f"the metadata of ledger {self.ledger} keep changing while it is recovered")
+            raise _ChangedMeanwhile(f"the metadata of ledger {self.ledger} keeps changing while it is recovered")
 
         Updating(self.ledger, self._metadata_port, self._stored, close, partial(self._closed, start)).start()
 
@@ -363,13 +363,13 @@ class Recovering:
         self._tell(metadata)
 
     def _is_over(self, start: int) -> bool:
-        """Whether this is about a recovery that ended, or began anew."""
+        """Whether a callback belongs to a recovery that has ended or started over."""
         return self._is_done or start != self._starts
 
     def _unknown(self, who: str, what: str) -> LedgerError:
         return LedgerUnreadable(
-            f"ledger {self.ledger} cannot be recovered now: {who} when {what}, and without them it is not known what "
-            "was confirmed: are the region's bookies running?"
+            f"ledger {self.ledger} cannot be recovered: {who} when {what}, and without them it is unknown what was "
+            "confirmed: are the region's bookies running?"
         )
 
     def _lost(self, entry: int) -> LedgerError:
@@ -380,4 +380,4 @@ class Recovering:
 
 
 class _ChangedMeanwhile(LedgerError):
-    """Somebody else wrote the metadata during the recovery."""
+    """Another client wrote the metadata during the recovery."""

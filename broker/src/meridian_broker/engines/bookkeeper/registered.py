@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What whoever starts bookies asks of etcd: what they want to find there, and whether they are registered yet."""
+"""For starting bookies: writes what they need to find in etcd, and lists those that are registered."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Registrations:
         self._channel = EtcdChannel(parse_endpoints(urls), login)
 
     async def make_root(self) -> None:
-        """Write what a bookie has to find before the first one starts. A second time nothing happens: the id that is
-        written here is in the cookie of every bookie, and one with another id refuses to start."""
+        """Write what bookies need before the first one starts. Repeating it changes nothing: the instance id written
+        here is in every bookie's cookie, and a bookie with another one refuses to start."""
         absent = rpc.Compare(target=rpc.Compare.MOD, result=rpc.Compare.EQUAL, key=INSTANCE, mod_revision=0)
         puts = [
             rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=value))
@@ -35,7 +35,7 @@ class Registrations:
         await self._channel.write(request, "preparing etcd for bookies", REQUEST_TIMEOUT, lambda done: done.succeeded)
 
     async def writable(self) -> set[str]:
-        """The ids of bookies that take new entries."""
+        """The ids of the bookies that take new entries."""
         end = after_prefix(AVAILABLE).encode()
         request = rpc.RangeRequest(key=AVAILABLE.encode(), range_end=end, keys_only=True)
         answer = await self._channel.read(request, "listing bookies", REQUEST_TIMEOUT)

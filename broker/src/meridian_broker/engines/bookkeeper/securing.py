@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connections to bookies, encrypted if the region's bookies have certificates.
 
-A bookie serves TLS on its ordinary port. A client asks for it with one request of version 3 of the protocol; after the
-answer both begin the handshake, and then either version can be spoken. The bookie's certificate has to name the host
-that it is registered with. Certificates are read again for each connection, so they can be replaced at any time.
+A bookie serves TLS on its ordinary port. A client asks for it with one version 3 request; after the answer, both begin
+the handshake, and then either protocol version can be spoken. The bookie's certificate must name the host that it is
+registered with. Certificates are read again for each connection, so they can be replaced at any time.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Connect = Callable[[Callable[[], asyncio.BaseProtocol], str, int], Awaitable[asy
 
 
 async def connect_tcp(protocol: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> asyncio.BaseTransport:
-    """As ``Connect``, without encryption."""
+    """``Connect`` without encryption."""
     transport, _ = await asyncio.get_running_loop().create_connection(protocol, host, port)
     return transport
 
 
 def encrypted(tls: BookieTls) -> Connect:
-    """Connects with these certificates."""
+    """``Connect`` with these certificates."""
     return partial(_connect_tls, tls)
 
 

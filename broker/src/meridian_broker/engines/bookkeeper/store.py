@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The BookKeeper `LedgerStore`: any broker of the region can open any ledger, and keeps nothing on disk itself.
+"""The BookKeeper `LedgerStore`: any broker of the region can open any ledger, and keeps nothing on its own disk.
 
-A ledger has one writer, in the process that created it. Anybody else who wants to end it recovers it; a recovery in the
-writer's own process first lets what is under way end, so that nobody is told an error about an entry that was stored.
+A ledger has one writer, in the process that created it. Any other broker that wants to close it recovers it.
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ from meridian_broker.metadata.store import MetadataError
 log = logging.getLogger(__name__)
 
 START_SECONDS: Final = 10.0
-"""How long etcd may take to say which bookies there are."""
+"""How long etcd may take to list the bookies."""
 CLOSE_SECONDS: Final = 5.0
-"""How long a planned stop waits for entries that are under way."""
+"""How long a planned stop waits for entries in flight."""
 DELETE_ATTEMPTS: Final = 3
 
 
@@ -83,8 +82,8 @@ class BookKeeperLedgerStore:
     ) -> BookKeeperLedgerStore:
         """
         :param urls: the region's etcd, as `EtcdMetadataStore.connect` takes them.
-        :param tls: for connections to bookies. None: they are not encrypted.
-        :param connect: connects to bookies in another way than over TCP.
+        :param tls: certificates for connections to bookies. None: they are not encrypted.
+        :param connect: connects to bookies by other means than TCP.
         :raises LedgerError: etcd does not answer.
         """
         try:
@@ -111,12 +110,12 @@ class BookKeeperLedgerStore:
                 await ready.wait()
         except TimeoutError:
             raise LedgerError(
-                f"etcd at {self._table.where} did not say in {START_SECONDS:.0f} s which bookies there are"
+                f"etcd at {self._table.where} did not list the bookies within {START_SECONDS:.0f} s"
             ) from None
         self._context.spawn(self._upkeep.work.run(at_once=True), self._upkeep.work.name)
 
     async def close(self) -> None:
-        """Let what is under way end, leave on bookies how far open ledgers came, and close all connections."""
+        """Wait for entries in flight, write the LAC of open ledgers to their bookies, and close all connections."""
         if self._context.is_closed:
             return
         self._context.is_closed = True
@@ -128,7 +127,7 @@ class BookKeeperLedgerStore:
                 for writing in writings:
                     await self._context.idle(writing)
         except TimeoutError:
-            log.warning("entries of %d ledgers were still under way when their broker stopped", len(writings))
+            log.warning("stopping with unconfirmed entries: %d ledgers were being written", len(writings))
         await self._open.leave(writings)
         for writing in writings:
             writing.adding.fail(LedgerError(f"ledger {writing.ledger} was closed with its broker"))
@@ -143,14 +142,14 @@ class BookKeeperLedgerStore:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes of entries that are not confirmed yet. The caller of ``append`` bounds it by reading less."""
+        """Bytes of unconfirmed entries. Callers of ``append`` bound it by reading less from their clients."""
         return sum(writing.adding.pending_bytes for writing in self._context.writings.values())
 
     # -- for the process around it: see `meridian_broker.ledgers.storage.LedgerStorage` ---------------------------
 
     @property
     def is_apart(self) -> bool:
-        """Ledgers are listed in the etcd that has the metadata: both are restored together or not at all."""
+        """False: ledgers are listed in the same etcd as the metadata, so both are restored together or not at all."""
         return False
 
     def newest_fence(self) -> int:
@@ -171,7 +170,7 @@ class BookKeeperLedgerStore:
 
     @property
     def full(self) -> str | None:
-        """Too few bookies take new entries."""
+        """Why nothing can be written: too few bookies take new entries."""
         return self._too_few(len(self._bookies.addresses))
 
     @property
@@ -222,12 +221,12 @@ class BookKeeperLedgerStore:
     async def open(self, ledger_id: int, confirmed: int | None = None) -> BookKeeperReader:
         """As `LedgerStore.open`.
 
-        :param confirmed: what the ledger's writer says of an open ledger. None: bookies are asked.
+        :param confirmed: the last confirmed entry of an open ledger, if known. None: bookies are asked.
         """
         self._context.check_open()
         stored = await self._context.find(ledger_id)
         if not stored.metadata.is_readable:
-            raise LedgerUnreadable(f"ledger {ledger_id} has other checksums than CRC32C: this client does not read it")
+            raise LedgerUnreadable(f"ledger {ledger_id} does not use CRC32C checksums: this client cannot read it")
         metadata = stored.metadata
         writing = self._context.writings.get(ledger_id) if metadata.state is LedgerState.OPEN else None
         if writing is not None or metadata.state is LedgerState.CLOSED:
@@ -255,18 +254,18 @@ class BookKeeperLedgerStore:
             if stored is None:
                 return
             if stored.metadata.fence is None:
-                raise LedgerError(f"ledger {ledger_id} was not made by Meridian: it is not deleted")
+                raise LedgerError(f"ledger {ledger_id} was not created by Meridian, so it is not deleted")
             writing = self._context.writings.get(ledger_id)
             if writing is not None:
                 writing.refuse(LedgerNotFound(f"ledger {ledger_id} was deleted"))
             if stored.metadata.state is not LedgerState.CLOSED:
-                # A writer elsewhere could go on without metadata: bookies have to refuse it first.
+                # A writer elsewhere could go on without metadata: its bookies must be fenced first.
                 await self._recoveries.recover(ledger_id, stored.metadata.fence, stored.metadata)
                 continue
             if await self._table.delete(ledger_id, stored.version, time.time_ns() // 1_000_000):
                 self._context.gone(ledger_id)
                 return
-        raise LedgerError(f"ledger {ledger_id} could not be deleted: somebody else keeps changing it")
+        raise LedgerError(f"ledger {ledger_id} could not be deleted: another client keeps changing it")
 
     async def list(self) -> list[LedgerInfo]:
         self._context.check_open()
@@ -291,13 +290,13 @@ class BookKeeperLedgerStore:
         if bookies >= self._settings.ack_quorum:
             return None
         return (
-            f"{bookies} bookies are registered in etcd at {self._table.where}, and it takes "
-            f"{self._settings.ack_quorum} at least: are the region's bookies running?"
+            f"{bookies} bookies are registered in etcd at {self._table.where}, and at least "
+            f"{self._settings.ack_quorum} are needed: are the region's bookies running?"
         )
 
 
 def _check_fence(ledger: int, metadata: LedgerMetadata, fence: int) -> None:
-    """:raises LedgerFenced: a newer owner was there."""
+    """:raises LedgerFenced: a newer owner has the ledger."""
     seen = metadata.fence
     if seen is not None and fence < seen:
         raise LedgerFenced(f"ledger {ledger} belongs to owner epoch {seen}, and {fence} is older: close the topic")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One change of a ledger's metadata: compare and set, until it is known what became of it.
+"""One change of a ledger's metadata: compare-and-set, until its outcome is known.
 
-A change is a function, so that it can be applied again to what somebody else wrote meanwhile; it refuses by raising.
-When the metadata store does not answer, the write may have been done or not, or be done later: the metadata are read
-again. If they are what was to be written, it was done. If not, the next write compares with what was read, and so a
-late one of ours either fails or is seen as a conflict.
+A change is a function, so that it can be applied again to what another client wrote in the meantime; it refuses by
+raising. If the metadata store does not answer, the write may have happened, or may still happen, so the metadata is
+read again. If it is what was to be written, the write succeeded. If not, the next write compares with what was read, so
+a delayed write of ours either fails or shows up as a conflict.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from meridian_broker.engines.bookkeeper.ports import MetadataPort, Unread, Unwri
 from meridian_broker.ledgers.store import LedgerError, LedgerNotFound
 
 ATTEMPTS: Final = 5
-"""Writes, and reads after them, until a change is given up."""
+"""How often a change is attempted before it is given up."""
 
 Change = Callable[[LedgerMetadata], LedgerMetadata]
-"""The metadata as they shall be; the same when nothing is to be changed. Raises LedgerError to refuse."""
+"""Returns the metadata to write, or the same if nothing needs to change. Raises LedgerError to refuse."""
 
 
 class MetadataAway(LedgerError):
-    """It is not known whether the change was made."""
+    """It is unknown whether the change was made."""
 
 
 class Updating:
@@ -40,8 +40,8 @@ class Updating:
     ) -> None:
         """
         :param known: what was read or written last; None: read first.
-        :param told: hears the metadata as they are now, or why they were not changed. Never called before ``start``
-            returned, unless there is nothing to change or the change refuses.
+        :param told: called with the current metadata, or why it was not changed. Never before ``start`` returns, unless
+            there is nothing to change or the change refuses.
         """
         self._ledger = ledger
         self._port = port

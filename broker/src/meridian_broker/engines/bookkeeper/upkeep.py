@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a broker does every minute for the ledgers in etcd: count them, and forget which were deleted long ago.
+"""What a broker does every minute for the ledgers in etcd: counts them, and removes old tombstones.
 
-Bookies read the list of all ledgers in one answer of etcd, which has a limit; beyond it they free no space. Tombstones
-of deleted ledgers keep ids from being used again (R1); they would fill etcd in the end.
+Bookies read the list of all ledgers in a single answer from etcd, whose size is limited; beyond that they free no
+space. Tombstones of deleted ledgers keep ids from being used again (R1); in the end they would fill etcd.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Upkeep:
         self._context = context
         self._has_warned = False
         self.work = PeriodicWork(
-            "look after the list of ledgers",
-            "the number of ledgers is not known, and ids of deleted ones are not forgotten",
+            "maintain the list of ledgers",
+            "the number of ledgers is unknown, and old tombstones of ledgers are not removed",
             self.turn,
             SECONDS,
             clock=time.monotonic,
@@ -44,8 +44,8 @@ class Upkeep:
         count = self._context.ledgers = await table.count()
         if count >= LEDGERS_MANY and not self._has_warned:
             log.warning(
-                "%d ledgers are in etcd at %s: from about 100,000 on bookies free no space. Trim topics, or let them "
-                "have larger ledgers (managedLedgerMaxEntriesPerLedger)",
+                "%d ledgers are in etcd at %s: from about 100,000 on, bookies free no space. Trim topics, or use "
+                "larger ledgers (managedLedgerMaxEntriesPerLedger)",
                 count,
                 table.where,
             )

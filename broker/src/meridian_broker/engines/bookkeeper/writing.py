@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one writer of a ledger: adds entries, exchanges lost bookies, seals.
+"""The one writer of a ledger: adds entries, replaces lost bookies, seals.
 
-Changes of the metadata are made one after another. One that finds the ledger in recovery or closed by somebody else
-means that this writer was fenced.
+Changes of the metadata are made one at a time. If one finds the ledger in recovery, or closed by another client, this
+writer has been fenced.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Sealed = Callable[[LedgerMetadata | LedgerError], None]
 
 
 class Writing:
-    """See the module's text. ``adding`` is for the shell: what bookies answer goes there."""
+    """See the module's text. The shell passes bookies' answers to ``adding``."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Writing:
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """As last written or read by this writer."""
+        """The metadata as this writer last read or wrote it."""
         return self._stored.metadata
 
     @property
@@ -72,9 +72,9 @@ class Writing:
         refusal = self._refusal or adding.failure
         if refusal is None and len(data) > self._data_bytes_max:
             refusal = LedgerWriteFailed(
-                f"an entry of {len(data)} bytes in ledger {self.ledger}: bookies take {self._data_bytes_max} at most"
+                f"an entry of {len(data)} bytes in ledger {self.ledger}: bookies take at most {self._data_bytes_max}"
             )
-            self.refuse(refusal)  # whatever came behind it would leave a gap
+            self.refuse(refusal)  # later entries would leave a gap
         if refusal is not None:
             adding.refuse(done, refusal)
             return adding.next
@@ -83,15 +83,15 @@ class Writing:
         return adding.add(Packet(add_request(self._key, OVERHEAD + len(data)) + head, data), done)
 
     def refuse(self, error: LedgerError) -> None:
-        """Accept no more entries. Those that are under way go on."""
+        """Accept no more entries. Those in flight continue."""
         if self._refusal is None or isinstance(error, LedgerFenced | LedgerNotFound):
             self._refusal = error
 
     def seal(self, told: Sealed) -> None:
-        """Once nothing is under way any more, close the ledger behind the last confirmed entry.
+        """Close the ledger after the last confirmed entry, once no entry is in flight.
 
-        :param told: hears the metadata; or LedgerFenced when somebody else took the ledger over, or another LedgerError
-            when it is not known, after which it may be called again.
+        :param told: called with the metadata; with LedgerFenced if another client took the ledger over; or with another
+            LedgerError if the outcome is unknown, and then ``seal`` may be called again.
         """
         self.refuse(LedgerError(f"ledger {self.ledger} is sealed: open a new one"))
         self.adding.when_idle(lambda: self._close(told))
@@ -139,7 +139,7 @@ class Writing:
 
     def _fenced(self, metadata: LedgerMetadata) -> LedgerFenced:
         return LedgerFenced(
-            f"ledger {self.ledger} was taken over by owner epoch {metadata.fence}, it is {metadata.state.name}: "
+            f"ledger {self.ledger} was taken over by owner epoch {metadata.fence} and is {metadata.state.name}: "
             "close its topic"
         )
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where an etcd is and how the broker identifies itself there. Checked without connecting; imports no gRPC.
 
-A URL never carries credentials: URLs appear in logs, errors and process lists. User name and files are given apart,
-and the files are read when they are needed, so that a password or certificate can be replaced.
+A URL never carries credentials, because URLs appear in logs, errors and process lists. User name and files are given
+separately, and the files are read when they are needed, so that a password or certificate can be replaced.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Endpoint:
     """One member of an etcd cluster, as clients reach it."""
 
     host: str
-    """A name or an IP address; or the absolute path of a Unix socket, which no URL names."""
+    """A name or an IP address, or the absolute path of a Unix socket, which a URL cannot name."""
     port: int
     is_tls: bool
 
@@ -70,7 +70,7 @@ class Login:
         return text
 
     def tls_files(self) -> tuple[bytes | None, bytes | None, bytes | None]:
-        """Authorities, private key and certificate, as they are now. :raises MetadataError: one cannot be read."""
+        """The current authorities, private key and certificate. :raises MetadataError: one cannot be read."""
         ca, key, certificate = (
             None if file is None else _content(file) for file in (self.ca_file, self.key_file, self.certificate_file)
         )
@@ -83,7 +83,7 @@ ANONYMOUS: Final = Login()
 def parse_endpoints(text: str) -> tuple[Endpoint, ...]:
     """The endpoints of ``http://host:port,http://host2:port``.
 
-    :raises BadAddress: it is of another form, has credentials in it, or mixes TLS with plain text.
+    :raises BadAddress: it has another form, contains credentials, or mixes TLS with plain text.
     """
     if "@" in text:
         raise BadAddress(
@@ -92,9 +92,9 @@ def parse_endpoints(text: str) -> tuple[Endpoint, ...]:
         )
     endpoints = tuple(_endpoint(part.strip(), text) for part in text.split(","))
     if len(endpoints) > ENDPOINTS_MAX:
-        raise BadAddress(f"{len(endpoints)} endpoints of etcd: at most {ENDPOINTS_MAX} are used")
+        raise BadAddress(f"{len(endpoints)} endpoints of etcd: the limit is {ENDPOINTS_MAX}")
     if len({endpoint.is_tls for endpoint in endpoints}) > 1:
-        raise BadAddress(f"{text!r}: either all endpoints of etcd use https, or none does")
+        raise BadAddress(f"{text!r}: use https for all endpoints of etcd, or for none")
     return endpoints
 
 
@@ -105,7 +105,7 @@ def _endpoint(part: str, text: str) -> Endpoint:
     except ValueError:  # a port over 65535, a broken IPv6 address
         host = port = None
     if not host or not port or url.scheme not in ("http", "https") or url.path not in ("", "/") or url.query:
-        raise BadAddress(f"{text!r} is not an etcd address: it has to look like {_FORM}")
+        raise BadAddress(f"{text!r} is not an etcd address: it must look like {_FORM}")
     return Endpoint(host, port, url.scheme == "https")
 
 

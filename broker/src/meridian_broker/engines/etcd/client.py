@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A thin etcd client: aetcd's generated stubs over our own channels, with errors of our own.
 
-aetcd's own client delivers watch events individually (which splits transactions), queues without a bound and dies with
-the server; its message classes and stubs are sound, so this module uses only those. Every request has a deadline and
-waits for a connection until then: an etcd restart within that time is not noticed.
+aetcd's own client delivers watch events one by one (which splits transactions), has unbounded queues, and does not
+survive a restart of the server. Its message classes and stubs are sound, so this module uses only those. Every request
+has a deadline and waits for a connection until then, so it outlasts an etcd restart within that time.
 
-An etcd that was restored from an older copy is detected. Each answer carries its cluster, leader's term and revision,
-and with linearizable requests, the only ones made here, none of these ever goes back: an answer is at least as new as
-all that came before its request was sent, and a write is newer. So the first answer of an older etcd is recognized
-before it is used, and no more requests are sent after it (``MetadataWentBack``).
+An etcd that was restored from an older copy is detected. Each answer carries the cluster, the leader's term and the
+revision. With linearizable requests, the only ones made here, none of these ever goes back: an answer is at least as
+new as every answer received before its request was sent, and a write is newer. So the first answer of an older etcd is
+recognized before it is used, and no more requests are sent (``MetadataWentBack``).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class EtcdChannel:
 
     @property
     def is_closed(self) -> bool:
-        """This process closed it."""
+        """Whether this process closed it."""
         return self._connections.is_closed
 
     async def call(self, method: Callable[[Connection], Any], request: Any, seconds: float) -> Any:
@@ -78,16 +78,16 @@ class EtcdChannel:
         return await self._connections.call(method, request, seconds)
 
     async def opened(self, seconds: float) -> tuple[Connection, Headers]:
-        """A connection, and the headers of a stream on it. :raises MetadataError: etcd does not let us in."""
+        """A connection, and the headers of a stream on it. :raises MetadataError: etcd rejects the login."""
         until = asyncio.get_running_loop().time() + seconds
         return await self._connections.opened(until, for_stream=True)
 
     def failed(self, connection: Connection, headers: Headers, error: grpc.aio.AioRpcError) -> None:
-        """A stream with these ended so: the next one takes another endpoint, or another token."""
+        """A stream with these failed: the next one takes another endpoint, or another token."""
         self._connections.failed(connection, headers, error)
 
     def forget_token(self, headers: Headers) -> None:
-        """etcd does not know the token in them any more: the next request takes a new one."""
+        """etcd no longer knows the token in them: the next request takes a new one."""
         self._connections.forget_token(headers)
 
     async def ask(
@@ -95,8 +95,8 @@ class EtcdChannel:
     ) -> Any:
         """The answer to one linearizable request.
 
-        :param wrote: whether an answer means that something was written, so that it has a new revision.
-        :raises MetadataWentBack: etcd is older than it was. Whether a write was done is then unknown.
+        :param wrote: whether an answer means that something was written, and so must have a new revision.
+        :raises MetadataWentBack: etcd is older than it was. Whether a write happened is then unknown.
         """
         self._check_older(doing)
         known = self._newest
@@ -114,9 +114,8 @@ class EtcdChannel:
         return answer
 
     async def read(self, request: Any, doing: str, seconds: float) -> Any:
-        """The answer to a ``RangeRequest``, or to a ``TxnRequest`` that writes nothing. If the connection breaks while
-        one is in flight it is sent again, within the same deadline; for a write it would be unknown whether it was
-        done."""
+        """The answer to a ``RangeRequest``, or to a ``TxnRequest`` that writes nothing. If the connection breaks, it is
+        sent again within the same deadline, which is safe only because it is a read."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         is_range = isinstance(request, rpc.RangeRequest)
@@ -144,7 +143,7 @@ class EtcdChannel:
         return await self.ask(lambda: self.call(lambda at: at.kv.Txn, request, seconds), doing, wrote)
 
     async def still_there(self, key: bytes, doing: str) -> None:
-        """Ask for a key, so that an etcd that is older than it was is noticed. :raises MetadataWentBack: it is."""
+        """Read something, to detect an etcd that is older than it was. :raises MetadataWentBack: it is."""
         await self.read(rpc.RangeRequest(key=key, count_only=True), doing, REQUEST_TIMEOUT)
 
     def _is_older(self, why: str) -> None:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Channels to etcd's endpoints, and the token that etcd gives for user name and password.
+"""Channels to etcd's endpoints, and the token that etcd issues for user name and password.
 
 gRPC for Python balances between addresses only when one name resolves to all of them, so the choice is made here: one
-endpoint is used until it fails, then the next. A channel that is left stays open for the watches on it; they end by
-themselves when their member does, or when it loses its leader, which is why every stream asks for one.
+endpoint is used until it fails, then the next. The previous channel stays open for the watches on it. They end by
+themselves when their member stops or loses its leader, which is why every stream requires a leader.
 
-etcd's tokens expire, and an etcd that restarts knows none. A request that was refused for its token had no effect, so
-it is sent once more with a new one.
+etcd's tokens expire, and an etcd that restarts forgets them. A request refused for its token had no effect, so it is
+sent once more with a new one.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ CONNECT_SECONDS: Final = 1.0
 """How long one endpoint of several may take to accept a connection before the next is tried."""
 
 ROUND_SECONDS: Final = 0.1
-"""Pause once every endpoint refused."""
+"""Pause after every endpoint has refused."""
 
 OPTIONS: Final = (
     # gRPC's own reconnect back-off grows to two minutes; a region's metadata store is near and should be found at once.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
-    # gRPC looks a name up every 30 s at most; a pod that starts again has another address at once.
+    # gRPC resolves a name at most every 30 s by default; a restarted pod has a new address at once.
     ("grpc.dns_min_time_between_resolutions_ms", 1000),
-    # A peer that vanished without a word is noticed after 15 s. etcd allows a ping every 5 s.
+    # A peer that vanished silently is noticed after 15 s. etcd allows a ping every 5 s.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     # One page of a scan: 500 values of at most 1 MiB would exceed it, ordinary records never do.
@@ -42,7 +42,7 @@ OPTIONS: Final = (
 )
 
 _LEADER: Final = ("hasleader", "true")
-"""A stream with this ends when its member has no leader: it would say nothing new, and never end."""
+"""A stream with this header ends when its member has no leader. Otherwise it would stay silent and never end."""
 
 _TOKEN_REFUSALS: Final = ("invalid auth token", "revision of auth store is old", "user name is empty")
 
@@ -61,12 +61,12 @@ Headers = tuple[tuple[str, str], ...]
 
 
 def is_passing(error: grpc.aio.AioRpcError) -> bool:
-    """The same request may succeed later, or at another endpoint."""
+    """Whether the same request may succeed later, or at another endpoint."""
     return error.code() in _PASSING
 
 
 def is_about_token(details: str) -> bool:
-    """etcd refused the token, not the request: a new token may do."""
+    """Whether etcd refused the token, not the request, so that a new token may help."""
     return any(refusal in details for refusal in _TOKEN_REFUSALS)
 
 
@@ -86,7 +86,7 @@ class Connection:
         self.auth = rpc.AuthStub(self.channel)
 
     async def stands_within(self, seconds: float) -> bool:
-        """Connect, unless it is connected. False: it was refused, or took longer."""
+        """Connect, if it is not connected yet. False: it was refused, or took longer."""
         try:
             async with asyncio.timeout(seconds):
                 while (state := self.channel.get_state(try_to_connect=True)) != grpc.ChannelConnectivity.READY:
@@ -123,7 +123,7 @@ class Connections:
 
         :param method: picks the stub's method.
         :raises grpc.aio.AioRpcError: etcd refused it, or there was no answer in time.
-        :raises MetadataError: etcd does not let us in.
+        :raises MetadataError: etcd rejects the login.
         """
         until = asyncio.get_running_loop().time() + seconds
         try:
@@ -144,7 +144,7 @@ class Connections:
     async def opened(self, until: float, *, for_stream: bool = False) -> tuple[Connection, Headers]:
         """A connection, and the headers for a request or stream on it.
 
-        :param until: the loop's time; if an endpoint does not answer until then, the request itself reports it.
+        :param until: a time of the loop's clock; if no endpoint answers by then, the request itself reports it.
         :raises MetadataError: etcd rejects the login.
         """
         if len(self._endpoints) > 1:
@@ -159,14 +159,14 @@ class Connections:
         return connection, headers
 
     def failed(self, connection: Connection, headers: Headers, error: grpc.aio.AioRpcError) -> None:
-        """A request or stream with these ended so: the next one takes another endpoint, or another token."""
+        """A request or stream with these failed: the next one takes another endpoint, or another token."""
         if is_about_token(error.details() or ""):
             self.forget_token(headers)
         elif is_passing(error):
             self._turn(connection)
 
     def forget_token(self, headers: Headers) -> None:
-        """etcd does not know the token in them any more. A newer one stays: many requests fail on one void token."""
+        """etcd no longer knows the token in them. A newer token is kept: many requests may fail on one void token."""
         if dict(headers).get("token") == self._token:
             self._token = ""
 
@@ -206,15 +206,15 @@ class Connections:
             return self._token
 
     def _check_refusal(self, error: grpc.aio.AioRpcError) -> None:
-        """:raises MetadataLoginRefused: etcd is there and does not let this user in."""
+        """:raises MetadataLoginRefused: etcd answers, and rejects this user."""
         where, details = ", ".join(map(str, self._endpoints)), error.details() or ""
         if "authentication is not enabled" in details:
             raise MetadataLoginRefused(
-                f"etcd at {where} has authentication switched off, so anyone can read and change everything: "
-                "switch it on, or remove metadataStoreUser from the settings"
+                f"etcd at {where} has authentication disabled, so anyone can read and change everything: "
+                "enable it, or remove metadataStoreUser from the settings"
             ) from error
         if "authentication failed" in details:
-            # Once let in, the password is being changed, perhaps: in etcd first, then in the file.
+            # After an earlier success, the password is perhaps being changed: in etcd first, then in the file.
             kind = MetadataUnavailable if self._was_let_in else MetadataLoginRefused
             raise kind(
                 f"etcd at {where} rejects user {self._login.user!r} with the password in {self._login.password_file}"
@@ -222,5 +222,5 @@ class Connections:
 
 
 def _left(until: float) -> float:
-    """Seconds left, and always more than 0, so that a late request still reports why it failed."""
+    """Seconds left, always more than 0, so that a late request still reports why it failed."""
     return max(0.001, until - asyncio.get_running_loop().time())

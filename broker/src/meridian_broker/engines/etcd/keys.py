@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The keys in etcd that are Meridian's, in one place: where they begin, and what brokers may read and write.
+"""Meridian's keys in etcd: their prefixes, and which keys brokers may read and write.
 
-None of ours begins with a slash, whatever the region stores its ledgers on: every bookie watches all keys that do, and
+None of them begins with a slash, whether or not the region uses BookKeeper: every bookie watches all keys that do, and
 each write to one costs it 80 us.
 """
 
@@ -11,22 +11,22 @@ from typing import Final, NamedTuple
 
 
 class KeyRange(NamedTuple):
-    """Keys from ``first`` up to ``end``, which does not belong to them."""
+    """Keys from ``first`` up to but excluding ``end``."""
 
     first: bytes
     end: bytes
 
 
 def metadata_of(region: str) -> str:
-    """What all keys of a region's metadata begin with, but for the slash of their paths."""
+    """The prefix of a region's metadata keys, without the slash that begins their paths."""
     return f"meridian/{region}"
 
 
 def deleted_ledgers_of(region: str) -> str:
-    """What the keys of a region's deleted ledgers on bookies begin with."""
+    """The prefix of the keys that record a region's deleted BookKeeper ledgers."""
     return f"meridian-ledgers/{region}/deleted/"
 
 
 OURS: Final = (KeyRange(b"meridian/", b"meridian0"), KeyRange(b"meridian-ledgers/", b"meridian-ledgers0"))
 BOOKKEEPERS: Final = KeyRange(b"/ledgers", b"/ledgers0")
-"""Metadata of ledgers and registrations of bookies: for brokers on BookKeeper, which share them with bookies."""
+"""Ledger metadata and bookie registrations, which brokers on BookKeeper share with the bookies."""

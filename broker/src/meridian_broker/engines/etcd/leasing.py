@@ -14,13 +14,13 @@ from meridian_broker.engines.etcd.client import REQUEST_TIMEOUT, EtcdChannel
 from meridian_broker.metadata.store import MetadataError
 
 MARGIN = 0.2
-"""Share of a lease's time, at its end, in which the holder must no longer rely on it: clocks differ in speed."""
+"""Share of a lease's time, at its end, during which the holder must not rely on it: clocks run at different speeds."""
 
 
 class EtcdLease:
-    """Renewed every third of its time. Once it ended by the holder's clock it is over, even if etcd has not noticed.
+    """Renewed every third of its time. Once it has expired by the holder's clock it is over, even if etcd still has it.
 
-    Time is counted from before a request was sent, so that a slow answer never makes the lease look longer than it is.
+    Time counts from before a request is sent, so that a slow answer never makes the lease look longer than it is.
     """
 
     def __init__(self, channel: EtcdChannel, lease_id: int, ttl: float, asked_at: float) -> None:
@@ -56,8 +56,8 @@ class EtcdLease:
         await self._revoke_in_etcd()
 
     async def _revoke_in_etcd(self) -> None:
-        """Should that fail, etcd ends the lease by itself once its time is over."""
-        with suppress(MetadataError), self._channel.errors("giving a lease back"):
+        """If this fails, the lease expires in etcd by itself."""
+        with suppress(MetadataError), self._channel.errors("revoking a lease"):
             request = rpc.LeaseRevokeRequest(ID=self._id)
             await self._channel.call(lambda at: at.leases.LeaseRevoke, request, REQUEST_TIMEOUT)
 
@@ -68,7 +68,7 @@ class EtcdLease:
             asked_at = monotonic()
             if asked_at >= self._valid_until:
                 break
-            pause = self._ttl / 20  # soon again, unless it works
+            pause = self._ttl / 20  # try again soon, unless it works
             with suppress(MetadataError), self._channel.errors("renewing a lease"):
                 left = await self._renew(timeout=max(0.1, self._valid_until - asked_at))
                 if left <= 0:
@@ -80,7 +80,7 @@ class EtcdLease:
         await self._revoke_in_etcd()
 
     async def _renew(self, timeout: float) -> float:
-        """Seconds left now; 0 when etcd does not know the lease any more."""
+        """Renew it. Returns the seconds left; 0: etcd no longer knows the lease."""
         connection, headers = await self._channel.opened(timeout)
         call = connection.leases.LeaseKeepAlive(
             iter([rpc.LeaseKeepAliveRequest(ID=self._id)]), timeout=timeout, wait_for_ready=True, metadata=headers

@@ -46,7 +46,7 @@ PAGE = 500
 """Keys read per request while scanning or listing."""
 
 SCAN_ATTEMPTS = 3
-"""How often a scan starts again because etcd compacted the revision that it was reading."""
+"""How often a scan is attempted while etcd keeps compacting the revision that it reads."""
 
 
 class EtcdMetadataStore:
@@ -66,9 +66,10 @@ class EtcdMetadataStore:
     async def connect(
         cls, urls: str, prefix: str, went_back: Callable[[str], None] = lambda _: None, login: Login = ANONYMOUS
     ) -> EtcdMetadataStore:
-        """``urls`` is ``http://host:port`` or several ``https://...`` separated by commas, ``prefix`` is
-        ``keys.metadata_of`` the region. Asks etcd at once, to fail early, and moves what an earlier version wrote.
+        """Connects at once, to fail early, and moves the keys that an earlier version wrote.
 
+        :param urls: ``http://host:port``, or several ``https://...`` separated by commas.
+        :param prefix: ``keys.metadata_of`` the region.
         :param went_back: called once if etcd was restored from an older copy; every request fails from then on.
         :raises MetadataUnavailable: etcd does not answer.
         :raises MetadataLoginRefused: etcd rejects the login, or has not granted this version's keys to the user yet.
@@ -93,7 +94,7 @@ class EtcdMetadataStore:
         checks = [] if expected is None else [Check(path, expected)]
         answer = await self._transaction(checks, [Put(path, value, lease)], f"writing {path}")
         if not answer.succeeded:
-            raise VersionConflict(f"{path} is not at version {expected} any more: read it again")
+            raise VersionConflict(f"{path} is no longer at version {expected}: read it again")
         return int(answer.header.revision)
 
     async def delete(self, path: str, *, expected: int | None = None) -> bool:
@@ -101,7 +102,7 @@ class EtcdMetadataStore:
         checks = [] if expected is None else [Check(path, expected)]
         answer = await self._transaction(checks, [Delete(path)], f"deleting {path}")
         if not answer.succeeded:
-            raise VersionConflict(f"{path} is not at version {expected} any more: read it again")
+            raise VersionConflict(f"{path} is no longer at version {expected}: read it again")
         return bool(answer.responses[0].response_delete_range.deleted)
 
     async def children(self, path: str) -> list[str]:
@@ -121,7 +122,9 @@ class EtcdMetadataStore:
             found = await self._scan_one_revision(prefix)
             if found is not None:
                 return found
-        raise MetadataUnavailable(f"scanning {prefix}: etcd compacted it {SCAN_ATTEMPTS} times while it was read")
+        raise MetadataUnavailable(
+            f"scanning {prefix}: etcd compacted the revision being read {SCAN_ATTEMPTS} times: try again later"
+        )
 
     async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> bool:
         check_transaction(checks, operations)
@@ -133,7 +136,7 @@ class EtcdMetadataStore:
         return EtcdWatch(self._channel, self._prefix + prefix, len(self._prefix)).changes()
 
     async def lease(self, ttl_seconds: float) -> Lease:
-        """etcd counts whole seconds and has a least time (about 2 s): the lease may last longer than asked."""
+        """etcd counts whole seconds and has a minimum (about 2 s), so the lease may last longer than requested."""
         self._leases = {lease_id: lease for lease_id, lease in self._leases.items() if not lease.lost()}
         lease = await EtcdLease.grant(self._channel, ttl_seconds)
         self._leases[lease.lease_id] = lease
@@ -169,7 +172,7 @@ class EtcdMetadataStore:
         return await self._together.write(request, doing, REQUEST_TIMEOUT)
 
     def _check_lease(self, lease_id: int, doing: str) -> None:
-        """One of our leases that has expired by our clock must not protect anything new, even if etcd still has it."""
+        """A lease that has expired by our clock must not protect anything new, even if etcd still has it."""
         lease = self._leases.get(lease_id)
         if lease is not None and lease.lost():
             raise LeaseExpired(f"{doing}: lease {lease_id} is gone: take a new one and create again what it protected")
@@ -186,7 +189,7 @@ class EtcdMetadataStore:
         return rpc.RequestOp(request_put=put)
 
     async def _scan_one_revision(self, prefix: str) -> list[tuple[str, Record]] | None:
-        """None: the revision was compacted in the middle."""
+        """None: the revision was compacted during the scan."""
         found: list[tuple[str, Record]] = []
         at, end, revision = self._key(prefix), self._key(after_prefix(prefix)), 0
         while True:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves a region's metadata from the keys of earlier versions, which began with a slash, to those of this one.
+"""Moves a region's metadata from the keys of earlier versions, which began with a slash, to those of this version.
 
-``keys.py`` says why no key begins with a slash any more. A region whose broker is upgraded would start empty
-otherwise. Keys move in pages, each in one transaction, so every key is in exactly one of the two places at any moment.
-A key of its own says that a move is under way: a broker that dies during it, or is killed, continues at its next start.
-Where this version has written metadata already, nothing moves: what is left at the earlier keys is older.
+``keys.py`` says why keys no longer begin with a slash. Without the move, an upgraded broker would find its region
+empty. Keys move in pages, each in one transaction, so every key is in exactly one of the two places at any time. A
+marker key records a move under way: a broker that dies during it continues at its next start. If this version has
+already written metadata, nothing moves: what is left at the earlier keys is older.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from meridian_broker.metadata.limits import after_prefix
 from meridian_broker.metadata.store import MetadataLoginRefused
 
 PAGE_KEYS: Final = 50
-"""Keys that move in one transaction, at two operations each: etcd allows 128."""
+"""Keys moved in one transaction, with two operations each: etcd allows 128."""
 PAGE_BYTES: Final = 256 << 10
-"""Values that move in one transaction; one larger value moves alone. etcd allows 1.5 MiB."""
+"""Bytes of values moved in one transaction; a larger value moves alone. etcd allows 1.5 MiB."""
 UNDER_WAY: Final = "/moving-from-earlier-keys"
 
 log = logging.getLogger(__name__)
 
 
 async def move_earlier_keys(channel: EtcdChannel, together: Together, prefix: str) -> int:
-    """Returns how many keys were moved. Keys of a lease are left to end with it.
+    """Returns how many keys were moved. Keys attached to a lease stay, and expire with it.
 
-    :param prefix: what the region's keys begin with now.
-    :raises MetadataError: etcd did not answer, or refused a write; the move goes on at the next start.
+    :param prefix: the prefix of the region's keys in this version.
+    :raises MetadataError: etcd did not answer, or refused a write; the move continues at the next start.
     """
     return await _Move(channel, together, prefix).run()
 
@@ -59,20 +59,20 @@ class _Move:
         return moved
 
     async def _is_to_do(self) -> bool:
-        """Whether there is a move to continue, or to begin, which is then noted."""
+        """Whether there is a move to continue or to begin. One to begin is recorded."""
         if (await self._read(rpc.RangeRequest(key=self._under_way))).kvs:
             return True
         try:
             earlier = await self._first(f"/{self._prefix}/")
         except MetadataLoginRefused:
-            return False  # this version set up the users: etcd never held earlier keys
+            return False  # this version set up the users, so etcd never held earlier keys
         if not earlier or await self._first(f"{self._prefix}/"):
             return False
         await self._write([], [rpc.RequestOp(request_put=rpc.PutRequest(key=self._under_way, value=b"1"))])
         return True
 
     async def _page(self, at: bytes) -> list[Any]:
-        """The next keys, whose values fit one transaction."""
+        """The next keys, as many as fit into one transaction."""
         end = after_prefix(f"/{self._prefix}/").encode()
         found = (await self._read(rpc.RangeRequest(key=at, range_end=end, limit=PAGE_KEYS))).kvs
         page: list[Any] = []
@@ -85,7 +85,7 @@ class _Move:
         return page
 
     async def _move(self, page: list[Any]) -> int:
-        """A page of which a key was written meanwhile stays: only a broker of an earlier version can have done that."""
+        """A page with a key that was just written stays: only a broker of an earlier version can have written it."""
         unchanged = [
             rpc.Compare(target=rpc.Compare.MOD, result=rpc.Compare.EQUAL, key=kv.key, mod_revision=kv.mod_revision)
             for kv in page

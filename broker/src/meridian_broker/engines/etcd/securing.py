@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Switches an etcd's authentication on: user ``root``, and a user for brokers that reads and writes their keys only.
+"""Enables an etcd's authentication, with user ``root`` and a user for brokers that can access only their keys.
 
-A new etcd is open to everyone who can reach it. ``secure`` may run any number of times, and continues where an earlier
-run was interrupted: users and roles first, authentication last. It also sets the password of the brokers' user, so a
-password is changed by changing the file and running it again.
+A new etcd is open to everyone who can reach it. ``secure`` may run any number of times and continues where an earlier
+run was interrupted: it creates users and roles first and enables authentication last. It also sets the password of the
+brokers' user: to change it, change the file and run ``secure`` again.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ async def secure(
 ) -> None:
     """
     :param login: user and password of the brokers.
-    :param keys: what this user may read and write.
+    :param keys: the keys that this user may read and write.
     :raises MetadataUnavailable: etcd does not answer.
-    :raises MetadataError: authentication is on, and root has another password; or a file cannot be read.
+    :raises MetadataError: authentication is enabled and root has another password, or a file cannot be read.
     """
     if not login.user or login.user == ROOT or login.password_file is None:
-        raise MetadataError("set metadataStoreUser, to another name than root, and metadataStorePasswordFile")
+        raise MetadataError("set metadataStoreUser, to a name other than root, and metadataStorePasswordFile")
     as_root = replace(login, user=ROOT, password_file=root_password_file)
     anonymous = _Users(EtcdChannel(endpoints, replace(login, user="", password_file=None)))
     try:
@@ -58,7 +58,7 @@ async def secure(
 
 
 class _Users:
-    """Administers etcd's users, over one login."""
+    """Manages etcd's users, with one login."""
 
     def __init__(self, channel: EtcdChannel) -> None:
         self._channel = channel
@@ -67,18 +67,18 @@ class _Users:
         await self._channel.close()
 
     async def is_enabled(self, root: Login) -> bool:
-        """:raises MetadataError: it is, and root has another password."""
+        """Whether authentication is enabled. :raises MetadataError: it is, and root has another password."""
         request = rpc.AuthenticateRequest(name=root.user, password=root.password())
         refused = await self._try(lambda at: at.auth.Authenticate, request, "authentication")
         if "authentication failed" in refused:
             raise MetadataError(
-                f"etcd at {self._channel.where} has authentication switched on, and the password in "
-                f"{root.password_file} is not that of its user root"
+                f"etcd at {self._channel.where} has authentication enabled, and the password in {root.password_file} "
+                "is not that of its user root"
             )
         return "not enabled" not in refused
 
     async def make(self, login: Login) -> None:
-        """The user of that name, with its password and its role of the same name."""
+        """Create the user, or set its password, and give it a role of the same name."""
         name, password = login.user, login.password()
         await self._try(lambda at: at.auth.RoleAdd, rpc.AuthRoleAddRequest(name=name), "already exists")
         request = rpc.AuthUserAddRequest(name=name, password=password)
@@ -89,7 +89,7 @@ class _Users:
         await self._try(lambda at: at.auth.UserGrantRole, request, "already granted")
 
     async def grant(self, role: str, keys: Sequence[KeyRange]) -> None:
-        """Let a role read and write these keys. Nothing is written that is granted already: see ``is_let_in``."""
+        """Let a role read and write these keys. Writes only what is not granted yet: see ``is_let_in``."""
         with self._channel.errors("reading a role"):
             answer = await self._channel.call(
                 lambda at: at.auth.RoleGet, rpc.AuthRoleGetRequest(role=role), REQUEST_TIMEOUT
@@ -105,7 +105,7 @@ class _Users:
         await self._try(lambda at: at.auth.AuthEnable, rpc.AuthEnableRequest())
 
     async def is_let_in(self, login: Login) -> bool:
-        """Is it the right password? Then nothing is changed: every change voids the tokens of brokers that run."""
+        """Whether the password is right. If so, leave it: every change voids the tokens of running brokers."""
         request = rpc.AuthenticateRequest(name=login.user, password=login.password())
         return not await self._try(lambda at: at.auth.Authenticate, request, "authentication")
 
@@ -114,7 +114,7 @@ class _Users:
 
         :raises MetadataError: any other failure.
         """
-        with self._channel.errors("switching authentication on"):
+        with self._channel.errors("enabling authentication"):
             try:
                 await self._channel.call(method, request, REQUEST_TIMEOUT)
             except grpc.aio.AioRpcError as error:

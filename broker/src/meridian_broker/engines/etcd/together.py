@@ -7,9 +7,9 @@ one transaction of ranges, in which the same key is read once; writes as transac
 its own checks, in one commit. A request without others waiting is sent at once, unchanged.
 
 The result is always one that the same requests could have had one after another. etcd evaluates all checks, including
-those of inner transactions, before it writes anything, so no transaction is combined with others that write a key which
-it checks or writes. If etcd refuses such a request as a whole, nothing of it was done, and its parts are sent one by
-one: an invalid request fails only for its own caller.
+those of inner transactions, before it writes anything, so no transaction is combined with another one that writes a key
+which it checks or writes. If etcd refuses such a request, none of it was done, and its parts are sent one by one: an
+invalid request fails only for its own caller.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ UNDER_WAY: Final = 2
 """Requests of one kind in flight at once; later ones wait for the first answer."""
 
 READS_MAX: Final = 64
-"""Keys of one request that reads. Their values, of at most 1 MiB each, fit into one answer."""
+"""Keys in one read request. Their values, of at most 1 MiB each, fit into one answer."""
 
 WRITES_MAX: Final = 48
-"""Transactions in one request, each with at most as many operations: etcd counts both, and allows 128 together."""
+"""Transactions in one request, and operations in each: etcd counts both, and allows 128 together."""
 
 BYTES_MAX: Final = 1 << 20
-"""Size limit of one writing request, unless a single transaction is larger. etcd refuses requests over 1.5 MiB."""
+"""Size limit of one write request, unless a single transaction is larger. etcd refuses requests over 1.5 MiB."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +53,7 @@ class _Wanted:
 
 @dataclass(slots=True)
 class _Line:
-    """Those of one kind."""
+    """The queue of one kind, reads or writes."""
 
     waiting: deque[_Wanted] = field(default_factory=deque)
     under_way: int = 0
@@ -70,7 +70,7 @@ class Together:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def read(self, key: bytes, doing: str, seconds: float) -> Any:
-        """The ``RangeResponse`` for one key. It may take ``seconds`` to begin, and as long again.
+        """The ``RangeResponse`` for one key. It may wait ``seconds`` to be sent, and then take as long again.
 
         :raises MetadataError: as ``EtcdChannel.read``.
         """
@@ -88,7 +88,7 @@ class Together:
         wanted.puts = bool(puts)
         wanted.written = frozenset(one.key for one in (*puts, *deletes))
         wanted.touched = wanted.written | {check.key for check in request.compare}
-        # etcd fails the whole request for a lease that is gone.
+        # etcd fails the whole request if one of its leases is gone.
         wanted.alone = max(len(request.success), len(request.compare)) > WRITES_MAX or any(one.lease for one in puts)
         return await self._ask(self._writes, wanted)
 
@@ -130,7 +130,7 @@ class Together:
             answers = await ask(some)
         except (MetadataUnavailable, MetadataWentBack) as error:
             if line is self._reads and len(some) > 1 and isinstance(error, MetadataFull):
-                for one in some:  # a full etcd refuses every transaction, also one that only reads
+                for one in some:  # a full etcd refuses every transaction, even one that only reads
                     await self._answer_all(line, [one])
                 return
             _fail(some, error)
@@ -172,7 +172,7 @@ class Together:
         return [_inner(one.response_txn, answer) for one in answer.responses]
 
     def _left(self, some: list[_Wanted]) -> float:
-        """Seconds for the youngest of them. All waited for the requests before, which had no longer than that."""
+        """Seconds left for the newest of them: the others waited for earlier requests, which had no more time."""
         return max(0.001, max(one.until for one in some) - self._loop.time())
 
 
@@ -209,7 +209,7 @@ def _doing(some: list[_Wanted]) -> str:
 
 
 def _inner(answer: Any, outer: Any) -> Any:
-    """etcd says in the outer answer alone which revision all have in common."""
+    """Only the outer answer carries the revision, which all inner ones share."""
     answer.header.CopyFrom(outer.header)
     return answer
 

@@ -2,14 +2,14 @@
 """A watch on etcd that survives etcd's restarts.
 
 etcd keeps history, so nothing needs to be queued here: the stream is read only as fast as the watcher takes changes,
-and changes beyond the stream's window wait in etcd. When the stream breaks, it is opened again right after the last
-revision seen. Changes are lost only if etcd compacted that revision meanwhile, and then the watch raises an error.
+and changes beyond the stream's window wait in etcd. When the stream breaks, it is reopened right after the last
+revision seen. Changes are lost only if etcd has compacted that revision since, and then the watch raises an error.
 
-With several endpoints it may be opened at another one: revisions belong to the cluster. etcd checks the token when
-a watch is opened and not again, so a token that expires later does not matter.
+With several endpoints it may be reopened at another one, since revisions belong to the cluster. etcd checks the token
+only when a watch is opened, so a token that expires later does not matter.
 
-An etcd restored from an older copy would deliver nothing until its revision reaches the old value. A restore
-restarts etcd, so the stream breaks; and after a watch is established again, it checks that etcd is as new as it was.
+An etcd restored from an older copy would deliver nothing until its revision reaches the old value. A restore restarts
+etcd, so the stream breaks; a reopened watch checks that etcd is as new as it was.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from meridian_broker.metadata.store import Change, MetadataError, MetadataUnavai
 
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 1.0
-"""Seconds between attempts to open a broken watch again: doubling from the first to the longest."""
+"""Seconds between attempts to reopen a broken watch: doubling from the first to the longest."""
 
 _DELETE = 1
 
@@ -46,14 +46,14 @@ class EtcdWatch:
         self._prefix = prefix
         self._strip = strip
         self._next = 0
-        """Revision to open at; 0 until the watch was first in place."""
+        """Revision to open at; 0 until the watch is first established."""
         self._pending: list[tuple[int, Change]] = []
-        """Events of a response that came in fragments."""
+        """Events of a response that arrives in fragments."""
         self._has_new_token = False
         """etcd refused the token, and a new one was taken since."""
 
     async def changes(self) -> AsyncIterator[list[Change]]:
-        """An empty list once established, then the changes of one revision at a time, forever.
+        """Yields an empty list once established, then the changes of one revision at a time, forever.
 
         :raises MetadataUnavailable: etcd did not answer the first time.
         :raises MetadataError: etcd compacted changes that were missed, or refuses the watch.
@@ -77,7 +77,7 @@ class EtcdWatch:
             pause = min(pause * 2, LONGEST_PAUSE)
 
     async def _one_stream(self) -> AsyncGenerator[list[Change] | None, None]:
-        """Until it breaks; None once a broken one is in place again."""
+        """Changes until the stream breaks; None once a reopened one is established."""
         connection, headers = await self._logged_in()
         call = self._call(connection, headers)
         try:
@@ -142,7 +142,7 @@ class EtcdWatch:
             raise _Broken(str(error)) from error
 
     async def _receive(self, call: Any) -> list[list[Change]]:
-        """The next response, as one list per revision; empty while one is incomplete or says nothing new."""
+        """The next response, as one list per revision; empty if it is incomplete or has nothing new."""
         response = await self._guarded(call.read())
         self._check(response)
         self._pending.extend((event.kv.mod_revision, self._change(event)) for event in response.events)
@@ -150,7 +150,7 @@ class EtcdWatch:
             return []
         events, self._pending = self._pending, []
         if not events:
-            # No changes up to this revision: after a restart, earlier ones need not be requested.
+            # No changes up to this revision: a reopened stream need not ask for earlier ones.
             self._heard_upto(response.header.revision)
             return []
         transactions = [
@@ -166,7 +166,7 @@ class EtcdWatch:
         self._channel.told(revision)
 
     async def _guarded(self, awaitable: Awaitable[T]) -> T:
-        """Await something of the stream; a broken stream becomes :class:`_Broken`."""
+        """Await a call on the stream; a broken stream becomes :class:`_Broken`."""
         try:
             return await awaitable
         except grpc.aio.AioRpcError as error:
@@ -174,7 +174,7 @@ class EtcdWatch:
         except grpc.aio.UsageError:
             raise self._closed() from None
         except asyncio.CancelledError:
-            # gRPC reports a channel closed under a stream as a cancellation; ours has been announced to the task.
+            # gRPC reports a channel closed under a stream as a cancellation; a real one is recorded in the task.
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
@@ -212,8 +212,8 @@ def _is_about_watcher(reason: str) -> bool:
 
 
 class _Broken(Exception):
-    """The stream ended; opening it again is right."""
+    """The stream ended and should be reopened."""
 
 
 class _TokenRefused(Exception):
-    """A new token may do."""
+    """etcd refused the token; a new one may help."""

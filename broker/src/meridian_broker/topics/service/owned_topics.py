@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The topics of a broker that is one of several in its region: opened in a term of ownership, and closed with it.
 
-The room ``ownership`` decides who owns which bundle; this is its shell towards topics, in both directions. A topic is
-opened only by the owner of its bundle, with the fence of the term. When a bundle is given up its topics are closed in
-good order, and when it is lost they are dropped: nothing is written any more, because it may be somebody else's.
+The room ``ownership`` decides who owns which bundle; this module connects it to topics, in both directions. Only the
+owner of its bundle opens a topic, with the fence of the term. When a bundle is given up, its topics are closed cleanly.
+When it is lost, they are dropped without another write, because another broker may own them.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MOVED = "another broker takes the topic over: look it up again"
-LOST = "this broker may not own the topic any more: look it up again"
+MOVED = "another broker is taking the topic over: look it up again"
+LOST = "this broker may no longer own the topic: look it up again"
 
 
 class OwnedTopics:
@@ -40,7 +40,7 @@ class OwnedTopics:
         self._opener: TopicOpener | None = None
 
     def bind(self, opener: TopicOpener) -> None:
-        """Set what opens topics: it needs this object, and is constructed later.
+        """Set what opens topics: it needs this object, so it is constructed later.
 
         :raises RuntimeError: an opener was bound before.
         """
@@ -52,7 +52,11 @@ class OwnedTopics:
     # -- Ownership -----------------------------------------------------------------------------------------------
 
     async def acquire(self, topic: TopicName, /) -> int:
-        """The fence of the topic's term. :raises TopicFenced: it cannot be opened here now."""
+        """The fence of the topic's term.
+
+        :raises TopicElsewhere: another broker serves the topic.
+        :raises TopicFenced: no broker can serve it right now.
+        """
         try:
             found = await self.owner.locate(topic)
         except NotServing as error:
@@ -68,7 +72,7 @@ class OwnedTopics:
     # -- BundleTopics --------------------------------------------------------------------------------------------
 
     async def gained(self, bundle: Bundle) -> None:
-        """The topics on record in the bundle are to be open: what they hold back or expire does not wait for clients.
+        """Arrange for the bundle's topics to be opened: delayed delivery and expiry do not wait for clients.
 
         :raises MetadataError: they cannot be read.
         """
@@ -79,7 +83,7 @@ class OwnedTopics:
                 parts.unfinished.later(name)
 
     async def close(self, bundle: Bundle) -> None:
-        """Close those that are open in good order."""
+        """Close the bundle's open topics cleanly."""
         opener = self._bound
         self._close_non_persistent(bundle, MOVED)
         jobs = [partial(closing.hand_over, opener, topic, MOVED) for topic in self._open_in(bundle)]
@@ -87,7 +91,7 @@ class OwnedTopics:
         self._forget_unopened(bundle)
 
     async def drop(self, bundle: Bundle) -> None:
-        """Drop those that are open: nothing of them is written any more."""
+        """Drop the bundle's open topics without another write."""
         self._close_non_persistent(bundle, LOST)
         for topic in self._open_in(bundle):
             topic.fence(LOST, for_good=True)
@@ -99,7 +103,7 @@ class OwnedTopics:
     @property
     def _bound(self) -> TopicOpener:
         if self._opener is None:
-            raise RuntimeError("topics are owned before anything can open them")
+            raise RuntimeError("a topic is owned before an opener is bound")
         return self._opener
 
     def _open_in(self, bundle: Bundle) -> list[Topic]:
@@ -119,7 +123,7 @@ class OwnedTopics:
 
 
 def _in(topics: Iterable[str], bundle: Bundle) -> list[str]:
-    """Those that belong to the bundle."""
+    """The topics that belong to the bundle."""
     return [topic for topic in topics if _is_in(topic_name.parse(topic), bundle)]
 
 
