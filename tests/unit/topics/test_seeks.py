@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from meridian_broker.admin.figures import backlogs
 from meridian_broker.engines.memory.ledgers import MemoryReader
 from meridian_broker.ledgers import block_times, times
 from meridian_broker.ledgers.block_times import BLOCK, BlockTimes
@@ -101,6 +102,7 @@ class TimedWorld(TopicWorld):
             assert self.topic.log.after(subscription.cursor.mark_delete) == (owed[0] if owed else None)
             await load_indexes(self.topic.log)
             await self.check_reports(subscription, owed)
+            await self.check_backlog(subscription, owed)
             for entry in self.entries:
                 acked = (entry.region, entry.origin, entry.published_ms)
                 may_be = self.may_be_acked(name, entry.place)
@@ -115,6 +117,17 @@ class TimedWorld(TopicWorld):
     async def owed_nothing_upto(self, subscription: Subscription) -> dict[str, Position]:
         steps = floors.owed_nothing_upto(subscription.cursor)
         return await log_walks.carry_out(self.topic.log, self.topic.scheduler, steps)
+
+    async def check_backlog(self, subscription: Subscription, owed: list[Position]) -> None:
+        """However many entries are looked at together, the backlog and its holes are exact."""
+        for chunk in (2, backlogs.CHUNK):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(backlogs, "CHUNK", chunk)
+                found = await backlogs.backlog_of(subscription)
+            assert found.backlog == len(owed)
+            for entry in self.entries:
+                if entry.place > found.mark_delete and entry.place not in self.trimmed:
+                    assert any(after < entry.place <= upto for after, upto in found.holes) == (entry.place not in owed)
 
     async def check_reports(self, subscription: Subscription, owed: list[Position]) -> None:
         """However few entries are looked at one by one: nothing owed is reported to be owed nowhere (R11)."""

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact backlogs and holes: looks ahead of a cursor, entry by entry, without blocking the loop."""
+"""Exact backlogs and holes: looks ahead of a cursor, at single entries only where some are done, without blocking the
+loop.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from meridian_broker.positions.position import Position
 from meridian_broker.topics.subscriptions.subscription import Subscription
 
 WALK: Final = 100_000
-"""Entries that are examined individually. Entries farther ahead all count as backlog."""
+"""Entries that are examined. Entries farther ahead all count as backlog."""
 CHUNK: Final = 500
 """Entries looked at before others run; no more than ``times.BLOCK``."""
 HOLES_KEPT: Final = 1000
@@ -34,7 +36,7 @@ class Backlog:
 async def backlog_of(subscription: Subscription, holes_kept: int = HOLES_KEPT, walk: int = WALK) -> Backlog:
     """Look ahead of the cursor. Entries acked meanwhile may or may not count; a rewind restarts the look.
 
-    :param walk: number of entries examined one by one.
+    :param walk: number of entries examined.
     :raises LedgerError: a ledger cannot be read.
     """
     while True:
@@ -66,12 +68,12 @@ async def _look(subscription: Subscription, holes_kept: int, walk: int) -> Backl
             if subscription.cursor.times is not None:
                 for entry in (first, upto - 1):  # a chunk lies in two blocks at most
                     await subscription.cursor.times.load(Position(ledger, entry))
-            for entry in _owed(subscription, index, first, upto):
-                backlog += 1
-                before = Position(ledger, entry - 1) if entry else last
+            for begin, stop in _owed(subscription, index, first, upto):
+                backlog += stop - begin
+                before = Position(ledger, begin - 1) if begin else last
                 if before != unacked and len(holes) < holes_kept:
                     holes.append((unacked, before))
-                unacked = Position(ledger, entry)
+                unacked = Position(ledger, stop - 1)
             walked += upto - first
             first = upto
             last = Position(ledger, upto - 1)
@@ -83,11 +85,15 @@ async def _look(subscription: Subscription, holes_kept: int, walk: int) -> Backl
     return Backlog(mark_delete, backlog + log.distance(last, end), holes)
 
 
-def _owed(subscription: Subscription, index: LedgerIndex, first: int, upto: int) -> Iterator[int]:
-    is_owed = subscription.cursor.is_owed
-    ledger = index.ledger_id
-    return (
-        entry
-        for entry, region, origin in index.origins(first, upto - 1)
-        if is_owed(region, origin, Position(ledger, entry))
-    )
+def _owed(subscription: Subscription, index: LedgerIndex, first: int, upto: int) -> Iterator[tuple[int, int]]:
+    """Ranges of owed entries among those from ``first`` on, before ``upto``; their ends are not included either."""
+    cursor, ledger = subscription.cursor, index.ledger_id
+    done = cursor.are_done(index, first, upto - 1)
+    if done:
+        return
+    if done is False and index.count(first, upto - 1) == upto - first:
+        yield first, upto
+        return
+    for entry, region, origin in index.origins(first, upto - 1):
+        if cursor.is_owed(region, origin, Position(ledger, entry)):
+            yield entry, entry + 1

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import MARKER, publish_time_ms
+from meridian_broker.ledgers.index import LedgerIndex
 from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.ledgers.store import Done, LedgerError
 from meridian_broker.ledgers.times import PublishTimes
@@ -145,6 +146,11 @@ class Cursor(CursorState):
         if self.progress.is_acked(region, origin, time_ms):
             return False
         return self.dropped is None or not self.dropped.contains(region, origin)
+
+    def are_done(self, index: LedgerIndex, first: int, last: int) -> bool | None:
+        """Whether all entries of a stretch of a ledger are acked (True), or none is acked, dropped or damaged (False).
+        None: only a look at each (``is_owed``) can tell."""
+        return log_walks.are_done(self.context.log, self.progress, self.dropped, index, first, last)
 
     def passes(self, place: Place, position: Position) -> bool:
         """Whether a damaged entry need not be waited for: nothing of it is owed here, or it belongs to another

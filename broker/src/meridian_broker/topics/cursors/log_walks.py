@@ -54,19 +54,33 @@ def backlog(
         if index is None:
             break
         last = min(first + BACKLOG_STRETCH, len(index)) - 1
-        some = list(index.runs(first, last))
-        left -= LEDGER_COSTS + len(some)
-        if not all(progress.all_acked(*run) for run in some):
-            if log.damage.is_any_in(ledger, first, last) or any(_may_be_done(progress, dropped, r) for r in some):
-                left -= last - first
-                open_entries += sum(
-                    is_owed(region, origin, Position(ledger, entry))
-                    for entry, region, origin in index.origins(first, last)
-                )
-            else:
-                open_entries += index.count(first, last)
+        left -= LEDGER_COSTS + index.count_runs(first, last)
+        done = are_done(log, progress, dropped, index, first, last)
+        if done is None:
+            left -= last - first
+            open_entries += sum(
+                is_owed(region, origin, Position(ledger, entry)) for entry, region, origin in index.origins(first, last)
+            )
+        elif not done:
+            open_entries += index.count(first, last)
         position = Position(ledger, last)
     return open_entries + log.distance(position, log.last_confirmed)
+
+
+def are_done(
+    log: TopicLog, progress: Progress, dropped: Dropped | None, index: LedgerIndex, first: int, last: int
+) -> bool | None:
+    """Whether all entries of a stretch are acked (True), or none is acked, dropped or damaged (False). None: only a
+    look at each can tell.
+
+    The cost is proportional to the number of runs, not of entries.
+    """
+    runs = list(index.runs(first, last))
+    if all(progress.all_acked(*run) for run in runs):
+        return True
+    if log.damage.is_any_in(index.ledger_id, first, last):
+        return None
+    return None if any(_may_be_done(progress, dropped, run) for run in runs) else False
 
 
 def is_rest_acked(index: LedgerIndex, progress: Progress, position: Position) -> bool:
