@@ -17,6 +17,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -107,7 +108,29 @@ def started_afresh(arguments: Sequence[str], log_file: Path) -> Program:
         return subprocess.Popen([*MERIDIAN, *arguments], stdout=log, stderr=log, env=os.environ | _WITHOUT_CERTIFICATES)
 
 
-class BrokerProcess:
+class KilledAtExit(ABC):
+    """A context manager that starts processes, and kills them at the end, or if not all of them start."""
+
+    @abstractmethod
+    def start(self) -> Self: ...
+
+    @abstractmethod
+    def kill(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.kill()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+
+class BrokerProcess(KilledAtExit):
     """One ``meridian broker`` on loopback."""
 
     def __init__(
@@ -206,19 +229,10 @@ class BrokerProcess:
         return http(method, self.admin_url + path, body, raw=raw)
 
     def __enter__(self) -> Self:
-        try:
-            return self if self._process is not None else self.start()
-        except BaseException:
-            self.kill()
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.kill()
+        return self if self._process is not None else super().__enter__()
 
 
-class RegionsProcess:
+class RegionsProcess(KilledAtExit):
     """Regions that replicate to each other, with the files that ``meridian up`` writes but without a supervisor."""
 
     def __init__(
@@ -345,18 +359,6 @@ class RegionsProcess:
     def http(self, region: str, method: str, path: str, body: Any = ..., *, raw: bytes | None = None) -> HttpAnswer:
         """One request to a region's admin port."""
         return http(method, self.admin_url(region) + path, body, raw=raw)
-
-    def __enter__(self) -> Self:
-        try:
-            return self.start()
-        except BaseException:
-            self.kill()
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.kill()
 
 
 def is_healthy(admin_url: str) -> bool:

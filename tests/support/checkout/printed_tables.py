@@ -3,6 +3,13 @@
 
 from __future__ import annotations
 
+from enum import Enum
+from typing import TypeVar
+
+State = TypeVar("State", bound=Enum)
+Event = TypeVar("Event", bound=Enum)
+Action = TypeVar("Action", bound=Enum)
+
 
 def rows(text: str | None) -> list[list[str]]:
     """The cells of the table in a docstring; its lines of ``=`` say where columns begin."""
@@ -15,3 +22,20 @@ def rows(text: str | None) -> list[list[str]]:
         for line in lines[rulers[0] + 1 : rulers[2]]
         if not line.startswith("===")
     ]
+
+
+def transitions(
+    text: str | None, state: type[State], event: type[Event], action: type[Action]
+) -> dict[tuple[State, Event], tuple[State, Action]]:
+    """The transitions that a docstring's table prints: a column per state, a row per event, fields ``state: action``.
+
+    :raises AssertionError: an event has no row.
+    """
+    (_, *states), *events = rows(text)
+    assert {what for what, *_ in events} == {one.value for one in event}
+    return {
+        (state(before), event(what)): (state(cell.partition(": ")[0]), action(cell.partition(": ")[2]))
+        for what, *cells in events
+        for before, cell in zip(states, cells, strict=True)
+        if cell
+    }

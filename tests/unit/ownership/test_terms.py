@@ -8,22 +8,14 @@ from hypothesis import strategies as st
 from meridian_broker.ownership import terms
 from meridian_broker.ownership.bundles import Bundle
 from meridian_broker.ownership.terms import TRANSITIONS, Action, Event, State, Term, Terms
-from support.checkout.printed_tables import rows
+from support.checkout import printed_tables
 
 ONE = Bundle("t/n", 0, 100)
 OURS = {State.OWNED, State.GIVING_UP}
 
 
 def test_the_printed_transitions_are_those_that_are_made() -> None:
-    (_, *states), *events = rows(terms.__doc__)
-    printed = {
-        (State(state), Event(what)): (State(cell.partition(": ")[0]), Action(cell.partition(": ")[2]))
-        for what, *cells in events
-        for state, cell in zip(states, cells, strict=True)
-        if cell
-    }
-    assert printed == TRANSITIONS
-    assert {what for what, *_ in events} == {event.value for event in Event}
+    assert printed_tables.transitions(terms.__doc__, State, Event, Action) == TRANSITIONS
 
 
 def test_what_is_ours_ends_in_an_orderly_close_or_in_a_drop() -> None:

@@ -9,19 +9,11 @@ import pytest
 from meridian_broker.replication.leases import transitions, verdicts
 from meridian_broker.replication.leases.transitions import TRANSITIONS, Action, Event, State
 from meridian_broker.replication.leases.verdicts import Asked, Promise, Verdict, VoterView, decide
-from support.checkout.printed_tables import rows
+from support.checkout import printed_tables
 
 
 def test_the_printed_transitions_are_those_that_are_made() -> None:
-    (_, *states), *events = rows(transitions.__doc__)
-    printed = {
-        (State(state), Event(what)): (State(cell.partition(": ")[0]), Action(cell.partition(": ")[2]))
-        for what, *cells in events
-        for state, cell in zip(states, cells, strict=True)
-        if cell
-    }
-    assert printed == TRANSITIONS
-    assert {what for what, *_ in events} == {event.value for event in Event}
+    assert printed_tables.transitions(transitions.__doc__, State, Event, Action) == TRANSITIONS
 
 
 def test_a_claim_is_read_only_between_a_win_and_its_end() -> None:
@@ -58,7 +50,7 @@ def promise(kind: Kind | None, term: int) -> Promise | None:
     return None if kind is None else Promise(kind[0], term, *kind[1:])
 
 
-@pytest.mark.parametrize("row", rows(verdicts.__doc__)[1:], ids=" / ".join)
+@pytest.mark.parametrize("row", printed_tables.rows(verdicts.__doc__)[1:], ids=" / ".join)
 def test_a_voter_answers_as_the_printed_row_says(row: list[str]) -> None:
     known, promised, compared, verdict = row
     kinds = PROMISES[promised] if promised else [kind for each in PROMISES.values() for kind in each]
@@ -71,7 +63,7 @@ def test_a_voter_answers_as_the_printed_row_says(row: list[str]) -> None:
 def test_the_printed_rows_are_all_there_are() -> None:
     told = [
         (row[1], word)
-        for row in rows(verdicts.__doc__)[1:]
+        for row in printed_tables.rows(verdicts.__doc__)[1:]
         if row[0] == "the same as the asker"
         for word in TERMS
         if row[2] == "any" or word in row[2]
