@@ -35,7 +35,9 @@ WRONG_FOR_A_REGION: dict[str, dict[str, Any]] = {
     "a peer's address with port 0": {"region": {"peers": [PEER | {"adminUrl": "http://us-west:0"}]}},
     "a peer's address with port 65536": {"region": {"peers": [PEER | {"serviceUrl": "pulsar://us-west:65536"}]}},
     "a peer's address with a line break": {"region": {"peers": [PEER | {"adminUrl": "http://us\n-west:8080"}]}},
+    "a peer's address of two colons": {"region": {"peers": [PEER | {"adminUrl": "http://us-west:80:8080"}]}},
     "no secret": {"auth": {"existingSecret": ""}},
+    "a secret that no cluster can hold": {"auth": {"existingSecret": "tokens..east"}},
     "no roles at all": {"auth": {"superUserRoles": None}},
     "an empty list of roles": {"auth": {"superUserRoles": []}},
     "a role with a comma": {"auth": {"superUserRoles": ["admin,other"]}},
@@ -43,6 +45,8 @@ WRONG_FOR_A_REGION: dict[str, dict[str, Any]] = {
     "no broker image": {"broker": {"image": None}},
     "no broker at all": {"broker": None},
     "an image with a blank": {"broker": {"image": {"repository": "meridian broker"}}},
+    "an image with its tag in the name": {"broker": {"image": {"repository": "meridian-broker:0.1.0"}}},
+    "a tag that begins with a dash": {"broker": {"image": {"tag": "-1"}}},
     "a tag that is a number": {"broker": {"image": {"tag": 1.0}}},
     "a digest cut short": {"broker": {"image": {"digest": "sha256:0123"}}},
     "a pull policy of one's own": {"broker": {"image": {"pullPolicy": "Sometimes"}}},
@@ -57,12 +61,29 @@ WRONG_FOR_A_REGION: dict[str, dict[str, Any]] = {
     "a resource that is misspelt": {"broker": {"resources": {"limits": {"memroy": "1Gi"}}}},
     "a negative amount": {"broker": {"resources": {"limits": {"cpu": -1}}}},
     "an amount that is none": {"broker": {"resources": {"limits": {"memory": "a lot"}}}},
+    "an amount with two points": {"broker": {"resources": {"limits": {"cpu": "1.2.3"}}}},
+    "an amount with half a unit": {"broker": {"resources": {"limits": {"memory": "1i"}}}},
     "a volume without a unit": {"broker": {"volume": {"size": "20"}}},
     "a volume of nothing": {"broker": {"volume": {"size": "0Gi"}}},
+    "a volume that etcd's own log fills": {"etcd": {"volume": {"size": "64Mi"}}},
     "a grace period that is too short": {"broker": {"terminationGracePeriodSeconds": 1}},
     "a setting by the environment": {"broker": {"extraEnv": [{"name": "MERIDIAN_clusterName", "value": "x"}]}},
+    "an environment variable that is misspelt": {"broker": {"extraEnv": [{"name": "TZ", "valeu": "UTC"}]}},
+    "an environment variable that is a number": {"broker": {"extraEnv": [{"name": "DEBUG", "value": 1}]}},
+    "a volume with the name of the data's": {"broker": {"extraVolumes": [{"name": "data", "emptyDir": {}}]}},
+    "a mount in place of the data": {"broker": {"extraVolumeMounts": [{"name": "more", "mountPath": "/data"}]}},
+    "a mount without a place": {"broker": {"extraVolumeMounts": [{"name": "more"}]}},
+    "a label that the Services select": {"broker": {"podLabels": {"app.kubernetes.io/component": "proxy"}}},
+    "a label of two words": {"broker": {"podLabels": {"team": "our team"}}},
+    "a label without a valid key": {"etcd": {"podLabels": {"our team": "a"}}},
+    "the checksum that restarts brokers": {"broker": {"podAnnotations": {"checksum/config": "none"}}},
+    "a toleration that is misspelt": {"broker": {"tolerations": [{"operatr": "Exists"}]}},
+    "a toleration of an unknown effect": {"etcd": {"tolerations": [{"effect": "NoSchedul"}]}},
+    "an affinity that is misspelt": {"broker": {"affinity": {"podAntiAffinty": {}}}},
+    "a spread without a topology": {"etcd": {"topologySpreadConstraints": [{"maxSkew": 1}]}},
     "an outside without a host": {"external": {"enabled": True}},
     "a host with a blank": {"external": {"enabled": True, "host": "a b"}},
+    "a host with two dots in a row": {"external": {"enabled": True, "host": "east..example.org"}},
     "a node port that is none": {"external": {"enabled": True, "host": "node", "port": 80}},
     "a type of service of one's own": {"external": {"type": "ClusterIP"}},
     "two members of etcd": {"etcd": {"replicas": 2}},
@@ -70,9 +91,16 @@ WRONG_FOR_A_REGION: dict[str, dict[str, Any]] = {
     "an etcd without a tag": {"etcd": {"image": {"tag": ""}}},
     "a TLS switch in words": {"tls": {"enabled": "yes"}},
     "an issuer without an end": {"tls": {"certManager": {"issuer": "ca"}}},
+    "an issuer without a name": {"tls": {"certManager": {"issuerRef": {"kind": "ClusterIssuer"}}}},
     "no network policy at all": {"networkPolicy": None},
     "a network policy that is a word": {"networkPolicy": {"clients": ["anybody"]}},
+    "a client that is misspelt": {"networkPolicy": {"clients": [{"podSelecter": {}}]}},
+    "a selector that would select everybody": {
+        "networkPolicy": {"admins": [{"podSelector": {"matchLabel": {"a": "b"}}}]}
+    },
+    "a network without its size": {"networkPolicy": {"clients": [{"ipBlock": {"cidr": "10.0.0.0"}}]}},
     "an interval without a unit": {"podMonitor": {"interval": "30"}},
+    "an interval of nothing": {"podMonitor": {"interval": "0s"}},
     "a pull secret by its bare name": {"imagePullSecrets": ["registry"]},
 }
 
@@ -90,12 +118,19 @@ WRONG_FOR_THE_VERIFIER: dict[str, dict[str, Any]] = {
     "five words for a schedule": {"schedule": "this is not a cron"},
     "four fields of a schedule": {"schedule": "*/30 * * *"},
     "minute 61": {"schedule": "61 * * * *"},
+    "every minute out of none": {"schedule": "*/0 * * * *"},
+    "a day of no week": {"schedule": "0 0 * * xyz"},
+    "a month of no year": {"schedule": "0 0 1 xyz *"},
     "resources that are misspelt": {"driver": {"resources": {"limts": {"memory": "1Gi"}}}},
     "no image": {"image": None},
     "a name in capitals": {"name": "Orders"},
     "several lines of topics": {"topics": "a\nb"},
     "a negative lag": {"maxLagSeconds": -1},
     "memory without a unit": {"executors": {"memory": "512"}},
+    "memory in which Spark does not start": {"driver": {"memory": "256m"}},
+    "an amount with two points": {"executors": {"requestCpu": "0.1.2"}},
+    "a region's address with port 0": {"regions": [VERIFIER["regions"][0], {"name": "b", "adminUrl": "http://b:0"}]},
+    "a pull secret by its bare name": {"imagePullSecrets": ["registry"]},
     "a verdict that counts for more than a week": {"verdictValidSeconds": 604_801},
     "an admission policy that is a word": {"admissionPolicy": "yes"},
 }
@@ -111,6 +146,13 @@ WRONG_FOR_THE_OPERATOR: dict[str, dict[str, Any]] = {
     "replicas in words": {"replicas": "2"},
     "an interval without a unit": {"serviceMonitor": {"interval": "30"}},
     "a region's address with a path": {"regions": [{"name": "a", "adminUrl": "http://a/admin/v2"}]},
+    "a region's address with port 65536": {"regions": [{"name": "a", "adminUrl": "http://a:65536"}]},
+    "a region's address with a line break": {"regions": [{"name": "a", "adminUrl": "http://a\n"}]},
+    "a key that no Secret can hold": {"regions": [{"name": "a", "adminUrl": "http://a", "tokenKey": ".."}]},
+    "a toleration that is misspelt": {"tolerations": [{"operatr": "Exists"}]},
+    "a label that the Deployment selects": {"podLabels": {"app.kubernetes.io/name": "other"}},
+    "a reader of metrics that is misspelt": {"networkPolicy": {"metrics": [{"podSelecter": {}}]}},
+    "an environment variable that is misspelt": {"extraEnv": [{"name": "HTTPS_PROXY", "valeu": "http://proxy"}]},
     "a tenant that is no list": {"tenantsByNamespace": {"shop": "acme"}},
     "no verifier in a list of verifiers": {"verdicts": {"verifiers": []}},
     "a verifier in capitals": {"verdicts": {"verifiers": ["Orders"]}},
@@ -168,12 +210,39 @@ def test_settings_that_the_chart_makes_itself_are_not_for_configuring() -> None:
         *("clusterName", "dataDirectory", "metadataStoreUrl", "metadataStoreUser", "regionsFile", "peerTokenFile"),
         *("authenticationEnabled", "insecure", "tokenSecretKey", "superUserRoles", "brokerServicePort", "bindAddress"),
         *("probeServicePort", "webServicePort", "tlsCertificateFilePath", "advertisedListeners"),
+        *("brokerId", "bindAddresses"),
     }
     kinds = {bool: False, int: 6650}
     config = {key: kinds.get(BY_KEY[key].kind, "x") for key in wanted} | {"logLevel": "debug"}
     told = refusal("meridian-region", region_values(broker={"config": config}))
     assert not [key for key in wanted if key not in told]
     assert "logLevel" not in told
+
+
+def test_settings_that_no_broker_starts_with_are_refused_together() -> None:
+    """A broker would refuse them too, but at its next restart."""
+    certificate = "/etc/meridian/tls/tls.crt"
+    config = {
+        "managedLedgerDefaultEnsembleSize": 4,
+        "managedLedgerDefaultWriteQuorum": 3,
+        "managedLedgerDefaultAckQuorum": 5,
+        "bookkeeperTLSCertificateFilePath": certificate,
+        "brokerClientKeyFilePath": certificate,
+        "tlsRequireTrustedClientCertOnConnect": True,
+    }
+    told = refusal("meridian-region", region_values(broker={"config": config}))
+    assert not [key for key in config if key not in told]
+    assert "bookkeeperTLSTrustCertsFilePath" in told
+    for one, other in (("managedLedgerDefaultEnsembleSize", 4), ("managedLedgerDefaultAckQuorum", 4)):
+        assert one in refusal("meridian-region", region_values(broker={"config": {one: other}}))
+    right = {
+        "managedLedgerDefaultEnsembleSize": 4,
+        "managedLedgerDefaultWriteQuorum": 4,
+        "managedLedgerDefaultAckQuorum": 4,
+        "tlsTrustCertsFilePath": "/etc/meridian/tls/ca.crt",
+        "tlsRequireTrustedClientCertOnConnect": True,
+    }
+    rendered("meridian-region", region_values(broker={"config": right}))
 
 
 def test_a_region_is_not_its_own_peer_and_no_peer_is_listed_twice() -> None:

@@ -22,6 +22,8 @@ insecure: "false"
 tokenSecretKey: /etc/meridian/tokens
 superUserRoles: {{ join "," .Values.auth.superUserRoles | quote }}
 bindAddress: 0.0.0.0
+bindAddresses: ""
+brokerId: ""
 brokerServicePort: "6650"
 webServicePort: "8080"
 probeServicePort: "8081"
