@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,14 @@ def test_values_that_the_page_sets_are_values_of_the_charts() -> None:
             for part in path.split("."):
                 assert part in known, f"{command}: {found[1]} has no value {path}"
                 known = known[part]
+
+
+def test_files_with_secrets_that_the_commands_leave_are_ignored_by_git() -> None:
+    """Those that ``meridian`` makes, and copies of Secrets."""
+    made = {shlex.split(one)[-1] for one in meridian_commands()}
+    copies = {match[1] for line in PAGE.splitlines() if (match := re.search(r"get secret\S* .*> (\S+)$", line))}
+    assert {"us-east.jwt", "2026-11.key", "peer.new"} <= made
+    assert {"us-east-tokens.yaml", "us-east-identity.yaml", "peer.old"} <= copies
+    names = sorted(made | copies | {"tokens/admin.jwt"})
+    told = subprocess.run(["git", "check-ignore", *names], cwd=ROOT, capture_output=True, text=True)
+    assert sorted(told.stdout.split()) == names
