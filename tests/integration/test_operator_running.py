@@ -227,6 +227,35 @@ def test_what_somebody_else_changed_is_changed_back_and_told(kube: KubeApi, near
     assert [reason for _, reason, _ in kube.events("drifting")] == ["Changed", "Changed"], "one for each change"
 
 
+def test_a_restart_with_200_objects_writes_only_what_has_changed(near: Regions) -> None:
+    """Most are dry runs, which make no topics: each is looked at in all regions like any other."""
+    dry = {"annotations": {"meridian.dev/dry-run": "true"}}
+    with KubeApi() as api:
+        with RunningOperator(api, near.urls):
+            for name in ("drifts", "goes", "stays"):
+                api.create("geotopics", name, **geo(f"restarted-{name}", messageTTL="1h"))
+            for number in range(197):
+                api.create("geotopics", f"dry-{number}", metadata=dry, **geo(f"restarted-{number}"))
+            for name in ("drifts", "goes", "stays"):
+                ready(api, "geotopics", name)
+            for number in range(197):
+                because(api, "geotopics", f"dry-{number}", "DryRun")
+        assert near.call("POST", "restarted-drifts/messageTTL", 5).status == 204
+        api.delete("geotopics", "goes")
+        near.mark("restarted-stays")
+        before = len(api.writes)
+        with RunningOperator(api, near.urls) as operator:
+            gone(api, "geotopics", "goes")
+            wait_until(lambda: near.call("GET", "restarted-drifts/messageTTL").json == 3600, "the drift to be healed")
+            wait_until(lambda: operator.seen() >= 199, "the operator to look at each object")
+        about = {
+            path.split("geotopics/")[1].split("/")[0] for _, path, _ in api.writes[before:] if "geotopics/" in path
+        }
+        assert about == {"drifts", "goes"}
+        assert not api.ever("geotopics", "RegionUnreachable")
+        assert near.is_marked("restarted-stays") and not near.has("restarted-goes")
+
+
 def test_reconcile_now_waits_for_no_periodic_look(near: Regions) -> None:
     def spread() -> float:
         """Days until the next look, once there was one."""

@@ -20,6 +20,7 @@ from meridian_operator.handlers.desk import Desk
 from meridian_operator.handlers.world import World
 from meridian_operator.kube.client import KubeClient
 from meridian_operator.plan.budget import Budget
+from meridian_operator.plan.observed import RegionSeen, TopicName
 from meridian_operator.regions.directory import Region, Tokens
 from meridian_operator.regions.observing import Observer
 from support.kubernetes.kube_api import KubeApi
@@ -34,6 +35,13 @@ class NearWorld(World):
     """Regions are where the test has them: there is no cluster DNS."""
 
     urls: Mapping[str, str] = field(default_factory=dict)
+    seen: set[TopicName] = field(default_factory=set)
+    """Topics at which the operator has looked in the regions."""
+
+    async def see(self, names: Sequence[str], topic: TopicName, subscription: str | None) -> list[RegionSeen]:
+        found = await World.see(self, names, topic, subscription)
+        self.seen.add(topic)
+        return found
 
     def observer(self, region: Region) -> Observer:
         return World.observer(self, Region(region.name, self.urls[region.name]))
@@ -77,6 +85,10 @@ class RunningOperator:
     def region_calls(self) -> dict[str, int]:
         """Requests to each region so far."""
         return self._world.calls()
+
+    def seen(self) -> int:
+        """Number of topics that it has looked at in the regions."""
+        return len(self._world.seen)
 
     def sweep(self) -> None:
         """Look now for objects whose deletion was missed."""
