@@ -50,7 +50,14 @@ WRONG_FOR_A_REGION: dict[str, dict[str, Any]] = {
     "a tag that is a number": {"broker": {"image": {"tag": 1.0}}},
     "a digest cut short": {"broker": {"image": {"digest": "sha256:0123"}}},
     "a pull policy of one's own": {"broker": {"image": {"pullPolicy": "Sometimes"}}},
-    "several brokers": {"broker": {"replicas": 2}},
+    "no broker": {"broker": {"replicas": 0}},
+    "brokers in words": {"broker": {"replicas": "2"}},
+    "a storage that is none": {"region": {"storage": "pulsar"}},
+    "two bookies": {"bookies": {"replicas": 2}},
+    "memory of bookies without a unit": {"bookies": {"memory": {"heap": "512"}}},
+    "a bookie's setting of two lines": {"bookies": {"config": {"gcWaitTime": "1\nbookiePort=1"}}},
+    "a bookie's setting that is a list": {"bookies": {"config": {"ledgerDirectories": ["/a"]}}},
+    "a bookies' volume of nothing": {"bookies": {"journal": {"size": "0Gi"}}},
     "a setting that is misspelt": {"broker": {"config": {"brokerServicPort": 6650}}},
     "a setting out of bounds": {"broker": {"config": {"maxMessageSize": 1}}},
     "a setting with a fraction": {"broker": {"config": {"ttlDurationDefaultInSeconds": 1.5}}},
@@ -208,12 +215,15 @@ def test_settings_that_the_chart_makes_itself_are_not_for_configuring() -> None:
     """A second line for one of them would silently win, or lose: the region under another name, or without a login."""
     wanted = {
         *("clusterName", "dataDirectory", "metadataStoreUrl", "metadataStoreUser", "regionsFile", "peerTokenFile"),
+        *("brokerId", "bookkeeperTLSTrustCertsFilePath"),
         *("authenticationEnabled", "insecure", "tokenSecretKey", "superUserRoles", "brokerServicePort", "bindAddress"),
         *("probeServicePort", "webServicePort", "tlsCertificateFilePath", "advertisedListeners"),
         *("brokerId", "bindAddresses"),
     }
     kinds = {bool: False, int: 6650}
     config = {key: kinds.get(BY_KEY[key].kind, "x") for key in wanted} | {"logLevel": "debug"}
+    wanted.add("managedLedgerStorage")
+    config["managedLedgerStorage"] = "bookkeeper"
     told = refusal("meridian-region", region_values(broker={"config": config}))
     assert not [key for key in wanted if key not in told]
     assert "logLevel" not in told
@@ -272,28 +282,34 @@ def test_addresses_of_peers_go_with_tls() -> None:
     assert "us-west" not in told
 
 
-def identity(region: str, members: int) -> dict[str, Any]:
+def identity(region: str, members: int, storage: str = "local") -> dict[str, Any]:
     """What an installation of this chart left, read back from what the chart renders."""
-    values = region_values(region={"name": region}, etcd={"replicas": members})
+    values = region_values(region={"name": region, "storage": storage}, etcd={"replicas": members})
     made = rendered("meridian-region", values, "--show-only", "templates/identity.yaml")
     note = made["ConfigMap", "meridian-identity"]
     assert note["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep", "volumes stay too"
     return note  # type: ignore[no-any-return]
 
 
-def stateful_set(part: str, size: str) -> dict[str, Any]:
-    template = {"metadata": {"name": "data"}, "spec": {"resources": {"requests": {"storage": size}}}}
+def stateful_set(part: str, replicas: int = 1, **claims: str) -> dict[str, Any]:
+    """One that is installed, and the sizes of its claims."""
+    templates = [
+        {"metadata": {"name": name}, "spec": {"resources": {"requests": {"storage": size}}}}
+        for name, size in claims.items()
+    ]
     return {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
         "metadata": {"name": f"meridian-{part}"},
-        "spec": {"volumeClaimTemplates": [template]},
+        "spec": {"replicas": replicas, "volumeClaimTemplates": templates},
     }
 
 
 def test_what_the_volumes_hold_stays_as_it_was_installed() -> None:
     """Another name for stored messages; a second etcd beside the first; a claim that Kubernetes would refuse."""
-    with cluster_with(identity("solo", 1), stateful_set("broker", "20Gi"), stateful_set("etcd", "2Gi")) as cluster:
+    with cluster_with(
+        identity("solo", 1), stateful_set("broker", data="20Gi"), stateful_set("etcd", data="2Gi")
+    ) as cluster:
         values = region_values(etcd={"replicas": 3}, broker={"volume": {"size": "40Gi"}})
         told = refusal("meridian-region", values, cluster=cluster)
         assert "belong to region solo" in told
@@ -307,7 +323,66 @@ def test_what_the_volumes_hold_stays_as_it_was_installed() -> None:
 
 
 def test_a_volume_grows_once_its_claim_has_grown_and_its_stateful_set_was_taken_away() -> None:
-    with cluster_with(identity("us-east", 1), stateful_set("etcd", "2Gi")) as cluster:
+    with cluster_with(identity("us-east", 1), stateful_set("etcd", data="2Gi")) as cluster:
         made = rendered("meridian-region", region_values(broker={"volume": {"size": "40Gi"}}), cluster=cluster)
     claim = made["StatefulSet", "meridian-broker"]["spec"]["volumeClaimTemplates"][0]
     assert claim["spec"]["resources"]["requests"]["storage"] == "40Gi"
+
+
+def test_messages_stay_where_the_region_was_installed_to_store_them() -> None:
+    changed = region_values(region={"storage": "bookkeeper"})
+    older = identity("us-east", 1)
+    del older["data"]["storage"]
+    for before in (identity("us-east", 1), older):
+        with cluster_with(before) as cluster:
+            assert "stores its messages on local" in refusal("meridian-region", changed, cluster=cluster)
+    with cluster_with(identity("us-east", 1, "bookkeeper")) as cluster:
+        assert "stores its messages on bookkeeper" in refusal("meridian-region", region_values(), cluster=cluster)
+        rendered("meridian-region", changed, cluster=cluster)
+
+
+def test_bookies_are_removed_one_at_a_time_and_their_volumes_do_not_change() -> None:
+    bookies = stateful_set("bookie", 5, journal="10Gi", ledgers="50Gi")
+    with cluster_with(identity("us-east", 1, "bookkeeper"), bookies) as cluster:
+        values = region_values(region={"storage": "bookkeeper"}, bookies={"replicas": 3, "journal": {"size": "20Gi"}})
+        told = refusal("meridian-region", values, cluster=cluster)
+        assert "from 5 to 3 removes several bookies at once" in told
+        assert "bookies.journal.size: Kubernetes does not change 10Gi to 20Gi" in told
+        assert "patch pvc journal-meridian-bookie-0 journal-meridian-bookie-1 journal-meridian-bookie-2 -p" in told
+        assert "bookies.volume.size" not in told
+        rendered(
+            "meridian-region", region_values(region={"storage": "bookkeeper"}, bookies={"replicas": 4}), cluster=cluster
+        )
+
+
+def test_several_brokers_need_a_storage_that_all_of_them_reach_and_an_address_each() -> None:
+    bookkeeper = {"storage": "bookkeeper"}
+    assert "2 brokers need region.storage: bookkeeper" in refusal(
+        "meridian-region", region_values(broker={"replicas": 2})
+    )
+    values = region_values(
+        region={**bookkeeper, "peers": [PEER]},
+        broker={"replicas": 2},
+        external={"enabled": True, "host": "east.example.org", "type": "LoadBalancer"},
+    )
+    told = refusal("meridian-region", values)
+    assert "2 brokers cannot replicate to other regions yet" in told
+    assert "LoadBalancer leads to one address" in told
+    last = {"enabled": True, "host": "east.example.org", "port": 32766}
+    told = refusal("meridian-region", region_values(region=bookkeeper, broker={"replicas": 2}, external=last))
+    assert "up to 32768; the last one is 32767" in told
+
+
+def test_bookies_are_refused_what_would_stop_them() -> None:
+    values = region_values(
+        region={"storage": "bookkeeper"},
+        etcd={"tls": {"enabled": False}},
+        bookies={
+            "config": {"bookieId": "x", "metadataServiceUri": "x", "gcWaitTime": 1000},
+            "memory": {"heap": "1Gi"},
+        },
+    )
+    told = refusal("meridian-region", values)
+    assert "bookies log in to etcd by certificate" in told
+    assert "the chart itself sets bookieId, metadataServiceUri" in told
+    assert "2Gi is less than bookies.memory.heap, bookies.memory.direct and 256Mi together, 2304Mi" in told

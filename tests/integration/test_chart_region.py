@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 from meridian_broker.server.regions_file import clusters_in
-from meridian_broker.server.settings import BY_KEY, Settings, load
+from meridian_broker.server.settings import BY_KEY
 from meridian_broker.server.settings_schema import LARGEST
 from support.brokers.broker_process import wait_until
-from support.kubernetes.charts import Rendered, cluster_with, merged, notes, region_values, rendered
+from support.kubernetes.charts import cluster_with, configuration, merged, notes, pod, region_values, rendered
 
 PEERS = [
     {
@@ -31,17 +31,6 @@ SECURE_PEERS = [
         "adminUrl": "https://meridian-broker.us-west.svc:8443",
     }
 ]
-
-
-def configuration(made: Rendered, directory: Any) -> Settings:
-    """The settings that a broker reads from its ConfigMap."""
-    for name, text in made["ConfigMap", "meridian-broker"]["data"].items():
-        (directory / name).write_text(text)
-    return load(directory / "broker.conf", (), {})
-
-
-def pod(made: Rendered, part: str) -> Any:
-    return made["StatefulSet", f"meridian-{part}"]["spec"]["template"]
 
 
 def checksums(values: dict[str, Any], cluster: str | None = None) -> dict[str, str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""BookKeeper and an etcd that asks for a password: the brokers' user may do all that the engine does, and no more."""
+"""BookKeeper and an etcd that asks who is there: brokers and bookies may do all that they have to do, and no more."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from meridian_broker.engines.etcd.address import Login, parse_endpoints
 from meridian_broker.engines.etcd.client import EtcdChannel
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataError
-from meridian_broker.server.secure_etcd import run_secure_etcd
+from meridian_broker.server.secure_etcd import run_await_etcd, run_secure_etcd
 from meridian_broker.server.settings import Settings
 from meridian_broker.server.stores import open_metadata
-from support.brokers.etcd_server import EtcdServer, etcd_missing
+from meridian_broker.server.waiting import StartFailed
+from support.brokers.certificates import Authority, Pair
+from support.brokers.etcd_server import EtcdServer, etcd_missing, tls_etcd
 
 _missing = etcd_missing()
 pytestmark = pytest.mark.skipif(_missing is not None, reason=_missing or "")
@@ -96,3 +98,42 @@ async def test_who_moves_to_bookkeeper_is_granted_its_keys_then(tmp_path: Path) 
         await table.close()
     finally:
         secured.etcd.close()
+
+
+async def test_bookies_log_in_by_certificate_and_find_what_they_need(tmp_path: Path) -> None:
+    """They have no password. A certificate of the same authority with another name is nobody's."""
+    ours = Authority(tmp_path)
+    for name in ("root", "broker"):
+        (tmp_path / name).write_text(f"the password of {name}\n")
+    server = await tls_etcd(tmp_path / "etcd", ours.issue("server"), ours.trusted)
+
+    def settings(certificate: Pair, **more: str) -> Settings:
+        files = {
+            "metadataStoreTrustCertsFilePath": str(ours.trusted),
+            "metadataStoreCertificateFilePath": str(certificate.certificate),
+            "metadataStoreKeyFilePath": str(certificate.key),
+        }
+        return Settings.of({"metadataStoreUrl": f"etcd:{server.url}", "clusterName": "us", **files, **more})
+
+    bookie, stranger = (ours.issue(name, common_name=name) for name in ("bookkeeper", "stranger"))
+    waiting = asyncio.create_task(asyncio.to_thread(run_await_etcd, settings(bookie)))
+    channel = EtcdChannel(parse_endpoints(server.url), settings(bookie).metadata.login)
+    try:
+        password = {"metadataStoreUser": "broker", "metadataStorePasswordFile": str(tmp_path / "broker")}
+        of_broker = settings(ours.issue("client"), managedLedgerStorage="bookkeeper", **password)
+        found = []
+        for _ in range(2):  # the second time nothing changes
+            await asyncio.to_thread(run_secure_etcd, of_broker, tmp_path / "root", lambda _: None)
+            answer = await channel.read(rpc.RangeRequest(key=b"/", range_end=b"0"), "asking", 60.0)
+            found.append([(kv.key, kv.value) for kv in answer.kvs])
+        assert [key for key, _ in found[0]] == [b"/ledgers", b"/ledgers/INSTANCEID"]
+        assert found[0] == found[1]
+        assert await asyncio.wait_for(waiting, 30) == 0
+        with pytest.raises(MetadataError, match="permission denied"):
+            await channel.read(rpc.RangeRequest(key=b"meridian/"), "asking", 60.0)
+        with pytest.raises(StartFailed):
+            await asyncio.to_thread(run_await_etcd, settings(stranger, startTimeoutSeconds="0"))
+    finally:
+        await channel.close()
+        await server.stop()
+        await asyncio.gather(waiting, return_exceptions=True)

@@ -1,14 +1,21 @@
 {{/* SPDX-License-Identifier: Apache-2.0 */}}
 {{/* The broker's configuration. A ConfigMap holds it, and the pods carry its checksum. */}}
 
-{{/* The settings that the chart itself sets. All are always present, so that checks.yaml knows them. */}}
+{{/* The settings that the chart itself sets. All are always present, so that checks.yaml knows them, but for those that
+differ between brokers of one region: each pod adds these to its command line. */}}
 {{- define "region.ownSettings" -}}
 {{- $etcdTls := .Values.etcd.tls.enabled -}}
 {{- $tls := .Values.tls.enabled -}}
+{{- $storage := include "region.storage" . -}}
+{{- $bookieTls := and $etcdTls (eq $storage "bookkeeper") -}}
 {{- $listeners := list (printf "internal:%s" (include "region.brokerUrl" .)) -}}
 {{- if .Values.external.enabled }}{{ $listeners = append $listeners (printf "external:%s" (include "region.externalUrl" .)) }}{{ end -}}
 clusterName: {{ .Values.region.name | quote }}
 dataDirectory: /data
+managedLedgerStorage: {{ $storage }}
+bookkeeperTLSTrustCertsFilePath: {{ if $bookieTls }}/etc/meridian/etcd/ca.crt{{ else }}""{{ end }}
+bookkeeperTLSCertificateFilePath: {{ if $bookieTls }}/etc/meridian/etcd/client.crt{{ else }}""{{ end }}
+bookkeeperTLSKeyFilePath: {{ if $bookieTls }}/etc/meridian/etcd/client.key{{ else }}""{{ end }}
 metadataStoreUrl: etcd:{{ include "region.etcdUrls" . }}
 metadataStoreUser: meridian
 metadataStorePasswordFile: /etc/meridian/etcd/password

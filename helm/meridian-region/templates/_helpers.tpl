@@ -56,6 +56,38 @@ affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
+{{/* Spread over zones and nodes, unless the values say otherwise. Call with (list ROOT COMPONENT VALUES REPLICAS). */}}
+{{- define "region.spread" -}}
+{{- $root := index . 0 -}}
+{{- if (index . 2).topologySpreadConstraints }}
+topologySpreadConstraints: {{- toYaml (index . 2).topologySpreadConstraints | nindent 2 }}
+{{- else if gt (int (index . 3)) 1 }}
+topologySpreadConstraints:
+  {{- range $key := list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
+  - topologyKey: {{ $key }}
+    maxSkew: 1
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels: {{- include "region.selector" $root | nindent 8 }}
+        app.kubernetes.io/component: {{ index $ 1 }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{/* `local` where values of an older chart have no such key. */}}
+{{- define "region.storage" -}}
+{{ .Values.region.storage | default "local" }}
+{{- end }}
+
+{{- define "region.brokers" -}}
+{{ .Values.broker.replicas | default 1 | int }}
+{{- end }}
+
+{{/* Not empty: the region's brokers share it, each with an id and an address of its own, however many there are now. */}}
+{{- define "region.isShared" -}}
+{{- if and (eq (include "region.storage" .) "bookkeeper") (not .Values.region.peers) }}true{{ end -}}
+{{- end }}
+
 {{/* Bytes of a volume, such as 20Gi. */}}
 {{- define "region.bytes" -}}
 {{- $unit := get (dict "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776) (regexFind "[A-Z]i$" .) | default 1 -}}
@@ -64,6 +96,15 @@ affinity: {{- toYaml . | nindent 2 }}
 
 {{- define "region.brokerHost" -}}
 {{ include "region.name" . }}-broker.{{ .Release.Namespace }}.svc
+{{- end }}
+
+{{/* What stands behind a broker's pod in its DNS name. */}}
+{{- define "region.brokerPods" -}}
+{{ include "region.name" . }}-broker-pods.{{ .Release.Namespace }}.svc
+{{- end }}
+
+{{- define "region.bookiePods" -}}
+{{ include "region.name" . }}-bookie.{{ .Release.Namespace }}.svc
 {{- end }}
 
 {{- define "region.brokerUrl" -}}

@@ -32,6 +32,10 @@ class Started:
         say(f"{sources.config}, {root_password_file}")
         return 0
 
+    def await_etcd(self, sources: Sources) -> int:
+        self.sources.append((sources, None))
+        return 0
+
     def up(self, options: UpOptions, say: Callable[[str], None]) -> int:
         self.options.append(options)
         say("up")

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import yaml
+from meridian_broker.server.settings import Settings, load
 
 CHARTS = Path(__file__).parents[3] / "helm"
 Values = Mapping[str, Any]
@@ -65,6 +66,18 @@ def rendered(chart: str | Path, values: Values, *options: str, cluster: str | No
     named = {(one["kind"], one["metadata"].get("namespace"), one["metadata"]["name"]) for one in documents}
     assert len(named) == len(documents), "an object is rendered twice"
     return {(one["kind"], one["metadata"]["name"]): one for one in documents}
+
+
+def pod(made: Rendered, part: str) -> Any:
+    """The template of a part's pods, such as ``broker``."""
+    return made["StatefulSet", f"meridian-{part}"]["spec"]["template"]
+
+
+def configuration(made: Rendered, directory: Path, *assignments: str) -> Settings:
+    """The settings that a broker reads from its ConfigMap and the assignments on its command line."""
+    for name, text in made["ConfigMap", "meridian-broker"]["data"].items():
+        (directory / name).write_text(text)
+    return load(directory / "broker.conf", assignments, {})
 
 
 def refusal(chart: str | Path, values: Values, *options: str, cluster: str | None = None) -> str:

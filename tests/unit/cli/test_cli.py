@@ -518,3 +518,9 @@ def test_secure_etcd_hands_over_the_file_of_roots_password_not_the_password() ->
     result = run("secure-etcd", "--config", "f", "--root-password-file", "r", started=Started())
     assert (result.exit_code, result.output) == (0, "f, r\n")
     assert run("secure-etcd", "--config", "f", started=Started()).exit_code == USAGE
+
+
+def test_await_etcd_hands_over_its_sources() -> None:
+    started = Started()
+    assert run("await-etcd", "--set", "a=b", started=started).exit_code == 0
+    assert started.sources == [(Sources(config=None, assignments=("a=b",)), None)]

@@ -21,6 +21,7 @@ from meridian_broker.cli.output import COULD_NOT_TELL, USAGE, error
 ENTRY_POINT_GROUP: Final = "meridian.commands"
 
 PROGRAMS: Final = {
+    "await-etcd": "Wait until a region's etcd is prepared for bookies.",
     "broker": "Run one broker of a region.",
     "secure-etcd": "Switch on authentication in a region's etcd.",
     "standalone": "Run a single region in one process.",

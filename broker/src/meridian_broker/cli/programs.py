@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``meridian up``, ``meridian standalone`` and ``meridian broker``, which run until they are stopped, and ``meridian
-secure-etcd``, which prepares etcd for them.
+"""``meridian up``, ``meridian standalone`` and ``meridian broker``, which run until they are stopped; ``meridian
+secure-etcd``, which prepares etcd for them, and ``meridian await-etcd``, which lets a bookie wait for that.
 
 This room may not import the one that builds brokers, so the programs are passed in as ``Programs``: this module
 parses the options, the other one starts the program.
@@ -68,6 +68,10 @@ class Programs(Protocol):
         """Switch on the authentication of the etcd that the settings name. Ends when that is done."""
         ...
 
+    def await_etcd(self, sources: Sources) -> int:
+        """Wait until a bookie can start with the etcd that the settings name."""
+        ...
+
 
 set_option = click.option(
     "--set", "assignments", multiple=True, metavar="KEY=VALUE", help="A setting, see docs/configuration.md. Repeat."
@@ -95,7 +99,14 @@ def region_names(text: str) -> tuple[str, ...]:
 
 def command(name: str, programs: Programs) -> click.Command:
     """One of the commands, bound to the program that it starts."""
-    return {"up": _up, "standalone": _standalone, "broker": _broker, "secure-etcd": _secure_etcd}[name](programs)
+    made = {
+        "await-etcd": _await_etcd,
+        "broker": _broker,
+        "secure-etcd": _secure_etcd,
+        "standalone": _standalone,
+        "up": _up,
+    }
+    return made[name](programs)
 
 
 def _all_assignments(assignments: tuple[str, ...], insecure: bool) -> tuple[str, ...]:
@@ -252,3 +263,18 @@ def _secure_etcd(programs: Programs) -> click.Command:
         raise SystemExit(programs.secure_etcd(sources, root_password_file, click.echo))
 
     return secure_etcd
+
+
+def _await_etcd(programs: Programs) -> click.Command:
+    @click.command("await-etcd")
+    @config_option
+    @set_option
+    def await_etcd(config: Path | None, assignments: tuple[str, ...]) -> None:
+        """Wait until a region's etcd is prepared for bookies.
+
+        `meridian secure-etcd` does that, with managedLedgerStorage=bookkeeper. The settings name etcd, and the
+        certificate by which the bookie will log in.
+        """
+        raise SystemExit(programs.await_etcd(Sources(config=config, assignments=assignments)))
+
+    return await_etcd

@@ -59,6 +59,12 @@ class ServerPrograms:
 
         return run_secure_etcd(_settings(sources), root_password_file, say)
 
+    def await_etcd(self, sources: Sources) -> int:
+        """What a bookie waits for before it starts."""
+        from meridian_broker.server.secure_etcd import run_await_etcd
+
+        return run_await_etcd(_settings(sources))
+
 
 def _settings(sources: Sources) -> Settings:
     """:raises SettingsError: a setting is unknown or has a value that it cannot have."""

@@ -39,6 +39,6 @@ async def once_there(
             if left <= 0:
                 raise
             if pause == FIRST_PAUSE_SECONDS:
-                log.warning("%s; this broker waits up to %.0f s for it", error, seconds)
+                log.warning("%s; waiting up to %.0f s for it", error, seconds)
             await asyncio.sleep(min(pause, left))
             pause = min(2 * pause, LAST_PAUSE_SECONDS)

@@ -34,6 +34,12 @@ class Registrations:
         request = rpc.TxnRequest(compare=[absent], success=puts)
         await self._channel.write(request, "preparing etcd for bookies", REQUEST_TIMEOUT, lambda done: done.succeeded)
 
+    async def has_root(self) -> bool:
+        """Whether ``make_root`` was called, here or elsewhere."""
+        request = rpc.RangeRequest(key=INSTANCE, count_only=True)
+        answer = await self._channel.read(request, "looking for what bookies need", REQUEST_TIMEOUT)
+        return bool(answer.count)
+
     async def writable(self) -> set[str]:
         """The ids of the bookies that take new entries."""
         end = after_prefix(AVAILABLE).encode()

@@ -30,3 +30,5 @@ def deleted_ledgers_of(region: str) -> str:
 OURS: Final = (KeyRange(b"meridian/", b"meridian0"), KeyRange(b"meridian-ledgers/", b"meridian-ledgers0"))
 BOOKKEEPERS: Final = KeyRange(b"/ledgers", b"/ledgers0")
 """Ledger metadata and bookie registrations, which brokers on BookKeeper share with the bookies."""
+SEEN_BY_BOOKIES: Final = KeyRange(b"/", b"0")
+"""For bookies. Their driver watches every key that begins with a slash; etcd refuses that unless all are granted."""

@@ -8,9 +8,10 @@ brokers' user: to change it, change the file and run ``secure`` again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import grpc
@@ -23,14 +24,21 @@ from meridian_broker.engines.etcd.keys import OURS, KeyRange
 from meridian_broker.metadata.store import MetadataError
 
 ROOT: Final = "root"
+NOBODY: Final[Mapping[str, Sequence[KeyRange]]] = MappingProxyType({})
 
 
 async def secure(
-    endpoints: Sequence[Endpoint], login: Login, root_password_file: Path, keys: Sequence[KeyRange] = OURS
+    endpoints: Sequence[Endpoint],
+    login: Login,
+    root_password_file: Path,
+    keys: Sequence[KeyRange] = OURS,
+    certified: Mapping[str, Sequence[KeyRange]] = NOBODY,
 ) -> None:
     """
     :param login: user and password of the brokers.
     :param keys: the keys that this user may read and write.
+    :param certified: users without a password, with the keys that each may read and write. They log in with a
+        certificate whose common name is the user's.
     :raises MetadataUnavailable: etcd does not answer.
     :raises MetadataError: authentication is enabled and root has another password, or a file cannot be read.
     """
@@ -46,12 +54,14 @@ async def secure(
                 if not is_let_in:
                     await root.make(login)
                 await root.grant(login.user, keys)
+                await root.admit(certified)
             finally:
                 await root.close()
         else:
             await anonymous.make(as_root)
             await anonymous.make(login)
             await anonymous.grant(login.user, keys)
+            await anonymous.admit(certified)
             await anonymous.enable()
     finally:
         await anonymous.close()
@@ -87,6 +97,17 @@ class _Users:
             await self._try(lambda at: at.auth.UserChangePassword, request)
         request = rpc.AuthUserGrantRoleRequest(user=name, role=name)
         await self._try(lambda at: at.auth.UserGrantRole, request, "already granted")
+
+    async def admit(self, certified: Mapping[str, Sequence[KeyRange]]) -> None:
+        """Create users who log in by certificate. Writes nothing for those that exist: see ``is_let_in``."""
+        for name, keys in certified.items():
+            await self._try(lambda at: at.auth.RoleAdd, rpc.AuthRoleAddRequest(name=name), "already exists")
+            request = rpc.AuthUserAddRequest(name=name, options=rpc.UserAddOptions(no_password=True))
+            await self._try(lambda at: at.auth.UserAdd, request, "already exists")
+            await self._try(
+                lambda at: at.auth.UserGrantRole, rpc.AuthUserGrantRoleRequest(user=name, role=name), "already granted"
+            )
+            await self.grant(name, keys)
 
     async def grant(self, role: str, keys: Sequence[KeyRange]) -> None:
         """Let a role read and write these keys. Writes only what is not granted yet: see ``is_let_in``."""
