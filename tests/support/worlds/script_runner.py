@@ -2,7 +2,8 @@
 """Text scenarios: readable stories of several regions, run by the real cores.
 
 A script that begins with ``regions`` runs whole regions in the simulator; ``tests/simulation/story.py`` describes its
-language. One that begins with ``exchange`` tests only the progress exchange, message by message.
+language. One that begins with ``exchange`` tests only the progress exchange, message by message; one that begins with
+``metadata``, see ``sync_script.py``, only what keeps metadata equal.
 
 A script is a list of commands. A command's output follows it, each line after ``> ``; the runner compares it, or
 updates it with ``--rewrite-scripts``::
@@ -49,6 +50,7 @@ from meridian_broker.replication.progress.waits import WaitResult
 from simulation.story import Story, StoryError
 from simulation.telling import link_parts, tell
 from support.worlds.exchange_world import Entry, ExchangeWorld, WorldRegion
+from support.worlds.sync_script import SyncScript
 
 SCRIPTS = Path(__file__).parents[2] / "unit/scripts"
 OUTPUT = "> "
@@ -259,9 +261,11 @@ def _names(entries: Iterable[Entry]) -> str:
     return " ".join(str(first) + (f"-{last}" if last != first.entry else "") for first, last in shown) or "nothing"
 
 
-def teller(text: str) -> Script | Story:
+def teller(text: str) -> Script | SyncScript | Story:
     """The runner for this story."""
     commands = [line for line in text.splitlines() if line.strip() and line[0] not in "#>"]
+    if commands and commands[0].startswith("metadata"):
+        return SyncScript()
     return Script() if commands and commands[0].startswith("exchange") else Story()
 
 

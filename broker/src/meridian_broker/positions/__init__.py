@@ -3,7 +3,7 @@
 
 Other rooms import only these modules of it::
 
-    ackset  bitruns  claims  clock  dropped  layers  position  progress  reports  skipped
+    ackset  bitruns  claims  clock  dropped  layers  position  progress  reports  skipped  varints
 """
 
 from __future__ import annotations

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Applies what other regions wrote to this region's store.
+
+The events of a message become one transaction, if a store takes so many operations, and are durable when ``apply``
+returns. It may be called again with the same message, and by two brokers at once: each decision is checked by the
+transaction that carries it out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from meridian_broker.metadata import keys
+from meridian_broker.metadata.errors import Contended
+from meridian_broker.metadata.limits import BadRequest
+from meridian_broker.metadata.records import decode, encode
+from meridian_broker.metadata.store import Check, Delete, MetadataStore, Put
+from meridian_broker.metadata.sync import conflicts as conflict_records
+from meridian_broker.metadata.sync import paths
+from meridian_broker.metadata.sync.converging import (
+    MAX_AHEAD_MS,
+    Verdict,
+    before,
+    decide,
+    horizon_of,
+    is_forgettable,
+    overwrites_unseen,
+)
+from meridian_broker.metadata.sync.events import Event, Mark, Message
+from meridian_broker.metadata.sync.outbox import MAX_BYTES
+from meridian_broker.metadata.sync.reading import Seen, read, with_tombstones
+from meridian_broker.metadata.sync.shapes import fault_of
+from meridian_broker.metadata.sync.stamped import Moment, Stamped, from_store, to_store
+from meridian_broker.positions.clock import HybridClock
+
+ATTEMPTS: Final = 64
+"""How often a decision is made again because a path changed meanwhile."""
+
+EVENTS_TOGETHER: Final = 31
+"""Events of one transaction. Each takes four operations at most (value, tombstone, conflict, parked state) and is
+checked in three places, and a store takes 128 of either."""
+
+STONES_TOGETHER: Final = 64
+"""Tombstones removed in one transaction."""
+
+
+class Poison(Exception):
+    """A message that this region cannot apply, now or later. It belongs in the dead-letter topic, with this reason."""
+
+
+@dataclass(slots=True)
+class Applied:
+    """What became of the events since the start."""
+
+    verdicts: Counter[Verdict] = field(default_factory=Counter)
+    conflicts: int = 0
+
+
+class Applier:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        clock: HybridClock,
+        now_ms: Callable[[], int],
+        is_synced: Callable[[str], bool],
+        regions: Callable[[], Collection[str]],
+    ) -> None:
+        """
+        :param store: the region's own, not a recording one: what is applied here needs not be sent again.
+        :param regions: all regions that take part, this one included.
+        """
+        self._store = store
+        self._clock = clock
+        self._now_ms = now_ms
+        self._is_synced = is_synced
+        self._regions = regions
+        self.counts = Applied()
+
+    async def apply(self, message: Message) -> None:
+        """
+        :raises Poison: it is from a region that does not take part, or names a path that does not travel. Nothing of it
+            was applied.
+        :raises MetadataError: the store does not answer. Apply it again.
+        """
+        regions = self._regions()
+        if message.region not in regions:
+            raise Poison(f"{message.region} is not a region of this policy: add it there, or stop it from publishing")
+        if isinstance(message, Mark):
+            await self._hear(message)
+            return
+        for event in message.events:
+            if not self._is_synced(event.path):
+                raise Poison(f"{event.path[:200]} is in no scope that this region shares with {message.region}")
+            fault = fault_of(event.path, event.state)
+            if fault is not None:
+                raise Poison(f"the value of {event.path[:200]} from {event.source} cannot be served: {fault[:500]}")
+        try:
+            for some in in_transactions(message.events):
+                await self.take(some)
+        except BadRequest as error:
+            raise Poison(f"events of {message.region} do not fit into a metadata store: {error}") from error
+
+    async def take(self, events: Sequence[Event]) -> None:
+        """Decide about these events and store the result, in one transaction.
+
+        :raises Contended: other writers kept changing the paths.
+        """
+        for _ in range(ATTEMPTS):
+            wanted = [*with_tombstones(event.path for event in events), *(paths.parked(e.path) for e in events)]
+            seen = await read(self._store, [*wanted, paths.HORIZON])
+            verdicts, operations, conflicts = self._decide(events, seen)
+            if not operations or await self._store.transact(list(seen.checks().values()), operations):
+                self.counts.verdicts.update(verdicts)
+                self.counts.conflicts += conflicts
+                for event, verdict in zip(events, verdicts, strict=True):
+                    if verdict is Verdict.APPLIED:
+                        self._clock.observe(event.state.stamp, MAX_AHEAD_MS)
+                return
+        raise Contended(f"applying {events[0].path}: others changed it {ATTEMPTS} times in the meantime")
+
+    async def release(self) -> None:
+        """Decide again about parked states whose time has come. Call it periodically."""
+        for where, record in await self._store.scan(paths.PARKED + "/"):
+            state = from_parked(where, record.value)
+            if state.stamp.time_ms <= self._now_ms() + MAX_AHEAD_MS:
+                await self.take([Event(where.removeprefix(paths.PARKED), state)])
+
+    async def heard(self) -> dict[str, Moment]:
+        """By region, the mark up to which everything was applied here."""
+        parked = [
+            before(from_parked(path, record.value)) for path, record in await self._store.scan(paths.PARKED + "/")
+        ]
+        return {region: min([upto, *parked]) for region, (upto, _) in (await self._marks()).items()}
+
+    async def forget(self) -> int:
+        """Remove tombstones that no region needs any more. Returns how many.
+
+        :raises MetadataError: the store does not answer. What was not removed stays.
+        """
+        marks = await self._marks()
+        heard = {region: heard for region, (_, heard) in marks.items()}
+        heard[self._clock.region] = await self.heard()
+        horizon = horizon_of(self._regions(), heard)
+        seen = await read(self._store, [paths.HORIZON])
+        if horizon <= (now := seen.moment(paths.HORIZON)):
+            horizon = now
+        elif not await self._store.transact([*seen.checks().values()], [Put(paths.HORIZON, encode(list(horizon)))]):
+            return 0
+        stones = [
+            (path, record)
+            for path, record in await self._store.scan(paths.TOMBSTONES + "/")
+            if is_forgettable(from_store(path, record.value, is_deletion=True), horizon)
+        ]
+        removed = 0
+        for start in range(0, len(stones), STONES_TOGETHER):
+            some = stones[start : start + STONES_TOGETHER]
+            checks = [Check(path, record.version) for path, record in some]
+            if await self._store.transact(checks, [Delete(path) for path, _ in some]):
+                removed += len(some)
+        return removed
+
+    def _decide(self, events: Sequence[Event], seen: Seen) -> tuple[list[Verdict], list[Put | Delete], int]:
+        latest = self._now_ms() + MAX_AHEAD_MS
+        horizon = seen.moment(paths.HORIZON)
+        verdicts: list[Verdict] = []
+        operations: list[Put | Delete] = []
+        conflicts = 0
+        for event in events:
+            present = seen.state(event.path)
+            verdict = decide(present, event.state, horizon, latest)
+            verdicts.append(verdict)
+            if verdict is Verdict.APPLIED:
+                operations += seen.storing(event.path, event.state)
+                if present is not None and overwrites_unseen(present, event):
+                    conflicts += 1
+                    operations.append(Put(paths.conflict(event.path), conflict_records.to_store(present, event.state)))
+            operations += _parking(event, verdict, seen)
+        return verdicts, operations, conflicts
+
+    async def _hear(self, mark: Mark) -> None:
+        """A mark further in the future than a stamp may be is from a wrong clock, and promises nothing."""
+        if mark.upto[0] > self._now_ms() + MAX_AHEAD_MS:
+            self.counts.verdicts[Verdict.PARKED] += 1
+            return
+        where = paths.region(mark.region)
+        for _ in range(ATTEMPTS):
+            seen = await read(self._store, [where])
+            record = seen.records[where]
+            known, heard = (None, {}) if record is None else read_mark(where, record.value)
+            if known is not None and known >= mark.upto:
+                return
+            united = {region: max(upto, heard.get(region, upto)) for region, upto in mark.heard.items()}
+            shown = {"mark": list(mark.upto), "heard": {region: list(upto) for region, upto in united.items()}}
+            if await self._store.transact([*seen.checks().values()], [Put(where, encode(shown))]):
+                return
+        raise Contended(f"noting what {mark.region} has heard: others changed it {ATTEMPTS} times in the meantime")
+
+    async def _marks(self) -> dict[str, tuple[Moment, Mapping[str, Moment]]]:
+        found = await self._store.scan(paths.REGIONS + "/")
+        return {keys.unescape(path.rpartition("/")[2]): read_mark(path, record.value) for path, record in found}
+
+
+def in_transactions(events: Sequence[Event]) -> list[Sequence[Event]]:
+    """As few groups as stores allow, in order."""
+    groups: list[list[Event]] = []
+    size = 0
+    for event in events:
+        added = len(event.state.value or b"")
+        if not groups or len(groups[-1]) == EVENTS_TOGETHER or size + added > MAX_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(event)
+        size += added
+    return [*groups]
+
+
+def _parking(event: Event, verdict: Verdict, seen: Seen) -> list[Put | Delete]:
+    """Keep the one that wins, and only while it does."""
+    where = paths.parked(event.path)
+    record = seen.records[where]
+    kept = None if record is None else from_parked(where, record.value)
+    if verdict is Verdict.PARKED:
+        is_newest = kept is None or event.state.beats(kept)
+        return [Put(where, parked_to_store(event.state))] if is_newest else []
+    if kept is not None and not kept.beats(event.state):
+        return [Delete(where)]
+    return []
+
+
+def parked_to_store(state: Stamped) -> bytes:
+    """Unlike at a path of its own, a deletion needs to be told from a value here."""
+    return encode({"deleted": state.value is None, "state": to_store(state).decode()})
+
+
+def from_parked(path: str, data: bytes) -> Stamped:
+    """:raises MetadataError: the record is damaged."""
+    shown, _ = decode(path, data)
+    return from_store(path, shown["state"].encode(), is_deletion=shown["deleted"])
+
+
+def read_mark(path: str, data: bytes) -> tuple[Moment, dict[str, Moment]]:
+    """A region's mark, and the marks of others that it has heard. :raises MetadataError: the record is damaged."""
+    shown, _ = decode(path, data)
+    heard = {str(region): (int(upto[0]), int(upto[1])) for region, upto in shown["heard"].items()}
+    return (int(shown["mark"][0]), int(shown["mark"][1])), heard

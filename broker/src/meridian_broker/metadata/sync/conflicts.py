@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conflicts: what a state replaced that its writer did not know. The last one of each path is kept for people (R45)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+from meridian_broker.metadata.records import decode, encode
+from meridian_broker.metadata.store import MetadataError
+from meridian_broker.metadata.sync.stamped import Stamped
+from meridian_broker.positions.clock import Stamp
+
+SHOWN_BYTES: Final = 4096
+"""Longest value that is shown. Two of them and the states themselves have to fit into one transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A state as people see it."""
+
+    stamp: Stamp
+    value: Any
+    """None: a deletion, or a value that is too long to be shown."""
+    is_deletion: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Two regions wrote a path without knowing of each other."""
+
+    lost: Shown
+    won: Shown
+
+
+def to_store(lost: Stamped, won: Stamped) -> bytes:
+    return encode({"lost": _shown(lost), "won": _shown(won)})
+
+
+def from_store(path: str, data: bytes) -> Conflict:
+    """:raises MetadataError: the record is damaged."""
+    value, _ = decode(path, data)
+    try:
+        return Conflict(*(Shown(Stamp.parse(one["stamp"]), one["value"], one["deleted"]) for one in _both(value)))
+    except (KeyError, TypeError, ValueError) as error:
+        raise MetadataError(f"{path} holds {data[:60]!r}, which no version of Meridian wrote: restore it") from error
+
+
+def _both(value: Any) -> tuple[Any, Any]:
+    return value["lost"], value["won"]
+
+
+def _shown(state: Stamped) -> dict[str, Any]:
+    is_shown = state.value is not None and len(state.value) <= SHOWN_BYTES
+    value = json.loads(state.value) if is_shown and state.value is not None else None
+    return {"stamp": str(state.stamp), "value": value, "deleted": state.value is None}

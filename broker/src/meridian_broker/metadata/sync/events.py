@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages of the event topic, and their encoding.
+
+``Changes`` are the events of one transaction, which are applied together (R42). A ``Mark`` follows the events of its
+region up to a moment and says what that region has heard from the others; tombstones go by it (R44).
+
+An event has PIP-136's fields, with two differences. Versions are a store's own numbers, so instead of
+``expectedVersion`` it names the stamp that it replaced: an applier never refuses an event for it (R45), but sees that
+two regions wrote without knowing of each other. And there are no create options, because ephemeral and sequential
+nodes never travel.
+
+Encoding: one byte for the format, one for the kind, then numbers and names as in ``positions.varints``. ``decode``
+trusts nothing: whatever the bytes are, it raises nothing but ``ValueError``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Final, Literal
+
+from meridian_broker.metadata.limits import MAX_PATH_LENGTH, MAX_VALUE_BYTES
+from meridian_broker.metadata.sync.stamped import MAX_GENERATION, Moment, Stamped, canonical
+from meridian_broker.positions.clock import Stamp
+from meridian_broker.positions.varints import Reader, put_bytes, put_name, put_number
+
+FORMAT: Final = 1
+MAX_EVENTS: Final = 256
+"""Most events of one message. A transaction has half as many operations at most."""
+MAX_REGIONS: Final = 256
+"""Most regions that a mark names."""
+MAX_MESSAGE_BYTES: Final = 4 << 20
+"""Longest message that is decoded. One event is as long as the largest value, and its path."""
+
+MAX_COUNTER: Final = (1 << 32) - 1
+"""Greatest counter of a stamp. A region that comes so far in one millisecond goes on in the next (``recording``)."""
+
+_CHANGES: Final = 0
+_MARK: Final = 1
+
+Written = tuple[int, Stamp]
+"""Generation and stamp of a state: what distinguishes it from other states of its path."""
+Type = Literal["Created", "Modified", "Deleted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A path has this state."""
+
+    path: str
+    state: Stamped
+    replaced: Written | None = None
+    """What its writer saw at the path; None: nothing."""
+
+    @property
+    def source(self) -> str:
+        """The region that wrote it, whichever sent it. Empty: a deletion that all have forgotten (``digests``)."""
+        return self.state.stamp.region
+
+    @property
+    def type(self) -> Type:
+        if self.state.value is None:
+            return "Deleted"
+        return "Created" if self.replaced is None else "Modified"
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Events of one transaction, or of several that were not sent before the last of them."""
+
+    region: str
+    """The region that sends them."""
+    events: tuple[Event, ...]
+    """In the order of their paths, each path once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The region sends no new event with a stamp up to ``upto``, and has heard from others what ``heard`` says."""
+
+    region: str
+    upto: Moment
+    heard: Mapping[str, Moment] = field(default_factory=dict)
+
+
+Message = Changes | Mark
+
+
+def encode(message: Message) -> bytes:
+    """:raises ValueError: it is over a limit."""
+    out = bytearray((FORMAT, _MARK if isinstance(message, Mark) else _CHANGES))
+    put_name(out, message.region)
+    if isinstance(message, Mark):
+        _put_mark(out, message)
+    else:
+        _put_changes(out, message)
+    if len(out) > MAX_MESSAGE_BYTES:
+        raise ValueError(f"{len(out)} bytes of metadata events: the limit of a message is {MAX_MESSAGE_BYTES}")
+    return bytes(out)
+
+
+def decode(data: bytes) -> Message:
+    """:raises ValueError: these bytes are no message, or one of a newer version."""
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise ValueError(f"{len(data)} bytes: the limit of a message of metadata events is {MAX_MESSAGE_BYTES}")
+    reader = Reader(data)
+    found = reader.byte()
+    if found != FORMAT:
+        raise ValueError(f"metadata events of format {found}; this version reads {FORMAT}: upgrade this region")
+    kind, region = reader.byte(), _region(reader)
+    message: Message
+    if kind == _CHANGES:
+        message = Changes(region, _changes(reader))
+    elif kind == _MARK:
+        upto = _moment(reader)
+        message = Mark(region, upto, _heard(reader))
+    else:
+        raise reader.broken(f"{kind} is no kind of message")
+    reader.end()
+    return message
+
+
+def _put_changes(out: bytearray, message: Changes) -> None:
+    if not 1 <= len(message.events) <= MAX_EVENTS:
+        raise ValueError(f"{len(message.events)} metadata events in one message: 1 to {MAX_EVENTS} are allowed")
+    put_number(out, len(message.events))
+    for event in message.events:
+        put_bytes(out, event.path.encode())
+        _put_written(out, (event.state.generation, event.state.stamp))
+        put_number(out, 0 if event.replaced is None else 1)
+        if event.replaced is not None:
+            _put_written(out, event.replaced)
+        put_number(out, 0 if event.state.value is None else 1)
+        if event.state.value is not None:
+            put_bytes(out, event.state.value)
+
+
+def _changes(reader: Reader) -> tuple[Event, ...]:
+    count = reader.count(8)
+    if not 1 <= count <= MAX_EVENTS:
+        raise reader.broken(f"{count} events: 1 to {MAX_EVENTS} are allowed")
+    events = tuple(_event(reader) for _ in range(count))
+    if any(one.path >= two.path for one, two in pairwise(events)):
+        raise reader.broken("paths are not in order")
+    return events
+
+
+def _event(reader: Reader) -> Event:
+    path = _path(reader)
+    generation, stamp = _written(reader)
+    replaced = _written(reader) if _flag(reader) else None
+    return Event(path, Stamped(stamp, _value(reader) if _flag(reader) else None, generation), replaced)
+
+
+def _path(reader: Reader) -> str:
+    data = reader.bytes()
+    try:
+        path = str(data, "ascii")
+    except UnicodeDecodeError:
+        raise reader.broken("a path is not ASCII") from None
+    if not path.startswith("/") or len(path) > MAX_PATH_LENGTH:
+        raise reader.broken("a path does not begin with / or is too long")
+    return path
+
+
+def _value(reader: Reader) -> bytes:
+    data = reader.bytes()
+    if len(data) > MAX_VALUE_BYTES:
+        raise reader.broken(f"a value has {len(data)} bytes; the limit is {MAX_VALUE_BYTES}")
+    try:
+        is_canonical = canonical(json.loads(data)) == data
+    except (ValueError, RecursionError):
+        raise reader.broken("a value is not JSON") from None
+    if not is_canonical:  # else one value would have two hashes
+        raise reader.broken("a value is not in canonical form")
+    return data
+
+
+def _flag(reader: Reader) -> bool:
+    flag = reader.number()
+    if flag > 1:
+        raise reader.broken(f"{flag} is neither yes nor no")
+    return bool(flag)
+
+
+def _put_written(out: bytearray, written: Written) -> None:
+    generation, stamp = written
+    put_number(out, generation)
+    put_number(out, stamp.time_ms)
+    put_number(out, stamp.counter)
+    put_name(out, stamp.region)
+
+
+def _written(reader: Reader) -> Written:
+    generation = reader.number()
+    if generation > MAX_GENERATION:
+        raise reader.broken(f"generation {generation}; the limit is {MAX_GENERATION}")
+    time_ms, counter = _moment(reader)
+    if counter > MAX_COUNTER:
+        raise reader.broken(f"a stamp's counter is {counter}; the limit is {MAX_COUNTER}")
+    return generation, Stamp(time_ms, counter, reader.name())
+
+
+def _moment(reader: Reader) -> Moment:
+    return reader.number(), reader.number()
+
+
+def _put_mark(out: bytearray, mark: Mark) -> None:
+    if len(mark.heard) > MAX_REGIONS:
+        raise ValueError(f"a mark names {len(mark.heard)} regions: {MAX_REGIONS} are allowed")
+    for number in mark.upto:
+        put_number(out, number)
+    put_number(out, len(mark.heard))
+    for region, heard in sorted(mark.heard.items()):
+        put_name(out, region)
+        for number in heard:
+            put_number(out, number)
+
+
+def _heard(reader: Reader) -> dict[str, Moment]:
+    count = reader.count(3)
+    if count > MAX_REGIONS:
+        raise reader.broken(f"{count} regions; the limit is {MAX_REGIONS}")
+    heard: dict[str, Moment] = {}
+    for _ in range(count):
+        region = _region(reader)
+        if heard and region <= max(heard):
+            raise reader.broken("regions are not in order")
+        heard[region] = _moment(reader)
+    return heard
+
+
+def _region(reader: Reader) -> str:
+    name = reader.name()
+    if not name:
+        raise reader.broken("a region has no name")
+    return name

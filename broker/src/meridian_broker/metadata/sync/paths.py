@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which paths travel between regions, and where a region keeps what it knows about that.
+
+A *scope* is a kind of object that regions keep equal. Nothing below ``/local/`` is in any: ledgers, brokers, leases
+and counters belong to one region. What is kept about a path lies below ``/local/sync/``, followed by the path itself.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from meridian_broker.metadata import keys
+
+TENANTS: Final = "tenants"
+NAMESPACES: Final = "namespaces"
+"""With their policies, permissions included."""
+
+SCOPES: Final = {TENANTS: keys.TENANTS, NAMESPACES: keys.NAMESPACES}
+"""Every scope, and the folder that holds it."""
+
+SYNC: Final = keys.LOCAL + "sync/"
+OUTBOX: Final = SYNC + "outbox"
+TOMBSTONES: Final = SYNC + "tombstones"
+PARKED: Final = SYNC + "parked"
+CONFLICTS: Final = SYNC + "conflicts"
+REGIONS: Final = SYNC + "regions"
+MARK: Final = SYNC + "mark"
+"""No write that commits from now on has a stamp up to this one."""
+HORIZON: Final = SYNC + "horizon"
+"""Up to this moment every region has heard of everything, and tombstones may be gone."""
+
+
+def scope_of(path: str) -> str | None:
+    """The scope of a path; None: it never leaves its region."""
+    for scope, folder in SCOPES.items():
+        if path.startswith(folder + "/"):
+            return scope
+    return None
+
+
+def parent_of(path: str) -> str | None:
+    """The path without which this one means nothing (R42); None: it stands by itself.
+
+    Policies belong to their namespace, a namespace to its tenant, a role to its tenant.
+    """
+    scope, segments = scope_of(path), path.split("/")
+    if scope == TENANTS and len(segments) > 4:
+        return "/".join(segments[:4])
+    if scope == NAMESPACES:
+        return "/".join(segments[:5]) if len(segments) > 5 else f"{keys.TENANTS}/{segments[3]}"
+    return None
+
+
+def tombstone(path: str) -> str:
+    return TOMBSTONES + path
+
+
+def parked(path: str) -> str:
+    return PARKED + path
+
+
+def conflict(path: str) -> str:
+    return CONFLICTS + path
+
+
+def outbox(anchor: str) -> str:
+    """The entry of the transactions whose first path, in order, is ``anchor``."""
+    return OUTBOX + anchor
+
+
+def region(name: str) -> str:
+    return f"{REGIONS}/{keys.escape(name)}"

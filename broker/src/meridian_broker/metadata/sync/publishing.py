@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sends the outbox to the event topic, and marks.
+
+An entry is deleted once its events are durable in the topic, if no write was added to it meanwhile. So a process that
+dies in between sends them again, which changes nothing anywhere (``stamped``).
+
+A mark promises that no event up to a moment is sent for the first time behind it. So the moment is stored first: every
+write that is not committed by then gets a later stamp (``recording``), and every earlier one is in the outbox, which
+is sent before the mark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+from meridian_broker.metadata.errors import Contended
+from meridian_broker.metadata.records import encode
+from meridian_broker.metadata.store import Check, Delete, MetadataStore, Put, Record
+from meridian_broker.metadata.sync import outbox, paths
+from meridian_broker.metadata.sync.events import Changes, Event, Mark
+from meridian_broker.metadata.sync.events import encode as encode_message
+from meridian_broker.metadata.sync.outbox import OutboxEntry
+from meridian_broker.metadata.sync.reading import read, with_tombstones
+from meridian_broker.metadata.sync.stamped import BEGINNING, Moment, moment
+from meridian_broker.positions.clock import HybridClock, Stamp
+
+ATTEMPTS: Final = 64
+"""How often a mark is written again because another broker of the region wrote one."""
+
+
+class Publisher:
+    """One per region at a time; a second one only sends what is sent already."""
+
+    def __init__(self, store: MetadataStore, clock: HybridClock, notify: Callable[[bytes], Awaitable[None]]) -> None:
+        """:param store: the region's own, not a recording one."""
+        self._store = store
+        self._clock = clock
+        self._notify = notify
+
+    async def drain(self) -> int:
+        """Send everything that is in the outbox now, oldest first. Returns the number of events.
+
+        :raises MetadataError: store or topic does not answer. What was not sent stays.
+        """
+        found = [
+            (outbox.from_store(path, record.value), path, record)
+            for path, record in await self._store.scan(paths.OUTBOX + "/")
+        ]
+        sent = 0
+        for entry, path, record in sorted(found, key=lambda one: (one[0].since, one[1])):
+            sent += await self._send(entry)
+            await self._sent(path, record)
+        return sent
+
+    async def mark(self, heard: Callable[[], Awaitable[Mapping[str, Moment]]]) -> Mark:
+        """Promise that nothing up to now is sent any more, and report what was heard from other regions.
+
+        :param heard: by region, its mark up to which everything was applied here; read after the outbox was sent.
+        :raises MetadataError: as ``drain``.
+        """
+        upto = await self._set_mark()
+        await self.drain()
+        mark = Mark(self._clock.region, upto, {**await heard(), self._clock.region: upto})
+        await self._notify(encode_message(mark))
+        return mark
+
+    async def continue_after(self, upto: Moment) -> None:
+        """Another region has a mark of this one up to here: a store that was restored does not know of it."""
+        await self._set_mark(upto)
+
+    async def _set_mark(self, at_least: Moment = BEGINNING) -> Moment:
+        for _ in range(ATTEMPTS):
+            seen = await read(self._store, [paths.MARK])
+            floor = max(at_least, seen.moment(paths.MARK))
+            upto = moment(self._clock.next(Stamp(*floor, self._clock.region)))
+            if await self._store.transact(list(seen.checks().values()), [Put(paths.MARK, encode(list(upto)))]):
+                return upto
+        raise Contended(f"writing a mark: others changed it {ATTEMPTS} times in the meantime; try again later")
+
+    async def _send(self, entry: OutboxEntry) -> int:
+        seen = await read(self._store, with_tombstones(entry.replaced))
+        states = [(path, seen.state(path), replaced) for path, replaced in entry.replaced.items()]
+        events = [Event(path, state, replaced) for path, state, replaced in states if state is not None]
+        for some in outbox.in_messages(events):
+            await self._notify(encode_message(Changes(self._clock.region, some)))
+        return len(events)
+
+    async def _sent(self, path: str, record: Record) -> None:
+        """It stays if a write was added to it: the next ``drain`` sends it."""
+        await self._store.transact([Check(path, record.version)], [Delete(path)])

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the store holds about a path, and the checks that a transaction based on it has to contain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from meridian_broker.metadata.records import decode
+from meridian_broker.metadata.store import ABSENT, Check, Delete, MetadataStore, Put, Record
+from meridian_broker.metadata.sync import paths
+from meridian_broker.metadata.sync.stamped import BEGINNING, Moment, Stamped, from_store, newest, to_store
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Records by path, read one after another; None: nothing is there."""
+
+    records: Mapping[str, Record | None]
+
+    def value(self, path: str) -> Stamped | None:
+        record = self.records[path]
+        return None if record is None else from_store(path, record.value)
+
+    def tombstone(self, path: str) -> Stamped | None:
+        where = paths.tombstone(path)
+        record = self.records[where]
+        return None if record is None else from_store(where, record.value, is_deletion=True)
+
+    def state(self, path: str) -> Stamped | None:
+        """Value or tombstone, whichever is newer."""
+        return newest(self.value(path), self.tombstone(path))
+
+    def moment(self, path: str) -> Moment:
+        """A stored moment; ``BEGINNING`` when there is none."""
+        record = self.records[path]
+        return BEGINNING if record is None else read_moment(path, record)
+
+    def checks(self) -> dict[str, Check]:
+        """By path: nothing was written there since."""
+        return {path: Check(path, self.version(path)) for path in self.records}
+
+    def version(self, path: str) -> int:
+        record = self.records[path]
+        return ABSENT if record is None else record.version
+
+    def versions(self) -> dict[str, int]:
+        return {path: self.version(path) for path in self.records}
+
+    def storing(self, path: str, state: Stamped) -> list[Put | Delete]:
+        """The operations that make ``state`` the path's."""
+        stone = paths.tombstone(path)
+        if state.value is None:
+            deletion = [Delete(path)] if self.records[path] is not None else []
+            return [*deletion, Put(stone, to_store(state))]
+        return [Put(path, to_store(state)), *([Delete(stone)] if self.records[stone] is not None else [])]
+
+
+async def read(store: MetadataStore, wanted: Iterable[str]) -> Seen:
+    """Records at these paths."""
+    return Seen({path: await store.get(path) for path in sorted(set(wanted))})
+
+
+def with_tombstones(some: Iterable[str]) -> list[str]:
+    """Where the states of these paths are read."""
+    return [place for path in some for place in (path, paths.tombstone(path))]
+
+
+def read_moment(path: str, record: Record) -> Moment:
+    """:raises MetadataError: the record is damaged."""
+    value, _ = decode(path, record.value)
+    return int(value[0]), int(value[1])

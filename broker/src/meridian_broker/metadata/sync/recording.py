@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A metadata store that notes, in the transaction of each write, what other regions have to learn of it.
+
+It stands between the catalog and the region's store, so no writer can forget it. To a transaction that writes paths of
+a scope it adds, all or nothing:
+
+- the stamp of each value, greater than that of the state it replaces, deleted or not, and than the region's mark (R40).
+  The writer's own stamp stays if it is;
+- a tombstone for each deletion;
+- an entry of the outbox (``outbox``).
+
+So a process that dies anywhere leaves either nothing of a write, or the write and the duty to send it; and no write
+waits for the event topic. What was read is checked in the same transaction. If only that changed in the meantime, it
+is read again; a check of the caller's that fails is reported to the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final
+
+from meridian_broker.metadata.errors import Contended, Invalid
+from meridian_broker.metadata.limits import MAX_OPERATIONS, BadRequest
+from meridian_broker.metadata.store import (
+    Change,
+    Check,
+    Delete,
+    Lease,
+    MetadataStore,
+    Put,
+    Record,
+    VersionConflict,
+)
+from meridian_broker.metadata.sync import outbox, paths
+from meridian_broker.metadata.sync.converging import written
+from meridian_broker.metadata.sync.events import MAX_COUNTER, Written
+from meridian_broker.metadata.sync.outbox import OutboxEntry
+from meridian_broker.metadata.sync.reading import Seen, read, with_tombstones
+from meridian_broker.metadata.sync.stamped import MAX_GENERATION, Moment, Stamped, from_store, moment
+from meridian_broker.positions.clock import HybridClock, Stamp
+
+ATTEMPTS: Final = 64
+"""How often what was noted about a path is read again because it changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A transaction with everything that belongs to it."""
+
+    checks: list[Check]
+    operations: list[Put | Delete]
+
+
+class RecordingStore:
+    """The port, over a region's store. See the module's text."""
+
+    def __init__(self, store: MetadataStore, clock: HybridClock, is_synced: Callable[[str], bool]) -> None:
+        """:param is_synced: whether a path is in a scope that this region shares with others."""
+        self._store = store
+        self._clock = clock
+        self._is_synced = is_synced
+
+    async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> bool:
+        """:raises BadRequest: with what has to be noted, the transaction is too large for a store."""
+        shared = sorted(operation.path for operation in operations if self._is_synced(operation.path))
+        if not shared:
+            return await self._store.transact(checks, operations)
+        before: Seen | None = None
+        for _ in range(ATTEMPTS):
+            seen = await read(self._store, [*with_tombstones(shared), paths.outbox(shared[0]), paths.MARK])
+            if before is not None and seen.versions() == before.versions():
+                return False  # it failed for a check of the caller
+            recorded = self._record(checks, operations, shared, seen)
+            if recorded is None:
+                return False
+            if await self._store.transact(recorded.checks, recorded.operations):
+                return True
+            before = seen
+        return False
+
+    async def put(self, path: str, value: bytes, *, expected: int | None = None, lease: int | None = None) -> int:
+        if not self._is_synced(path):
+            return await self._store.put(path, value, expected=expected, lease=lease)
+        await self._write_one(path, Put(path, value, lease), expected)
+        record = await self._store.get(path)
+        return 0 if record is None else record.version
+
+    async def delete(self, path: str, *, expected: int | None = None) -> bool:
+        if not self._is_synced(path):
+            return await self._store.delete(path, expected=expected)
+        return await self._write_one(path, Delete(path), expected)
+
+    async def _write_one(self, path: str, operation: Put | Delete, expected: int | None) -> bool:
+        """Returns whether there was something."""
+        for _ in range(ATTEMPTS):
+            record = await self._store.get(path)
+            version = 0 if record is None else record.version
+            if expected not in (None, version):
+                raise VersionConflict(f"{path} is at version {version}, not {expected}")
+            if await self.transact([Check(path, version)], [operation]):
+                return record is not None
+        raise VersionConflict(f"{path}: others changed it {ATTEMPTS} times in the meantime; try again later")
+
+    async def restamp(self, path: str) -> Stamped:
+        """Begin the next generation of a path with what it has here: it wins over anything written before, whatever
+        that is stamped, in every region (R43). A parked state of the path goes.
+
+        :raises Invalid: the path is not shared with other regions, or nothing is known of it.
+        :raises Contended: others kept changing it.
+        """
+        if not self._is_synced(path):
+            raise Invalid(f"{path} is not shared with other regions, so it has no stamp to replace")
+        for _ in range(ATTEMPTS):
+            places = [*with_tombstones([path]), paths.parked(path), paths.outbox(path), paths.MARK]
+            seen = await read(self._store, places)
+            present = seen.state(path)
+            if present is None and seen.records[paths.parked(path)] is None:
+                raise Invalid(f"nothing is known of {path}, neither here nor from another region")
+            state = self._next_generation(present, seen)
+            owing = _owing(path, seen, {path: written(present)}, state.stamp)
+            operations = [*seen.storing(path, state), Delete(paths.parked(path)), owing]
+            if await self._store.transact(list(seen.checks().values()), operations):
+                return state
+        raise Contended(f"restamping {path}: others changed it {ATTEMPTS} times in the meantime; try again later")
+
+    def _next_generation(self, present: Stamped | None, seen: Seen) -> Stamped:
+        """Its stamp is of now, even if those before it are of the future."""
+        generation = 0 if present is None else present.generation
+        if generation == MAX_GENERATION:
+            raise Invalid(f"restamped {MAX_GENERATION} times: no generation is left")
+        value = None if present is None else present.value
+        return Stamped(self._stamp(None, seen.moment(paths.MARK)), value, generation + 1)
+
+    async def get(self, path: str) -> Record | None:
+        return await self._store.get(path)
+
+    async def children(self, path: str) -> list[str]:
+        return await self._store.children(path)
+
+    async def scan(self, prefix: str) -> list[tuple[str, Record]]:
+        return await self._store.scan(prefix)
+
+    def watch(self, prefix: str) -> AsyncIterator[list[Change]]:
+        return self._store.watch(prefix)
+
+    async def lease(self, ttl_seconds: float) -> Lease:
+        return await self._store.lease(ttl_seconds)
+
+    async def close(self) -> None:
+        await self._store.close()
+
+    def _record(
+        self, checks: Sequence[Check], operations: Sequence[Put | Delete], shared: list[str], seen: Seen
+    ) -> Recorded | None:
+        """None: a check of the caller's has failed already."""
+        added = seen.checks()
+        for check in checks:
+            if added.pop(check.path, check).version != check.version:
+                return None
+        mark = seen.moment(paths.MARK)
+        complete: list[Put | Delete] = []
+        replaced: dict[str, Written | None] = {}
+        first: Stamp | None = None
+        for operation in operations:
+            if operation.path not in shared:
+                complete.append(operation)
+                continue
+            present = seen.state(operation.path)
+            if isinstance(operation, Delete) and seen.records[operation.path] is None:
+                continue  # nothing is there, so nothing happens
+            state = self._state(operation, present, mark)
+            first = state.stamp if first is None else min(first, state.stamp)
+            replaced[operation.path] = written(present)
+            complete += seen.storing(operation.path, state)
+        if first is not None:
+            complete.append(_owing(shared[0], seen, replaced, first))
+        all_checks = [*checks, *added.values()]
+        if max(len(all_checks), len(complete)) > MAX_OPERATIONS:
+            raise BadRequest(
+                f"{len(shared)} values that other regions share change at once, {shared[0][:80]} among them; with what "
+                f"has to be noted about each that is more than the {MAX_OPERATIONS} operations of a transaction: "
+                "change fewer at a time"
+            )
+        return Recorded(all_checks, complete)
+
+    def _state(self, operation: Put | Delete, present: Stamped | None, mark: Moment) -> Stamped:
+        if isinstance(operation, Delete):
+            wanted = Stamped(self._stamp(present, mark), None)
+        else:
+            if operation.lease is not None:
+                raise BadRequest(f"{operation.path} is shared with other regions, so it cannot end with a lease")
+            wanted = from_store(operation.path, operation.value)
+        if present is not None:
+            wanted = Stamped(wanted.stamp, wanted.value, present.generation)
+        if not self._is_valid(wanted, present, mark):
+            wanted = wanted.with_value(wanted.value, self._stamp(present, mark))
+        return wanted
+
+    def _is_valid(self, wanted: Stamped, present: Stamped | None, mark: Moment) -> bool:
+        is_own = wanted.stamp.region == self._clock.region and wanted.stamp.counter <= MAX_COUNTER
+        is_later = present is None or moment(wanted.stamp) > moment(present.stamp)
+        return is_own and is_later and moment(wanted.stamp) > mark
+
+    def _stamp(self, present: Stamped | None, mark: Moment) -> Stamp:
+        floor = max(mark, mark if present is None else moment(present.stamp))
+        stamp = self._clock.next(Stamp(*floor, self._clock.region))
+        return stamp if stamp.counter <= MAX_COUNTER else Stamp(stamp.time_ms + 1, 0, stamp.region)
+
+
+def _owing(anchor: str, seen: Seen, replaced: dict[str, Written | None], first: Stamp) -> Put:
+    """The outbox entry of a transaction. Its oldest unsent write says when it is sent."""
+    where = paths.outbox(anchor)
+    record = seen.records[where]
+    if record is not None:
+        together = outbox.from_store(where, record.value).and_then(replaced)
+        if together is not None:
+            return Put(where, outbox.to_store(together))
+        where += f"#{blake2b(' '.join(sorted(replaced)).encode(), digest_size=8).hexdigest()}"
+    return Put(where, outbox.to_store(OutboxEntry(first, replaced)))

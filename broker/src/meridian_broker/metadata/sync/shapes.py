@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a value from another region can be served at its path. One that cannot would stop everybody who reads it."""
+
+from __future__ import annotations
+
+from meridian_broker.metadata.store import Record
+from meridian_broker.metadata.sync import paths
+from meridian_broker.metadata.sync.stamped import Stamped, to_store
+from meridian_broker.metadata.trees import BASE, Tree, fold_namespace, fold_tenant
+
+_DEPTH = {paths.TENANTS: 4, paths.NAMESPACES: 5}
+"""Segments of the path of a tenant, and of a namespace."""
+
+
+def fault_of(path: str, state: Stamped) -> str | None:
+    """Why a state cannot be applied; None: it can. The path is in a scope."""
+    scope, segments = paths.scope_of(path), path.split("/")
+    if scope is None or len(segments) < _DEPTH[scope]:
+        return "it is not the path of anything"
+    if state.value is None:
+        return None
+    base = "/".join(segments[: _DEPTH[scope]])
+    records = {BASE: Record(b'{"format":1,"value":{}}', 1), path.removeprefix(base): Record(to_store(state), 1)}
+    tree = Tree(base, records)
+    try:
+        if scope == paths.TENANTS:
+            fold_tenant(tree)
+        else:
+            fold_namespace(tree)
+    except Exception as error:  # whatever a value of another region does to a reader
+        return f"{type(error).__name__}: {error}"
+    return None

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a region knows of one path: a value or a deletion, with the stamp of the write (R40).
+
+Of two states of a path the *later* one wins, in every region and whichever arrived first. The order is total:
+
+1. the greater *generation*. It is 0 until an operator restamps the path, which ends a stamp from a wrong clock (R43);
+2. the later stamp; of equal times the smaller region's name (``positions.clock``);
+3. the greater hash of the content. Only a region that was restored and then wrote with its clock set back can give one
+   stamp to two values.
+
+So the states of a path are a semilattice whose join is the maximum: repeats and reorderings change nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any, Final
+
+from meridian_broker.metadata.records import FORMAT, decode
+from meridian_broker.metadata.store import MetadataError
+from meridian_broker.positions.clock import ZERO, Stamp
+
+MAX_GENERATION: Final = (1 << 32) - 1
+
+Moment = tuple[int, int]
+"""Time in milliseconds and counter of a stamp. All stamps of all regions up to a moment are those not after it."""
+
+BEGINNING: Final[Moment] = (0, 0)
+
+
+def moment(stamp: Stamp) -> Moment:
+    return stamp.time_ms, stamp.counter
+
+
+@dataclass(frozen=True)
+class Stamped:
+    """See the module's text."""
+
+    stamp: Stamp
+    value: bytes | None
+    """JSON with sorted keys, so that equal values are equal bytes; None: the path was deleted."""
+    generation: int = 0
+
+    @cached_property
+    def content(self) -> int:
+        """64 bits that differ between contents. 0: deleted."""
+        if self.value is None:
+            return 0
+        return int.from_bytes(blake2b(self.value, digest_size=8).digest(), "big") | 1
+
+    @property
+    def rank(self) -> tuple[int, Stamp, int]:
+        """Greater for the one that wins."""
+        return self.generation, self.stamp, self.content
+
+    def beats(self, other: Stamped) -> bool:
+        """Whether this state wins over the other one. None beats itself."""
+        if self.generation != other.generation:
+            return self.generation > other.generation
+        if self.stamp != other.stamp:
+            return self.stamp.beats(other.stamp)
+        return self.content > other.content
+
+    def with_value(self, value: bytes | None, stamp: Stamp) -> Stamped:
+        """The state after a later write, which stays in the path's generation."""
+        return replace(self, value=value, stamp=stamp)
+
+
+def newest(*states: Stamped | None) -> Stamped | None:
+    """The one that wins; None when there is none."""
+    found = [state for state in states if state is not None]
+    return max(found, key=lambda state: state.rank) if found else None
+
+
+def canonical(value: Any) -> bytes:
+    """A JSON value as the bytes that travel and are compared."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, sort_keys=True).encode()
+
+
+def from_store(path: str, data: bytes, *, is_deletion: bool = False) -> Stamped:
+    """A stored value, or a tombstone. One without a stamp is older than any write.
+
+    :raises MetadataError: it is damaged or of a newer format.
+    """
+    value, stamp = decode(path, data)
+    generation = json.loads(data).get("generation", 0)
+    if not isinstance(generation, int) or not 0 <= generation <= MAX_GENERATION:
+        raise MetadataError(f"{path} has generation {generation!r}, which no version of Meridian wrote: restore it")
+    return Stamped(stamp or ZERO, None if is_deletion else canonical(value), generation)
+
+
+def to_store(state: Stamped) -> bytes:
+    """The bytes to store at the path, or at its tombstone's, in the form of ``metadata.records``."""
+    wrapped: dict[str, Any] = {
+        "format": FORMAT,
+        "value": None if state.value is None else json.loads(state.value),
+        "stamp": list(state.stamp),
+    }
+    if state.generation:
+        wrapped["generation"] = state.generation
+    return json.dumps(wrapped, separators=(",", ":"), ensure_ascii=False).encode()

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random stories of regions that keep their metadata equal: writes, delays, repeats, crashes, wrong clocks, restores.
+
+One seed is one story. ``PYTHONPATH=tests python -m support.worlds.sync_seeds FIRST COUNT`` runs some.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from itertools import product
+from random import Random
+from typing import Any
+
+from meridian_broker.metadata import keys
+from meridian_broker.metadata.errors import Contended, Invalid
+from support.worlds.sync_world import StoreInMemory, SyncWorld, Task, tenant_role
+
+NAMES = ("eu", "us", "ap", "af")
+PATHS = (
+    keys.tenant("t"),
+    tenant_role("t", "r"),
+    tenant_role("t", "s"),
+    keys.namespace("t/n"),
+    keys.namespace("t/n") + "/policies/x",
+)
+STEPS = 400
+
+
+class SyncSeed:
+    """One story."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        names = NAMES[: self.random.choice((2, 3, 3, 4))]
+        self.world = SyncWorld(names, brokers=self.random.choice((1, 2)))
+        self.copies: dict[str, StoreInMemory] = {}
+        self._writes = 0
+        self._was_restored = False
+        self._longest = self.random.choice((1000, 10_000))
+        self._cuts = self.random.choice((0.0, 0.1, 0.3))
+        has_wrong_clock = self.random.random() < 0.2
+        has_restores = self.random.random() < 0.3
+        self._has_checks = has_restores or self.random.random() < 0.3
+        """Regions compare what they know from time to time. In the other stories events alone have to be enough."""
+        self._actions: list[tuple[int, Callable[[str], None]]] = [
+            (60, self._advance),
+            (9, self._write),
+            (9, self._deliver),
+            (5, self._publish),
+            (3, self._mark),
+            (2, self._repeat),
+            (2, self._forget),
+            (1, self._release),
+            (1, self._skew),
+            (1, self._restart),
+            (1, self._restamp),
+            (1, self._settle),
+        ]
+        if has_wrong_clock:
+            self._actions.append((1, self._wrong_clock))
+        if self._has_checks:
+            self._actions.append((1, self._catch_up))
+        if has_restores:
+            self._actions += [(1, self._copy), (1, self._restore)]
+
+    def run(self) -> None:
+        """:raises Broken: a promise was broken."""
+        weights = [weight for weight, _ in self._actions]
+        actions = [action for _, action in self._actions]
+        for action in self.random.choices(actions, weights, k=STEPS):
+            if self.random.random() < 0.3:
+                self.world.now_ms += self.random.choice((0, 0, 1, 1, 20, 1000, self._longest))
+            action(self.random.choice(self.world.names))
+        self._finish_all()
+        self.world.quiet(has_checks=self._has_checks)
+        self.world.check_agreement(was_restored=self._was_restored)
+
+    def _broker(self, name: str) -> int:
+        return self.random.randrange(len(self.world.regions[name].brokers))
+
+    def _advance(self, name: str) -> None:
+        if self.world.tasks:
+            for _ in range(self.random.choice((1, 1, 3, 10))):
+                if self.world.tasks:
+                    self._step(self.random.choice(self.world.tasks))
+
+    def _step(self, task: Task) -> None:
+        try:
+            self.world.advance(task)
+        except (Contended, Invalid):
+            self.world.tasks.remove(task)
+
+    def _finish_all(self) -> None:
+        while self.world.tasks:
+            self._step(self.random.choice(self.world.tasks))
+
+    def _write(self, name: str) -> None:
+        values: dict[str, object] = {}
+        for path in self.random.sample(PATHS, self.random.choice((1, 1, 2, 3))):
+            self._writes += 1
+            values[path] = None if self.random.random() < 0.35 else {"n": self._writes}
+        self.world.begin(name, self.world.write(name, values, self._broker(name)), "write")
+
+    def _publish(self, name: str) -> None:
+        self.world.begin(name, self.world.publish(name, self._broker(name)), "publish")
+
+    def _mark(self, name: str) -> None:
+        self.world.begin(name, self.world.mark(name, self._broker(name)), "mark")
+
+    def _deliver(self, name: str) -> None:
+        source = self.random.choice(self.world.names)
+        some = self.world.deliverable(name, source)
+        if some:
+            index = self.random.choice(some)
+            self.world.begin(name, self.world.deliver(name, source, index, self._broker(name)), "deliver")
+
+    def _repeat(self, name: str) -> None:
+        source = self.random.choice(self.world.names)
+        delivered = sorted(self.world.regions[name].readers[source].delivered)
+        if delivered:
+            index = self.random.choice(delivered)
+            self.world.begin(name, self.world.deliver(name, source, index, self._broker(name)), "repeat")
+
+    def _forget(self, name: str) -> None:
+        self.world.begin(name, self.world.regions[name].brokers[self._broker(name)].applier.forget(), "forget")
+
+    def _release(self, name: str) -> None:
+        self.world.begin(name, self.world.regions[name].brokers[self._broker(name)].applier.release(), "release")
+
+    def _catch_up(self, name: str) -> None:
+        peer = self.random.choice([other for other in self.world.names if other != name])
+        self.world.begin(name, self.world.catch_up(name, peer, self._broker(name)), "catch up")
+
+    def _restamp(self, name: str) -> None:
+        if self.random.random() < 0.3:
+            path = self.random.choice(PATHS)
+            self.world.begin(
+                name, self.world.regions[name].brokers[self._broker(name)].catalog.restamp(path), "restamp"
+            )
+
+    def _settle(self, name: str) -> None:
+        """Everybody hears everything twice, so that horizons advance; some links are cut, the rest stays under way."""
+        world = self.world
+        cut = {pair for pair in product(world.names, world.names) if self.random.random() < self._cuts}
+        for _ in range(2):
+            for one in world.names:
+                self._finish(one, world.mark(one))
+            for one, source in sorted(set(product(world.names, world.names)) - cut):
+                for index in world.regions[one].readers[source].waiting(len(world.topic[source])):
+                    self._finish(one, world.deliver(one, source, index))
+        for one in self.random.sample(world.names, self.random.randint(1, len(world.names))):
+            self._finish(one, world.regions[one].brokers[0].applier.forget())
+
+    def _finish(self, name: str, running: Coroutine[Any, Any, Any]) -> None:
+        with suppress(Contended):
+            self.world.finish(name, running)
+
+    def _skew(self, name: str) -> None:
+        self.world.regions[name].skew_ms = self.random.choice((0, 0, 5, 3000, -3000))
+
+    def _wrong_clock(self, name: str) -> None:
+        self.world.regions[name].skew_ms = self.random.choice((0, 15_000, 3_000_000))
+
+    def _restart(self, name: str) -> None:
+        self.world.crash(name)
+
+    def _copy(self, name: str) -> None:
+        self.copies[name] = self.world.regions[name].store.copy()
+
+    def _restore(self, name: str) -> None:
+        if name in self.copies:
+            self._was_restored = True
+            self.world.restore(name, self.copies[name])
+
+
+def main(first: int, count: int) -> None:
+    for seed in range(first, first + count):
+        try:
+            SyncSeed(seed).run()
+        except Exception as error:
+            print(f"seed {seed}: {error!r}")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

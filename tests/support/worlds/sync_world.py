@@ -1,0 +1,430 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Regions that share no metadata store and keep their metadata equal over an event topic, step by step.
+
+Everything of ``metadata/sync`` is real. Simulated are the stores, durable and in memory; the topic, which keeps each
+region's messages in order; and clocks. Each request to a store is a step, so whatever runs at the same time in a region
+may be interleaved, and a broker may die between any two requests.
+
+The world checks at each write that no region replaces a state by one that it beats, not even after its tombstone went.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from types import coroutine
+from typing import Any
+
+from meridian_broker.metadata import keys
+from meridian_broker.metadata.limits import check_transaction
+from meridian_broker.metadata.records import encode
+from meridian_broker.metadata.store import ABSENT, Change, Check, Delete, Lease, Put, Record, VersionConflict
+from meridian_broker.metadata.sync import paths
+from meridian_broker.metadata.sync.applying import Applier, from_parked, read_mark
+from meridian_broker.metadata.sync.conflicts import Conflict
+from meridian_broker.metadata.sync.conflicts import from_store as conflict_from_store
+from meridian_broker.metadata.sync.digests import DigestTree, compare, forgotten
+from meridian_broker.metadata.sync.events import Changes, Event, Mark, decode
+from meridian_broker.metadata.sync.publishing import Publisher
+from meridian_broker.metadata.sync.reading import read_moment
+from meridian_broker.metadata.sync.recording import RecordingStore
+from meridian_broker.metadata.sync.stamped import BEGINNING, Moment, Stamped, from_store, newest
+from meridian_broker.positions.clock import HybridClock
+
+START_MS = 1_000_000_000_000
+
+
+@coroutine
+def step() -> Generator[None]:
+    """Others may go on here."""
+    yield
+
+
+class Broken(AssertionError):
+    """A promise is broken."""
+
+
+class StoreInMemory:
+    """One region's store: durable, and one request a step."""
+
+    def __init__(self, region: str) -> None:
+        self.region = region
+        self.records: dict[str, Record] = {}
+        self.highest: dict[str, Stamped] = {}
+        """By path, the latest state that was ever here."""
+        self._version = 0
+
+    async def get(self, path: str) -> Record | None:
+        await step()
+        return self.records.get(path)
+
+    async def put(self, path: str, value: bytes, *, expected: int | None = None, lease: int | None = None) -> int:
+        checks = [] if expected is None else [Check(path, expected)]
+        if not await self.transact(checks, [Put(path, value, lease)]):
+            raise VersionConflict(path)
+        return self.records[path].version
+
+    async def delete(self, path: str, *, expected: int | None = None) -> bool:
+        was_there = path in self.records
+        if not await self.transact([] if expected is None else [Check(path, expected)], [Delete(path)]):
+            raise VersionConflict(path)
+        return was_there
+
+    async def children(self, path: str) -> list[str]:
+        raise NotImplementedError("nothing in metadata/sync lists children")
+
+    async def scan(self, prefix: str) -> list[tuple[str, Record]]:
+        await step()
+        return sorted((path, record) for path, record in self.records.items() if path.startswith(prefix))
+
+    async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> bool:
+        check_transaction(checks, operations)
+        await step()
+        if any(self._version_of(check.path) != check.version for check in checks):
+            return False
+        for operation in operations:
+            if isinstance(operation, Put):
+                self._version += 1
+                self.records[operation.path] = Record(operation.value, self._version)
+            else:
+                self.records.pop(operation.path, None)
+        for path in {operation.path for operation in operations}:
+            self._check(path.removeprefix(paths.TOMBSTONES))
+        await step()
+        return True
+
+    def watch(self, prefix: str) -> AsyncIterator[list[Change]]:
+        raise NotImplementedError
+
+    async def lease(self, ttl_seconds: float) -> Lease:
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Nothing to let go of."""
+
+    def state(self, path: str) -> Stamped | None:
+        value, stone = self.records.get(path), self.records.get(paths.tombstone(path))
+        return newest(
+            None if value is None else from_store(path, value.value),
+            None if stone is None else from_store(path, stone.value, is_deletion=True),
+        )
+
+    def states(self) -> dict[str, Stamped]:
+        """Of all paths of which something is known."""
+        some = {path.removeprefix(paths.TOMBSTONES) for path in self.records}
+        found = {path: self.state(path) for path in some if paths.scope_of(path)}
+        return {path: state for path, state in found.items() if state is not None}
+
+    def copy(self) -> StoreInMemory:
+        other = StoreInMemory(self.region)
+        other.records, other.highest, other._version = dict(self.records), dict(self.highest), self._version
+        return other
+
+    def _version_of(self, path: str) -> int:
+        record = self.records.get(path)
+        return ABSENT if record is None else record.version
+
+    def _check(self, path: str) -> None:
+        if paths.scope_of(path) is None:
+            return
+        now, highest = self.state(path), self.highest.get(path)
+        if highest is not None and now is not None and highest.beats(now):
+            raise Broken(f"{self.region} had {shown(highest)} at {path}, and has {shown(now)} now")
+        if highest is not None and now is None and highest.value is not None:
+            raise Broken(f"{self.region} forgot {shown(highest)} at {path} without a deletion")
+        if now is not None:
+            self.highest[path] = now
+
+
+@dataclass
+class Task:
+    """Something that runs in a region, request by request."""
+
+    region: str
+    running: Coroutine[Any, Any, Any]
+    name: str
+
+
+@dataclass
+class Reader:
+    """How far a region has read another one's messages, its own included."""
+
+    delivered: set[int] = field(default_factory=set)
+
+    def waiting(self, length: int) -> list[int]:
+        return [index for index in range(length) if index not in self.delivered]
+
+
+@dataclass
+class Broker:
+    """One life of one of a region's brokers."""
+
+    clock: HybridClock
+    catalog: RecordingStore
+    publisher: Publisher
+    applier: Applier
+
+
+@dataclass
+class SyncRegion:
+    """A region: its store outlives its brokers."""
+
+    name: str
+    store: StoreInMemory
+    skew_ms: int = 0
+    brokers: list[Broker] = field(default_factory=list)
+    readers: dict[str, Reader] = field(default_factory=dict)
+
+
+class SyncWorld:
+    """See the module's text."""
+
+    def __init__(self, names: Sequence[str], brokers: int = 1) -> None:
+        self.now_ms = START_MS
+        self.names = list(names)
+        self.topic: dict[str, list[bytes]] = {name: [] for name in names}
+        self.tasks: list[Task] = []
+        self.regions = {name: SyncRegion(name, StoreInMemory(name)) for name in names}
+        self.on_event: Callable[[str, str, Event], None] | None = None
+        for region in self.regions.values():
+            region.readers = {name: Reader() for name in names}
+            self.start(region.name, brokers)
+
+    # -- brokers
+
+    def start(self, name: str, brokers: int = 1) -> None:
+        """New lives of a region's brokers, which remember nothing."""
+        region = self.regions[name]
+        region.brokers = [self._broker(region) for _ in range(brokers)]
+
+    def crash(self, name: str) -> None:
+        """Its brokers die, between two requests to the store, and start again."""
+        for task in self.tasks:
+            if task.region == name:
+                task.running.close()
+        self.tasks = [task for task in self.tasks if task.region != name]
+        self.start(name, len(self.regions[name].brokers))
+
+    def restore(self, name: str, copy: StoreInMemory) -> None:
+        """Its store goes back to a copy, while the topic's subscription does not. It catches up before it writes."""
+        self.crash(name)
+        self.regions[name].store = copy.copy()
+        self.start(name, len(self.regions[name].brokers))
+        for peer in self.names:
+            if peer != name:
+                self.finish(name, self.catch_up(name, peer))
+
+    def _broker(self, region: SyncRegion) -> Broker:
+        def now_ms() -> int:
+            return self.now_ms + region.skew_ms
+
+        async def notify(message: bytes) -> None:
+            await step()
+            self.topic[region.name].append(message)
+            await step()
+
+        clock = HybridClock(now_ms, region.name)
+        return Broker(
+            clock,
+            RecordingStore(region.store, clock, is_synced),
+            Publisher(region.store, clock, notify),
+            Applier(region.store, clock, now_ms, is_synced, lambda: self.names),
+        )
+
+    # -- what they do
+
+    def begin(self, name: str, running: Coroutine[Any, Any, Any], what: str) -> Task:
+        task = Task(name, running, what)
+        self.tasks.append(task)
+        return task
+
+    def advance(self, task: Task) -> Any:
+        """One step. Returns the result once it is done, in a list."""
+        try:
+            task.running.send(None)
+        except StopIteration as stop:
+            self.tasks.remove(task)
+            return [stop.value]
+        return None
+
+    def finish(self, name: str, running: Coroutine[Any, Any, Any]) -> Any:
+        """Run something to its end, with nothing in between."""
+        task = self.begin(name, running, "")
+        while (done := self.advance(task)) is None:
+            pass
+        return done[0]
+
+    async def write(self, name: str, values: dict[str, Any], broker: int = 0) -> bool:
+        """One transaction over what is there now, as the catalog writes; a value None deletes. False: others came
+        first."""
+        region = self.regions[name]
+        one = region.brokers[broker]
+        checks: list[Check] = []
+        operations: list[Put | Delete] = []
+        for path, value in values.items():
+            record = await one.catalog.get(path)
+            checks.append(Check(path, ABSENT if record is None else record.version))
+            if value is None:
+                operations.append(Delete(path))
+            else:
+                operations.append(Put(path, encode(value, one.clock.next())))
+        return await one.catalog.transact(checks, operations)
+
+    async def publish(self, name: str, broker: int = 0) -> int:
+        return await self.regions[name].brokers[broker].publisher.drain()
+
+    async def mark(self, name: str, broker: int = 0) -> Mark:
+        one = self.regions[name].brokers[broker]
+        return await one.publisher.mark(one.applier.heard)
+
+    async def deliver(self, name: str, source: str, index: int, broker: int = 0) -> None:
+        """The reader acknowledges once the message is applied, so a crash delivers it again."""
+        message = decode(self.topic[source][index])
+        if isinstance(message, Changes) and self.on_event is not None:
+            for event in message.events:
+                self.on_event(source, name, event)
+        await self.regions[name].brokers[broker].applier.apply(message)
+        self.regions[name].readers[source].delivered.add(index)
+
+    def deliverable(self, name: str, source: str) -> list[int]:
+        """Messages that may arrive next: one overtakes others on other paths, and no mark."""
+        waiting = self.regions[name].readers[source].waiting(len(self.topic[source]))
+        found: list[int] = []
+        overtaken: set[str] = set()
+        for index in waiting:
+            message = decode(self.topic[source][index])
+            if isinstance(message, Mark):
+                return found or [index]
+            touched = {event.path for event in message.events}
+            if not touched & overtaken:
+                found.append(index)
+            overtaken |= touched
+        return found
+
+    async def catch_up(self, name: str, peer: str, broker: int = 0) -> int:
+        """Compare with a peer and take what differs. Returns the number of paths."""
+        mine, theirs = self.regions[name].store, self.regions[peer].store
+        mark = theirs.records.get(paths.region(name))
+        if mark is not None:
+            await self.regions[name].brokers[broker].publisher.continue_after(read_mark(name, mark.value)[0])
+        here, there = tree_of(mine), tree_of(theirs)
+        if here.number == there.number:
+            return 0
+        places = [
+            place
+            for bucket in here.differing(there.buckets)
+            for place in here.differing_parts(bucket, there.parts(bucket))
+        ]
+        horizon = self.horizon(peer)
+        difference = compare(here.listing(places), there.listing(places), horizon)
+        fetched = {path: theirs.state(path) for path in difference.wanted} | dict.fromkeys(
+            difference.gone, forgotten(horizon)
+        )
+        applier = self.regions[name].brokers[broker].applier
+        for path, state in sorted(fetched.items()):
+            if state is not None:
+                present = mine.state(path)
+                replaced = None if present is None else (present.generation, present.stamp)
+                await applier.take([Event(path, state, replaced)])
+        return len(fetched)
+
+    # -- what is there
+
+    def horizon(self, name: str) -> Moment:
+        record = self.regions[name].store.records.get(paths.HORIZON)
+        return BEGINNING if record is None else read_moment(paths.HORIZON, record)
+
+    def values(self, name: str) -> dict[str, Any]:
+        states = self.regions[name].store.states()
+        return {path: json.loads(state.value) for path, state in sorted(states.items()) if state.value is not None}
+
+    def parked(self, name: str) -> dict[str, Stamped]:
+        records = self.regions[name].store.records
+        prefix = paths.PARKED
+        return {
+            path.removeprefix(prefix): from_parked(path, record.value)
+            for path, record in sorted(records.items())
+            if path.startswith(prefix)
+        }
+
+    def conflicts(self, name: str) -> dict[str, Conflict]:
+        records = self.regions[name].store.records
+        return {
+            path.removeprefix(paths.CONFLICTS): conflict_from_store(path, record.value)
+            for path, record in sorted(records.items())
+            if path.startswith(paths.CONFLICTS)
+        }
+
+    def outbox(self, name: str) -> list[str]:
+        records = self.regions[name].store.records
+        return sorted(path.removeprefix(paths.OUTBOX) for path in records if path.startswith(paths.OUTBOX))
+
+    def tombstones(self, name: str) -> list[str]:
+        records = self.regions[name].store.records
+        return sorted(path.removeprefix(paths.TOMBSTONES) for path in records if path.startswith(paths.TOMBSTONES))
+
+    # -- the end
+
+    def quiet(self, *, has_checks: bool = True) -> None:
+        """Let everything finish: what is under way, in the outbox, in the topic, parked; then compare, if asked to."""
+        while self.tasks:
+            self.advance(self.tasks[0])
+        for region in self.regions.values():
+            region.skew_ms = 0
+        self.now_ms += 3_600_000
+        for _ in range(3):
+            for name in self.names:
+                self.finish(name, self.publish(name))
+            for name, source in product(self.names, self.names):
+                for index in self.regions[name].readers[source].waiting(len(self.topic[source])):
+                    self.finish(name, self.deliver(name, source, index))
+            for name in self.names:
+                self.finish(name, self.regions[name].brokers[0].applier.release())
+        for _ in self.names if has_checks else ():
+            for name, peer in product(self.names, self.names):
+                if name != peer:
+                    self.finish(name, self.catch_up(name, peer))
+
+    def check_agreement(self, *, was_restored: bool = False) -> None:
+        """Every region has the latest state of each path that is known anywhere, or was ever published.
+
+        :param was_restored: what was published counts only if a store has it: all may have gone back to before it.
+        """
+        latest: dict[str, Stamped] = {}
+        found = [(path, state) for one in self.regions.values() for path, state in one.store.states().items()]
+        for messages in [] if was_restored else self.topic.values():
+            for message in map(decode, messages):
+                found += [(event.path, event.state) for event in message.events] if isinstance(message, Changes) else []
+        for path, state in found:
+            latest[path] = max(state, latest.get(path, state), key=lambda one: one.rank)
+        wanted = {path: json.loads(state.value) for path, state in sorted(latest.items()) if state.value is not None}
+        for name in self.names:
+            has = self.values(name)
+            if has != wanted:
+                differ = [path for path in has.keys() | wanted.keys() if has.get(path) != wanted.get(path)]
+                said = ", ".join(f"{path} {has.get(path)} not {wanted.get(path)}" for path in sorted(differ))
+                raise Broken(f"{name} has in the end {said}")
+            if self.outbox(name) or self.parked(name):
+                raise Broken(f"{name} has in the end something to send or to decide")
+
+
+def is_synced(path: str) -> bool:
+    return paths.scope_of(path) is not None
+
+
+def tree_of(store: StoreInMemory) -> DigestTree:
+    tree = DigestTree()
+    for path, state in store.states().items():
+        tree.set(path, state)
+    return tree
+
+
+def shown(state: Stamped) -> str:
+    generation = f", generation {state.generation}" if state.generation else ""
+    return f"{'nothing' if state.value is None else state.value.decode()} of {state.stamp}{generation}"
+
+
+def tenant_role(tenant: str, role: str) -> str:
+    return f"{keys.tenant(tenant)}/roles/{keys.escape(role)}"

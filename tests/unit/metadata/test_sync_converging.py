@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""States of a path have a total order, so it does not matter how they arrive; when tombstones may go."""
+
+from __future__ import annotations
+
+from itertools import islice, permutations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from meridian_broker.metadata import keys
+from meridian_broker.metadata.store import MetadataError
+from meridian_broker.metadata.sync import paths
+from meridian_broker.metadata.sync.converging import (
+    Verdict,
+    before,
+    decide,
+    hidden,
+    horizon_of,
+    is_forgettable,
+    overwrites_unseen,
+)
+from meridian_broker.metadata.sync.events import Event
+from meridian_broker.metadata.sync.shapes import fault_of
+from meridian_broker.metadata.sync.stamped import BEGINNING, Stamped, canonical, from_store, moment, newest, to_store
+from meridian_broker.positions.clock import Stamp
+
+many = settings(max_examples=500, deadline=None)
+stamps = st.builds(Stamp, st.integers(0, 3), st.integers(0, 2), st.sampled_from(["a", "b", "eu"]))
+values = st.none() | st.sampled_from([b"1", b"2", b'{"a":[]}'])
+states = st.builds(Stamped, stamps, values, st.integers(0, 2))
+moments = st.tuples(st.integers(0, 5), st.integers(0, 3))
+FOREVER = 1 << 60
+
+
+@many
+@given(states, states, states)
+def test_the_order_is_total(one: Stamped, two: Stamped, three: Stamped) -> None:
+    assert one.beats(two) + two.beats(one) + (one == two) == 1
+    assert one.beats(two) == (one.rank > two.rank)
+    if one.beats(two) and two.beats(three):
+        assert one.beats(three)
+
+
+@many
+@given(st.lists(states, min_size=1, max_size=4), st.data())
+def test_the_latest_state_is_left_whatever_the_order_and_the_repeats(some: list[Stamped], data: st.DataObject) -> None:
+    arriving = data.draw(st.lists(st.sampled_from(some), max_size=4)) + some
+    for order in islice(permutations(arriving), 0, 5040, 700):
+        present: Stamped | None = None
+        for state in order:
+            verdict = decide(present, state, (-1, 0), FOREVER)
+            if verdict is Verdict.APPLIED:
+                present = state
+            elif verdict is Verdict.DUPLICATE:
+                assert state == present
+            else:
+                assert verdict is Verdict.STALE and present is not None and present.beats(state)
+        assert present == newest(*some)
+
+
+def test_a_tie_goes_to_the_smaller_region_and_then_to_the_content() -> None:
+    assert Stamped(Stamp(1, 0, "a"), b"1").beats(Stamped(Stamp(1, 0, "b"), b"2"))
+    assert Stamped(Stamp(1, 0, "a"), b"1").beats(Stamped(Stamp(1, 0, "a"), None))
+    assert Stamped(Stamp(0, 0, "b"), None, 1).beats(Stamped(Stamp(9, 9, "a"), b"1"))
+
+
+def test_a_stamp_of_the_future_waits_unless_it_has_lost_already() -> None:
+    future = Stamped(Stamp(1001, 0, "eu"), b"1")
+    assert decide(None, future, BEGINNING, 1000) is Verdict.PARKED
+    assert decide(None, future, BEGINNING, 1001) is Verdict.APPLIED
+    assert decide(Stamped(Stamp(1, 0, "us"), b"2", 1), future, BEGINNING, 1000) is Verdict.STALE
+
+
+@many
+@given(states, moments)
+def test_what_is_unknown_and_from_before_the_horizon_was_deleted_since(
+    state: Stamped, horizon: tuple[int, int]
+) -> None:
+    verdict = decide(None, state, horizon, FOREVER)
+    assert verdict is (Verdict.STALE if moment(state.stamp) <= horizon else Verdict.APPLIED)
+    if is_forgettable(state, horizon):
+        assert verdict is Verdict.STALE
+
+
+@many
+@given(stamps)
+def test_nothing_lies_between_a_state_and_the_moment_before_it(stamp: Stamp) -> None:
+    state = Stamped(stamp, None)
+    if moment(stamp) > BEGINNING:
+        assert before(state) < moment(stamp)
+        assert before(state)[0] in (stamp.time_ms, stamp.time_ms - 1)
+
+
+@many
+@given(st.dictionaries(st.sampled_from("abc"), st.dictionaries(st.sampled_from("abc"), moments)))
+def test_the_horizon_is_what_every_region_has_heard_of_every_region(
+    heard: dict[str, dict[str, tuple[int, int]]],
+) -> None:
+    horizon = horizon_of("abc", heard)
+    assert all(horizon <= heard.get(one, {}).get(other, BEGINNING) for one in "abc" for other in "abc")
+    assert horizon == BEGINNING or any(horizon in marks.values() for marks in heard.values())
+
+
+def test_a_restamped_tombstone_is_never_forgotten() -> None:
+    deletion = Stamped(Stamp(1, 0, "us"), None)
+    assert is_forgettable(deletion, (1, 0))
+    assert not is_forgettable(deletion, (0, 9))
+    assert not is_forgettable(Stamped(deletion.stamp, None, 1), (1, 0))
+
+
+def test_only_different_content_that_the_writer_did_not_see_is_a_conflict() -> None:
+    present = Stamped(Stamp(1, 0, "us"), b"1")
+    later = Stamp(2, 0, "eu")
+    assert overwrites_unseen(present, Event("/p", Stamped(later, b"2"), None))
+    assert overwrites_unseen(present, Event("/p", Stamped(later, None), (0, Stamp(0, 0, "us"))))
+    assert not overwrites_unseen(present, Event("/p", Stamped(later, b"2"), (0, present.stamp)))
+    assert not overwrites_unseen(present, Event("/p", Stamped(later, b"1"), None))
+    assert not overwrites_unseen(None, Event("/p", Stamped(later, b"2"), None))
+
+
+@many
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(st.characters(exclude_categories=["Cs"])),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab"), inner, max_size=3),
+    ),
+    stamps,
+    st.integers(0, 3),
+)
+def test_what_is_stored_is_read_back(value: object, stamp: Stamp, generation: int) -> None:
+    state = Stamped(stamp, canonical(value), generation)
+    assert from_store("/p", to_store(state)) == state
+    deletion = Stamped(stamp, None, generation)
+    assert from_store("/p", to_store(deletion), is_deletion=True) == deletion
+
+
+@pytest.mark.parametrize("generation", ["-1", "1.5", '"1"', str(1 << 40), "null"])
+def test_a_damaged_generation_is_refused(generation: str) -> None:
+    with pytest.raises(MetadataError, match="restore it"):
+        from_store("/p", b'{"format":1,"value":1,"generation":%s}' % generation.encode())
+
+
+T, N = keys.tenant("t"), keys.namespace("t/n")
+
+
+def test_only_what_regions_agree_on_is_in_a_scope() -> None:
+    assert paths.scope_of(T) == paths.scope_of(f"{T}/roles/r") == paths.TENANTS
+    assert paths.scope_of(f"{N}/policies/p/e") == paths.NAMESPACES
+    for path in (keys.LEDGER_IDS, keys.broker_epoch("b"), keys.TENANTS, paths.tombstone(T), paths.MARK, "/bundles/x"):
+        assert paths.scope_of(path) is None
+
+
+def test_a_path_is_served_only_below_ancestors_that_are() -> None:
+    policy = f"{N}/policies/p"
+    assert [paths.parent_of(path) for path in (policy, N, f"{T}/roles/r", T)] == [N, T, T, None]
+    state, deleted = Stamped(Stamp(1, 0, "us"), b"1"), Stamped(Stamp(2, 0, "us"), None)
+    parents = {policy: N, N: T}
+    assert hidden({T: state, N: state, policy: state}, parents) == set()
+    assert hidden({T: state, N: deleted, policy: state}, parents) == {policy}
+    assert hidden({N: state, policy: state}, parents) == {N, policy}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "fault"),
+    [
+        (T, b"{}", None),
+        (f"{T}/roles/r", b"true", None),
+        (N, b'{"deleting":true}', None),
+        (f"{N}/policies/message_ttl_in_seconds", b"60", None),
+        (f"{N}/policies/of-a-later-version", b'{"a":1}', None),
+        (keys.namespaces_of("t"), b"{}", "not the path of anything"),
+        (T, b"5", "AttributeError"),
+        (N, b"[]", "AttributeError"),
+        (f"{N}/policies/message_ttl_in_seconds", b'"soon"', "message_ttl_in_seconds"),
+    ],
+)
+def test_a_value_that_nobody_could_read_is_found(path: str, value: bytes, fault: str | None) -> None:
+    found = fault_of(path, Stamped(Stamp(1, 0, "us"), value))
+    assert (found is None) if fault is None else (found is not None and fault in found)

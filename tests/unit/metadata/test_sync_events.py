@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages of the event topic are read back as they were written, and no bytes do harm."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from meridian_broker.metadata.limits import MAX_VALUE_BYTES
+from meridian_broker.metadata.sync import outbox
+from meridian_broker.metadata.sync.events import (
+    MAX_COUNTER,
+    MAX_EVENTS,
+    MAX_MESSAGE_BYTES,
+    Changes,
+    Event,
+    Mark,
+    Message,
+    decode,
+    encode,
+)
+from meridian_broker.metadata.sync.outbox import OutboxEntry, in_messages
+from meridian_broker.metadata.sync.stamped import MAX_GENERATION, Stamped, canonical
+from meridian_broker.positions.clock import Stamp
+
+many = settings(max_examples=500, deadline=None)
+names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+numbers = st.integers(0, (1 << 64) - 1)
+counters = st.integers(0, MAX_COUNTER)
+generations = st.integers(0, MAX_GENERATION)
+stamps = st.builds(Stamp, numbers, counters, names)
+json_values = (
+    st.none()
+    | st.integers()
+    | st.text(st.characters(exclude_categories=["Cs"]), max_size=9)
+    | st.just({"b": 1, "a": []})
+)
+states = st.builds(Stamped, stamps, st.none() | json_values.map(canonical), generations)
+path_names = st.text("abc/-%", min_size=1, max_size=12).map(lambda text: "/" + text)
+written = st.none() | st.tuples(generations, stamps)
+events = st.builds(Event, path_names, states, written)
+moments = st.tuples(numbers, numbers)
+
+
+def in_order(some: list[Event]) -> tuple[Event, ...]:
+    return tuple(sorted({event.path: event for event in some}.values(), key=lambda event: event.path))
+
+
+messages = st.builds(Changes, names, st.lists(events, min_size=1, max_size=4).map(in_order)) | st.builds(
+    Mark, names, moments, st.dictionaries(names, moments, max_size=4)
+)
+
+
+@many
+@given(messages)
+def test_a_message_is_read_back(message: Message) -> None:
+    assert decode(encode(message)) == message
+
+
+@many
+@given(st.binary(max_size=200))
+@example(b"")
+@example(b"\x01\x00\x02us\x01")
+def test_no_bytes_raise_anything_but_value_error(data: bytes) -> None:
+    try:
+        message = decode(data)
+    except ValueError:
+        return
+    assert encode(message) == data
+
+
+@many
+@given(messages, st.data())
+def test_a_changed_message_is_refused_or_another_one(message: Message, data: st.DataObject) -> None:
+    encoded = bytearray(encode(message))
+    at = data.draw(st.integers(0, len(encoded) - 1))
+    encoded[at] ^= data.draw(st.integers(1, 255))
+    try:
+        found = decode(bytes(encoded))
+    except ValueError:
+        return
+    assert encode(found) == encoded
+    with pytest.raises(ValueError, match=r".+"):
+        decode(bytes(encoded[: data.draw(st.integers(0, len(encoded) - 1))]))
+
+
+US = Stamp(5, 0, "us")
+ONE = Event("/geo/tenants/t", Stamped(US, b'{"a":1}'))
+
+
+def test_the_seeds_types_and_source() -> None:
+    assert (ONE.type, ONE.source) == ("Created", "us")
+    assert Event("/p", Stamped(US, b"1"), (0, US)).type == "Modified"
+    assert Event("/p", Stamped(US, None), (0, US)).type == "Deleted"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        (b'{"a":1}', b'{"a" 1}', "not JSON"),
+        (b'{"a":1}', b'{"a":1 ', "not JSON"),
+        (b'{"a":1}', b'{"a":01', "not JSON"),
+        (b'{"a":1}', b" 123456", "canonical"),
+        (b"/geo", b"\xffgeo", "not ASCII"),
+        (b"/geo", b"geo/", "does not begin"),
+        (b"\x02us\x01", b"\x02us\x00", "0 events"),
+        (b"\x02us\x01", b"\x00\x01", "no name"),
+        (b"\x01\x00\x02us", b"\x02\x00\x02us", "format 2"),
+        (b"\x01\x00\x02us", b"\x01\x07\x02us", "no kind of message"),
+    ],
+)
+def test_a_fault_is_named(old: bytes, new: bytes, why: str) -> None:
+    data = encode(Changes("us", (ONE,)))
+    assert old in data
+    with pytest.raises(ValueError, match=why):
+        decode(data.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (Changes("us", (ONE, ONE)), "not in order"),
+        (Changes("us", (Event("/p", Stamped(Stamp(1, MAX_COUNTER + 1, "us"), None)),)), "counter"),
+        (Changes("us", (Event("/p", Stamped(US, None, MAX_GENERATION + 1)),)), "generation"),
+        (Changes("us", (Event("/p", Stamped(US, b"[" * 100_000)),)), "not JSON"),
+        (Changes("us", (Event("/p", Stamped(US, b'"%s"' % (b"x" * MAX_VALUE_BYTES))),)), "the limit is"),
+    ],
+)
+def test_what_no_region_sends_is_refused(message: Message, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        decode(encode(message))
+
+
+def test_limits_of_a_message() -> None:
+    many_events = tuple(Event(f"/{n:04}", Stamped(US, None)) for n in range(MAX_EVENTS + 1))
+    assert decode(encode(Changes("us", many_events[:-1]))).region == "us"
+    for message in (
+        Changes("us", many_events),
+        Changes("us", ()),
+        Mark("us", (0, 0), {str(n): (0, 0) for n in range(257)}),
+    ):
+        with pytest.raises(ValueError, match="allowed"):
+            encode(message)
+    with pytest.raises(ValueError, match="limit"):
+        decode(b"\x01" * (MAX_MESSAGE_BYTES + 1))
+
+
+@many
+@given(st.lists(st.tuples(path_names, st.integers(0, 3).map(lambda n: b"x" * n * 200_000)), max_size=8), stamps)
+def test_events_of_an_entry_travel_in_few_messages(some: list[tuple[str, bytes]], stamp: Stamp) -> None:
+    wanted = in_order([Event(path, Stamped(stamp, value)) for path, value in some])
+    found = in_messages(reversed(wanted))
+    assert tuple(event for message in found for event in message) == wanted
+    sizes = [sum(len(event.path) + len(event.state.value or b"") for event in message) for message in found]
+    assert all(size <= outbox.MAX_BYTES or len(message) == 1 for size, message in zip(sizes, found, strict=True))
+    assert all(one + two > outbox.MAX_BYTES or two > outbox.MAX_BYTES for one, two in pairwise(sizes)) or len(
+        found
+    ) <= len(wanted)
+
+
+@many
+@given(
+    st.builds(OutboxEntry, stamps, st.dictionaries(path_names, written, max_size=4)),
+    st.dictionaries(path_names, written),
+)
+def test_an_outbox_entry_is_read_back_and_keeps_the_first_that_was_replaced(
+    entry: OutboxEntry, later: dict[str, object]
+) -> None:
+    assert outbox.from_store("/p", outbox.to_store(entry)) == entry
+    both = entry.and_then(later)  # type: ignore[arg-type]
+    assert both is not None
+    assert both.since == entry.since
+    assert both.replaced == {**later, **entry.replaced}

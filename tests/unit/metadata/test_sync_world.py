@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Regions that share no store end with equal metadata, whatever happens on the way: random stories (``sync_seeds``)."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from support.worlds.sync_seeds import SyncSeed
+
+SEEDS = int(os.environ.get("SYNC_SEEDS", "20"))
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_regions_end_equal(seed: int) -> None:
+    SyncSeed(seed).run()
