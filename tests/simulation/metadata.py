@@ -72,6 +72,9 @@ class SimMetadata:
         await self._arrive()
         return self._volume.records.get(path)
 
+    async def get_many(self, paths: Sequence[str]) -> list[Record | None]:
+        return [await self.get(path) for path in paths]
+
     async def put(self, path: str, value: bytes, *, expected: int | None = None, lease: int | None = None) -> int:
         await self._arrive()
         if expected is not None and self._version(path) != expected:

@@ -60,6 +60,9 @@ class StoreInMemory:
         await step()
         return self.records.get(path)
 
+    async def get_many(self, some: Sequence[str]) -> list[Record | None]:
+        return [await self.get(path) for path in some]
+
     async def put(self, path: str, value: bytes, *, expected: int | None = None, lease: int | None = None) -> int:
         checks = [] if expected is None else [Check(path, expected)]
         if not await self.transact(checks, [Put(path, value, lease)]):

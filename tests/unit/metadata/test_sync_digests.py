@@ -12,7 +12,7 @@ from meridian_broker.positions.clock import Stamp
 many = settings(max_examples=500, deadline=None)
 stamps = st.builds(Stamp, st.integers(1, 3), st.integers(0, 1), st.sampled_from(["eu", "us"]))
 states = st.builds(Stamped, stamps, st.none() | st.sampled_from([b"1", b"2"]), st.integers(0, 1))
-known = st.dictionaries(st.sampled_from([f"/p{n}" for n in range(12)]), states)
+known = st.dictionaries(st.sampled_from([f"/p{n}" for n in range(6)]), states, max_size=4)
 
 
 def tree_of(some: dict[str, Stamped]) -> DigestTree:

@@ -22,7 +22,10 @@ from meridian_broker.admin.figures import lagging
 from meridian_broker.admin.figures.turns import in_turns
 from meridian_broker.admin.http.requests import state
 from meridian_broker.admin.http.state import AdminState
+from meridian_broker.admin.meridian.sharing import figures
+from meridian_broker.gateway.metadata_sync import Session
 from meridian_broker.ledgers.storage import StorageFigures
+from meridian_broker.metadata.sync.converging import Verdict
 from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar import topic_name
@@ -98,6 +101,15 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         "Seconds since the last successful run of the periodic work",
         WORK,
     ),
+    "meridian_metadata_outbox": ("Changes of shared metadata that wait to be published", ("cluster",)),
+    "meridian_metadata_conflicts": ("Paths that two regions wrote without knowing of each other", ("cluster",)),
+    "meridian_metadata_parked": ("Paths with a stamp of the future", ("cluster",)),
+    "meridian_metadata_lag_seconds": (
+        "From the write in the region to here, of the last event that was applied",
+        LINK,
+    ),
+    "meridian_metadata_differences": ("Paths that differ since before metadata were shared, undecided", LINK),
+    "meridian_metadata_clock_offset_seconds": ("How far the region's clock is ahead of this one's", LINK),
     "meridian_connections": ("Client and peer connections", ("cluster",)),
     "meridian_export_snapshots": ("Export snapshots that can be read", ("cluster",)),
     "meridian_ledger_pending_bytes": ("Bytes of entries not durable yet", ("cluster",)),
@@ -131,6 +143,10 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         "Entries that the disk damaged and that were fetched back from another region",
         TOPIC,
     ),
+    "meridian_metadata_published_total": ("Events of shared metadata that were published", ("cluster",)),
+    "meridian_metadata_events_total": ("Events of other regions, by what became of them", ("cluster", "verdict")),
+    "meridian_metadata_overwritten_total": ("Conflicts since the start of the broker", ("cluster",)),
+    "meridian_metadata_dead_letters_total": ("Events that could not be applied", ("cluster",)),
     "meridian_progress_link_connections_total": ("Times the link to the region was established", LINK),
 }
 STORAGE_COUNTERS: Final = {
@@ -267,7 +283,25 @@ async def read(admin: AdminState) -> Reading:
         text = f"Progress exchange: {name.replace('_', ' ')}"
         reading.families.append(_counter(f"meridian_progress_{name}", text, admin.region, value))
     _storage(reading, admin.ledgers.figures())
+    if admin.sharing.session is not None:
+        await _sharing(reading, admin, admin.sharing.session)
     return reading
+
+
+async def _sharing(reading: Reading, admin: AdminState, session: Session) -> None:
+    found = await figures(admin, session)
+    for name in ("outbox", "conflicts", "parked"):
+        reading.put(f"meridian_metadata_{name}", (), found[name])
+    reading.put("meridian_metadata_published_total", (), found["published"])
+    reading.put("meridian_metadata_overwritten_total", (), session.applier.counts.conflicts)
+    reading.put("meridian_metadata_dead_letters_total", (), found["deadLetters"]["count"])
+    for verdict in Verdict:
+        reading.put("meridian_metadata_events_total", (verdict.value,), session.applier.counts.verdicts[verdict])
+    for region, peer in found["peers"].items():
+        if peer["lagMillis"] is not None:
+            reading.put("meridian_metadata_lag_seconds", (region,), peer["lagMillis"] / 1000)
+        reading.put("meridian_metadata_differences", (region,), peer["differences"])
+        reading.put("meridian_metadata_clock_offset_seconds", (region,), peer["clockOffsetMillis"] / 1000)
 
 
 async def _topic(

@@ -13,7 +13,17 @@ from meridian_broker.admin.export.export import CONTENT_TYPE
 from meridian_broker.admin.http.errors import Handler
 from meridian_broker.admin.http.requests import answer
 from meridian_broker.admin.http.route import Route
-from meridian_broker.admin.meridian import describing, gaps, regions, scoping, syncing, translating, uniting
+from meridian_broker.admin.meridian import (
+    comparing,
+    describing,
+    gaps,
+    regions,
+    scoping,
+    sharing,
+    syncing,
+    translating,
+    uniting,
+)
 from meridian_broker.admin.openapi import document
 from meridian_broker.admin.pulsar import (
     brokers,
@@ -59,6 +69,7 @@ _SCHEMAS: Final = "/admin/v2/schemas/{tenant}/{namespace}/{topic}"
 _LOOKUP: Final = "/lookup/v2/topic/{domain:persistent|non-persistent}/{tenant}/{namespace}/{topic}"
 _BROKERS: Final = "/admin/v2/brokers"
 _OWN: Final = "/meridian/v1"
+_METADATA: Final = f"{_OWN}/metadata"
 _NAMED: Final = "{domain:persistent|non-persistent}/{tenant}/{namespace}/{topic}"
 _OWN_TOPIC: Final = f"{_OWN}/topics/{_NAMED}"
 _OWN_SUBSCRIPTION: Final = f"{_OWN}/subscriptions/{_NAMED}/{{subscription}}"
@@ -103,7 +114,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     _get(f"{_NAMESPACE}/permissions", namespaces.get_permissions),
     _write("POST", f"{_NAMESPACE}/permissions/{{role}}", namespaces.change_permissions),
     _write("DELETE", f"{_NAMESPACE}/permissions/{{role}}", namespaces.change_permissions),
-    _get(f"{_NAMESPACE}/topics", namespaces.get_topics),
+    _get(f"{_NAMESPACE}/topics", namespaces.get_topics, peers=""),
     _write("PUT", f"{_NAMESPACE}/unload", namespaces.unload),
     _write("POST", f"{_NAMESPACE}/clearBacklog", namespaces.clear_backlog),
     _write("POST", f"{_NAMESPACE}/clearBacklog/{{subscription}}", namespaces.clear_backlog),
@@ -160,6 +171,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     _get(f"{_BROKERS}/configuration", brokers.changeable_settings),
     _get(f"{_BROKERS}/configuration/values", brokers.changed_settings),
     _get(f"{_BROKERS}/configuration/runtime", brokers.settings),
+    _write("POST", f"{_BROKERS}/configuration/{{setting}}/{{value}}", brokers.change_setting),
+    _write("DELETE", f"{_BROKERS}/configuration/{{setting}}", brokers.reset_setting),
     _get(f"{_BROKERS}/{{cluster}}", brokers.of_cluster),
     _get(f"{_BROKERS}/{{cluster}}/{{broker}}/ownedNamespaces", brokers.owned_namespaces),
     _get("/admin/v2/broker-stats/load-report", load_report.report),
@@ -173,6 +186,18 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("POST", f"{_OWN}/describe", describing.describe),
     _get(f"{_OWN}/regions", regions.regions),
     _get(f"{_OWN}/health", health.inside),
+    _get(f"{_METADATA}/status", sharing.status),
+    _get(f"{_METADATA}/diff", sharing.diff),
+    _get(f"{_METADATA}/conflicts", sharing.conflicts),
+    _write("DELETE", f"{_METADATA}/conflicts", sharing.dismiss),
+    Route("POST", f"{_METADATA}/restamp", sharing.restamp),
+    Route("POST", f"{_METADATA}/adopt", sharing.adopt),
+    Route("POST", f"{_OWN}/regions/{{region}}/replace", sharing.replace),
+    _get(f"{_METADATA}/digest", comparing.digest, peers="identity"),
+    Route("POST", f"{_METADATA}/parts", comparing.parts, peers=""),
+    Route("POST", f"{_METADATA}/listing", comparing.listing, peers=""),
+    Route("POST", f"{_METADATA}/states", comparing.states, peers=""),
+    _write("POST", f"{_METADATA}/replace", comparing.replace, peers=""),
     _get(f"{_OWN_TOPIC}/messageid/translate", translating.translate, peers=""),
     _get(f"{_OWN_TOPIC}/gaps", gaps.listed),
     Route("POST", f"{_OWN_TOPIC}/gaps/accept", gaps.accept),

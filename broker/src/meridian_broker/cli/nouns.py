@@ -233,6 +233,24 @@ def regions_status(console: Console) -> None:
         raise SystemExit(NO)
 
 
+@regions.command("replace")
+@click.argument("region")
+@yes_option
+@with_console
+def regions_replace(console: Console, region: str, yes: bool) -> None:
+    """Let the new store of REGION share metadata under this name, which an earlier store had.
+
+    Ask the new region itself (`--url`). It catches up with all other regions, and then they accept it. The earlier
+    store must not run any more: from then on the others refuse it.
+
+    \b
+      meridian regions replace us-east --url http://127.0.0.1:8080
+    """
+    confirm(yes, f"Is the earlier region {region} gone for good?")
+    found = console.admin.request("POST", f"/meridian/v1/regions/{part(region)}/replace")
+    console.done(f"{region} is accepted by {', '.join(found['told']) or 'no other region'}", regions=found["told"])
+
+
 @regions.command("wait")
 @click.option("--ready", is_flag=True, required=True, help="Wait until consumers may come back; see `regions status`.")
 @click.option(

@@ -28,6 +28,10 @@ ATTEMPTS = 64
 ATTEMPTS_TO_SHOW = 8
 """How often our own write is read back while the watch keeps bringing news."""
 
+DELETED_TOGETHER = MAX_OPERATIONS // 4
+"""Values of a tenant or namespace that are deleted in one transaction: what other regions have to learn of each
+(``metadata.sync``) has room in it as well."""
+
 T = TypeVar("T")
 Changing = Callable[[Tree], Leaves]
 """Maps the current leaves to the desired ones. May raise to refuse."""
@@ -161,8 +165,8 @@ class Access:
             raise NotEmpty(
                 f"{what} holds {', '.join(inside[:3])}{' ...' if len(inside) > 3 else ''}: delete these first"
             )
-        while len((tree := await self.tree(path)).records) > MAX_OPERATIONS // 2:
-            some = [leaf for leaf in tree.records if leaf != BASE][: MAX_OPERATIONS // 2]
+        while len((tree := await self.tree(path)).records) > DELETED_TOGETHER:
+            some = [leaf for leaf in tree.records if leaf != BASE][:DELETED_TOGETHER]
             await self.write(tree, [], [Delete(path + leaf) for leaf in some])
         await self.change(path, lambda _: {})
 

@@ -46,6 +46,9 @@ class NotingStore:
     async def get(self, path: str) -> Record | None:
         return await self._store.get(path)
 
+    async def get_many(self, paths: Sequence[str]) -> list[Record | None]:
+        return await self._store.get_many(paths)
+
     async def put(self, path: str, value: bytes, *, expected: int | None = None, lease: int | None = None) -> int:
         return await self._noted(self._store.put(path, value, expected=expected, lease=lease))
 

@@ -105,6 +105,10 @@ class MetadataStore(Protocol):
 
     async def get(self, path: str) -> Record | None: ...
 
+    async def get_many(self, paths: Sequence[str]) -> list[Record | None]:
+        """What is at each path, in one round trip or a few. Not of one moment: writers check the versions."""
+        ...
+
     async def put(self, path: str, value: bytes, *, expected: int | None = None, lease: int | None = None) -> int:
         """Write and return the new version. ``expected``: the version that must be there, ``ABSENT`` for none.
 

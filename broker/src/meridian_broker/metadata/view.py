@@ -154,6 +154,8 @@ class View:
         return self._tenants.get(keys.tenant(name))
 
     def namespace(self, name: str) -> NamespaceRecord | None:
+        if self._tenants.get(keys.tenant(name.partition("/")[0])) is None:
+            return None  # its tenant was deleted in another region (R42)
         return self._namespaces.get(keys.namespace(name))
 
     def namespaces(self) -> list[str]:

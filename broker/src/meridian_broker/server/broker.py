@@ -32,7 +32,10 @@ from meridian_broker.gateway.addresses import Addresses
 from meridian_broker.gateway.broker_calls import BrokerCalls
 from meridian_broker.gateway.client_errors import ConnectFailed
 from meridian_broker.gateway.client_options import ClientOptions, peer_options
+from meridian_broker.gateway.event_topic import EventTopic
 from meridian_broker.gateway.exchange import ExchangeShell
+from meridian_broker.gateway.metadata_peers import RestPeer
+from meridian_broker.gateway.metadata_sync import MetadataSync
 from meridian_broker.gateway.peer_identity import PeerIdentity
 from meridian_broker.gateway.places import Places
 from meridian_broker.gateway.pulsar.broker import Broker
@@ -47,6 +50,7 @@ from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.noting import NotingStore
 from meridian_broker.metadata.records import ClusterRecord
 from meridian_broker.metadata.store import MetadataError
+from meridian_broker.metadata.sync.recording import RecordingStore
 from meridian_broker.ownership.claims import newest_fence
 from meridian_broker.positions import HybridClock
 from meridian_broker.replication.leases.leases import LeaseTimes
@@ -84,6 +88,7 @@ from meridian_broker.topics.service.registry import TopicRegistry
 from meridian_broker.topics.service.service import TopicService
 from meridian_broker.wire.peer_proof import NONCE_BYTES
 from meridian_broker.wire.peer_requests import Guard
+from meridian_broker.wire.pulsar import topic_name
 
 log = logging.getLogger(__name__)
 
@@ -193,6 +198,7 @@ class BrokerProcess:
         self.gateway: Broker
         self.admin: AdminState
         self.chores: Chores
+        self.sharing: MetadataSync
         self._metadata: NotingStore
         self.keys = Keys(settings)
         limits = settings.limits
@@ -226,8 +232,10 @@ class BrokerProcess:
         stack.push_async_callback(store.close)
         process._metadata = store = NotingStore(store)
         process.clock = HybridClock(process.scheduler.now_ms, process.region)
+        recording = await process._share_metadata()
         catalog = process.catalog = Catalog(
-            *(store, process.clock, process.scheduler.now_ms, asyncio.sleep, secrets.randbelow), alone=asyncio.Lock()
+            *(recording, process.clock, process.scheduler.now_ms, asyncio.sleep, secrets.randbelow),
+            alone=asyncio.Lock(),
         )
         await catalog.refresh()
         process.scheduler.spawn(catalog.run(), "follow the metadata")
@@ -254,11 +262,27 @@ class BrokerProcess:
             await process.several.start()
         await process.listeners.serve()
         process.speak_with_regions()
+        process.scheduler.spawn(process.sharing.run(), "synchronize metadata")
         await process.exchange.first_contact(CONTACT_SECONDS)
         process.chores.start(partial(used_elsewhere, process.admin))
         process.admin.ready = True
         process.gateway.admit()
         return process
+
+    async def _share_metadata(self) -> RecordingStore:
+        """The store through which the catalog writes what other regions have to learn."""
+        choice = self.settings.metadata.sync_choice()
+        recording = RecordingStore(self._metadata, self.clock, choice.is_synced, lambda: choice.refusal)
+        self.sharing = MetadataSync(
+            store=self._metadata,
+            clock=self.clock,
+            now_ms=self.scheduler.now_ms,
+            choice=choice,
+            recording=recording,
+            draw=lambda: secrets.token_hex(8),
+        )
+        await self.sharing.load()
+        return recording
 
     async def _next_epoch(self) -> int:
         above = max(self.ledgers.newest_fence(), await newest_fence(self._metadata))
@@ -372,8 +396,18 @@ class BrokerProcess:
             next_owner=None if self.several is None else self.several.next_owner,
             objections=lambda topic, subscription: objections(self.admin, topic, subscription),
         )
+        self._bind_sharing(identity)
         stack.push_async_callback(self.runner.close)
         stack.push_async_callback(self.exchange.close)
+
+    def _bind_sharing(self, identity: PeerIdentity) -> None:
+        self.sharing.bind(
+            lambda topic: EventTopic(topic, self.region, self.service, identity, self._producer_name()),
+            lambda region, own, replacing: RestPeer(
+                region, own, self.calls, self.scheduler.now_ms, replacing=replacing
+            ),
+            lambda topic: self.catalog.regions(topic_name.parse(topic)),
+        )
 
     async def _open_listeners(self, stack: AsyncExitStack) -> None:
         self.chores = Chores(
@@ -407,6 +441,7 @@ class BrokerProcess:
             sync_metrics=self.settings.replication.expose_subscription_sync_metrics_in_prometheus,
             admin_url=lambda: self.listeners.admin_url,
             calls=self.calls,
+            sharing=self.sharing,
             owner=None if self.several is None else self.several.owner,
             brokers=None if self.several is None else BrokerCalls(self._client_tls),
             guard=Guard(self.region, os.urandom(NONCE_BYTES), lambda: self.keys.peer_secrets),

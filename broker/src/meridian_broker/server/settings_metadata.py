@@ -7,12 +7,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meridian_broker.engines.etcd.address import BadAddress, Login, parse_endpoints
+from meridian_broker.metadata.errors import Invalid
+from meridian_broker.metadata.sync.choice import CONFIGURATION_EVENT_TOPIC, EVENT_TOPIC, SCOPES, SyncChoice
 from meridian_broker.server.setting_fields import SettingsError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataSettings:
-    """How the broker identifies itself to its metadata store. For etcd only."""
+    """How the broker identifies itself to its metadata store, if that is etcd; and what of the metadata is kept equal
+    in all regions (docs/metadata.md). The settings of the second kind can be changed while brokers run, for all brokers
+    of the region, by `POST /admin/v2/brokers/configuration/NAME/VALUE`, and back by `DELETE`."""
+
+    metadata_sync_event_topic: str = ""
+    """The topic by which regions tell each other of changed metadata, for example
+    `persistent://public/default/metadata-events`: a persistent topic without partitions, in a namespace that is
+    replicated to every region that takes part. Empty: metadata are not synchronized."""
+
+    configuration_metadata_sync_event_topic: str = ""
+    """The same, as Pulsar names it for its configuration store. A region of Meridian has one metadata store: set one of
+    the two."""
+
+    metadata_sync_scopes: str = "tenants,namespaces"
+    """What is kept equal, separated by commas: `tenants` with their admin roles and allowed clusters, `namespaces` with
+    all their policies. A region ignores events of other scopes."""
 
     metadata_store_user: str = ""
     """User name at etcd. Empty: etcd asks for none. `meridian secure-etcd` makes the user and switches etcd's
@@ -42,11 +59,25 @@ class MetadataSettings:
             self.metadata_store_key_file_path,
         )
 
+    def sync_choice(self) -> SyncChoice:
+        """:raises Invalid: the settings make no sense."""
+        return SyncChoice(
+            {
+                EVENT_TOPIC: self.metadata_sync_event_topic,
+                CONFIGURATION_EVENT_TOPIC: self.configuration_metadata_sync_event_topic,
+                SCOPES: self.metadata_sync_scopes,
+            }
+        )
+
     def check(self, url: str) -> None:
         """
         :param url: ``metadataStoreUrl``; empty: the embedded store.
         :raises SettingsError: it is of no known form, has credentials in it, or does not go with the other settings.
         """
+        try:
+            self.sync_choice()
+        except Invalid as error:
+            raise SettingsError(str(error)) from None
         kind, _, rest = url.partition(":")
         if "@" in rest and kind != "sqlite":
             # The part before it may be a password: do not repeat any of the text.

@@ -11,6 +11,7 @@ from typing import Any
 from meridian_broker.engines.pinned import PinnedLedgers
 from meridian_broker.gateway.broker_calls import BrokerCalls
 from meridian_broker.gateway.exchange import ExchangeShell
+from meridian_broker.gateway.metadata_sync import MetadataSync
 from meridian_broker.gateway.pulsar.broker import Broker
 from meridian_broker.gateway.region_calls import RegionCalls
 from meridian_broker.gateway.replication import ReplicatorRunner
@@ -48,6 +49,8 @@ class AdminState:
     admin_url: Callable[[], str]
     calls: RegionCalls
     """To the admin APIs of other regions."""
+    sharing: MetadataSync
+    """What keeps metadata equal in all regions."""
     guard: Guard
     """Knows the calls of other regions."""
     owner: BundleOwner | None = None

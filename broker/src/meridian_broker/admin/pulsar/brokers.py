@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from meridian_broker.admin.http.requests import Refused, answer, part, state
+from meridian_broker.admin.http.requests import Refused, answer, done, part, state
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.admin.pulsar import dealing
 from meridian_broker.metadata.errors import NotFound
@@ -47,19 +47,32 @@ async def owned_namespaces(request: web.Request) -> web.Response:
     return answer({str(bundle): how for bundle in owned})
 
 
-async def changeable_settings(_: web.Request) -> web.Response:
-    """Names of settings that can be changed while the broker runs: none."""
-    return answer([])
+async def changeable_settings(request: web.Request) -> web.Response:
+    """Names of settings that can be changed while brokers run."""
+    return answer(sorted(state(request).sharing.choice.given))
 
 
-async def changed_settings(_: web.Request) -> web.Response:
-    """Settings that were changed while the broker runs: none."""
-    return answer({})
+async def changed_settings(request: web.Request) -> web.Response:
+    """Settings that were changed while brokers run."""
+    return answer(state(request).sharing.choice.changed)
+
+
+async def change_setting(request: web.Request) -> web.Response:
+    """Change a setting for all brokers of the region. It holds at once and over restarts."""
+    await state(request).sharing.change(part(request, "setting"), part(request, "value"))
+    return done()
+
+
+async def reset_setting(request: web.Request) -> web.Response:
+    """Let each broker's own settings decide again."""
+    await state(request).sharing.change(part(request, "setting"), None)
+    return done()
 
 
 async def settings(request: web.Request) -> web.Response:
     """The settings in force."""
-    return answer(state(request).settings)
+    admin = state(request)
+    return answer(admin.settings | admin.sharing.choice.changed)
 
 
 def named(admin: AdminState, name: str) -> BrokerRecord | None:

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 from typing import Any, Final
+from urllib.parse import quote
 
 from aiohttp import web
 
+from meridian_broker.admin.elsewhere.everywhere import QUESTION_SECONDS, ask, reason
 from meridian_broker.admin.figures.turns import in_turns
 from meridian_broker.admin.http.requests import (
     Refused,
@@ -20,11 +22,12 @@ from meridian_broker.admin.http.requests import (
     part,
     state,
 )
+from meridian_broker.admin.http.state import AdminState
 from meridian_broker.admin.pulsar import dealing, whole_namespaces
 from meridian_broker.admin.pulsar.clusters import check_allowed
 from meridian_broker.admin.pulsar.subscriptions import check_elsewhere
-from meridian_broker.metadata import policies
-from meridian_broker.metadata.errors import NotFound
+from meridian_broker.metadata import keys, policies
+from meridian_broker.metadata.errors import NotEmpty, NotFound
 from meridian_broker.metadata.policies import NamespaceRecord
 from meridian_broker.topics.errors import TopicNotFound
 from meridian_broker.topics.service import closing, removal
@@ -77,7 +80,30 @@ async def delete_namespace(request: web.Request, name: str, *, force: bool) -> N
                 await removal.delete(admin.service.opener, topic, force=True)
             except (NotFound, TopicNotFound):
                 continue  # a partition was deleted with its topic
+    await _check_empty_elsewhere(admin, name, may_be_away=force)
     await catalog.namespaces.delete(name)
+
+
+async def _check_empty_elsewhere(admin: AdminState, name: str, *, may_be_away: bool) -> None:
+    """If regions share this namespace, it is deleted in all of them.
+
+    :raises NotEmpty: a region has topics in it. :raises Refused: a region cannot be asked.
+    """
+    session = admin.sharing.session
+    if session is None or not admin.sharing.choice.is_synced(keys.namespace(name)):
+        return
+    path = f"/admin/v2/namespaces/{quote(name)}/topics?mode=ALL"
+    for region in sorted(session.regions() - {admin.region}):
+        try:
+            status, said = await ask(admin, region, "GET", path, seconds=QUESTION_SECONDS)
+        except Refused:
+            if may_be_away:
+                continue
+            raise
+        if status not in (200, 404):
+            raise Refused(503, f"{region} answered {status} when asked for the topics of {name}: {reason(said)}")
+        if status == 200 and said:
+            raise NotEmpty(f"namespace {name} holds {', '.join(map(str, said[:3]))} in {region}: delete these first")
 
 
 # -- policies ------------------------------------------------------------------------------------------------------

@@ -75,6 +75,11 @@ class SqliteMetadataStore:
         check_path(path)
         return await self._ask(lambda transaction: _read(transaction, path))
 
+    async def get_many(self, paths: Sequence[str]) -> list[Record | None]:
+        for path in paths:
+            check_path(path)
+        return await self._ask(lambda transaction: [_read(transaction, path) for path in paths])
+
     async def put(self, path: str, value: bytes, *, expected: int | None = None, lease: int | None = None) -> int:
         check_path(path)
         check_value(path, value)

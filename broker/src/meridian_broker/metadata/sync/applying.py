@@ -51,6 +51,18 @@ class Poison(Exception):
     """A message that this region cannot apply, now or later. It belongs in the dead-letter topic, with this reason."""
 
 
+REFUSALS_SHOWN: Final = 3
+"""Events of one message whose reasons the dead letter spells out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """When a message of another region was written, by that region's clock, and applied here."""
+
+    written_ms: int
+    applied_ms: int
+
+
 @dataclass(slots=True)
 class Applied:
     """What became of the events since the start."""
@@ -80,11 +92,14 @@ class Applier:
         self._is_synced = is_synced
         self._regions = regions
         self.counts = Applied()
+        self.latest: dict[str, Latest] = {}
+        """By region, the last message with events of it."""
 
     async def apply(self, message: Message) -> None:
         """
-        :raises Poison: it is from a region that does not take part, or names a path that does not travel. Nothing of it
-            was applied.
+        :raises Poison: it is from a region that does not take part, or some of its events cannot be applied: of paths
+            that never travel, or of values that cannot be served. The others were applied, except those in scopes that
+            this region does not share.
         :raises MetadataError: the store does not answer. Apply it again.
         """
         regions = self._regions()
@@ -93,17 +108,17 @@ class Applier:
         if isinstance(message, Mark):
             await self._hear(message)
             return
-        for event in message.events:
-            if not self._is_synced(event.path):
-                raise Poison(f"{event.path[:200]} is in no scope that this region shares with {message.region}")
-            fault = fault_of(event.path, event.state)
-            if fault is not None:
-                raise Poison(f"the value of {event.path[:200]} from {event.source} cannot be served: {fault[:500]}")
+        events = message.events
+        shared = [event for event in events if paths.scope_of(event.path) is None or self._is_synced(event.path)]
+        refused = {event.path: why for event in shared if (why := _refusal(event)) is not None}
         try:
-            for some in in_transactions(message.events):
+            for some in in_transactions([event for event in shared if event.path not in refused]):
                 await self.take(some)
         except BadRequest as error:
             raise Poison(f"events of {message.region} do not fit into a metadata store: {error}") from error
+        self.latest[message.region] = Latest(max(e.state.stamp.time_ms for e in message.events), self._now_ms())
+        if refused:
+            raise Poison("; ".join([*refused.values()][:REFUSALS_SHOWN]))
 
     async def take(self, events: Sequence[Event]) -> None:
         """Decide about these events and store the result, in one transaction.
@@ -203,6 +218,16 @@ class Applier:
     async def _marks(self) -> dict[str, tuple[Moment, Mapping[str, Moment]]]:
         found = await self._store.scan(paths.REGIONS + "/")
         return {keys.unescape(path.rpartition("/")[2]): read_mark(path, record.value) for path, record in found}
+
+
+def _refusal(event: Event) -> str | None:
+    """Why an event can be applied in no region; None: it can."""
+    if paths.scope_of(event.path) is None:
+        return f"{event.path[:200]} is in no scope that regions share"
+    fault = fault_of(event.path, event.state)
+    if fault is not None:
+        return f"the value of {event.path[:200]} from {event.source} cannot be served: {fault[:500]}"
+    return None
 
 
 def in_transactions(events: Sequence[Event]) -> list[Sequence[Event]]:

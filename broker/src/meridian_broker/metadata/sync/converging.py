@@ -60,9 +60,13 @@ def written(state: Stamped | None) -> Written | None:
 def overwrites_unseen(present: Stamped | None, event: Event) -> bool:
     """Whether the event replaces different content that its writer did not know: two regions wrote independently (R45).
 
-    The region that wrote the losing state always finds this out, because its own state is what the event replaces.
+    The region that wrote the losing state always finds this out, because its own state is what the event replaces. A
+    region always knows what it wrote before; but an event that is sent again after a further write names what the first
+    one replaced.
     """
-    return present is not None and present.content != event.state.content and written(present) != event.replaced
+    if present is None or present.stamp.region == event.source:
+        return False
+    return present.content != event.state.content and written(present) != event.replaced
 
 
 def hidden(known: Mapping[str, Stamped], parents: Mapping[str, str]) -> set[str]:

@@ -71,6 +71,9 @@ class DigestTree:
         if not inside:
             del self._known[place]
 
+    def __len__(self) -> int:
+        return sum(map(len, self._known.values()))
+
     @property
     def number(self) -> int:
         """Equal in regions with the same values."""

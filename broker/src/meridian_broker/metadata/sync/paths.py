@@ -24,6 +24,14 @@ TOMBSTONES: Final = SYNC + "tombstones"
 PARKED: Final = SYNC + "parked"
 CONFLICTS: Final = SYNC + "conflicts"
 REGIONS: Final = SYNC + "regions"
+SETTINGS: Final = SYNC + "settings"
+"""What was set at run time, for all brokers of the region."""
+JOINED: Final = SYNC + "joined"
+"""The regions whose differences from this one were decided, one path for each."""
+IDENTITY: Final = SYNC + "identity"
+"""Drawn once for each store."""
+OWNERS: Final = SYNC + "owners"
+"""By region, the identity of the store that shares metadata under its name."""
 MARK: Final = SYNC + "mark"
 """No write that commits from now on has a stamp up to this one."""
 HORIZON: Final = SYNC + "horizon"
@@ -66,6 +74,14 @@ def conflict(path: str) -> str:
 def outbox(anchor: str) -> str:
     """The entry of the transactions whose first path, in order, is ``anchor``."""
     return OUTBOX + anchor
+
+
+def joined(name: str) -> str:
+    return f"{JOINED}/{keys.escape(name)}"
+
+
+def owner(name: str) -> str:
+    return f"{OWNERS}/{keys.escape(name)}"
 
 
 def region(name: str) -> str:

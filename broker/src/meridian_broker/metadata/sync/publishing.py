@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends the outbox to the event topic, and marks.
 
-An entry is deleted once its events are durable in the topic, if no write was added to it meanwhile. So a process that
-dies in between sends them again, which changes nothing anywhere (``stamped``).
+Entries follow each other in one message as long as their events are applied in one transaction, so a burst of writes
+costs few messages. An entry is deleted once its events are durable in the topic, if no write was added to it meanwhile.
+So a process that dies in between sends them again, which changes nothing anywhere (``stamped``).
 
 A mark promises that no event up to a moment is sent for the first time behind it. So the moment is stored first: every
 write that is not committed by then gets a later stamp (``recording``), and every earlier one is in the outbox, which
@@ -11,14 +12,16 @@ is sent before the mark.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from meridian_broker.metadata.errors import Contended
 from meridian_broker.metadata.records import encode
 from meridian_broker.metadata.store import Check, Delete, MetadataStore, Put, Record
 from meridian_broker.metadata.sync import outbox, paths
-from meridian_broker.metadata.sync.events import Changes, Event, Mark
+from meridian_broker.metadata.sync.applying import EVENTS_TOGETHER
+from meridian_broker.metadata.sync.events import Changes, Event, Mark, Written
 from meridian_broker.metadata.sync.events import encode as encode_message
 from meridian_broker.metadata.sync.outbox import OutboxEntry
 from meridian_broker.metadata.sync.reading import read, with_tombstones
@@ -29,6 +32,15 @@ ATTEMPTS: Final = 64
 """How often a mark is written again because another broker of the region wrote one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Owed:
+    """An entry of the outbox."""
+
+    entry: OutboxEntry
+    path: str
+    record: Record
+
+
 class Publisher:
     """One per region at a time; a second one only sends what is sent already."""
 
@@ -37,20 +49,24 @@ class Publisher:
         self._store = store
         self._clock = clock
         self._notify = notify
+        self.published = 0
+        """Events that are in the topic, since the start."""
 
     async def drain(self) -> int:
         """Send everything that is in the outbox now, oldest first. Returns the number of events.
 
         :raises MetadataError: store or topic does not answer. What was not sent stays.
         """
-        found = [
-            (outbox.from_store(path, record.value), path, record)
+        owed = [
+            Owed(outbox.from_store(path, record.value), path, record)
             for path, record in await self._store.scan(paths.OUTBOX + "/")
         ]
         sent = 0
-        for entry, path, record in sorted(found, key=lambda one: (one[0].since, one[1])):
-            sent += await self._send(entry)
-            await self._sent(path, record)
+        for some in in_groups(sorted(owed, key=lambda one: (one.entry.since, one.path))):
+            sent += await self._send(some)
+            if len(some) == 1 or not await self._all_sent(some):
+                for one in some:
+                    await self._sent(one.path, one.record)
         return sent
 
     async def mark(self, heard: Callable[[], Awaitable[Mapping[str, Moment]]]) -> Mark:
@@ -78,14 +94,36 @@ class Publisher:
                 return upto
         raise Contended(f"writing a mark: others changed it {ATTEMPTS} times in the meantime; try again later")
 
-    async def _send(self, entry: OutboxEntry) -> int:
-        seen = await read(self._store, with_tombstones(entry.replaced))
-        states = [(path, seen.state(path), replaced) for path, replaced in entry.replaced.items()]
+    async def _send(self, some: Sequence[Owed]) -> int:
+        united: dict[str, Written | None] = {}
+        for one in reversed(some):
+            united |= one.entry.replaced  # of a path in several entries, what the first one replaced
+        seen = await read(self._store, with_tombstones(united))
+        states = [(path, seen.state(path), replaced) for path, replaced in united.items()]
         events = [Event(path, state, replaced) for path, state, replaced in states if state is not None]
-        for some in outbox.in_messages(events):
-            await self._notify(encode_message(Changes(self._clock.region, some)))
+        for message in outbox.in_messages(events):
+            await self._notify(encode_message(Changes(self._clock.region, message)))
+        self.published += len(events)
         return len(events)
+
+    async def _all_sent(self, some: Sequence[Owed]) -> bool:
+        checks = [Check(one.path, one.record.version) for one in some]
+        return await self._store.transact(checks, [Delete(one.path) for one in some])
 
     async def _sent(self, path: str, record: Record) -> None:
         """It stays if a write was added to it: the next ``drain`` sends it."""
         await self._store.transact([Check(path, record.version)], [Delete(path)])
+
+
+def in_groups(owed: Iterable[Owed]) -> list[list[Owed]]:
+    """In order, as few groups as are applied in one transaction each, unless one entry alone is larger."""
+    groups: list[list[Owed]] = []
+    size = 0
+    for one in owed:
+        added = len(one.entry.replaced)
+        if not groups or size + added > EVENTS_TOGETHER:
+            groups.append([])
+            size = 0
+        groups[-1].append(one)
+        size += added
+    return groups

@@ -58,7 +58,8 @@ class Seen:
 
 async def read(store: MetadataStore, wanted: Iterable[str]) -> Seen:
     """Records at these paths."""
-    return Seen({path: await store.get(path) for path in sorted(set(wanted))})
+    places = sorted(set(wanted))
+    return Seen(dict(zip(places, await store.get_many(places), strict=True)))
 
 
 def with_tombstones(some: Iterable[str]) -> list[str]:

@@ -29,6 +29,7 @@ from meridian_broker.metadata.store import (
     Delete,
     Lease,
     MetadataStore,
+    MetadataUnavailable,
     Put,
     Record,
     VersionConflict,
@@ -45,6 +46,10 @@ ATTEMPTS: Final = 64
 """How often what was noted about a path is read again because it changed."""
 
 
+class WritesRefused(MetadataUnavailable):
+    """This region must not change what regions share now. The message says why, and what to do."""
+
+
 @dataclass(frozen=True, slots=True)
 class Recorded:
     """A transaction with everything that belongs to it."""
@@ -56,17 +61,31 @@ class Recorded:
 class RecordingStore:
     """The port, over a region's store. See the module's text."""
 
-    def __init__(self, store: MetadataStore, clock: HybridClock, is_synced: Callable[[str], bool]) -> None:
-        """:param is_synced: whether a path is in a scope that this region shares with others."""
+    def __init__(
+        self,
+        store: MetadataStore,
+        clock: HybridClock,
+        is_synced: Callable[[str], bool],
+        refusal: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """
+        :param is_synced: whether a path is in a scope that this region shares with others.
+        :param refusal: why such paths must not be written now; None: they may.
+        """
         self._store = store
         self._clock = clock
         self._is_synced = is_synced
+        self._refusal = refusal
 
     async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> bool:
-        """:raises BadRequest: with what has to be noted, the transaction is too large for a store."""
+        """:raises BadRequest: with what has to be noted, the transaction is too large for a store.
+        :raises WritesRefused: shared paths must not be written now.
+        """
         shared = sorted(operation.path for operation in operations if self._is_synced(operation.path))
         if not shared:
             return await self._store.transact(checks, operations)
+        if (refusal := self._refusal()) is not None:
+            raise WritesRefused(refusal)
         before: Seen | None = None
         for _ in range(ATTEMPTS):
             seen = await read(self._store, [*with_tombstones(shared), paths.outbox(shared[0]), paths.MARK])
@@ -135,6 +154,9 @@ class RecordingStore:
 
     async def get(self, path: str) -> Record | None:
         return await self._store.get(path)
+
+    async def get_many(self, paths: Sequence[str]) -> list[Record | None]:
+        return await self._store.get_many(paths)
 
     async def children(self, path: str) -> list[str]:
         return await self._store.children(path)

@@ -26,9 +26,11 @@ async def subscription(
     initial: Position,
     properties: dict[str, str],
     read_compacted: bool = False,
+    may_create: bool = False,
 ) -> Subscription:
     """Find or create a subscription. When this returns, it is durable and has its start position.
 
+    :param may_create: even if policies forbid to create subscriptions automatically.
     :param replicated: None: as the current policies say, which may be newer than ``topic.rules``.
     :raises TopicError: refused.
     """
@@ -46,7 +48,7 @@ async def subscription(
             replicated=replicated,
             initial=initial,
             properties=properties,
-            may_create=topic.rules.auto_subscription_creation.allowed,
+            may_create=may_create or topic.rules.auto_subscription_creation.allowed,
             read_compacted=read_compacted,
             ready=ready,
             places=places,

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/meridian/v1/metadata`` as other regions ask it, to find in what their metadata differ from ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from aiohttp import web
+
+from meridian_broker.admin.http.gatekeeping import ADMITTED
+from meridian_broker.admin.http.requests import Refused, answer, body, done, flag, state
+from meridian_broker.bounds.http import LARGE_BODY_BYTES
+from meridian_broker.gateway.metadata_peers import numbers_json, state_json, summary_json
+from meridian_broker.gateway.metadata_sync import Session
+from meridian_broker.metadata.errors import Invalid
+from meridian_broker.metadata.sync import paths
+from meridian_broker.metadata.sync.applying import read_mark
+from meridian_broker.metadata.sync.catching_up import BUCKETS_TOGETHER, PLACES_TOGETHER, STATES_TOGETHER
+from meridian_broker.metadata.sync.digests import BUCKETS, PARTS, Place
+from meridian_broker.metadata.sync.reading import read, read_moment, with_tombstones
+
+_OFF: Final = "this region synchronizes no metadata (metadataSyncEventTopic)"
+
+
+async def digest(request: web.Request) -> web.Response:
+    """One number for each of 256 parts of the metadata, and what goes with them."""
+    asking, session = _region(request), session_of(request)
+    sharing = state(request).sharing
+    is_replacing = flag(request, "replacing")
+    if not is_replacing and not await sharing.belongs_to(asking, request.query["identity"]):
+        raise Refused(
+            409,
+            f"another store has shared metadata as region {asking}: choose another clusterName, or, if this one takes "
+            f"its place for good, run `meridian regions replace {asking}`",
+        )
+    if not session.known.is_ready:
+        raise Refused(503, f"{sharing.region} is still reading its metadata")
+    horizon, mark = await sharing.store.get_many([paths.HORIZON, paths.region(asking)])
+    scopes = sharing.choice.scopes
+    return answer(
+        {
+            "region": sharing.region,
+            "scopes": sorted(scopes),
+            "buckets": numbers_json(session.known.buckets(scopes)),
+            "horizon": None if horizon is None else list(read_moment(paths.HORIZON, horizon)),
+            "mark": None if mark is None else list(read_mark(paths.region(asking), mark.value)[0]),
+            "clockMillis": sharing.now_ms(),
+        }
+    )
+
+
+async def parts(request: web.Request) -> web.Response:
+    """The numbers of the parts of some buckets: ``{"scopes": [..], "buckets": [number, ..]}``."""
+    given = await body(request, limit=LARGE_BODY_BYTES)
+    buckets = _list(given, "buckets", BUCKETS_TOGETHER)
+    if not all(isinstance(one, int) and 0 <= one < BUCKETS for one in buckets):
+        raise Invalid(f"buckets: expected numbers below {BUCKETS}")
+    known, scopes = session_of(request).known, _scopes(given)
+    return answer({"parts": {str(one): numbers_json(known.parts(scopes, one)) for one in buckets}})
+
+
+async def listing(request: web.Request) -> web.Response:
+    """Paths, stamps and hashes in some places: ``{"scopes": [..], "places": [[bucket, part], ..]}``."""
+    given = await body(request, limit=LARGE_BODY_BYTES)
+    places = _list(given, "places", PLACES_TOGETHER)
+    if not all(isinstance(one, list) and len(one) == 2 and all(isinstance(n, int) for n in one) for one in places):
+        raise Invalid(f"places: expected pairs of a number below {BUCKETS} and one below {PARTS}")
+    found = session_of(request).known.listing(_scopes(given), [Place(*one) for one in places])
+    return answer({"paths": {path: summary_json(one) for path, one in found.items()}})
+
+
+async def states(request: web.Request) -> web.Response:
+    """Values and deletions at some paths: ``{"paths": [path, ..]}``."""
+    wanted = _list(await body(request, limit=LARGE_BODY_BYTES), "paths", STATES_TOGETHER)
+    sharing = state(request).sharing
+    if not all(isinstance(path, str) and sharing.choice.is_synced(path) for path in wanted):
+        raise Invalid("paths: expected paths in the scopes that this region shares")
+    seen = await read(sharing.store, with_tombstones(wanted))
+    found = {path: one for path in wanted if (one := seen.state(path)) is not None}
+    return answer({"states": {path: state_json(one) for path, one in found.items()}})
+
+
+async def replace(request: web.Request) -> web.Response:
+    """Another store takes over the asking region's name: ``{"identity": text}``."""
+    given = await body(request)
+    identity = given.get("identity") if isinstance(given, Mapping) else None
+    if not isinstance(identity, str) or not 0 < len(identity) <= 64:
+        raise Invalid('expected the body {"identity": text}')
+    await state(request).sharing.give(_region(request), identity)
+    return done()
+
+
+def session_of(request: web.Request) -> Session:
+    """:raises Refused: metadata are not synchronized."""
+    session = state(request).sharing.session
+    if session is None:
+        raise Refused(412, f"{state(request).region}: {_OFF}")
+    return session
+
+
+def _region(request: web.Request) -> str:
+    """The region that asks. :raises Refused: it is none."""
+    if ADMITTED not in request:
+        raise Refused(403, "only brokers of other regions ask this")
+    return request[ADMITTED].region
+
+
+def _scopes(given: Any) -> list[str]:
+    return sorted(paths.SCOPES.keys() & set(map(str, _list(given, "scopes", len(paths.SCOPES)))))
+
+
+def _list(given: Any, name: str, most: int) -> list[Any]:
+    """:raises Invalid: it is something else."""
+    value = given.get(name) if isinstance(given, Mapping) else None
+    if not isinstance(value, list) or len(value) > most:
+        raise Invalid(f"{name}: expected a list of at most {most}")
+    return value

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``/meridian/v1/metadata``: how equal this region's metadata are to those of the others, and what people decide."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from aiohttp import web
+
+from meridian_broker.admin.http.requests import Refused, answer, body, done, part, state
+from meridian_broker.admin.http.state import AdminState
+from meridian_broker.admin.meridian.comparing import session_of
+from meridian_broker.gateway.event_topic import EventTopic
+from meridian_broker.gateway.metadata_sync import PeerState, Session
+from meridian_broker.metadata import keys
+from meridian_broker.metadata.errors import Invalid, NotFound
+from meridian_broker.metadata.sync import paths
+from meridian_broker.metadata.sync.applying import from_parked, read_mark
+from meridian_broker.metadata.sync.catching_up import Comparison
+from meridian_broker.metadata.sync.conflicts import Shown
+from meridian_broker.metadata.sync.conflicts import from_store as conflict_of
+from meridian_broker.metadata.sync.converging import Verdict
+from meridian_broker.metadata.sync.digests import Summary
+from meridian_broker.metadata.sync.reading import read, with_tombstones
+from meridian_broker.metadata.sync.stamped import Stamped
+
+SHOWN: Final = 1000
+"""Paths of one answer; the rest is counted."""
+
+Json = dict[str, Any]
+
+
+async def status(request: web.Request) -> web.Response:
+    """Whether and how metadata are synchronized, and how it stands with each other region."""
+    admin = state(request)
+    sharing, choice = admin.sharing, admin.sharing.choice
+    shown: Json = {
+        "region": admin.region,
+        "topic": choice.topic,
+        "scopes": sorted(choice.scopes),
+        "enabled": bool(choice.topic),
+        "refusal": choice.refusal,
+    }
+    session = sharing.session
+    return answer(shown if session is None else shown | await figures(admin, session))
+
+
+async def figures(admin: AdminState, session: Session) -> Json:
+    """The figures of ``status``."""
+    store = admin.sharing.store
+    counts = {path: len(await store.scan(path + "/")) for path in (paths.OUTBOX, paths.PARKED, paths.CONFLICTS)}
+    verdicts = session.applier.counts.verdicts
+    peers = {region: await _peer(admin, session, region, peer) for region, peer in session.peers.items()}
+    problems = [one for one in (session.topic.problem, session.publish_problem) if one]
+    if counts[paths.PARKED]:
+        problems.append(f"{counts[paths.PARKED]} stamps are from the future: see `meridian metadata conflicts`")
+    return {
+        "active": session.topic.is_active,
+        "problems": problems,
+        "synced": not problems and not counts[paths.OUTBOX] and all(one["problem"] is None for one in peers.values()),
+        "published": session.publisher.published,
+        "applied": verdicts[Verdict.APPLIED],
+        "stale": verdicts[Verdict.STALE],
+        "duplicate": verdicts[Verdict.DUPLICATE],
+        "outbox": counts[paths.OUTBOX],
+        "parked": counts[paths.PARKED],
+        "conflicts": counts[paths.CONFLICTS],
+        "deadLetters": _dead(session.topic),
+        "values": session.known.values,
+        "tombstones": session.known.deletions,
+        "peers": peers,
+    }
+
+
+def _dead(topic: EventTopic) -> Json:
+    last = [{"position": one.position, "region": one.region, "reason": one.reason} for one in topic.dead]
+    return {"count": topic.dead_letters, "last": last}
+
+
+async def _peer(admin: AdminState, session: Session, region: str, peer: PeerState) -> Json:
+    now_ms, latest = admin.sharing.now_ms(), session.applier.latest.get(region)
+    mark = await admin.sharing.store.get(paths.region(region))
+    heard_ms = None if mark is None else read_mark(paths.region(region), mark.value)[0][0]
+    return {
+        "joined": peer.is_joined,
+        "differences": peer.differences,
+        "problem": peer.problem,
+        "lagMillis": None if latest is None else max(0, latest.applied_ms - latest.written_ms),
+        "heardMillisAgo": None if heard_ms is None else max(0, now_ms - heard_ms),
+        "comparedMillisAgo": None if peer.compared_ms is None else max(0, now_ms - peer.compared_ms),
+        "taken": peer.taken,
+        "clockOffsetMillis": peer.clock_offset_ms,
+    }
+
+
+async def diff(request: web.Request) -> web.Response:
+    """In which paths this region and ``?region=`` differ now, with both states."""
+    region = request.query.get("region", "")
+    session = _with(request, region)
+    comparison, peer = await session.compare(region)
+    return answer({"region": state(request).region, "other": region} | await _compared(request, comparison, peer))
+
+
+async def _compared(request: web.Request, comparison: Comparison, peer: Any) -> Json:
+    differing = comparison.paths()
+    wanted = differing[:SHOWN]
+    theirs = await peer.states(wanted) if wanted else {}
+    seen = await read(state(request).sharing.store, with_tombstones(wanted))
+    undecided = set(comparison.differences())
+    listed = [
+        {
+            "path": path,
+            "both": path in undecided,
+            "here": _state(seen.state(path)) or _summary(comparison.here.get(path)),
+            "there": _state(theirs.get(path)) or _summary(comparison.there.get(path)),
+        }
+        for path in wanted
+    ]
+    return {"count": len(differing), "differences": len(undecided), "paths": listed}
+
+
+async def conflicts(request: web.Request) -> web.Response:
+    """What two regions wrote without knowing of each other, what waits for its time, and what has lost its parent."""
+    store = state(request).sharing.store
+    found = await store.scan(paths.CONFLICTS + "/")
+    parked = await store.scan(paths.PARKED + "/")
+    listed = []
+    for where, record in found[:SHOWN]:
+        one = conflict_of(where, record.value)
+        listed.append({"path": where.removeprefix(paths.CONFLICTS), "won": _shown(one.won), "lost": _shown(one.lost)})
+    waiting = [
+        {"path": where.removeprefix(paths.PARKED), "state": _state(from_parked(where, record.value))}
+        for where, record in parked[:SHOWN]
+    ]
+    tenants = set(await store.children(keys.TENANTS))
+    orphans = [one for one in await store.children(keys.NAMESPACES) if one not in tenants]
+    hidden = [
+        f"{keys.NAMESPACES}/{one}/{name}"
+        for one in orphans
+        for name in await store.children(f"{keys.NAMESPACES}/{one}")
+    ]
+    return answer({"conflicts": listed, "count": len(found), "parked": waiting, "hidden": hidden[:SHOWN]})
+
+
+async def dismiss(request: web.Request) -> web.Response:
+    """Forget the conflict of ``?path=``, once somebody has looked at it. Its path stays as it is."""
+    path = request.query.get("path", "")
+    if paths.scope_of(path) is None or not await state(request).sharing.store.delete(paths.conflict(path)):
+        raise NotFound(f"no conflict at {path[:200]!r}: see /meridian/v1/metadata/conflicts")
+    return done()
+
+
+async def restamp(request: web.Request) -> web.Response:
+    """Let what this region has at a path win in every region, whatever was stamped: ``{"path": path}``."""
+    given = await body(request)
+    path = given.get("path") if isinstance(given, Mapping) else None
+    if not isinstance(path, str):
+        raise Invalid('expected the body {"path": path}, as in /meridian/v1/metadata/conflicts')
+    session_of(request)
+    return answer({"path": path, "state": _state(await state(request).sharing.recording.restamp(path))})
+
+
+async def adopt(request: web.Request) -> web.Response:
+    """Decide what differed before metadata were synchronized: ``{"region": other, "side": region, "dryRun": bool}``.
+
+    The side is this region or the other one; left out, it is the other one.
+    """
+    given = await body(request)
+    if not isinstance(given, Mapping) or not isinstance(given.get("region"), str):
+        raise Invalid('expected the body {"region": other region, "side": region, "dryRun": true or false}')
+    region, here = given["region"], state(request).region
+    side, is_dry = given.get("side", region), given.get("dryRun", False)
+    if side not in (region, here) or not isinstance(is_dry, bool):
+        raise Invalid(f"side: expected {region} or {here}; dryRun: expected true or false")
+    session = _with(request, region)
+    shown: Json = {"region": here, "other": region, "side": side, "dryRun": is_dry}
+    comparison, peer = await session.compare(region)
+    shown |= await _compared(request, comparison, peer)
+    if not is_dry:
+        shown["decided"] = await session.adopt(region, side)
+    return answer(shown)
+
+
+async def replace(request: web.Request) -> web.Response:
+    """This region's store takes over its name from an earlier store, after it has caught up with the other regions."""
+    region, admin = part(request, "region"), state(request)
+    if region != admin.region:
+        raise Refused(412, f"this is region {admin.region}: ask the new region {region} itself")
+    return answer({"region": region, "told": await session_of(request).replace()})
+
+
+def _with(request: web.Request, region: str) -> Session:
+    """:raises NotFound: the region does not share metadata with this one."""
+    session = session_of(request)
+    if region not in session.regions() - {state(request).region}:
+        raise NotFound(f"{region[:100]!r} is no other region of {session.topic.topic}")
+    return session
+
+
+def _state(one: Stamped | None) -> Json | None:
+    if one is None:
+        return None
+    value = None if one.value is None else one.value.decode()
+    return {"stamp": str(one.stamp), "generation": one.generation, "deleted": value is None, "value": value}
+
+
+def _summary(one: Summary | None) -> Json | None:
+    if one is None:
+        return None
+    return {"stamp": str(one.stamp), "generation": one.generation, "deleted": not one.content, "value": None}
+
+
+def _shown(one: Shown) -> Json:
+    return {"stamp": str(one.stamp), "region": one.stamp.region, "deleted": one.is_deletion, "value": one.value}

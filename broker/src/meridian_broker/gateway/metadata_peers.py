@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Another region's metadata, over its admin REST: the port ``metadata.sync.catching_up.Peer``, and its JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import quote
+
+from meridian_broker.gateway.region_calls import CallFailed, RegionCalls
+from meridian_broker.metadata.store import MetadataUnavailable
+from meridian_broker.metadata.sync import paths
+from meridian_broker.metadata.sync.catching_up import Digest
+from meridian_broker.metadata.sync.digests import BUCKETS, PARTS, Place, Summary
+from meridian_broker.metadata.sync.stamped import BEGINNING, Moment, Stamped, canonical
+from meridian_broker.positions.clock import Stamp
+
+BASE: Final = "/meridian/v1/metadata"
+SECONDS: Final = 20.0
+TAKEN: Final = 409
+"""Answer to a region whose name another region's store has."""
+
+
+class NameTaken(MetadataUnavailable):
+    """Another store has synchronized metadata under this region's name."""
+
+
+class RestPeer:
+    """See the module's text."""
+
+    def __init__(
+        self, region: str, identity: str, calls: RegionCalls, now_ms: Callable[[], int], *, replacing: bool = False
+    ) -> None:
+        """
+        :param identity: of this region's store.
+        :param replacing: it is about to take its region's name over.
+        """
+        self.region = region
+        self.clock_offset_ms = 0
+        """How far its clock is ahead of ours, as of the last answer."""
+        self._identity = identity
+        self._replacing = replacing
+        self._calls = calls
+        self._now_ms = now_ms
+
+    async def digest(self) -> Digest:
+        """:raises NameTaken: see there."""
+        before_ms = self._now_ms()
+        query = f"identity={quote(self._identity, safe='')}&replacing={'true' if self._replacing else 'false'}"
+        said = await self._ask("GET", f"digest?{query}")
+        self.clock_offset_ms = int(said["clockMillis"]) - (before_ms + self._now_ms()) // 2
+        scopes = frozenset(map(str, said["scopes"])) & paths.SCOPES.keys()
+        return Digest(scopes, _numbers(said["buckets"], BUCKETS), _moment(said["horizon"]), _moment(said["mark"]))
+
+    async def parts(self, scopes: Collection[str], buckets: Sequence[int]) -> Mapping[int, Sequence[int]]:
+        said = await self._ask("POST", "parts", {"scopes": sorted(scopes), "buckets": list(buckets)})
+        return {bucket: _numbers(said["parts"][str(bucket)], PARTS) for bucket in buckets}
+
+    async def listing(self, scopes: Collection[str], places: Sequence[Place]) -> Mapping[str, Summary]:
+        said = await self._ask("POST", "listing", {"scopes": sorted(scopes), "places": [list(one) for one in places]})
+        return {str(path): Summary(int(one[0]), Stamp(*one[1]), int(one[2], 16)) for path, one in said["paths"].items()}
+
+    async def states(self, some: Sequence[str]) -> Mapping[str, Stamped]:
+        said = await self._ask("POST", "states", {"paths": list(some)})
+        return {str(path): _state(one) for path, one in said["states"].items()}
+
+    async def replace(self) -> None:
+        """From now on this region's name belongs to the store with this identity."""
+        await self._ask("POST", "replace", {"identity": self._identity})
+
+    async def _ask(self, method: str, what: str, body: Any = None) -> Any:
+        try:
+            status, said = await self._calls.ask(self.region, method, f"{BASE}/{what}", body, seconds=SECONDS)
+        except CallFailed as error:
+            raise MetadataUnavailable(f"{self.region} cannot be asked: {error}") from None
+        try:
+            answer = json.loads(said) if said else None
+        except (ValueError, RecursionError):
+            raise MetadataUnavailable(f"{self.region} answered {status}, and no JSON") from None
+        if status == TAKEN:
+            raise NameTaken(_reason(answer))
+        if status >= 300:
+            raise MetadataUnavailable(f"{self.region} answered {status}: {_reason(answer)}")
+        return answer
+
+
+def state_json(state: Stamped) -> dict[str, Any]:
+    """The inverse of what ``RestPeer.states`` reads."""
+    value = None if state.value is None else json.loads(state.value)
+    return {"stamp": list(state.stamp), "generation": state.generation, "deleted": state.value is None, "value": value}
+
+
+def summary_json(one: Summary) -> list[Any]:
+    return [one.generation, list(one.stamp), f"{one.content:x}"]
+
+
+def numbers_json(numbers: Sequence[int]) -> list[str]:
+    """Above 2^53, so not as numbers of JSON."""
+    return [f"{one:x}" for one in numbers]
+
+
+def _state(said: Any) -> Stamped:
+    time_ms, counter, region = said["stamp"]
+    value = None if said["deleted"] else canonical(said["value"])
+    return Stamped(Stamp(int(time_ms), int(counter), str(region)), value, int(said["generation"]))
+
+
+def _numbers(said: Any, count: int) -> list[int]:
+    numbers = [int(one, 16) for one in said]
+    if len(numbers) != count:
+        raise MetadataUnavailable(f"another region answered {len(numbers)} digests instead of {count}")
+    return numbers
+
+
+def _moment(said: Any) -> Moment:
+    return (int(said[0]), int(said[1])) if said else BEGINNING
+
+
+def _reason(said: Any) -> str:
+    return str(said.get("reason", ""))[:400] if isinstance(said, Mapping) else ""

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compares this region's metadata with a peer's, and takes what it lacks.
+
+That happens when regions begin to share metadata, when one was away for longer than the event topic keeps events, and
+periodically, so a lost event heals. What crosses the network depends on how many paths differ (``digests``). Each
+region takes what it lacks and sends nothing: the peer compares as well.
+
+**The first time.** Regions that were set up by hand may have different values at the same path, and the later stamp
+says nothing about which one is meant. Until such *differences* are decided, a region takes nothing from that peer. An
+operator names the side that counts; its values are then written here, with new stamps, so they win in every region.
+What exists on one side only is no difference: it is taken.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol, TypeVar
+
+from meridian_broker.metadata.errors import Contended
+from meridian_broker.metadata.records import encode
+from meridian_broker.metadata.store import Check, Delete, Put
+from meridian_broker.metadata.sync import paths
+from meridian_broker.metadata.sync.applying import EVENTS_TOGETHER, Applier
+from meridian_broker.metadata.sync.digests import Place, Summary, compare, forgotten
+from meridian_broker.metadata.sync.events import Event, Written
+from meridian_broker.metadata.sync.known import Known
+from meridian_broker.metadata.sync.recording import RecordingStore
+from meridian_broker.metadata.sync.stamped import BEGINNING, Moment, Stamped, from_store
+
+T = TypeVar("T")
+
+BUCKETS_TOGETHER: Final = 64
+"""Asked for at once: 4,096 numbers."""
+PLACES_TOGETHER: Final = 512
+STATES_TOGETHER: Final = 8 * EVENTS_TOGETHER
+"""At most 1 MiB each, but most of them have less than 100 bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """What a peer answers first."""
+
+    scopes: frozenset[str]
+    """That both regions share. The numbers are about these."""
+    buckets: Sequence[int]
+    horizon: Moment
+    mark: Moment = BEGINNING
+    """The last mark of the asking region that it has heard."""
+
+
+class Peer(Protocol):
+    """Another region. Each method may raise ``MetadataUnavailable``."""
+
+    @property
+    def region(self) -> str: ...
+
+    async def digest(self) -> Digest: ...
+
+    async def parts(self, scopes: Collection[str], buckets: Sequence[int]) -> Mapping[int, Sequence[int]]: ...
+
+    async def listing(self, scopes: Collection[str], places: Sequence[Place]) -> Mapping[str, Summary]: ...
+
+    async def states(self, some: Sequence[str]) -> Mapping[str, Stamped]:
+        """What it has at these paths, as far as anything is known of them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """In what two regions differ."""
+
+    digest: Digest
+    here: Mapping[str, Summary] = field(default_factory=dict)
+    there: Mapping[str, Summary] = field(default_factory=dict)
+    """All paths in places that differ: most of them do not differ themselves."""
+
+    def paths(self) -> list[str]:
+        """That have another content in the two regions, or exist in one of them only."""
+        every = self.here.keys() | self.there.keys()
+        return sorted(path for path in every if _content(self.here, path) != _content(self.there, path))
+
+    def differences(self) -> list[str]:
+        """Paths at which both have a value, and not the same one."""
+        both = (path for path in self.paths() if path in self.here and path in self.there)
+        return [path for path in both if self.here[path].content and self.there[path].content]
+
+
+async def compared(known: Known, peer: Peer) -> Comparison:
+    """:raises MetadataError: the peer does not answer."""
+    digest = await peer.digest()
+    mine = known.buckets(digest.scopes)
+    differing = [at for at, (one, other) in enumerate(zip(mine, digest.buckets, strict=True)) if one != other]
+    places: list[Place] = []
+    for some in _portions(differing, BUCKETS_TOGETHER):
+        theirs = await peer.parts(digest.scopes, some)
+        for bucket in some:
+            pairs = zip(known.parts(digest.scopes, bucket), theirs[bucket], strict=True)
+            places += [Place(bucket, part) for part, (one, other) in enumerate(pairs) if one != other]
+    here: dict[str, Summary] = {}
+    there: dict[str, Summary] = {}
+    for some_places in _portions(places, PLACES_TOGETHER):
+        there |= await peer.listing(digest.scopes, some_places)
+        here |= known.listing(digest.scopes, some_places)
+    return Comparison(digest, here, there)
+
+
+async def take(comparison: Comparison, peer: Peer, applier: Applier) -> int:
+    """Take what the peer has later states of, and delete what was deleted there and forgotten since. Returns the number
+    of paths.
+
+    :raises MetadataError: the peer or the store does not answer. What was taken stays.
+    """
+    difference = compare(comparison.here, comparison.there, comparison.digest.horizon)
+    wanted = [path for path in difference.wanted if paths.scope_of(path) in comparison.digest.scopes]
+    for some in _portions(wanted, STATES_TOGETHER):
+        states = await peer.states(some)
+        for group in _portions(sorted(states.keys() & set(some)), EVENTS_TOGETHER):
+            await applier.take([Event(path, states[path], _seen(comparison, path)) for path in group])
+    deletion = forgotten(comparison.digest.horizon)
+    for group in _portions(difference.gone, EVENTS_TOGETHER):
+        await applier.take([Event(path, deletion, _seen(comparison, path)) for path in group])
+    return len(wanted) + len(difference.gone)
+
+
+async def settle(comparison: Comparison, peer: Peer, store: RecordingStore, side: str) -> int:
+    """Decide the differences for one side: its values are written here, with new stamps. Returns their number.
+
+    :param side: this region or the peer.
+    :raises MetadataError: the peer or the store does not answer, or others write the same paths. Those that were
+        written stay decided.
+    """
+    differing = comparison.differences()
+    for some in _portions(differing, EVENTS_TOGETHER):
+        theirs = await peer.states(some) if side == peer.region else {}
+        seen = dict(zip(some, await store.get_many(some), strict=True))
+        checks: list[Check] = []
+        operations: list[Put | Delete] = []
+        for path, record in seen.items():
+            if record is None:
+                continue
+            value = (theirs[path] if path in theirs else from_store(path, record.value)).value
+            if value is not None:
+                checks.append(Check(path, record.version))
+                operations.append(Put(path, encode(json.loads(value))))
+        if not await store.transact(checks, operations):
+            raise Contended(f"{some[0]} or another difference was changed meanwhile: try again")
+    return len(differing)
+
+
+def _seen(comparison: Comparison, path: str) -> Written | None:
+    known = comparison.here.get(path)
+    return None if known is None else (known.generation, known.stamp)
+
+
+def _content(listing: Mapping[str, Summary], path: str) -> int:
+    return listing[path].content if path in listing else 0
+
+
+def _portions(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    return [items[first : first + size] for first in range(0, len(items), size)]
