@@ -17,7 +17,7 @@ from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.progress import exchange, high_watermarks, topic_order
 from meridian_broker.replication.progress.high_watermarks import ROUND_MS, TOPICS
 from meridian_broker.replication.progress.messages import SUMMARY_VERSION, Digest, State
-from meridian_broker.topics.backfill.backfill import Due
+from meridian_broker.topics.backfill.backfill import Due, Look
 from meridian_broker.topics.service.backfill_rounds import (
     LOOKS,
     POLLS,
@@ -36,12 +36,9 @@ class Asking:
         self._due = due
         self.looks = self.asked = 0
 
-    def absent(self, others: set[str]) -> tuple[set[str], set[str]]:
-        return {"us"}, others - {"us"}
-
-    def due(self) -> Due:
+    def look(self) -> Look:
         self.looks += 1
-        return self._due
+        return Look(self._due, {"us"}, {"eu"})
 
     def start(self) -> None:
         self.asked += 1

@@ -15,7 +15,7 @@ from meridian_broker.ledgers.scheduling import SLICE
 from meridian_broker.metadata.topic_listing import Listing
 from meridian_broker.server import draining
 from meridian_broker.server.loop import LoopScheduler
-from meridian_broker.topics.backfill.backfill import Due
+from meridian_broker.topics.backfill.backfill import Due, Look
 from meridian_broker.topics.directory import listing
 from meridian_broker.topics.errors import TopicNotFound
 from meridian_broker.topics.lifecycle.unfinished import Unfinished
@@ -228,7 +228,7 @@ def test_a_round_of_topics_that_wait_for_polls() -> None:
 
         __hash__ = str.__hash__
 
-    backfill: Any = SimpleNamespace(due=lambda: Due.POLL, absent=lambda _: (set(), set()), start=lambda: None)
+    backfill: Any = SimpleNamespace(look=lambda: Look(Due.POLL), start=lambda: None)
     topic = SimpleNamespace(failure=None, backfill=backfill, remotes=set())
     topics = {Name(number): topic for number in range(2 * LOOKS)}
     registry: Any = SimpleNamespace(topics=topics)

@@ -17,10 +17,10 @@ in every region, the missing entries are lost; that is accepted only once every 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meridian_broker.ledgers.entry import unpack
 from meridian_broker.ledgers.finding import origins_between
@@ -62,6 +62,20 @@ class Due(Enum):
     """Some region does not send its entries itself: another one may have more of it."""
     NOW = 2
     """Entries are known to be missing, or a region was not asked yet."""
+
+
+class Look(NamedTuple):
+    """What one look at a topic finds."""
+
+    due: Due
+    absent: Set[str] = frozenset()
+    """With ``Due.POLL``: regions that do not send their entries themselves, ..."""
+    sources: Set[str] = frozenset()
+    """... and those that can be asked for them."""
+
+
+NOTHING_DUE: Final = Look(Due.NEVER)
+DUE_NOW: Final = Look(Due.NOW)
 
 
 class Backfill:
@@ -162,7 +176,7 @@ class Backfill:
         if region != self._topic.region and len(self._former) < FORMER_MAX:
             self._former.add(region)
 
-    def _gone(self, others: set[str]) -> set[str]:
+    def _gone(self, others: Set[str]) -> set[str]:
         """Regions outside the topic that may have been among its regions."""
         return (self._topic.log.last_origin.keys() | self._former) - others
 
@@ -190,25 +204,27 @@ class Backfill:
             self._is_running = True
             self._topic.scheduler.spawn(self._run(), f"fetch what {self._topic.name} lacks")
 
-    def due(self) -> Due:
+    def look(self) -> Look:
         """Whether there is anything to ask for. Called for every topic once a second, or for a thousand of them if
         there are more.
         """
-        others = self._topic.remotes
+        others, joining = self._topic.remotes, self.joining.is_due
         if not others:
-            return Due.NOW if self.joining.is_due else Due.NEVER
-        if self._topic.is_ended and others <= self._asked and not self.joining.is_due:
-            return Due.NOW if self._lost_before_the_end() else Due.NEVER
-        absent, sources = self.absent(others)
-        is_waiting = self.joining.is_due or self._gaps.open()
-        if not sources <= self._asked or self._foreign_holes() or is_waiting:
-            return Due.NOW
-        return Due.POLL if absent and sources else Due.NEVER
+            return DUE_NOW if joining else NOTHING_DUE
+        if self._topic.is_ended and others <= self._asked and not joining:
+            return DUE_NOW if self._lost_before_the_end() else NOTHING_DUE
+        sources = others - self._away(others)
+        if joining or not sources <= self._asked or self._gaps.open() or self._foreign_holes():
+            return DUE_NOW
+        absent = self.absent(others)
+        return Look(Due.POLL, absent, sources) if absent and sources else NOTHING_DUE
 
-    def absent(self, others: set[str]) -> tuple[set[str], set[str]]:
-        """The regions that do not send their entries themselves, and the regions that can be asked for those."""
-        away = {region for region in others if not self._peers.is_reachable(region)}
-        return away | self._gone(others) | self._unfed(others), others - away
+    def _away(self, others: Set[str]) -> set[str]:
+        return {region for region in others if not self._peers.is_reachable(region)}
+
+    def absent(self, others: Set[str]) -> set[str]:
+        """The regions that do not send their entries themselves."""
+        return self._away(others) | self._gone(others) | self._unfed(others)
 
     def _unfed(self, others: Collection[str]) -> set[str]:
         """Regions that have not sent their entries themselves for a while."""

@@ -134,6 +134,8 @@ class Gaps:
 
     def open(self) -> list[Gap]:
         """The gaps known now."""
+        if not self._open:
+            return []
         found = []
         for origin, gap in sorted(self._open.items()):
             last = self._last(origin)

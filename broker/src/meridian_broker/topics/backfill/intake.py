@@ -149,6 +149,8 @@ class Intake:
 
     def refusals(self) -> dict[str, str]:
         """Regions whose replicators were refused recently, each with the reason."""
+        if not self._turned_away:
+            return {}
         since = self._topic.scheduler.monotonic_ms() - REMEMBERED_MS
         self._turned_away = {region: one for region, one in self._turned_away.items() if one[1] >= since}
         return {region: why for region, (why, _) in self._turned_away.items()}

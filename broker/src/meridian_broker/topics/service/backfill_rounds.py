@@ -102,11 +102,10 @@ class BackfillRounds:
             topic = None if name is None else self._topics.get(name)
             if name is None or topic is None or topic.failure is not None or topic.backfill is None:
                 continue
-            due = topic.backfill.due()
+            due, absent, sources = topic.backfill.look()
             if due is Due.NEVER:
                 continue
             if due is Due.POLL:
-                absent, sources = topic.backfill.absent(topic.remotes)
                 self._absent |= absent
                 self._sources |= sources
                 if polls >= most:
