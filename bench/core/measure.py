@@ -229,6 +229,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=[*cases()], help="only this case; repeat for more")
     parser.add_argument("--directory", type=Path, default=Path(), help="where to write; it must be on a real disk")
     options = parser.parse_args()
+    options.directory.mkdir(parents=True, exist_ok=True)
     if options.prepare:
         return 0
     load_before = os.getloadavg()[0]

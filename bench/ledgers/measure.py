@@ -200,6 +200,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.add_argument("--directory", type=Path, default=Path(), help="where to write; it must be on a real disk")
     options = parser.parse_args()
+    options.directory.mkdir(parents=True, exist_ok=True)
     if not options.json:
         print(f"{'':44} {'us of CPU':>10} {'us of wall':>10} {'x floor':>8} {'per CPU-s':>12}")
     with tempfile.TemporaryDirectory(prefix="bench-ledgers-", dir=options.directory) as directory:

@@ -240,6 +240,7 @@ def main() -> int:
     parser.add_argument("--idle", type=float, help="seconds to watch while nothing happens; default: 600")
     parser.add_argument("--directory", type=Path, default=Path(), help="where to write; it must be on a real disk")
     options = parser.parse_args()
+    options.directory.mkdir(parents=True, exist_ok=True)
     if options.prepare:
         return 0
     count = options.objects or (200 if options.quick else 1000)

@@ -207,6 +207,7 @@ def main() -> int:
     parser.add_argument("--shape", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--records", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    options.directory.mkdir(parents=True, exist_ok=True)
     if options.step is not None:
         logging.disable(logging.WARNING)
     if options.step == "write":

@@ -187,6 +187,7 @@ def main() -> int:
     parser.add_argument("--prepare", action="store_true", help="fetch what a run needs: nothing")
     parser.add_argument("--directory", type=Path, default=Path(), help="where to write; it must be on a real disk")
     options = parser.parse_args()
+    options.directory.mkdir(parents=True, exist_ok=True)
     if options.prepare:
         return 0
     load_before = os.getloadavg()[0]
