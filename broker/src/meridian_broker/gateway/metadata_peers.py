@@ -51,7 +51,8 @@ class RestPeer:
         said = await self._ask("GET", f"digest?{query}")
         self.clock_offset_ms = int(said["clockMillis"]) - (before_ms + self._now_ms()) // 2
         scopes = frozenset(map(str, said["scopes"])) & paths.SCOPES.keys()
-        return Digest(scopes, _numbers(said["buckets"], BUCKETS), _moment(said["horizon"]), _moment(said["mark"]))
+        buckets, mark = _numbers(said["buckets"], BUCKETS), _moment(said["mark"])
+        return Digest(scopes, buckets, _moment(said["horizon"]), mark, str(said["identity"]))
 
     async def parts(self, scopes: Collection[str], buckets: Sequence[int]) -> Mapping[int, Sequence[int]]:
         said = await self._ask("POST", "parts", {"scopes": sorted(scopes), "buckets": list(buckets)})

@@ -21,7 +21,7 @@ from meridian_broker.gateway.event_topic import EventTopic
 from meridian_broker.gateway.metadata_peers import NameTaken, RestPeer
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.records import decode, encode
-from meridian_broker.metadata.store import ABSENT, Check, MetadataError, MetadataStore, Put
+from meridian_broker.metadata.store import ABSENT, Check, MetadataError, MetadataStore, MetadataUnavailable, Put
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.applying import Applier, Poison
 from meridian_broker.metadata.sync.catching_up import Comparison, compared, settle, take
@@ -109,8 +109,9 @@ class Session:
     # -- publishing
 
     async def _watch_outbox(self) -> None:
-        async for _ in self._sync.store.watch(paths.OUTBOX + "/"):
-            self._owing.set()
+        async for changes in self._sync.store.watch(paths.OUTBOX + "/"):
+            if not changes or any(change.record is not None for change in changes):
+                self._owing.set()
 
     async def _publish(self) -> None:
         await self._compared_all.wait()  # another store may have this region's name
@@ -180,6 +181,11 @@ class Session:
         state = self.peers[region]
         try:
             comparison, peer = await self.compare(region)
+            if not await self._sync.belongs_to(region, comparison.digest.identity):
+                raise MetadataUnavailable(
+                    f"{region} has another store than before: nothing is taken from it until "
+                    f"`meridian regions replace {region}` was run there"
+                )
             mark = comparison.digest.mark
             if mark > await self._sync.own_mark():
                 await self.publisher.continue_after(mark)

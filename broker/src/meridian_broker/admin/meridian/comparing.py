@@ -41,6 +41,7 @@ async def digest(request: web.Request) -> web.Response:
     return answer(
         {
             "region": sharing.region,
+            "identity": await sharing.identity(),
             "scopes": sorted(scopes),
             "buckets": numbers_json(session.known.buckets(scopes)),
             "horizon": None if horizon is None else list(read_moment(paths.HORIZON, horizon)),

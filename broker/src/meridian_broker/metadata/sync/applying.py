@@ -95,6 +95,11 @@ class Applier:
         self.latest: dict[str, Latest] = {}
         """By region, the last message with events of it."""
 
+    @property
+    def region(self) -> str:
+        """This one."""
+        return self._clock.region
+
     async def apply(self, message: Message) -> None:
         """
         :raises Poison: it is from a region that does not take part, or some of its events cannot be applied: of paths

@@ -27,7 +27,7 @@ from meridian_broker.metadata.sync.digests import Place, Summary, compare, forgo
 from meridian_broker.metadata.sync.events import Event, Written
 from meridian_broker.metadata.sync.known import Known
 from meridian_broker.metadata.sync.recording import RecordingStore
-from meridian_broker.metadata.sync.stamped import BEGINNING, Moment, Stamped, from_store
+from meridian_broker.metadata.sync.stamped import BEGINNING, Moment, Stamped, from_store, moment
 
 T = TypeVar("T")
 
@@ -48,6 +48,8 @@ class Digest:
     horizon: Moment
     mark: Moment = BEGINNING
     """The last mark of the asking region that it has heard."""
+    identity: str = ""
+    """Of the peer's store."""
 
 
 class Peer(Protocol):
@@ -117,10 +119,10 @@ async def take(comparison: Comparison, peer: Peer, applier: Applier) -> int:
     for some in _portions(wanted, STATES_TOGETHER):
         states = await peer.states(some)
         for group in _portions(sorted(states.keys() & set(some)), EVENTS_TOGETHER):
-            await applier.take([Event(path, states[path], _seen(comparison, path)) for path in group])
+            await applier.take([Event(path, states[path], _seen(comparison, path, applier.region)) for path in group])
     deletion = forgotten(comparison.digest.horizon)
     for group in _portions(difference.gone, EVENTS_TOGETHER):
-        await applier.take([Event(path, deletion, _seen(comparison, path)) for path in group])
+        await applier.take([Event(path, deletion, _seen(comparison, path, applier.region)) for path in group])
     return len(wanted) + len(difference.gone)
 
 
@@ -149,9 +151,13 @@ async def settle(comparison: Comparison, peer: Peer, store: RecordingStore, side
     return len(differing)
 
 
-def _seen(comparison: Comparison, path: str) -> Written | None:
+def _seen(comparison: Comparison, path: str, region: str) -> Written | None:
+    """What the writer of the peer's state saw at the path, as far as can be told: our state, unless we wrote it and the
+    peer had not heard of that. Then the two regions wrote without knowing of each other."""
     known = comparison.here.get(path)
-    return None if known is None else (known.generation, known.stamp)
+    if known is None or (known.stamp.region == region and moment(known.stamp) > comparison.digest.mark):
+        return None
+    return known.generation, known.stamp
 
 
 def _content(listing: Mapping[str, Summary], path: str) -> int:

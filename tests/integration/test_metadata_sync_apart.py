@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Regions that begin to share metadata while they run, are apart, lose brokers and stores, and end equal."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from click.testing import CliRunner
+from meridian_broker.cli.metadata import metadata
+from meridian_broker.gateway.client import PulsarClientConnection
+from meridian_broker.gateway.roles import Producer
+from support.brokers.broker_process import RegionsProcess, wait_until
+
+REGIONS = ("us", "eu")
+TOPIC = "persistent://public/default/metadata-events"
+NAMESPACE = "/admin/v2/namespaces/shop/orders"
+TTL = f"{NAMESPACE}/messageTTL"
+STATUS = "/meridian/v1/metadata/status"
+
+
+def get(regions: RegionsProcess, region: str, path: str) -> Any:
+    """What a region answers; None: it refuses."""
+    answer = regions.http(region, "GET", path)
+    return answer.json if answer.status == 200 and answer.text else None
+
+
+def write(regions: RegionsProcess, region: str, method: str, path: str, body: Any = ...) -> Any:
+    answer = regions.http(region, method, path, body)
+    assert answer.status < 300, answer.text
+    return answer.json if answer.text else None
+
+
+def status(regions: RegionsProcess, region: str) -> Any:
+    return get(regions, region, STATUS)
+
+
+def wait_in_step(regions: RegionsProcess) -> None:
+    wait_until(lambda: all(status(regions, region).get("synced") for region in REGIONS), "the regions to be in step")
+
+
+def wait_ttl(regions: RegionsProcess, seconds: int) -> None:
+    def everywhere() -> bool:
+        return all(get(regions, region, TTL) == seconds for region in REGIONS)
+
+    wait_until(everywhere, f"{seconds} s in both regions")
+
+
+@pytest.fixture(scope="module")
+def shared(regions: RegionsProcess) -> RegionsProcess:
+    """Switched on while they run; what differed is decided for us."""
+    for region, seconds in (("us", 10), ("eu", 20)):
+        write(regions, region, "PUT", "/admin/v2/tenants/shop", {"adminRoles": [], "allowedClusters": ["us", "eu"]})
+        write(regions, region, "PUT", NAMESPACE, {"replication_clusters": ["us", "eu"]})
+        write(regions, region, "POST", TTL, seconds)
+    write(regions, "us", "PUT", "/admin/v2/tenants/only-us", {"adminRoles": [], "allowedClusters": ["us"]})
+    for region in REGIONS:
+        path = f"/admin/v2/brokers/configuration/metadataSyncEventTopic/{quote(TOPIC, safe='')}"
+        write(regions, region, "POST", path)
+        write(regions, region, "POST", "/admin/v2/brokers/configuration/metadataSyncScopes/tenants,namespaces")
+
+    def waiting() -> bool:
+        peers = [status(regions, region).get("peers", {}) for region in REGIONS]
+        return [one["differences"] for some in peers for one in some.values()] == [1, 1]
+
+    wait_until(waiting, "the difference to be found")
+    assert [get(regions, region, TTL) for region in REGIONS] == [10, 20]
+    found = CliRunner().invoke(
+        metadata, ["adopt", "--from", "us", "--dry-run", "--url", regions.admin_url("eu")], catch_exceptions=False
+    )
+    assert found.exit_code == 0
+    assert "/geo/namespaces/shop/orders/policies/message_ttl_in_seconds" in found.output
+    assert [get(regions, region, TTL) for region in REGIONS] == [10, 20]
+    adopted = write(regions, "eu", "POST", "/meridian/v1/metadata/adopt", {"region": "us"})
+    assert adopted["decided"] == 1
+    wait_ttl(regions, 10)
+    wait_in_step(regions)
+    assert get(regions, "eu", "/admin/v2/tenants/only-us") is not None
+    return regions
+
+
+def test_only_these_settings_change_while_brokers_run(shared: RegionsProcess) -> None:
+    configuration = "/admin/v2/brokers/configuration"
+    assert get(shared, "us", f"{configuration}/values")["metadataSyncEventTopic"] == TOPIC
+    assert shared.http("us", "POST", f"{configuration}/clusterName/eu").status == 412
+    assert shared.http("us", "POST", f"{configuration}/metadataSyncScopes/ledgers").status == 412
+    assert shared.http("us", "POST", f"{configuration}/metadataSyncEventTopic/no%2Fname").status == 412
+
+
+def test_a_conflict_of_regions_that_were_apart_is_shown_and_ends_equal(shared: RegionsProcess) -> None:
+    shared.kill_region("us")
+    write(shared, "eu", "POST", TTL, 30)
+    shared.kill_region("eu")
+    shared.bring_back("us")
+    write(shared, "us", "POST", TTL, 40)
+    shared.bring_back("eu")
+    wait_ttl(shared, 40)
+    wait_in_step(shared)
+    found = get(shared, "eu", "/meridian/v1/metadata/conflicts")["conflicts"]
+    assert [(one["won"]["value"], one["won"]["region"], one["lost"]["value"]) for one in found] == [(40, "us", 30)]
+    shown = CliRunner().invoke(metadata, ["conflicts", "--url", shared.admin_url("eu")], catch_exceptions=False)
+    assert shown.exit_code == 1
+    assert "40 of us won over 30 of eu" in shown.output
+    write(shared, "eu", "DELETE", f"/meridian/v1/metadata/conflicts?path={quote(found[0]['path'], safe='')}")
+    assert get(shared, "eu", "/meridian/v1/metadata/conflicts")["count"] == 0
+
+
+def test_a_write_that_was_answered_outlives_its_broker(shared: RegionsProcess) -> None:
+    write(shared, "us", "POST", TTL, 50)
+    shared.kill_region("us")
+    shared.bring_back("us")
+    wait_ttl(shared, 50)
+
+
+def test_what_a_client_publishes_is_set_apart_and_the_next_event_is_applied(shared: RegionsProcess) -> None:
+    async def publish() -> None:
+        connection = await PulsarClientConnection.connect(shared.service_url("us"))
+        try:
+            producer = await Producer.open(connection, TOPIC)
+            await (await producer.send(b"forged"))
+        finally:
+            await connection.close()
+
+    asyncio.run(publish())
+    write(shared, "us", "POST", TTL, 60)
+    wait_ttl(shared, 60)
+    for region in REGIONS:
+        letters = status(shared, region)["deadLetters"]
+        assert letters["count"] == 1
+        assert letters["last"][0]["region"] == "us"
+        assert "does not prove" in letters["last"][0]["reason"]
+        stats = get(shared, region, "/admin/v2/persistent/public/default/metadata-events-metadata-syncer-DLQ/stats")
+        assert stats["msgInCounter"] == 1
+
+
+def test_a_namespace_that_holds_topics_in_another_region_is_not_deleted(shared: RegionsProcess) -> None:
+    write(shared, "us", "PUT", "/admin/v2/namespaces/shop/there", {"replication_clusters": ["eu"]})
+    topic = "/admin/v2/persistent/shop/there/t"
+    wait_until(lambda: shared.http("eu", "PUT", topic).status == 204, "the namespace in eu")
+    refused = shared.http("us", "DELETE", "/admin/v2/namespaces/shop/there")
+    assert refused.status == 409
+    assert "in eu" in refused.reason
+    write(shared, "eu", "DELETE", topic)
+    write(shared, "us", "DELETE", "/admin/v2/namespaces/shop/there")
+    wait_until(lambda: get(shared, "eu", "/admin/v2/namespaces/shop/there") is None, "the deletion in eu")
+
+
+def test_a_namespace_without_its_tenant_is_not_served(shared: RegionsProcess) -> None:
+    write(shared, "us", "PUT", "/admin/v2/tenants/brief", {"adminRoles": [], "allowedClusters": ["us", "eu"]})
+    wait_until(lambda: get(shared, "eu", "/admin/v2/tenants/brief") is not None, "the tenant in eu")
+    shared.kill_region("us")
+    write(shared, "eu", "PUT", "/admin/v2/namespaces/brief/n")
+    shared.kill_region("eu")
+    shared.bring_back("us")
+    write(shared, "us", "DELETE", "/admin/v2/tenants/brief")
+    shared.bring_back("eu")
+    for region in REGIONS:
+        wait_until(
+            lambda region=region: (
+                get(shared, region, "/meridian/v1/metadata/conflicts")["hidden"] == ["/geo/namespaces/brief/n"]
+            ),
+            "the namespace to be hidden",
+        )
+        assert shared.http(region, "PUT", "/admin/v2/persistent/brief/n/t").status == 404
+    write(shared, "us", "PUT", "/admin/v2/tenants/brief", {"adminRoles": [], "allowedClusters": ["us", "eu"]})
+    for region in REGIONS:
+        wait_until(lambda region=region: get(shared, region, "/admin/v2/namespaces/brief/n"), "the namespace")
+
+
+def test_another_store_takes_a_regions_name_only_when_it_is_told_to(shared: RegionsProcess) -> None:
+    shared.kill_region("eu")
+    shutil.rmtree(shared.data_dir / "eu" / "data")
+    shared.bring_back("eu")
+    path = f"/admin/v2/brokers/configuration/metadataSyncEventTopic/{quote(TOPIC, safe='')}"
+    write(shared, "eu", "POST", path)
+    wait_until(lambda: status(shared, "eu")["refusal"], "the name to be refused")
+    assert "meridian regions replace eu" in status(shared, "eu")["refusal"]
+    tenant = {"adminRoles": [], "allowedClusters": ["eu"]}
+    assert shared.http("eu", "PUT", "/admin/v2/tenants/new", tenant).status == 503
+    assert write(shared, "eu", "POST", "/meridian/v1/regions/eu/replace") == {"region": "eu", "told": ["us"]}
+    write(shared, "eu", "PUT", "/admin/v2/tenants/new", tenant)
+    wait_ttl(shared, 60)
+    wait_until(lambda: get(shared, "us", "/admin/v2/tenants/new") is not None, "the tenant in us")
+    wait_in_step(shared)
