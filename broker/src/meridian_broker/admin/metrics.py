@@ -115,6 +115,9 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "meridian_ledger_pending_bytes": ("Bytes of entries not durable yet", ("cluster",)),
     "meridian_ledgers": ("Ledgers of all topics; with BookKeeper, all that its etcd lists", ("cluster",)),
     "meridian_bookies": ("Bookies that take new entries", ("cluster",)),
+    "meridian_offloaded_ledgers": ("Ledgers with a copy in the object store", ("cluster",)),
+    "meridian_offloaded_bytes": ("Bytes of entries in these copies", ("cluster",)),
+    "meridian_offload_cache_bytes": ("Bytes of entries read from the object store and kept in memory", ("cluster",)),
     "meridian_ledger_segments": ("Segment files of the log", ("cluster",)),
     "meridian_ledger_log_bytes": ("Bytes of all segment files", ("cluster",)),
     "meridian_ledger_live_bytes": ("Bytes of closed segment files that a ledger still needs", ("cluster",)),
@@ -163,6 +166,8 @@ STORAGE_COUNTERS: Final = {
     "segments_removed": "Segment files removed",
     "checkpoints": "Index checkpoints written",
     "recovered_bytes": "Bytes of log read at startup",
+    "offload_cache_hits": "Blocks of offloaded ledgers that were in memory, or on their way",
+    "offload_cache_misses": "Blocks of offloaded ledgers that were read from the object store",
 }
 STORAGE_GAUGES: Final = {
     "pending_bytes": "meridian_ledger_pending_bytes",
@@ -173,6 +178,9 @@ STORAGE_GAUGES: Final = {
     "index_entries": "meridian_ledger_index_entries",
     "recovery_seconds": "meridian_ledger_recovery_seconds",
     "bookies": "meridian_bookies",
+    "offloaded_ledgers": "meridian_offloaded_ledgers",
+    "offloaded_bytes": "meridian_offloaded_bytes",
+    "offload_cache_bytes": "meridian_offload_cache_bytes",
 }
 
 Labels = tuple[str, ...]

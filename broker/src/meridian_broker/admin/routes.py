@@ -35,6 +35,7 @@ from meridian_broker.admin.pulsar import (
     load_report,
     lookups,
     namespaces,
+    offloading,
     policies,
     schemas,
     stats,
@@ -80,7 +81,7 @@ def _policies(level: str, base: str) -> list[Route]:
         _get(f"{base}/{path}", handler)
         if method == "GET"
         else _write(method, f"{base}/{path}", handler, peers="region" if everywhere else None)
-        for of, method, path, handler, everywhere in policies.handlers()
+        for of, method, path, handler, everywhere in (*policies.handlers(), *offloading.handlers())
         if of == level
     ]
 
@@ -142,6 +143,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("POST", f"{_TOPIC}/terminate/partitions", topics.terminate_partitions),
     _get(f"{_TOPIC}/compaction", compacting.status),
     _write("PUT", f"{_TOPIC}/compaction", compacting.start),
+    _get(f"{_TOPIC}/offload", offloading.status),
+    _write("PUT", f"{_TOPIC}/offload", offloading.start),
     _get(f"{_TOPIC}/lastMessageId", topics.last_message_id),
     Route("PUT", f"{_TOPIC}/backlogSize", topics.backlog_size),
     _get(f"{_TOPIC}/messageid/{{timestamp}}", topics.message_id_by_time),

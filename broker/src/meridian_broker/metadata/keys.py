@@ -35,6 +35,7 @@ SCHEMA_VERSIONS: Final = "/local/schema-versions"
 SCHEMA_BYTES: Final = "/local/schema-bytes"
 LEDGER_IDS: Final = "/local/ledger-ids"
 BROKERS: Final = "/local/brokers"
+OFFLOADED: Final = "/local/offloaded"
 ROOM: Final = "/local/room"
 """Written to see whether a store that was full takes writes again."""
 PARTITION: Final = "-partition-"
@@ -128,6 +129,11 @@ def broker_epoch(broker_id: str) -> str:
 def behind(broker_id: str) -> str:
     """When other regions fell behind with this region's acknowledgements."""
     return f"{BROKERS}/{escape(broker_id)}/behind"
+
+
+def offloaded(ledger_id: int) -> str:
+    """The state of a ledger that has, or is to have, a copy in the object store."""
+    return f"{OFFLOADED}/{ledger_id:016d}"
 
 
 def _namespace(name: str) -> str:

@@ -24,6 +24,7 @@ from meridian_broker.metadata.policy_values import (
     InactiveTopics,
     PublishRate,
     Retention,
+    at_least,
     whole,
 )
 from meridian_broker.metadata.records import Json, mapping, take
@@ -54,6 +55,9 @@ INACTIVE_TOPICS: Final = "inactive_topic_policies"
 COMPACTION_THRESHOLD: Final = "compaction_threshold"
 SUBSCRIPTION_EXPIRATION: Final = "subscription_expiration_time_minutes"
 ENABLED_TYPES: Final = "subscription_types_enabled"
+OFFLOAD_THRESHOLD: Final = "offload_threshold"
+OFFLOAD_THRESHOLD_SECONDS: Final = "offload_threshold_in_seconds"
+OFFLOAD_LAG: Final = "offload_deletion_lag_ms"
 AUTO_TOPICS: Final = "autoTopicCreationOverride"
 AUTO_SUBSCRIPTIONS: Final = "autoSubscriptionCreationOverride"
 
@@ -90,6 +94,10 @@ def _number(name: str, attribute: str) -> Policy:
         return found
 
     return Policy(name, attribute, parse, _as_it_is)
+
+
+def _number_or_off(name: str, attribute: str) -> Policy:
+    return Policy(name, attribute, lambda value: at_least({name: value}, name, -1, -1), _as_it_is)
 
 
 def _truth(name: str, attribute: str) -> Policy:
@@ -133,6 +141,9 @@ TABLE: Final[Mapping[str, Policy]] = {
         Policy(INACTIVE_TOPICS, "inactive_topics", InactiveTopics.from_json),
         _number(COMPACTION_THRESHOLD, "compaction_threshold_bytes"),
         _number(SUBSCRIPTION_EXPIRATION, "subscription_expiration_minutes"),
+        _number_or_off(OFFLOAD_THRESHOLD, "offload_threshold_bytes"),
+        _number_or_off(OFFLOAD_THRESHOLD_SECONDS, "offload_threshold_seconds"),
+        _number_or_off(OFFLOAD_LAG, "offload_deletion_lag_ms"),
         Policy(ENABLED_TYPES, "subscription_types", _types, sorted),
         Policy(AUTO_TOPICS, "auto_topic_creation", AutoTopicCreation.from_json),
         Policy(AUTO_SUBSCRIPTIONS, "auto_subscription_creation", AutoSubscriptionCreation.from_json),

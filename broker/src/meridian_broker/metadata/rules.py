@@ -63,6 +63,12 @@ class Rules:
     inactive_topics: InactiveTopics = field(default=InactiveTopics())
     compaction_threshold_bytes: int = 0
     """Backlog of compaction at which the topic is compacted; 0: never by itself."""
+    offload_threshold_bytes: int = -1
+    """The oldest ledgers are copied to the object store until at most so much is not; -1: never for that reason."""
+    offload_threshold_seconds: int = -1
+    """A ledger that was sealed so long ago is copied to the object store; -1: never for that reason."""
+    offload_deletion_lag_ms: int = 4 * 3600 * 1000
+    """How long a ledger stays where it was stored after it was copied; -1: as long as it is needed."""
     subscription_expiration_minutes: int = 0
     subscription_types: frozenset[str] = frozenset(SUBSCRIPTION_TYPES)
     auto_topic_creation: AutoTopicCreation = field(default=AutoTopicCreation())

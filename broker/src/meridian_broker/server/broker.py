@@ -42,6 +42,7 @@ from meridian_broker.gateway.pulsar.broker import Broker
 from meridian_broker.gateway.region_calls import RegionCalls
 from meridian_broker.gateway.replication import ReplicatorRunner
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
+from meridian_broker.ledgers.offloaded.storage import OffloadedLedgers
 from meridian_broker.ledgers.scheduling import in_slices
 from meridian_broker.ledgers.storage import LedgerStorage
 from meridian_broker.ledgers.store import LedgerError
@@ -65,6 +66,7 @@ from meridian_broker.server.early import PATIENCE_SECONDS, EarlyPorts
 from meridian_broker.server.keys import Keys
 from meridian_broker.server.listeners import Listeners, client_tls
 from meridian_broker.server.loop import LoopScheduler
+from meridian_broker.server.offloading import with_offloaded
 from meridian_broker.server.one_of_several import BesideOthers, OneOfSeveral, check, require_alone
 from meridian_broker.server.privacy import close_to_others
 from meridian_broker.server.rank import Outranked, served
@@ -84,6 +86,7 @@ from meridian_broker.topics.service import closing
 from meridian_broker.topics.service.backfill_rounds import StoredEnds
 from meridian_broker.topics.service.exchange_host import ExchangeHost
 from meridian_broker.topics.service.leased_topics import LeasedTopics
+from meridian_broker.topics.service.offloading import OffloadRounds
 from meridian_broker.topics.service.registry import TopicRegistry
 from meridian_broker.topics.service.service import TopicService
 from meridian_broker.wire.peer_proof import NONCE_BYTES
@@ -195,6 +198,7 @@ class BrokerProcess:
         self.clock: HybridClock
         self.ledgers: LedgerStorage
         self.held: PinnedLedgers
+        self.offload: OffloadRounds | None = None
         self.gateway: Broker
         self.admin: AdminState
         self.chores: Chores
@@ -239,8 +243,9 @@ class BrokerProcess:
         )
         await catalog.refresh()
         process.scheduler.spawn(catalog.run(), "follow the metadata")
-        process.ledgers = await open_ledgers(settings, files)
-        stack.push_async_callback(process.ledgers.close)
+        near = await open_ledgers(settings, files)
+        stack.push_async_callback(near.close)
+        process.ledgers = await with_offloaded(near, settings, store, process.scheduler)
         note = settings.region.data_directory / "ledgers-to-delete" if process.ledgers.is_apart else None
         process.held = PinnedLedgers(process.ledgers, note, process.scheduler)
         await process.held.finish_deletions()
@@ -357,6 +362,8 @@ class BrokerProcess:
         )
         if self.several is None:  # several brokers have no other regions to vote with
             streams.witness.bind(self.leases)
+        if isinstance(self.ledgers, OffloadedLedgers):
+            self.offload = OffloadRounds(registry, self.ledgers.offloading, asyncio.Lock())
         self.host, ends = ExchangeHost(registry), StoredEnds(registry)
         core = ProgressExchange(
             self.host,
@@ -418,6 +425,7 @@ class BrokerProcess:
             keys=self.keys,
             ledgers=self.ledgers,
             held=self.held,
+            offload=self.offload,
             behind=self.behind,
             speak_with_regions=self.speak_with_regions,
             balance=None if self.several is None else self.several.balance,
@@ -434,6 +442,7 @@ class BrokerProcess:
             replication=self.runner,
             ledgers=self.ledgers,
             held=self.held,
+            offload=self.offload,
             gateway=self.gateway,
             settings=dict(self.settings.pairs()),
             data_directory=self.settings.region.data_directory,

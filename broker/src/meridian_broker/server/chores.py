@@ -19,14 +19,16 @@ from meridian_broker.server.keys import LOOK_SECONDS as KEYS_SECONDS
 from meridian_broker.server.keys import Keys
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.server.settings import Settings
-from meridian_broker.topics.lifecycle import garbage
+from meridian_broker.topics.lifecycle import garbage, unneeded_copies
 from meridian_broker.topics.service import rounds, unused
 from meridian_broker.topics.service.cold_encoding import ColdEncoding
+from meridian_broker.topics.service.offloading import OffloadRounds
 from meridian_broker.topics.service.service import TopicService
 
 LOOK_SECONDS: Final = 1.0
 """How often topics are compared with their policies and with other regions."""
 ROOM_SECONDS: Final = 5.0
+OFFLOAD_SECONDS: Final = 10.0
 GARBAGE_SECONDS: Final = 6 * 3600.0
 """A crash leaves a ledger or two behind, and looking for them reads what is known of all ledgers and topics."""
 REST_SECONDS: Final = 30.0
@@ -45,6 +47,8 @@ class Chores:
     keys: Keys
     ledgers: LedgerStorage
     held: PinnedLedgers
+    offload: OffloadRounds | None
+    """None: there is no object store."""
     behind: BehindRecord
     speak_with_regions: Callable[[], None]
     """Keep links to exactly the regions that the metadata name."""
@@ -106,6 +110,8 @@ class Chores:
             "idle acknowledgements take more memory than needed",
         )
         self._begin_with_metadata()
+        if self.offload is not None:
+            self._begin_offload(self.offload)
         self._begin(
             *("give space back", give_space_back, storage.retention_check_interval_in_seconds),
             "unneeded ledgers stay on disk",
@@ -156,6 +162,26 @@ class Chores:
             *("look after connections of other regions", lambda: self.gateway.keep_alive(peers=True)),
             PEER_KEEP_ALIVE_SECONDS,
             "dead links are not noticed",
+        )
+
+    def _begin_offload(self, offload: OffloadRounds) -> None:
+        async def look_for_unneeded() -> None:
+            table = offload.offloading.table
+            await table.load()
+            await unneeded_copies.collect(self.service.parts.catalog.topics, list(table), self.held)
+
+        self._begin(
+            *("offload ledgers", offload.look, OFFLOAD_SECONDS),
+            "ledgers that are due stay where they are; nothing is lost",
+        )
+        self._begin(
+            *("delete offloaded copies that nobody needs", offload.offloading.clear, OFFLOAD_SECONDS),
+            "copies of trimmed ledgers stay in the object store",
+        )
+        self._begin(
+            *("look for offloaded ledgers that nobody names", look_for_unneeded, GARBAGE_SECONDS),
+            "copies that a broker left behind when it died stay in the object store",
+            at_once=True,
         )
 
     async def _delete_unnamed(self) -> None:

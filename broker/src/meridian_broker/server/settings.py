@@ -37,6 +37,7 @@ from meridian_broker.server.settings_backlog import BacklogSettings
 from meridian_broker.server.settings_brokers import BrokerSettings
 from meridian_broker.server.settings_limits import LimitSettings
 from meridian_broker.server.settings_metadata import MetadataSettings
+from meridian_broker.server.settings_offload import OffloadSettings
 from meridian_broker.server.settings_removal import RemovalSettings
 from meridian_broker.server.settings_storage import StorageSettings
 from meridian_broker.server.settings_tls import TlsSettings
@@ -206,6 +207,7 @@ class Settings:
     limits: LimitSettings = field(default_factory=LimitSettings)
     topics: TopicSettings = field(default_factory=TopicSettings)
     storage: StorageSettings = field(default_factory=StorageSettings)
+    offload: OffloadSettings = field(default_factory=OffloadSettings)
     replication: ReplicationSettings = field(default_factory=ReplicationSettings)
     process: ProcessSettings = field(default_factory=ProcessSettings)
 
@@ -222,6 +224,7 @@ class Settings:
         self.brokers.check()
         self.metadata.check(self.region.metadata_store_url)
         self.storage.check(self.region.metadata_store_url)
+        self.offload.check()
         open_to_all = not (self.network.insecure or self.authentication.authentication_enabled)
         _check_bind_address(self.network, loopback_only=open_to_all)
         self.tls.check()

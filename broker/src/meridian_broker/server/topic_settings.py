@@ -50,7 +50,7 @@ def compaction_limits(settings: Settings) -> CompactionLimits:
 def default_rules(settings: Settings) -> Rules:
     """Rules for topics where neither they nor their namespaces have a policy."""
     unused = settings.removal
-    topics, storage, limits = settings.topics, settings.storage, settings.limits
+    topics, storage, limits, offload = settings.topics, settings.storage, settings.limits, settings.offload
     return Rules(
         publish_rate=PublishRate(
             limits.max_publish_rate_per_topic_in_messages, limits.max_publish_rate_per_topic_in_bytes
@@ -87,6 +87,9 @@ def default_rules(settings: Settings) -> Rules:
             unused.broker_delete_inactive_topics_max_inactive_duration_seconds
             or unused.broker_delete_inactive_topics_frequency_seconds,
         ),
+        offload_threshold_bytes=offload.managed_ledger_offload_auto_trigger_size_threshold_bytes,
+        offload_threshold_seconds=offload.managed_ledger_offload_threshold_in_seconds,
+        offload_deletion_lag_ms=offload.managed_ledger_offload_deletion_lag_ms,
         subscription_expiration_minutes=unused.subscription_expiration_time_minutes,
         compaction_threshold_bytes=storage.broker_service_compaction_threshold_in_bytes,
         auto_topic_creation=AutoTopicCreation(

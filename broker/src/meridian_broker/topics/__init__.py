@@ -6,13 +6,13 @@ Other rooms import only these modules of it::
     backfill.gaps  backfill.joining  backfill.questions  backfill.skipping  compaction.compaction
     compaction.compactor  context  cursors.drops  cursors.ports  cursors.rewinding  directory.listing
     directory.patterns  directory.schemas  directory.watching  dispatch.consumer  dispatch.key_ranges
-    dispatch.single  dispatch.types  dispatch_scope.shares  errors  journal.progress_log
-    journal.subscription_record  lifecycle.garbage  lifecycle.labels  lifecycle.parts  lifecycle.termination
-    lifecycle.unfinished  limits  names  nonpersistent.topic  policies  ports  publishing.access_modes
+    dispatch.single  dispatch.types  dispatch_scope.shares  errors  journal.progress_log  journal.subscription_record
+    lifecycle.garbage  lifecycle.labels  lifecycle.parts  lifecycle.termination  lifecycle.unfinished
+    lifecycle.unneeded_copies  limits  names  nonpersistent.topic  policies  ports  publishing.access_modes
     publishing.admission  publishing.producer  reopening  retention.backlog_quotas  retention.trimming
     service.answering  service.backfill_rounds  service.closing  service.cold_encoding  service.creation
-    service.exchange_host  service.incarnations  service.kinds  service.leased_topics  service.owned_topics
-    service.partition_growth  service.registry  service.removal  service.rounds  service.service
-    service.subscribing  service.unused  subscriptions.administration  subscriptions.closing
+    service.exchange_host  service.incarnations  service.kinds  service.leased_topics  service.offloading
+    service.owned_topics  service.partition_growth  service.registry  service.removal  service.rounds
+    service.service  service.subscribing  service.unused  subscriptions.administration  subscriptions.closing
     subscriptions.damaged_records  subscriptions.subscription  topic  validation
 """

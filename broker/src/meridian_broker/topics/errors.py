@@ -107,6 +107,10 @@ class OriginConflict(TopicError):
     """An entry with the same origin arrived with different bytes (R7)."""
 
 
+class OffloadRunning(TopicError):
+    """Ledgers of the topic are being offloaded already."""
+
+
 class CompactionRunning(TopicError):
     """The topic is being compacted already."""
 

@@ -20,6 +20,7 @@ from meridian_broker.ledgers.storage import LedgerStorage
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.ownership.owner import BundleOwner
 from meridian_broker.replication.leases.manager import LeaseManager
+from meridian_broker.topics.service.offloading import OffloadRounds
 from meridian_broker.topics.service.service import TopicService
 from meridian_broker.wire.peer_requests import Guard
 
@@ -42,6 +43,8 @@ class AdminState:
     ledgers: LedgerStorage
     held: PinnedLedgers
     """The same ledgers, for handlers that must keep some from being deleted."""
+    offload: OffloadRounds | None
+    """Copies of ledgers in an object store; None: there is none."""
     gateway: Broker
     settings: dict[str, Any]
     """The settings in force, by key."""

@@ -36,6 +36,10 @@ class Endpoint:
     """It holds ..."""
     everywhere: bool = False
     """Setting it in one region sets it in all, unless ``?region=`` names that one alone."""
+    verb: str = "POST"
+    """That sets it."""
+    unset: int | None = None
+    """The answer when it is not set; None: an empty one."""
 
 
 ENDPOINTS: Final = (
@@ -111,6 +115,29 @@ ENDPOINTS: Final = (
     ),
     Endpoint(policies.MAX_MESSAGE_SIZE, "", "maxMessageSize", "the bytes a message may have, its metadata included"),
     Endpoint(
+        policies.OFFLOAD_THRESHOLD,
+        "offloadThreshold",
+        "",
+        "the bytes of a topic that are not copied to the object store; -1: no limit",
+        verb="PUT",
+        unset=-1,
+    ),
+    Endpoint(
+        policies.OFFLOAD_THRESHOLD_SECONDS,
+        "offloadThresholdInSeconds",
+        "",
+        "the age at which ledgers are copied to the object store; -1: never",
+        verb="PUT",
+        unset=-1,
+    ),
+    Endpoint(
+        policies.OFFLOAD_LAG,
+        "offloadDeletionLagMs",
+        "",
+        "how long ledgers stay where they were stored after they were copied to the object store",
+        verb="PUT",
+    ),
+    Endpoint(
         policies.ENABLED_TYPES,
         "subscriptionTypesEnabled",
         "subscriptionTypesEnabled",
@@ -134,7 +161,7 @@ ENDPOINTS: Final = (
 )
 
 
-class _OfNamespace:
+class OfNamespace:
     """The policies of the namespace in the path."""
 
     @staticmethod
@@ -147,7 +174,7 @@ class _OfNamespace:
         await state(request).catalog.namespaces.set_policy(namespace_of(request), policy, value, element)
 
 
-class _OfTopic:
+class OfTopic:
     """The policies of the topic in the path."""
 
     @staticmethod
@@ -160,7 +187,7 @@ class _OfTopic:
         await state(request).catalog.topic_policies.set_policy(await _existing(request), policy, value, element)
 
 
-_Place = type[_OfNamespace] | type[_OfTopic]
+Place = type[OfNamespace] | type[OfTopic]
 
 
 async def _existing(request: web.Request) -> TopicName:
@@ -173,7 +200,7 @@ async def _existing(request: web.Request) -> TopicName:
     return name
 
 
-def _applied(request: web.Request, policy: str) -> Any:
+def applied(request: web.Request, policy: str) -> Any:
     """The effective value for the topic in the path."""
     rules = state(request).service.parts.rules(topic_of(request))
     return getattr(rules, TABLE[policy].attribute)
@@ -187,7 +214,7 @@ def _element(request: web.Request, policy: str) -> str | None:
 _WHERE: Final = {False: "", True: ", in all regions; with ``?region=``, in the one asked alone"}
 
 
-async def _others(request: web.Request, place: _Place) -> frozenset[str]:
+async def _others(request: web.Request, place: Place) -> frozenset[str]:
     """The other regions of the namespace or topic, unless the request is about this one alone.
 
     :raises Refused: it is about another one.
@@ -198,33 +225,35 @@ async def _others(request: web.Request, place: _Place) -> frozenset[str]:
         if only != admin.region:
             raise Refused(412, f"this is {admin.region}: send a request for {only} alone to {only}")
         return frozenset()
-    if place is _OfTopic:
+    if place is OfTopic:
         return frozenset(admin.service.parts.regions_of(str(await _existing(request)))) - {admin.region}
     return (await admin.catalog.namespaces.get(namespace_of(request))).replication_clusters - {admin.region}
 
 
-def reading(place: _Place, endpoint: Endpoint) -> Handler:
+def reading(place: Place, endpoint: Endpoint) -> Handler:
     """How the policy is read."""
 
     async def read(request: web.Request) -> web.Response:
         own = await place.own(request)
-        if place is _OfTopic and flag(request, "applied"):
-            return answer(TABLE[endpoint.policy].show(_applied(request, endpoint.policy)))
+        if place is OfTopic and flag(request, "applied"):
+            return answer(TABLE[endpoint.policy].show(applied(request, endpoint.policy)))
         value = own.get(endpoint.policy)
         element = _element(request, endpoint.policy)
         if value is not None and element is not None:
             value = value.get(element)
-        return done() if value is None else answer(TABLE[endpoint.policy].show(value))
+        if value is None:
+            return done() if endpoint.unset is None else answer(endpoint.unset)
+        return answer(TABLE[endpoint.policy].show(value))
 
     read.__doc__ = f"Read {endpoint.what}; empty when it is not set here."
     return read
 
 
-def setting(place: _Place, endpoint: Endpoint) -> Handler:
+def setting(place: Place, endpoint: Endpoint) -> Handler:
     """How the policy is set."""
 
     async def set_it(request: web.Request) -> web.Response:
-        if place is _OfTopic and endpoint.policy == policies.MESSAGE_TTL and "messageTTL" in request.query:
+        if place is OfTopic and endpoint.policy == policies.MESSAGE_TTL and "messageTTL" in request.query:
             value: Any = number(request.query["messageTTL"], "?messageTTL")
         else:
             value = await body(request)
@@ -240,7 +269,7 @@ def setting(place: _Place, endpoint: Endpoint) -> Handler:
     return set_it
 
 
-def removing(place: _Place, endpoint: Endpoint) -> Handler:
+def removing(place: Place, endpoint: Endpoint) -> Handler:
     """How the policy is taken away."""
 
     async def remove(request: web.Request) -> web.Response:
@@ -253,14 +282,14 @@ def removing(place: _Place, endpoint: Endpoint) -> Handler:
     return remove
 
 
-def quotas(place: _Place) -> Handler:
+def quotas(place: Place) -> Handler:
     """How backlog quotas are read."""
 
     async def read(request: web.Request) -> web.Response:
         """Backlog quotas by kind."""
         own = (await place.own(request)).get(policies.BACKLOG_QUOTAS, {})
-        if place is _OfTopic and flag(request, "applied"):
-            own = _applied(request, policies.BACKLOG_QUOTAS)
+        if place is OfTopic and flag(request, "applied"):
+            own = applied(request, policies.BACKLOG_QUOTAS)
         return answer(policies.show(policies.BACKLOG_QUOTAS, own))
 
     return read
@@ -270,7 +299,7 @@ async def topic_regions(request: web.Request) -> web.Response:
     """Regions that the topic has chosen for itself; empty when it lives where its namespace does."""
     if flag(request, "applied"):
         return answer(sorted(state(request).service.parts.regions_of(str(await _existing(request)))))
-    own = (await _OfTopic.own(request)).get(policies.REPLICATION)
+    own = (await OfTopic.own(request)).get(policies.REPLICATION)
     return done() if own is None else answer(sorted(own))
 
 
@@ -294,7 +323,7 @@ async def set_topic_regions(request: web.Request) -> web.Response:
 
 async def remove_topic_regions(request: web.Request) -> web.Response:
     """Let the topic live where its namespace does."""
-    await _OfTopic.set(request, policies.REPLICATION, None, None)
+    await OfTopic.set(request, policies.REPLICATION, None, None)
     return done()
 
 
@@ -302,7 +331,7 @@ def _quota_kind(request: web.Request) -> str:
     return request.query.get("backlogQuotaType", QUOTA_KINDS[0])
 
 
-def setting_quota(place: _Place) -> Handler:
+def setting_quota(place: Place) -> Handler:
     """How a backlog quota is set."""
 
     async def set_it(request: web.Request) -> web.Response:
@@ -313,7 +342,7 @@ def setting_quota(place: _Place) -> Handler:
     return set_it
 
 
-def removing_quota(place: _Place) -> Handler:
+def removing_quota(place: Place) -> Handler:
     """How a backlog quota is taken away."""
 
     async def remove(request: web.Request) -> web.Response:
@@ -328,14 +357,14 @@ def handlers() -> list[tuple[str, str, str, Handler, bool]]:
     """``namespace`` or ``topic``, verb, last part of the path, handler, and whether it passes the change on to the
     other regions."""
     found: list[tuple[str, str, str, Handler, bool]] = []
-    for level, place in (("namespace", _OfNamespace), ("topic", _OfTopic)):
+    for level, place in (("namespace", OfNamespace), ("topic", OfTopic)):
         for endpoint in ENDPOINTS:
-            path = endpoint.namespace if place is _OfNamespace else endpoint.topic
+            path = endpoint.namespace if place is OfNamespace else endpoint.topic
             if path:
                 found.append((level, "GET", path, reading(place, endpoint), False))
-                found.append((level, "POST", path, setting(place, endpoint), endpoint.everywhere))
+                found.append((level, endpoint.verb, path, setting(place, endpoint), endpoint.everywhere))
                 found.append((level, "DELETE", path, removing(place, endpoint), endpoint.everywhere))
-        if place is _OfTopic:
+        if place is OfTopic:
             found.append((level, "GET", "replication", topic_regions, False))
             found.append((level, "POST", "replication", set_topic_regions, False))
             found.append((level, "DELETE", "replication", remove_topic_regions, False))

@@ -15,6 +15,7 @@ from meridian_broker.admin.figures.filling import fill
 from meridian_broker.admin.figures.rates import Rates
 from meridian_broker.admin.figures.turns import in_turns
 from meridian_broker.admin.http.state import AdminState
+from meridian_broker.admin.pulsar.offloading import offloaded_json
 from meridian_broker.gateway.pulsar.connection import Connection
 from meridian_broker.positions.position import Position
 from meridian_broker.replication.entries.replicator_status import ReplicatorStatus
@@ -63,7 +64,7 @@ class TopicStats:
             "msgChunkPublished": False,
             "storageSize": topic.log.size,
             "backlogSize": backlog,
-            "offloadedStorageSize": 0,
+            **offloaded_json(self.state, topic.name, {ledger: size for ledger, _, size in topic.log.counts()}),
             "waitingPublishers": 0,
             "deduplicationStatus": topic.deduplication.status,
             "ownerBroker": self.state.admin_url().partition("://")[2],
@@ -87,7 +88,7 @@ class TopicStats:
         cursors = {}
         async for subscription in in_turns(topic.subscriptions.values()):
             cursors[subscription.name] = _cursor(subscription, await backlog_of(subscription))
-        counts = log.counts()
+        counts, offload = log.counts(), self.state.offload
         newest = counts[-1] if counts else (-1, 0, 0)
         return {
             "entriesAddedCounter": topic.received_totals()[0],
@@ -100,7 +101,13 @@ class TopicStats:
             "lastConfirmedEntry": str(log.last_confirmed),
             "state": _state(topic),
             "ledgers": [
-                {"ledgerId": ledger, "entries": entries, "size": size, "offloaded": False, "underReplicated": False}
+                {
+                    "ledgerId": ledger,
+                    "entries": entries,
+                    "size": size,
+                    "offloaded": offload is not None and offload.offloading.is_copied(ledger),
+                    "underReplicated": False,
+                }
                 for ledger, entries, size in counts
             ],
             "cursors": cursors,

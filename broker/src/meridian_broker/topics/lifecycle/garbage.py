@@ -39,7 +39,7 @@ AGE_MS: Final = 24 * 3600 * 1000
 log = logging.getLogger(__name__)
 
 
-class _Candidate(NamedTuple):
+class Candidate(NamedTuple):
     """An old ledger of a topic."""
 
     ledger_id: int
@@ -53,14 +53,14 @@ async def collect(topics: Topics, store: LedgerStore, old: Iterable[OldLedger], 
     :param old: ledgers older than ``AGE_MS``, listed before this call.
     :raises SomeFailed: the ledgers of some topics could not be looked at or deleted.
     """
-    by_topic: defaultdict[str, list[_Candidate]] = defaultdict(list)
+    by_topic: defaultdict[str, list[Candidate]] = defaultdict(list)
     for ledger in old:
         try:
             belonging = Label.decode(ledger.label).belonging
         except ValueError as error:
             log.warning("cannot tell which topic ledger %d belongs to: %s", ledger.ledger_id, error)
         else:
-            by_topic[belonging.topic].append(_Candidate(ledger.ledger_id, ledger.fence, belonging.incarnation))
+            by_topic[belonging.topic].append(Candidate(ledger.ledger_id, ledger.fence, belonging.incarnation))
 
     async def look(topic: str) -> None:
         await _delete_unnamed(topics, store, topic_name.parse(topic), by_topic[topic])
@@ -68,21 +68,19 @@ async def collect(topics: Topics, store: LedgerStore, old: Iterable[OldLedger], 
     await each(scheduler, by_topic, str, look)
 
 
-async def _delete_unnamed(
-    topics: Topics, store: LedgerStore, name: TopicName, candidates: Sequence[_Candidate]
-) -> None:
-    fenced = [one for one in await _unnamed(topics, name, candidates) if await _fence(store, one)]
+async def _delete_unnamed(topics: Topics, store: LedgerStore, name: TopicName, candidates: Sequence[Candidate]) -> None:
+    fenced = [one for one in await unnamed(topics, name, candidates) if await _fence(store, one)]
     if not fenced:
         return
-    unnamed = await _unnamed(topics, name, fenced)
-    for one in unnamed:
+    gone = await unnamed(topics, name, fenced)
+    for one in gone:
         await store.delete(one.ledger_id)
         log.info("deleted ledger %d: %s does not name it", one.ledger_id, name)
-    for one in set(fenced) - set(unnamed):
+    for one in set(fenced) - set(gone):
         log.warning("%s recorded ledger %d long after its creation; it continues in another one", name, one.ledger_id)
 
 
-async def _fence(store: LedgerStore, one: _Candidate) -> bool:
+async def _fence(store: LedgerStore, one: Candidate) -> bool:
     """Make sure that nothing more is confirmed in it. False: it is somebody else's by now, or gone.
 
     :raises LedgerError: it is not known whether it is fenced.
@@ -94,22 +92,23 @@ async def _fence(store: LedgerStore, one: _Candidate) -> bool:
     return True
 
 
-async def _unnamed(topics: Topics, name: TopicName, candidates: Sequence[_Candidate]) -> list[_Candidate]:
+async def unnamed(topics: Topics, name: TopicName, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Those that neither the topic names, nor a copy of it that was quarantined."""
     found = await topics.find(name)
     record = TopicRecord() if found is None else found[0]
     if record.deleting is not None:
         return []  # the deletion deletes them
     named = _named(record)
-    unnamed = [
+    left = [
         one
         for one in candidates
         if one.ledger_id not in named and (found is None or stamp_of(one.incarnation) <= stamp_of(record.incarnation))
     ]
-    if not unnamed:
+    if not left:
         return []
     # Read after the topic's own record: its ledgers move from there to a copy's, and never back.
     aside = {ledger_id for copy in await topics.aside(name) for ledger_id in _named(copy)}
-    return [one for one in unnamed if one.ledger_id not in aside]
+    return [one for one in left if one.ledger_id not in aside]
 
 
 def _named(record: TopicRecord) -> set[int]:

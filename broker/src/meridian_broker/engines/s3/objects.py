@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An `ObjectStore` in a bucket of S3, or of a store that speaks its protocol.
+
+The client is ``obstore``. It takes credentials where AWS's own tools take them in a process without a shell: the
+variables ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY`` and ``AWS_SESSION_TOKEN``, a web identity (IRSA), the
+container's, the machine's. It renews them, repeats what failed for a while, and none of them is in a message of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+from meridian_broker.engines.s3.place import S3Place
+from meridian_broker.ledgers.objects import (
+    ObjectInfo,
+    ObjectNotFound,
+    ObjectStoreAway,
+    ObjectStoreError,
+    ObjectStoreRefused,
+)
+
+try:
+    import obstore
+    from obstore import exceptions
+    from obstore.store import S3Store
+except ImportError:
+    raise ObjectStoreError("offloading to S3 needs the package obstore: install meridian-broker[offload]") from None
+
+T = TypeVar("T")
+
+REQUESTS_AT_ONCE: Final = 32
+"""Each holds at most a chunk in memory."""
+STATUS: Final = re.compile(r"status code: (\d{3})")
+"""In a message of the client, whose exceptions do not tell it for all requests."""
+NOT_FOUND: Final = 404
+DENIED: Final = (401, 403)
+PASSING: Final = (408, 429)
+"""The store takes the blame for these, or asks for patience."""
+PATIENCE_SECONDS: Final = 5.0
+"""For a connection."""
+
+
+class S3Objects:
+    """See `meridian_broker.ledgers.objects.ObjectStore`."""
+
+    def __init__(self, place: S3Place) -> None:
+        """:raises ObjectStoreRefused: the place is none: an endpoint that is no URL, a file that is no certificate."""
+        self._place = place
+        self._places = asyncio.Semaphore(REQUESTS_AT_ONCE)
+        self._is_closed = False
+        try:
+            self._store = _store(place)
+        except (exceptions.BaseError, OSError, ValueError) as error:
+            raise ObjectStoreRefused(f"{self.where} cannot be used: {_first_line(error)}") from None
+
+    @property
+    def where(self) -> str:
+        """The bucket, its part and its endpoint."""
+        part = f"/{self._place.prefix}" if self._place.prefix else ""
+        return f"bucket {self._place.bucket}{part} at {self._place.endpoint or 'AWS S3'}"
+
+    async def put(self, key: str, data: bytes) -> None:
+        """In one request."""
+        await self._ask(f"write {key} to", lambda: obstore.put_async(self._store, key, data, use_multipart=False))
+
+    async def read(self, key: str, first: int, length: int) -> bytes:
+        """In one request."""
+        if length < 0:
+            return bytes(await self._ask(f"read {key} from", lambda: self._whole(key)))
+        return bytes(
+            await self._ask(
+                f"read {key} from", lambda: obstore.get_range_async(self._store, key, start=first, length=length)
+            )
+        )
+
+    async def _whole(self, key: str) -> Any:
+        return await (await obstore.get_async(self._store, key)).bytes_async()
+
+    async def list(self, prefix: str) -> list[ObjectInfo]:
+        """A thousand at a time."""
+        found = await self._ask(f"list {prefix} in", lambda: self._collect(prefix))
+        return sorted(ObjectInfo(str(one["path"]), int(one["size"])) for one in found)
+
+    async def _collect(self, prefix: str) -> Any:
+        return await obstore.list(self._store, prefix).collect_async()
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """A thousand at a time."""
+        try:
+            await self._ask("delete objects in", lambda: obstore.delete_async(self._store, list(keys)))
+        except ObjectNotFound:
+            pass  # one of them; the others are deleted
+
+    async def close(self) -> None:
+        """What is under way ends."""
+        self._is_closed = True
+
+    async def _ask(self, doing: str, request: Callable[[], Awaitable[T]]) -> T:
+        if self._is_closed:
+            raise ObjectStoreAway(f"{self.where} was closed")
+        seconds = PATIENCE_SECONDS + 2 * self._place.timeout_seconds
+        async with self._places:
+            try:
+                async with asyncio.timeout(seconds):
+                    return await request()
+            except TimeoutError:
+                raise ObjectStoreAway(f"could not {doing} {self.where} within {seconds:.0f} s") from None
+            except (exceptions.BaseError, FileNotFoundError) as error:
+                raise _ours(error, f"could not {doing} {self.where}") from None
+
+
+def _store(place: S3Place) -> Any:
+    options: Any = {
+        "connect_timeout": timedelta(seconds=PATIENCE_SECONDS),
+        "timeout": timedelta(seconds=place.timeout_seconds),
+        "allow_http": place.endpoint.startswith("http://"),
+    }
+    if place.ca_file is not None:
+        options["root_certificate"] = place.ca_file.read_bytes()
+    named: dict[str, Any] = {"region": place.region} if place.region else {}
+    if place.endpoint:
+        named["endpoint"] = place.endpoint
+    return S3Store(
+        place.bucket,
+        prefix=place.prefix or None,
+        client_options=options,
+        retry_config={
+            "max_retries": place.max_attempts - 1,
+            "retry_timeout": timedelta(seconds=place.timeout_seconds),
+            "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=2), "base": 2},
+        },
+        **named,
+    )
+
+
+def _ours(error: Exception, doing: str) -> ObjectStoreError:
+    said, text = _first_line(error), str(error)
+    found = STATUS.search(text)
+    status = int(found[1]) if found is not None else 0
+    if "NoSuchBucket" in text:
+        return ObjectStoreRefused(f"{doing}: there is no such bucket: create it ({said})")
+    if isinstance(error, FileNotFoundError) or status == NOT_FOUND:
+        return ObjectNotFound(f"{doing}: there is no such object")
+    if status in DENIED:
+        return ObjectStoreRefused(
+            f"{doing}: the store refuses these credentials, or what they may do: check them and the bucket's policy "
+            f"({said})"
+        )
+    if status // 100 in (3, 4) and status not in PASSING:
+        return ObjectStoreRefused(f"{doing}: the store refuses the request: check endpoint and region ({said})")
+    return ObjectStoreAway(f"{doing}: {said}")
+
+
+def _first_line(error: Exception) -> str:
+    """Behind it the client repeats the whole chain of causes."""
+    return (str(error).strip() or repr(error)).splitlines()[0][:400]

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The port to an object store: whole objects by key, such as S3 and what speaks its protocol has.
+
+An object appears whole or not at all, and is not changed afterwards. Retries, with a bound on their time, are the
+implementation's; its errors say whose fault it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+
+class ObjectStoreError(Exception):
+    """The object store failed or refused. The message says whose fault it is and what to do."""
+
+
+class ObjectStoreAway(ObjectStoreError):
+    """It does not answer, or not in time. Trying again later may work."""
+
+
+class ObjectStoreRefused(ObjectStoreError):
+    """It answers, and refuses: credentials, permissions, a bucket that does not exist or is full."""
+
+
+class ObjectNotFound(ObjectStoreError):
+    """There is no such object."""
+
+
+class ObjectInfo(NamedTuple):
+    """An object as it is listed."""
+
+    key: str
+    size: int
+
+
+class ObjectStore(Protocol):
+    """One bucket, or a part of one. Every method may raise `ObjectStoreAway` and `ObjectStoreRefused`."""
+
+    @property
+    def where(self) -> str:
+        """The bucket and the endpoint, for messages. No secret."""
+        ...
+
+    async def put(self, key: str, data: bytes) -> None:
+        """Write an object. The store has it durably when this returns."""
+        ...
+
+    async def read(self, key: str, first: int, length: int) -> bytes:
+        """``length`` bytes from ``first`` on, fewer at the object's end; a negative ``length``: all of them.
+
+        :raises ObjectNotFound: there is no such object.
+        """
+        ...
+
+    async def list(self, prefix: str) -> list[ObjectInfo]:
+        """Every object whose key begins with ``prefix`` followed by a slash, by key."""
+        ...
+
+    async def delete(self, keys: Sequence[str]) -> None:
+        """Remove these objects. One that does not exist: nothing happens."""
+        ...
+
+    async def close(self) -> None:
+        """Later calls fail."""
+        ...

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies of ledgers as objects: written, opened, checked, deleted.
+
+The objects of a copy are ``PREFIX/REGION/LEDGER/COPY/CHUNK`` and ``.../index``. An upload is not one large object in
+parts: the parts of one that was broken off are in no listing, and are kept, and paid for, until somebody ends it. Of
+whole objects whatever is there is listed below the ledger's name, so it can be deleted without knowing who left it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from meridian_broker.ledgers.objects import ObjectNotFound, ObjectStore, ObjectStoreError
+from meridian_broker.ledgers.offloaded.format import BlockContent, CopyDamaged, CopyIndex, Packer, unpack_block
+from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError, LedgerUnreadable, Reader
+
+READ_BYTES: Final = 1 << 20
+"""Bytes of entries of the ledger that are held at once while it is copied, besides a chunk."""
+_INDEX: Final = "index"
+
+
+class Copies:
+    """See the module's text. The folder of all is this region's alone."""
+
+    def __init__(self, objects: ObjectStore, folder: str, block_bytes: int, chunk_bytes: int) -> None:
+        """
+        :param folder: of all copies of this region.
+        :param block_bytes: see `Packer`, as for ``chunk_bytes``.
+        """
+        self._objects = objects
+        self._folder = folder
+        self._block_bytes = block_bytes
+        self._chunk_bytes = chunk_bytes
+
+    @property
+    def where(self) -> str:
+        return self._objects.where
+
+    async def close(self) -> None:
+        """No more requests."""
+        await self._objects.close()
+
+    async def write(self, ledger_id: int, copy: str, label: bytes, reader: Reader, entries: int) -> CopyIndex:
+        """Copy a sealed ledger.
+
+        :param entries: how many it has.
+        :raises LedgerError: it cannot be read, or has fewer.
+        :raises ObjectStoreError: it cannot be written.
+        """
+        packer, chunks = Packer(ledger_id, self._block_bytes, self._chunk_bytes), 0
+        folder = self._copy(ledger_id, copy)
+        while packer.next_entry < entries:
+            some = await reader.read(packer.next_entry, entries - 1, READ_BYTES)
+            if not some:
+                raise LedgerError(f"ledger {ledger_id} ends before entry {packer.next_entry} of {entries}")
+            for entry in some:
+                full = packer.add(entry)
+                if full is not None:
+                    await self._objects.put(_chunk(folder, chunks), full)
+                    chunks += 1
+        last, index = packer.finish(label)
+        if last is not None:
+            await self._objects.put(_chunk(folder, chunks), last)
+        await self._objects.put(f"{folder}/{_INDEX}", index.encode())
+        return index
+
+    async def index(self, ledger_id: int, copy: str) -> CopyIndex:
+        """:raises LedgerCorrupt: it is missing or damaged. :raises LedgerUnreadable: it cannot be read now."""
+        key = f"{self._copy(ledger_id, copy)}/{_INDEX}"
+        try:
+            return CopyIndex.decode(await self._objects.read(key, 0, -1), ledger_id)
+        except (ObjectNotFound, CopyDamaged) as error:
+            raise LedgerCorrupt(f"the copy of ledger {ledger_id} in {self.where} is damaged: {error}") from error
+        except ObjectStoreError as error:
+            raise LedgerUnreadable(f"ledger {ledger_id} cannot be read from {self.where} now: {error}") from error
+
+    async def block(self, ledger_id: int, copy: str, index: CopyIndex, number: int) -> BlockContent:
+        """One block, damaged or not. :raises LedgerUnreadable: it cannot be read now."""
+        block, count = index.blocks[number], index.end_of(number) - index.blocks[number].first
+        try:
+            data = await self._objects.read(
+                _chunk(self._copy(ledger_id, copy), block.chunk), block.offset, block.length
+            )
+        except ObjectNotFound:
+            data = b""
+        except ObjectStoreError as error:
+            raise LedgerUnreadable(f"ledger {ledger_id} cannot be read from {self.where} now: {error}") from error
+        return unpack_block(ledger_id, block.first, count, data)
+
+    async def lacks(self, ledger_id: int, copy: str) -> str | None:
+        """What a copy lacks, by the sizes of its objects; None: nothing.
+
+        :raises LedgerUnreadable, ObjectStoreError: that cannot be found out now.
+        """
+        folder = self._copy(ledger_id, copy)
+        sizes = {one.key: one.size for one in await self._objects.list(folder)}
+        try:
+            index = await self.index(ledger_id, copy)
+        except LedgerCorrupt as error:
+            return str(error)
+        for number, size in enumerate(index.chunks):
+            if sizes.get(key := _chunk(folder, number)) != size:
+                return f"{key} in {self.where} has {sizes.get(key, 'no')} bytes instead of {size}"
+        return None
+
+    async def find(self, ledger_id: int) -> tuple[str, CopyIndex] | None:
+        """A whole copy that is not on record; None: there is none.
+
+        :raises LedgerUnreadable, ObjectStoreError: that cannot be found out now.
+        """
+        for one in await self._objects.list(self._ledger(ledger_id)):
+            folder, _, name = one.key.rpartition("/")
+            copy = folder.rpartition("/")[2]
+            if name == _INDEX and await self.lacks(ledger_id, copy) is None:
+                return copy, await self.index(ledger_id, copy)
+        return None
+
+    async def delete(self, ledger_id: int, *, but: str | None = None) -> None:
+        """Delete all copies of a ledger. :param but: the name of one that stays.
+
+        :raises ObjectStoreError: some may be left.
+        """
+        kept = None if but is None else f"{self._copy(ledger_id, but)}/"
+        keys = [one.key for one in await self._objects.list(self._ledger(ledger_id))]
+        keys = [key for key in keys if kept is None or not key.startswith(kept)]
+        if keys:
+            await self._objects.delete(keys)
+
+    async def delete_one(self, ledger_id: int, copy: str) -> None:
+        """Delete one copy. :raises ObjectStoreError: a part of it may be left."""
+        if keys := [one.key for one in await self._objects.list(self._copy(ledger_id, copy))]:
+            await self._objects.delete(keys)
+
+    def _ledger(self, ledger_id: int) -> str:
+        return f"{self._folder}/{ledger_id:016d}"
+
+    def _copy(self, ledger_id: int, copy: str) -> str:
+        return f"{self._ledger(ledger_id)}/{copy}"
+
+
+def _chunk(folder: str, number: int) -> str:
+    return f"{folder}/{number:06d}"

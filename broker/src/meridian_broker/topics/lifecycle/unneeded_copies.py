@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds offloaded ledgers that no topic names any more.
+
+A topic's record stops naming a ledger before its copy is on record as one to be deleted; a broker that dies between the
+two leaves the copy behind. The ledger was sealed and on record once, and is named never again after that; so nothing
+has to be fenced, as for ledgers that may still be written (``garbage.py``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from meridian_broker.ledgers.labels import Label
+from meridian_broker.ledgers.offloaded.records import State
+from meridian_broker.topics.lifecycle.garbage import Candidate, unnamed
+from meridian_broker.wire.pulsar import topic_name
+
+if TYPE_CHECKING:
+    from meridian_broker.ledgers.offloaded.records import Offloaded
+    from meridian_broker.ledgers.store import LedgerStore
+    from meridian_broker.metadata.topic_catalog import Topics
+
+log = logging.getLogger(__name__)
+
+
+async def collect(topics: Topics, records: list[Offloaded], store: LedgerStore) -> None:
+    """Delete those of these ledgers that nobody names.
+
+    :raises LedgerError, MetadataError: that cannot be done now.
+    """
+    by_topic: defaultdict[str, list[Candidate]] = defaultdict(list)
+    for record in records:
+        if record.state is not State.DOOMED:
+            try:
+                belonging = Label.decode(record.label).belonging
+            except ValueError:
+                continue  # a version without labels stored it: it goes with its topic
+            by_topic[belonging.topic].append(Candidate(record.ledger_id, 0, belonging.incarnation))
+    for topic, candidates in by_topic.items():
+        for one in await unnamed(topics, topic_name.parse(topic), candidates):
+            await store.delete(one.ledger_id)
+            log.info("deleted offloaded ledger %d: %s does not name it", one.ledger_id, topic)

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A broker that offloads ledgers to a bucket in memory: by policy, on request, read again, trimmed, deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pulsar
+import pytest
+from meridian_broker.engines.memory.objects import MemoryObjects
+from meridian_broker.ledgers.objects import ObjectStoreRefused
+from meridian_broker.ledgers.offloaded.offloading import Offloading
+from meridian_broker.server import broker as broker_module
+from meridian_broker.server.broker import BrokerProcess
+from meridian_broker.server.offloading import with_offloaded
+from support.brokers.broker_inside import broker_inside
+from support.brokers.region_clients import PATIENCE_MS
+
+SETTINGS = {
+    "managedLedgerMaxEntriesPerLedger": "20",
+    "managedLedgerOffloadDriver": "aws-s3",
+    "s3ManagedLedgerOffloadBucket": "bucket",
+}
+NAMESPACE = "/admin/v2/namespaces/public/default"
+TOPIC = "/admin/v2/persistent/public/default/t"
+MESSAGES = [b"%04d" % number * 100 for number in range(100)]
+
+
+class World:
+    """A broker, its bucket, and clients in threads: the broker runs on the test's loop."""
+
+    def __init__(self, directory: Path, objects: MemoryObjects) -> None:
+        self.directory = directory
+        self.objects = objects
+        self.broker: BrokerProcess
+
+    def running(self, **settings: object) -> Any:
+        return broker_inside(self.directory, **{**SETTINGS, **settings})
+
+    async def http(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        url = f"{self.broker.listeners.admin_url}{path}"
+        async with aiohttp.ClientSession() as session, session.request(method, url, json=body) as answer:
+            text = await answer.text()
+            return answer.status, json.loads(text) if text else None
+
+    async def ledgers(self) -> list[dict[str, Any]]:
+        status, said = await self.http("GET", f"{TOPIC}/internalStats")
+        assert status == 200, said
+        found: list[dict[str, Any]] = said["ledgers"]
+        return found
+
+    async def work(self, what: Callable[[pulsar.Client], Any]) -> Any:
+        def connected() -> Any:
+            addresses = self.broker.listeners.addresses("")
+            assert addresses is not None
+            client = pulsar.Client(addresses.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+            try:
+                return what(client)
+            finally:
+                client.close()
+
+        return await asyncio.to_thread(connected)
+
+    async def publish(self) -> None:
+        def publish(client: pulsar.Client) -> None:
+            client.subscribe("t", "s").close()
+            producer = client.create_producer("t", batching_enabled=False)
+            for message in MESSAGES:
+                producer.send_async(message, lambda _result, _place: None)
+            producer.flush()
+
+        await self.work(publish)
+
+    async def consume(self, count: int) -> list[bytes]:
+        def consume(client: pulsar.Client) -> list[bytes]:
+            consumer = client.subscribe("t", "s")
+            found = [consumer.receive(PATIENCE_MS) for _ in range(count)]
+            consumer.acknowledge_cumulative(found[-1])
+            return [message.data() for message in found]
+
+        got: list[bytes] = await self.work(consume)
+        return got
+
+    @property
+    def offloading(self) -> Offloading:
+        assert self.broker.offload is not None
+        return self.broker.offload.offloading
+
+    async def look(self) -> None:
+        assert self.broker.offload is not None
+        await self.broker.offload.look()
+
+    def away(self) -> set[int]:
+        """Ledgers of which only the copy is left."""
+        here = set(self.broker.ledgers._near._ledgers)  # type: ignore[attr-defined]
+        return {int(key.split("/")[1]) for key in self.objects.bucket} - here
+
+
+@pytest.fixture
+async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    bucket: dict[str, bytes] = {}
+    world = World(tmp_path, MemoryObjects(bucket))
+
+    async def offloaded(near: Any, settings: Any, metadata: Any, scheduler: Any) -> Any:
+        world.objects = MemoryObjects(bucket)
+        return await with_offloaded(near, settings, metadata, scheduler, world.objects)
+
+    monkeypatch.setattr(broker_module, "with_offloaded", offloaded)
+    yield world
+
+
+async def test_ledgers_leave_by_policy_and_are_read_again_after_a_restart(world: World) -> None:
+    async with world.running() as world.broker:
+        assert await world.http("GET", f"{NAMESPACE}/offloadThreshold") == (200, -1)
+        await world.publish()
+        await world.look()
+        assert not world.objects.bucket, "no policy, no offload"
+        assert (await world.http("PUT", f"{NAMESPACE}/offloadThreshold", 0))[0] == 204
+        assert (await world.http("PUT", f"{NAMESPACE}/offloadDeletionLagMs", 3_600_000))[0] == 204
+        await world.broker.service.policies.follow()
+        await world.look()
+        ledgers = await world.ledgers()
+        assert [one["offloaded"] for one in ledgers] == [True] * (len(ledgers) - 1) + [False]
+        assert not world.away(), "the lag"
+        assert (await world.http("PUT", f"{NAMESPACE}/offloadDeletionLagMs", 0))[0] == 204
+        await world.broker.service.policies.follow()
+        await world.look()
+        assert world.away() == {one["ledgerId"] for one in ledgers[:-1]}
+        _, stats = await world.http("GET", f"{TOPIC}/stats")
+        assert stats["offloadedStorageSize"] == sum(one["size"] for one in ledgers[:-1])
+        assert stats["lastOffloadLedgerId"] == ledgers[-2]["ledgerId"]
+        assert stats["lastOffloadSuccessTimeStamp"] > 0
+        _, metrics = await world.http("GET", "/meridian/v1/health")
+        assert metrics["healthy"], metrics
+    async with world.running() as world.broker:
+        assert await world.consume(len(MESSAGES)) == MESSAGES
+        status, _ = await world.http("POST", f"{TOPIC}/trim")
+        assert status == 204
+        await world.offloading.clear()
+        assert not world.objects.bucket, "trimmed ledgers leave no copies"
+        assert len(world.offloading.table) == 0
+
+
+async def test_a_topic_that_is_deleted_takes_its_copies_along(world: World) -> None:
+    async with world.running(
+        managedLedgerOffloadAutoTriggerSizeThresholdBytes=0, managedLedgerOffloadDeletionLagMs=0
+    ) as world.broker:
+        await world.publish()
+        await world.look()
+        assert world.away()
+        assert (await world.http("DELETE", f"{TOPIC}?force=true"))[0] == 204
+        await world.offloading.clear()
+        assert not world.objects.bucket
+
+
+async def test_an_offload_on_request_says_how_it_goes(world: World) -> None:
+    async with world.running() as world.broker:
+        await world.publish()
+        assert await world.http("GET", f"{TOPIC}/offload") == (
+            200,
+            {"status": "NOT_RUN", "lastError": "", "firstUnoffloadedMessage": None},
+        )
+        ledgers = await world.ledgers()
+        upto = {"ledgerId": ledgers[2]["ledgerId"], "entryId": 0, "partitionIndex": -1}
+
+        def refuse(operation: str, key: str) -> None:
+            raise ObjectStoreRefused("the store refuses these credentials")
+
+        world.objects.fault = refuse
+        assert (await world.http("PUT", f"{TOPIC}/offload", upto))[0] == 204
+        said = await ended(world)
+        assert (said["status"], said["lastError"]) == ("ERROR", "the store refuses these credentials")
+        assert said["firstUnoffloadedMessage"]["ledgerId"] == ledgers[0]["ledgerId"]
+        await world.publish()  # nobody else noticed
+        world.objects.fault = lambda _operation, _key: None
+        assert (await world.http("PUT", f"{TOPIC}/offload", upto))[0] == 204
+        status, reason = await world.http("PUT", f"{TOPIC}/offload", upto)
+        assert status == 409, reason
+        said = await ended(world)
+        assert (said["status"], said["lastError"]) == ("SUCCESS", "")
+        assert said["firstUnoffloadedMessage"] == upto
+        assert [one["offloaded"] for one in await world.ledgers()][:3] == [True, True, False]
+
+
+async def ended(world: World) -> Any:
+    while True:
+        status, said = await world.http("GET", f"{TOPIC}/offload")
+        assert status == 200, said
+        if said["status"] != "RUNNING":
+            return said
+
+
+async def test_a_bucket_that_refuses_stops_nobody_and_is_shown(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    async with world.running(
+        managedLedgerOffloadAutoTriggerSizeThresholdBytes=0, managedLedgerOffloadDeletionLagMs=0
+    ) as world.broker:
+        await world.publish()
+        await world.look()
+
+        def refuse(operation: str, key: str) -> None:
+            raise ObjectStoreRefused("403: check the credentials")
+
+        world.objects.fault = refuse
+        (work,) = [one for one in world.broker.chores._works if one.name == "offload ledgers"]
+        await world.publish()
+        assert not await work.attempt()
+        _, health = await world.http("GET", "/meridian/v1/health")
+        assert not health["healthy"]
+        (shown,) = [one for one in health["work"] if one["name"] == "offload ledgers"]
+        assert "403" in shown["problem"]
+        consuming = asyncio.ensure_future(world.consume(2 * len(MESSAGES)))
+        unread: dict[str, Any] = {"subscriptions": 0}
+        while not unread["subscriptions"]:
+            unread = (await world.http("GET", "/meridian/v1/health"))[1]["unreadSubscriptions"]
+        assert "403: check the credentials" in unread["first"][0]["reason"]
+        world.objects.fault = lambda _operation, _key: None
+        assert await consuming == MESSAGES * 2
+        assert await work.attempt()
+
+
+async def test_a_start_without_the_store_is_refused_once_ledgers_were_offloaded(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world.running(
+        managedLedgerOffloadAutoTriggerSizeThresholdBytes=0, managedLedgerOffloadDeletionLagMs=0
+    ) as world.broker:
+        await world.publish()
+        await world.look()
+    monkeypatch.setattr(broker_module, "with_offloaded", partial(with_offloaded))
+    with pytest.raises(Exception, match="were offloaded, and the settings do not say to where"):
+        async with broker_inside(world.directory):
+            pass
+
+
+async def test_policies_set_thresholds_and_no_places(world: World) -> None:
+    async with world.running() as world.broker:
+        policies = {"managedLedgerOffloadDriver": "S3", "managedLedgerOffloadThresholdInBytes": 1000}
+        assert (await world.http("POST", f"{NAMESPACE}/offloadPolicies", policies))[0] == 204
+        assert await world.http("GET", f"{NAMESPACE}/offloadThreshold") == (200, 1000)
+        _, shown = await world.http("GET", f"{NAMESPACE}/offloadPolicies")
+        assert shown == {
+            "managedLedgerOffloadDriver": "aws-s3",
+            "s3ManagedLedgerOffloadBucket": "bucket",
+            "managedLedgerOffloadThresholdInBytes": 1000,
+            "managedLedgerOffloadThresholdInSeconds": None,
+            "managedLedgerOffloadDeletionLagInMillis": None,
+        }
+        for elsewhere in (
+            {"s3ManagedLedgerOffloadServiceEndpoint": "http://169.254.169.254"},
+            {"managedLedgerOffloadDriver": "filesystem"},
+            {"s3ManagedLedgerOffloadCredentialSecret": "x"},
+            {"s3ManagedLedgerOffloadBucket": "somebody-elses"},
+            {"managedLedgerOffloadThresholdInBytes": -2},
+        ):
+            assert (await world.http("POST", f"{NAMESPACE}/offloadPolicies", elsewhere))[0] == 412, elsewhere
+        await world.publish()
+        assert (await world.http("POST", f"{TOPIC}/offloadPolicies", {"managedLedgerOffloadThresholdInBytes": 0}))[
+            0
+        ] == 204
+        _, applied = await world.http("GET", f"{TOPIC}/offloadPolicies?applied=true")
+        assert applied["managedLedgerOffloadThresholdInBytes"] == 0
+        assert applied["managedLedgerOffloadDeletionLagInMillis"] == 4 * 3600 * 1000
+        assert (await world.http("DELETE", f"{TOPIC}/offloadPolicies"))[0] == 204
+        assert await world.http("GET", f"{TOPIC}/offloadPolicies") == (204, None)
+        assert (await world.http("DELETE", f"{NAMESPACE}/removeOffloadPolicies"))[0] == 204
+        assert await world.http("GET", f"{NAMESPACE}/offloadThreshold") == (200, -1)
+
+
+async def test_copies_that_a_dead_broker_left_are_found(world: World) -> None:
+    async with world.running(
+        managedLedgerOffloadAutoTriggerSizeThresholdBytes=0, managedLedgerOffloadDeletionLagMs=0
+    ) as world.broker:
+        await world.publish()
+        await world.look()
+        metadata, offloading = world.broker._metadata, world.offloading
+        kept = {record.ledger_id: record for record in offloading.table}
+        assert (await world.http("DELETE", f"{TOPIC}?force=true"))[0] == 204
+        for record in kept.values():  # the broker died before it wrote that they are doomed
+            await metadata.delete(f"/local/offloaded/{record.ledger_id:016d}")
+            await offloading.table.fetch(record.ledger_id)
+            await offloading.table.replace(None, record)
+        (work,) = [one for one in world.broker.chores._works if one.name.startswith("look for offloaded")]
+        assert await work.attempt()
+        await offloading.clear()
+        assert not world.objects.bucket
