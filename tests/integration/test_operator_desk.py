@@ -56,7 +56,7 @@ async def test_an_event_from_before_a_write_does_not_cause_it_again() -> None:
             return sum(path.endswith(f"/{name}/status") for _, path, _ in api.writes)
 
         def hear(change: str, body: Any) -> None:
-            desk.heard(GeoTopics(), change, body, Views({}, {}, {}))
+            desk.heard(GeoTopics(), change, body, Views({}, {}, {}, {}))
 
         try:
             before = create("first")
@@ -79,7 +79,7 @@ async def test_no_timer_lies_between_reconcile_now_and_the_look(monkeypatch: pyt
         desk = Desk(world)
 
         def hear(change: str) -> None:
-            desk.heard(GeoTopics(), change, api.get("geotopics", "orders") or {}, Views({}, {}, {}))
+            desk.heard(GeoTopics(), change, api.get("geotopics", "orders") or {}, Views({}, {}, {}, {}))
 
         try:
             spec = {"topic": "persistent://public/default/orders", "regions": ["east", "west"]}

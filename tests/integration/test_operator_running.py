@@ -28,6 +28,13 @@ class Regions:
     def call(self, method: str, path: str, body: Any = ..., region: str = "east") -> Any:
         return self._regions.http(region, method, f"/admin/v2/persistent/public/default/{path}", body)
 
+    def ask(self, path: str, region: str) -> Any:
+        return self._regions.http(region, "GET", path).json
+
+    def make_tenant(self, name: str, region: str = "east") -> None:
+        made = self._regions.http(region, "PUT", f"/admin/v2/tenants/{name}", {"allowedClusters": list(REGIONS)})
+        assert made.status == 204
+
     def has(self, topic: str, region: str = "east") -> bool:
         return bool(self.call("GET", f"{topic}/stats", region=region).status == 200)
 
@@ -368,6 +375,52 @@ def test_an_object_that_makes_no_sense_says_so(kube: KubeApi) -> None:
 
 
 def test_a_kind_that_is_not_acted_on_says_so(kube: KubeApi) -> None:
-    for plural in ("shadowtopics", "metadatasyncpolicies"):
-        kube.create(plural, "later", spec={})
-        assert "does not act on" in because(kube, plural, "later", "NotImplemented")
+    kube.create("shadowtopics", "later", spec={})
+    assert "does not act on" in because(kube, "shadowtopics", "later", "NotImplemented")
+
+
+def test_regions_share_metadata_as_long_as_a_policy_says_so(near: Regions) -> None:
+    plural, platform = "metadatasyncpolicies", "platform"
+    tenants = {platform: ("*",), "default": ("public",)}
+    spec = {"regions": list(REGIONS), "deletionPolicy": "Delete"}
+
+    def shares() -> list[bool]:
+        return [near.ask("/meridian/v1/metadata/status", region)["enabled"] for region in REGIONS]
+
+    def synced(reason: str) -> None:
+        def told() -> Any:
+            return api.condition(plural, "all", "Synced", platform)
+
+        wait_until(lambda: told().get("reason") == reason, f"the policy to be {reason}, not {told()}")
+
+    with KubeApi() as api, RunningOperator(api, near.urls, tenants=tenants):
+        api.create(plural, "all", platform, metadata={"annotations": {"meridian.dev/dry-run": "true"}}, spec=spec)
+        because(api, plural, "all", "DryRun", platform)
+        planned = (api.get(plural, "all", platform) or {})["status"]["plan"]
+        assert any("east: set metadataSyncEventTopic" in sentence for sentence in planned)
+        assert shares() == [False, False]
+        api.annotate(plural, "all", platform, dry_run="false")
+        ready(api, plural, "all", platform)
+        near.make_tenant("shop")
+        wait_until(lambda: "shop" in near.ask("/admin/v2/tenants", "west"), "the tenant in the other region")
+        synced("InSync")
+        rows = (api.get(plural, "all", platform) or {})["status"]["regions"]
+        assert [(row["name"], row["enabled"]) for row in rows] == [("east", True), ("west", True)]
+
+        api.create(plural, "second", platform, spec=spec)
+        assert "platform/all is older" in because(api, plural, "second", "ConflictingResource", platform)
+        api.create(plural, "stranger", spec=spec)
+        assert "may not manage metadata of all tenants" in because(api, plural, "stranger", "TenantNotAllowed")
+        for name, namespace in (("second", platform), ("stranger", "default")):
+            api.delete(plural, name, namespace)
+            gone(api, plural, name, namespace)
+        assert shares() == [True, True]
+
+        api.edit(plural, "all", platform, suspend=True)
+        synced("Suspended")
+        wait_until(lambda: shares() == [False, False], "nothing to be shared")
+        api.edit(plural, "all", platform, suspend=False)
+        synced("InSync")
+        api.delete(plural, "all", platform)
+        gone(api, plural, "all", platform)
+        assert shares() == [False, False]

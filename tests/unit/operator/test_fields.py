@@ -14,23 +14,25 @@ from typing import Any
 
 import pytest
 from meridian_operator.api.crd import KINDS, document
-from meridian_operator.api.metadata_sync_policy import METADATA_SYNC_POLICY
 from meridian_operator.api.settings import Settings
 from meridian_operator.api.shadow_topic import SHADOW_TOPIC
 from meridian_operator.handlers.deleting import FINALIZER
 from meridian_operator.handlers.geo_topics import GeoTopics
+from meridian_operator.handlers.metadata_sync_policies import MetadataSyncPolicies
 from meridian_operator.handlers.reconciling import look
 from meridian_operator.handlers.replicated_subscriptions import ReplicatedSubscriptions
 from meridian_operator.handlers.subject import Subject, Views
 from meridian_operator.plan.changes import Change
 from meridian_operator.plan.claims import Claim
-from meridian_operator.plan.observed import Link, RegionSeen, SubscriptionSeen, TopicName, TopicSeen
+from meridian_operator.plan.observed import Link, RegionSeen, SubscriptionSeen, SyncSeen, TopicName, TopicSeen
 from meridian_operator.plan.verdicts import Verdicts
 from meridian_verifier.wanted_lags import max_lags
 
 NAMES = ("ap", "eu", "us")
 OTHER_TOPIC = "persistent://public/default/others"
-ACTED_ON: dict[str, Subject[Any]] = {one.kind.kind: one for one in (GeoTopics(), ReplicatedSubscriptions())}
+ACTED_ON: dict[str, Subject[Any]] = {
+    one.kind.kind: one for one in (GeoTopics(), ReplicatedSubscriptions(), MetadataSyncPolicies())
+}
 BASE: dict[str, dict[str, Any]] = {
     "GeoTopic": {
         "topic": "persistent://public/default/orders",
@@ -49,10 +51,12 @@ BASE: dict[str, dict[str, Any]] = {
         "dispatchScope": "Origin",
         "witness": "ca",
     },
+    "MetadataSyncPolicy": {"regions": list(NAMES)},
 }
 """With what a field needs beside it to mean something."""
 TEXTS = {
     "topic": [OTHER_TOPIC],
+    "eventTopic": [OTHER_TOPIC],
     "subscription": ["shipping"],
     "witness": ["sa"],
     "definition": ['{"type": "string"}'],
@@ -81,7 +85,7 @@ def others(name: str, schema: dict[str, Any]) -> list[Any]:
         case "integer":
             return [schema["minimum"], schema["minimum"] + 4]
         case "array":
-            return [list(NAMES[:2])]
+            return [schema["items"].get("enum", NAMES)[:-1]]
     if name in TEXTS:
         return TEXTS[name]
     rules = str(schema["x-kubernetes-validations"])
@@ -104,6 +108,7 @@ class Witnessed:
     topic: TopicSeen | None
     subscription: SubscriptionSeen | None
     namespace_exists: bool
+    sync: SyncSeen = field(default_factory=SyncSeen)
     asked: list[Any] = field(default_factory=list)
     gone: frozenset[str] = frozenset()
     settings: Settings = field(default_factory=lambda: Settings(tenants_by_namespace={"y": ["*"]}))
@@ -130,6 +135,10 @@ class Witnessed:
             for name in names
         ]
 
+    async def see_synchronization(self, names: Sequence[str]) -> list[RegionSeen]:
+        self.asked.append(tuple(names))
+        return [RegionSeen(name, "", sync=self.sync) for name in names]
+
     async def apply(self, planned: Sequence[Change]) -> list[tuple[str, str]]:
         self.asked.append(tuple(planned))
         return []
@@ -138,7 +147,16 @@ class Witnessed:
 TOPIC = TopicSeen(4, links=tuple(Link(name, True, 0, 0) for name in NAMES))
 PLACE = SubscriptionSeen(replicated=True, mark_delete="", holes=0, backlog=0, consumers=0, synced=True)
 OWNER = Claim("2026-01-01T00:00:00Z", "y", "orders", uid="orders")
-STATES = ((None, None, False), (None, None, True), (TOPIC, None, True), (TOPIC, PLACE, True))
+SYNC = SyncSeen(
+    {
+        "metadataSyncEventTopic": "persistent://public/default/metadata-events",
+        "metadataSyncScopes": "namespaces,tenants",
+    },
+    enabled=True,
+    synced=True,
+)
+STATES = ((None, None, False), (None, None, True), (TOPIC, None, True), (TOPIC, PLACE, True, SYNC))
+"""What a world is made with."""
 
 
 @dataclass
@@ -158,6 +176,7 @@ def effect(kind: str, spec: dict[str, Any]) -> Any:
         geo_topics={},
         replicated_subscriptions={},
         topic_regions={BASE["GeoTopic"]["topic"]: [(OWNER, NAMES)], OTHER_TOPIC: [(OWNER, NAMES)]},
+        sync_policies={},
     )
     meta = {"name": "x", "namespace": "y", "uid": "z", "generation": 1, "creationTimestamp": "2026-01-01T00:00:00Z"}
     made = {"metadata": meta, "spec": spec}
@@ -204,4 +223,4 @@ def test_another_value_leads_to_another_call_or_condition(
 
 
 def test_kinds_whose_fields_mean_nothing_yet_are_named() -> None:
-    assert {kind.kind for kind in KINDS} - ACTED_ON.keys() == {SHADOW_TOPIC.kind, METADATA_SYNC_POLICY.kind}
+    assert {kind.kind for kind in KINDS} - ACTED_ON.keys() == {SHADOW_TOPIC.kind}

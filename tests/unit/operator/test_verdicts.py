@@ -217,7 +217,7 @@ def test_an_object_that_is_left_alone_does_not_stay_aligned(indexed: Indexed, an
         now=lambda: NEXT_DAY, settings=settings, gone=frozenset(), verdicts=indexed.verdicts, see=see
     )
     body = {"metadata": meta, "spec": spec, "status": {"conditions": [before]}}
-    answer = asyncio.run(look(GeoTopics(), body, Views({}, {}, {}), world))
+    answer = asyncio.run(look(GeoTopics(), body, Views({}, {}, {}, {}), world))
     told = {one["type"]: one["reason"] for one in answer.status["conditions"]}
     assert told["Aligned"] == "VerdictExpired" and told["Ready"] in ("Paused", "DryRun", "DeletionBlocked")
 

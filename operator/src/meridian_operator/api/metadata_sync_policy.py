@@ -7,23 +7,23 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from meridian_operator.api.quantities import Duration
 from meridian_operator.api.shared import (
     AGE_COLUMN,
     MESSAGE_COLUMN,
     READY_COLUMN,
     REASON_COLUMN,
+    DeletionPolicy,
     Kind,
     Model,
     PrinterColumn,
+    ReconciledStatus,
     RegionName,
     Regions,
-    Status,
     StatusModel,
     TopicName,
 )
 
-Scope = Literal["tenants", "namespaces", "topics", "topicPolicies", "schemas", "subscriptions", "permissions"]
+Scope = Literal["tenants", "namespaces"]
 
 
 class MetadataSyncPolicySpec(Model):
@@ -31,36 +31,47 @@ class MetadataSyncPolicySpec(Model):
 
     regions: Annotated[Regions, Field(min_length=2)]
     event_topic: TopicName = Field(
-        default="persistent://meridian/system/metadata-events", description="The replicated topic that carries changes."
+        default="persistent://public/default/metadata-events",
+        description="The topic that carries changes, in a namespace that is replicated to all these regions.",
     )
     scopes: Annotated[
-        list[Scope], Field(min_length=1, max_length=7, json_schema_extra={"x-kubernetes-list-type": "set"})
-    ] = Field(default=["tenants", "namespaces", "topics", "topicPolicies", "schemas", "subscriptions", "permissions"])
-    tombstone_retention: Duration = Field(
-        default="7d",
-        description="A region offline for longer rejoins as a new region: it takes the other regions' state.",
+        list[Scope], Field(min_length=1, max_length=2, json_schema_extra={"x-kubernetes-list-type": "set"})
+    ] = Field(default=["tenants", "namespaces"], description="What is kept in sync. Namespaces include their policies.")
+    suspend: bool = Field(
+        default=False,
+        description="Switches synchronization off in all regions. They are compared when it is switched on again.",
     )
-    max_clock_skew: Duration = Field(
-        default="10s", description="A change stamped further in the future is applied only when its time comes."
+    deletion_policy: DeletionPolicy = Field(
+        default=DeletionPolicy.RETAIN,
+        description="Delete: deleting this object switches synchronization off. Retain: it goes on.",
     )
-    paused: bool = False
+
+    @property
+    def topic(self) -> str:
+        return self.event_topic
 
 
 class PolicyRegion(StatusModel):
-    """Synchronization in one region."""
+    """Synchronization in one region. Counters begin when its broker starts."""
 
     name: RegionName
+    enabled: bool = False
+    synced: bool = Field(
+        default=False, description="It has the same metadata as every other region, as far as is known."
+    )
     published: int = 0
     applied: int = 0
-    stale: int = 0
-    conflicts: int = 0
-    lag_seconds: int = 0
+    stale: int = Field(default=0, description="Changes that arrived after a later one.")
+    conflicts: int = Field(default=0, description="Values that lost against a concurrent change and wait for review.")
+    lag_seconds: int = Field(default=0, description="The largest delay of changes from another region.")
+    message: str = Field(default="", max_length=1024)
 
 
-class MetadataSyncPolicyStatus(Status):
+class MetadataSyncPolicyStatus(ReconciledStatus):
     """The observed state."""
 
-    conflicts: int = 0
+    regions_ready: str = Field(default="", max_length=16)
+    conflicts: int = Field(default=0, description="The most that any region has to review.")
     regions: Annotated[
         list[PolicyRegion],
         Field(
@@ -74,10 +85,11 @@ METADATA_SYNC_POLICY = Kind(
     kind="MetadataSyncPolicy",
     plural="metadatasyncpolicies",
     short_names=("msync",),
-    description="Metadata that regions keep in sync without a shared store. This version does not act on it.",
+    description="Metadata that regions keep in sync without a shared store.",
     spec=MetadataSyncPolicySpec,
     status=MetadataSyncPolicyStatus,
     columns=(
+        PrinterColumn(name="Regions", path=".status.regionsReady"),
         PrinterColumn(name="Conflicts", path=".status.conflicts", type="integer"),
         PrinterColumn(name="Synced", path='.status.conditions[?(@.type=="Synced")].status'),
         READY_COLUMN,

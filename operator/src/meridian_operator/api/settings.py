@@ -64,8 +64,12 @@ class Settings(Model):
 
     def allows(self, namespace: str, topic: str) -> bool:
         """May objects in a namespace manage a topic?"""
+        return self.allows_tenant(namespace, tenant_of(topic))
+
+    def allows_tenant(self, namespace: str, tenant: str) -> bool:
+        """May objects in a namespace manage all topics of a tenant; ``*``: of all tenants?"""
         tenants = self.tenants_by_namespace.get(namespace, ())
-        return ALL_TENANTS in tenants or tenant_of(topic) in tenants
+        return ALL_TENANTS in tenants or tenant in tenants
 
 
 def parsed(text: str) -> Settings:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from meridian_operator.api.settings import tenant_of
+from meridian_operator.api.settings import ALL_TENANTS
 from meridian_operator.api.shared import GROUP, DeletionPolicy
 from meridian_operator.handlers.annotations import ABANDON, DRY_RUN, PAUSED, abandoned, is_on, value_of
 from meridian_operator.handlers.reporting import Answer, Report
@@ -43,18 +43,18 @@ async def farewell(subject: Subject[Spec], wish: Wish[Spec], world: World, repor
 
 
 async def _delete(subject: Subject[Spec], wish: Wish[Spec], world: World, report: Report) -> Answer:
-    body, what, place = wish.body, subject.what(wish), subject.place(wish)
+    body, what = wish.body, subject.what(wish)
     since = str(body["metadata"]["deletionTimestamp"])
     names = subject.names(wish) or sorted(wish.history.established)
     given_up = abandoned(body, names)
     asked = [name for name in names if name not in given_up]
-    planned = subject.deletion(wish, await world.see(asked, *place), given_up)
+    planned = subject.deletion(wish, await subject.see(wish, world, asked), given_up)
     if is_on(body, DRY_RUN):
         sentences = [change.sentence() for change in planned.changes]
         return report.blocked(since, f"annotation {DRY_RUN} is set: see status.plan", sentences)
     failures = [] if planned.problems else await world.apply(planned.changes)
     if planned.changes and not planned.problems and not failures:
-        planned = subject.deletion(wish, await world.see(asked, *place), given_up)
+        planned = subject.deletion(wish, await subject.see(wish, world, asked), given_up)
     wrong = [sentence for _, _, sentence in planned.problems] + [sentence for _, sentence in failures]
     if wrong:
         hint = f"To delete without a region and keep its copy, set annotation {ABANDON} to its name"
@@ -84,9 +84,14 @@ def farewell_unread(body: Mapping[str, Any], report: Report) -> Answer:
 
 
 def not_allowed(wish: Wish[Spec]) -> str:
-    """Why an object may not manage the topic that it names."""
+    """Why an object may not do what it specifies."""
     namespace, _ = wish.claim
-    tenant = tenant_of(wish.spec.topic)
+    tenant = wish.tenant
+    if tenant == ALL_TENANTS:
+        return (
+            f"objects in namespace {namespace} may not manage metadata of all tenants: set "
+            f"tenantsByNamespace.{namespace} to [*] in the operator's chart values"
+        )
     return (
         f"objects in namespace {namespace} may not manage topics of tenant {tenant}: add the tenant to "
         f"tenantsByNamespace.{namespace} in the operator's chart values"

@@ -38,9 +38,11 @@ async def look(subject: Subject[Spec], body: Mapping[str, Any], views: Views, wo
         spec: Spec = subject.model.model_validate(dict(body["spec"]))
     except ValidationError as error:
         return farewell_unread(body, report) if leaving else report.refused("InvalidSpec", str(error))
-    wish = Wish(spec, body, views, history_of(body), world.settings, world.gone)
-    verdict = world.verdicts.on(spec.topic, subject.place(wish)[1] or "", report.now)
-    report.verified = aligned(verdict, report.now, world.verdicts.problem)
+    wish = Wish(spec, body, views, history_of(body), world.settings, world.gone, subject.tenant(spec))
+    verdict = None
+    if subject.is_verified:
+        verdict = world.verdicts.on(spec.topic, subject.place(wish)[1] or "", report.now)
+        report.verified = aligned(verdict, report.now, world.verdicts.problem)
     if leaving:
         return await farewell(subject, wish, world, report)
     first = ruler(subject.claims(wish))
@@ -66,7 +68,7 @@ async def _reconcile(
         return report.waiting(*refusal) if refusal[0].startswith("Waiting") else report.refused(*refusal)
     names, history = subject.names(wish), wish.history
     asked = [*names, *sorted(history.established - set(names))]
-    seen = await world.see(asked, *subject.place(wish))
+    seen = await subject.see(wish, world, asked)
     first = planned = subject.plan(wish, seen)
     if is_on(wish.body, DRY_RUN):
         return report.dry_run(first)
@@ -74,7 +76,7 @@ async def _reconcile(
     refused = {region for region, _ in failures}
     done = [change for change in first.changes if change.region not in refused]
     if first.changes:
-        seen = await world.see(asked, *subject.place(wish))
+        seen = await subject.see(wish, world, asked)
         planned = subject.plan(wish, seen)
     judged = judge(planned, names, failures, world.token_warnings(names))
     findings = [*judged, drifted(first.changes if history.settled else ())]

@@ -6,11 +6,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from meridian_operator.api.geo_topic import GeoTopicSpec
+from meridian_operator.api.metadata_sync_policy import MetadataSyncPolicySpec
 from meridian_operator.api.replicated_subscription import ReplicatedSubscriptionSpec
-from meridian_operator.api.settings import Settings
+from meridian_operator.api.settings import Settings, tenant_of
 from meridian_operator.api.shared import Kind, ReconciledStatus
 from meridian_operator.plan.claims import Claim
 from meridian_operator.plan.history import History
@@ -18,7 +19,10 @@ from meridian_operator.plan.observed import RegionSeen, TopicName
 from meridian_operator.plan.outcome import Finding, Plan
 from meridian_operator.plan.verdicts import Row
 
-Spec = TypeVar("Spec", bound=GeoTopicSpec | ReplicatedSubscriptionSpec)
+if TYPE_CHECKING:
+    from meridian_operator.handlers.world import World
+
+Spec = TypeVar("Spec", bound=GeoTopicSpec | ReplicatedSubscriptionSpec | MetadataSyncPolicySpec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +32,7 @@ class Views:
     geo_topics: Mapping[str, Any]
     replicated_subscriptions: Mapping[tuple[str, str], Any]
     topic_regions: Mapping[str, Any]
+    sync_policies: Mapping[str, Any]
 
     @classmethod
     def of(cls, indices: Mapping[str, Any]) -> Views:
@@ -66,14 +71,17 @@ class Wish(Generic[Spec]):
         meta = self.body["metadata"]
         return meta["namespace"], meta["name"]
 
+    tenant: str
+    """The tenant that the object has to be allowed to manage; ``*``: all."""
+
     @property
     def is_allowed(self) -> bool:
-        """May the object manage this topic?"""
-        return self.settings.allows(self.claim[0], self.spec.topic)
+        """May the object do what it specifies?"""
+        return self.settings.allows_tenant(self.claim[0], self.tenant)
 
     def counts(self, claim: Claim) -> bool:
-        """Does the object behind a claim to the same topic still exist, and may it manage the topic?"""
-        return claim.uid not in self.gone and self.settings.allows(claim.namespace, self.spec.topic)
+        """Does the object behind a claim to the same still exist, and may it do the same?"""
+        return claim.uid not in self.gone and self.settings.allows_tenant(claim.namespace, self.tenant)
 
 
 class Subject(ABC, Generic[Spec]):
@@ -81,6 +89,16 @@ class Subject(ABC, Generic[Spec]):
 
     kind: ClassVar[Kind]
     model: ClassVar[type[Any]]
+    is_verified: ClassVar[bool] = True
+    """Does the verifier judge it?"""
+
+    def tenant(self, spec: Spec) -> str:
+        """The tenant that its object has to be allowed to manage; ``*``: all."""
+        return tenant_of(spec.topic)
+
+    async def see(self, wish: Wish[Spec], world: World, names: Sequence[str]) -> list[RegionSeen]:
+        """Observe what the object is about, in these regions."""
+        return await world.see(names, *self.place(wish))
 
     @abstractmethod
     def what(self, wish: Wish[Spec]) -> str:

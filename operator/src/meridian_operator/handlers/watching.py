@@ -13,10 +13,10 @@ from typing import Any
 
 import kopf
 
-from meridian_operator.api.metadata_sync_policy import METADATA_SYNC_POLICY
 from meridian_operator.api.shadow_topic import SHADOW_TOPIC
 from meridian_operator.api.shared import GROUP, VERSION
 from meridian_operator.handlers.geo_topics import GeoTopics
+from meridian_operator.handlers.metadata_sync_policies import MetadataSyncPolicies
 from meridian_operator.handlers.replicated_subscriptions import ReplicatedSubscriptions
 from meridian_operator.handlers.reporting import Report
 from meridian_operator.handlers.subject import Views
@@ -25,6 +25,7 @@ from meridian_operator.kube.client import KubeError, Reference
 _log = logging.getLogger(__name__)
 _GEO_TOPICS = GeoTopics()
 _SUBSCRIPTIONS = ReplicatedSubscriptions()
+_SYNC_POLICIES = MetadataSyncPolicies()
 
 
 @kopf.on.event(GROUP, VERSION, GeoTopics.kind.plural)
@@ -39,17 +40,23 @@ async def replicated_subscription(event: Mapping[str, Any], memo: Any, **kwargs:
     memo.desk.heard(_SUBSCRIPTIONS, event["type"], event["object"], Views.of(kwargs))
 
 
+@kopf.on.event(GROUP, VERSION, MetadataSyncPolicies.kind.plural)
+async def metadata_sync_policy(event: Mapping[str, Any], memo: Any, **kwargs: Any) -> None:
+    """A MetadataSyncPolicy was listed or has changed."""
+    memo.desk.heard(_SYNC_POLICIES, event["type"], event["object"], Views.of(kwargs))
+
+
 @kopf.on.event(GROUP, VERSION, SHADOW_TOPIC.plural)
-@kopf.on.event(GROUP, VERSION, METADATA_SYNC_POLICY.plural)
 async def not_implemented(event: Mapping[str, Any], memo: Any, **_: Any) -> None:
-    """Report on objects of kinds that this version does not act on."""
+    """Report on objects of the kind that this version does not act on."""
     body = event["object"]
-    kind = SHADOW_TOPIC if body["kind"] == SHADOW_TOPIC.kind else METADATA_SYNC_POLICY
-    told = Report(body, memo.world.now()).refused("NotImplemented", f"this version does not act on a {kind.kind}")
+    told = Report(body, memo.world.now()).refused(
+        "NotImplemented", f"this version does not act on a {SHADOW_TOPIC.kind}"
+    )
     if event["type"] == "DELETED" or not told.pressing:
         return
     meta = body["metadata"]
-    of = Reference(kind.kind, kind.plural, meta["namespace"], meta["name"])
+    of = Reference(SHADOW_TOPIC.kind, SHADOW_TOPIC.plural, meta["namespace"], meta["name"])
     try:
         await memo.world.kube.write_status(of, told.status)
     except KubeError as error:

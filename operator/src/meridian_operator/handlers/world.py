@@ -10,7 +10,7 @@ import asyncio
 import datetime
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -104,12 +104,21 @@ class World:
     async def see(self, names: Sequence[str], topic: TopicName, subscription: str | None) -> list[RegionSeen]:
         """Observe all the named regions concurrently."""
 
+        return await self._see_all(names, lambda observer: observer.see(topic, subscription))
+
+    async def see_synchronization(self, names: Sequence[str]) -> list[RegionSeen]:
+        """Observe how the named regions synchronize metadata."""
+        return await self._see_all(names, Observer.see_synchronization)
+
+    async def _see_all(
+        self, names: Sequence[str], see: Callable[[Observer], Awaitable[RegionSeen]]
+    ) -> list[RegionSeen]:
         async def one(name: str) -> RegionSeen:
             known = self.settings.regions.get(name)
             if known is None:
                 text = "the operator does not know this region: add it to regions in the operator's chart values"
                 return RegionSeen(name, "", problem=text, reason="RegionNotListed")
-            return await self.observer(Region(name, known.url)).see(topic, subscription)
+            return await see(self.observer(Region(name, known.url)))
 
         return list(await asyncio.gather(*(one(name) for name in names[: 2 * PARALLEL_REGIONS])))
 

@@ -152,3 +152,24 @@ class DeleteSubscription(Change):
 
     def sentence(self) -> str:
         return f"{self.region}: delete subscription {self.subscription} on {self.topic}"
+
+
+@dataclass(frozen=True, slots=True)
+class SetSetting(Change):
+    """Change a setting of all the region's brokers, until it is removed again."""
+
+    key: str
+    value: str
+
+    def sentence(self) -> str:
+        return f"{self.region}: set {self.key} to {self.value}"
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveSetting(Change):
+    """Return to the value in the brokers' own configuration."""
+
+    key: str
+
+    def sentence(self) -> str:
+        return f"{self.region}: remove {self.key}"

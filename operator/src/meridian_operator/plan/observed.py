@@ -75,6 +75,23 @@ class SubscriptionSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class SyncSeen:
+    """Synchronization of metadata in one region. Counters begin when its broker starts."""
+
+    chosen: Mapping[str, str] = field(default_factory=dict)
+    """Settings that were changed at run time, by key."""
+    enabled: bool = False
+    synced: bool = False
+    published: int = 0
+    applied: int = 0
+    stale: int = 0
+    conflicts: int = 0
+    lag_seconds: int = 0
+    troubles: tuple[str, ...] = ()
+    """What keeps the region from being in sync, a sentence each."""
+
+
+@dataclass(frozen=True, slots=True)
 class RegionSeen:
     """One region as observed, or why it could not be."""
 
@@ -90,6 +107,8 @@ class RegionSeen:
     topic: TopicSeen | None = None
     """None: there is none, or the region did not answer."""
     subscription: SubscriptionSeen | None = None
+    sync: SyncSeen | None = None
+    """None: it was not asked for, or the region did not answer."""
 
     @property
     def reachable(self) -> bool:

@@ -19,6 +19,7 @@ REPLICATING: Final = "Replicating"
 ALIGNED: Final = "Aligned"
 DRIFTED: Final = "Drifted"
 DELETION_BLOCKED: Final = "DeletionBlocked"
+SYNCED: Final = "Synced"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import aiohttp
 
 from meridian_operator.plan import changes
-from meridian_operator.plan.observed import Link, RegionSeen, SubscriptionSeen, TopicName, TopicSeen
+from meridian_operator.plan.observed import Link, RegionSeen, SubscriptionSeen, SyncSeen, TopicName, TopicSeen
 from meridian_operator.regions.directory import Authorities, BadAuthority, Region, Tokens
 
 CALL_SECONDS: Final = 10.0
@@ -24,6 +24,7 @@ POLICIES: Final = ("replication", "retention", "messageTTL", "deduplicationEnabl
 """Topic-level policies that objects control."""
 _PROBE: Final = "/admin/v2/brokers/ready"
 """Any answer shows that the region can be reached. This path is cheap and needs no token."""
+_SETTINGS: Final = "/admin/v2/brokers/configuration"
 _ABSENT: Final[tuple[Any, ...]] = (None, {}, [], "")
 
 
@@ -79,6 +80,29 @@ class RegionClient:
             if not described or any(one["topic"] != str(ask.topic) for ask, one in described):
                 raise ValueError("it describes topics other than those asked for")
             return [seen_of(self.region, ask, one, known) for ask, one in described]
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"a part of it is missing: {error!r}") from error
+
+    async def synchronization(self) -> RegionSeen:
+        """How the region synchronizes metadata.
+
+        :raises Refused: the region refused.
+        :raises aiohttp.ClientError: the connection failed.
+        :raises TimeoutError: no answer in time.
+        :raises ValueError: the answer is not a broker's.
+        """
+        name, url = self.region.name, self.region.url
+        async with asyncio.timeout(CALL_SECONDS):
+            status = await self._get("/meridian/v1/metadata/status")
+            if status is None:
+                text = "its version cannot synchronize metadata: upgrade it"
+                return RegionSeen(name, url, problem=text, reason="NotSupported")
+            chosen = await self._get(f"{_SETTINGS}/values")
+        try:
+            if status["region"] != name:
+                text = f"{url} is region {status['region']!s:.64}, not {name}"
+                return RegionSeen(name, url, problem=text, reason="OtherRegion")
+            return RegionSeen(name, url, sync=_synchronization(status, chosen or {}))
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"a part of it is missing: {error!r}") from error
 
@@ -156,6 +180,10 @@ class RegionClient:
                 case changes.DeleteSubscription(subscription=subscription, force=force):
                     query = "?force=true" if force else ""
                     await self._call("DELETE", f"{path}/subscription/{_quoted(subscription)}{query}", allow=(404,))
+                case changes.SetSetting(key=key, value=value):
+                    await self._call("POST", f"{_SETTINGS}/{key}/{_quoted(value)}")
+                case changes.RemoveSetting(key=key):
+                    await self._call("DELETE", f"{_SETTINGS}/{key}", allow=(404,))
                 case _:
                     raise TypeError(f"no call makes {change!r}")
 
@@ -258,6 +286,32 @@ def _subscription(found: Mapping[str, Any]) -> SubscriptionSeen:
         scopes=frozenset(found["scopes"]),
         witnesses=frozenset(found["witnesses"]),
         scope_problem=str(found["scopeProblem"]),
+    )
+
+
+def _synchronization(status: Mapping[str, Any], chosen: Mapping[str, Any]) -> SyncSeen:
+    enabled = bool(status["enabled"])
+    peers = status.get("peers", {}) if enabled else {}
+    troubles = [str(status["refusal"])] if status["refusal"] else []
+    troubles += [str(one) for one in status.get("problems", ())]
+    for name, peer in sorted(peers.items()):
+        if peer["problem"]:
+            troubles.append(f"{name}: {peer['problem']}")
+        if peer["differences"]:
+            count = int(peer["differences"])
+            troubles.append(
+                f"{count} values differ from {name}: choose a side with `meridian metadata adopt --from {name}`"
+            )
+    return SyncSeen(
+        chosen={str(key): str(value) for key, value in chosen.items()},
+        enabled=enabled,
+        synced=bool(status.get("synced")),
+        published=int(status.get("published", 0)),
+        applied=int(status.get("applied", 0)),
+        stale=int(status.get("stale", 0)),
+        conflicts=int(status.get("conflicts", 0)),
+        lag_seconds=max((int(peer["lagMillis"] or 0) // 1000 for peer in peers.values()), default=0),
+        troubles=tuple(trouble[:500] for trouble in troubles[:8]),
     )
 
 

@@ -87,6 +87,23 @@ class Observer:
         self._came.set()
         return await waiting.seen
 
+    async def see_synchronization(self) -> RegionSeen:
+        """How the region synchronizes metadata. Few objects ask for it, so each asks for itself."""
+        if self._away:
+            return self._silent("RegionUnreachable", self._away)
+        self.calls += 1
+        try:
+            return await self._client.synchronization()
+        except TROUBLE as error:
+            return self._silent("RegionUnreachable", str(error) or f"no answer ({type(error).__name__})")
+        except Refused as error:
+            reason = "TokenRefused" if error.status in (401, 403) else "RegionUnreachable"
+            return self._silent(reason, str(error))
+        except Exception as error:
+            return self._silent(
+                "RegionUnreachable", f"{self.region.url} does not answer like a broker: {error!r}"[:500]
+            )
+
     async def apply(self, change: Change) -> None:
         """Make one change. Its timeout begins when its turn comes.
 

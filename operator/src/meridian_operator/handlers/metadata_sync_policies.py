@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MetadataSyncPolicy: how its objects are planned, deleted and reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import kopf
+
+from meridian_operator.api.metadata_sync_policy import (
+    METADATA_SYNC_POLICY,
+    MetadataSyncPolicySpec,
+    MetadataSyncPolicyStatus,
+    PolicyRegion,
+)
+from meridian_operator.api.settings import ALL_TENANTS
+from meridian_operator.api.shared import GROUP, VERSION, ReconciledStatus
+from meridian_operator.handlers.geo_topics import claim_of
+from meridian_operator.handlers.subject import Look, Subject, Wish
+from meridian_operator.handlers.world import World
+from meridian_operator.plan import metadata_sync
+from meridian_operator.plan.claims import Claim
+from meridian_operator.plan.observed import RegionSeen, SyncSeen, TopicName
+from meridian_operator.plan.outcome import Finding, Plan
+
+RESOURCE: Final = (GROUP, VERSION, METADATA_SYNC_POLICY.plural)
+Sync = Wish[MetadataSyncPolicySpec]
+
+
+@kopf.index(*RESOURCE)
+def sync_policies(meta: Mapping[str, Any], spec: Mapping[str, Any], **_: Any) -> Any:
+    """Region -> claims of the objects that name it: a region has one event topic."""
+    return {name: claim_of(meta) for name in spec.get("regions", ())}
+
+
+class MetadataSyncPolicies(Subject[MetadataSyncPolicySpec]):
+    """MetadataSyncPolicy. It concerns every tenant, so its namespace must be allowed to manage all."""
+
+    kind = METADATA_SYNC_POLICY
+    model = MetadataSyncPolicySpec
+    is_verified = False
+
+    def tenant(self, _spec: MetadataSyncPolicySpec) -> str:
+        return ALL_TENANTS
+
+    async def see(self, _wish: Sync, world: World, names: Sequence[str]) -> list[RegionSeen]:
+        return await world.see_synchronization(names)
+
+    def what(self, wish: Sync) -> str:
+        return f"synchronization of metadata between {', '.join(wish.spec.regions)}"
+
+    def claims(self, wish: Sync) -> Iterable[Claim]:
+        """Of the objects that name one of its regions."""
+        found = {claim for name in wish.spec.regions for claim in wish.views.sync_policies.get(name, ())}
+        return [claim for claim in found if wish.counts(claim)]
+
+    def names(self, wish: Sync) -> list[str]:
+        return list(wish.spec.regions)
+
+    def place(self, wish: Sync) -> tuple[TopicName, str | None]:
+        return TopicName.parse(wish.spec.event_topic), None
+
+    def refusal(self, wish: Sync) -> tuple[str, str] | None:
+        return metadata_sync.refusal(wish.spec)
+
+    def plan(self, wish: Sync, seen: Sequence[RegionSeen]) -> Plan:
+        return metadata_sync.plan(wish.spec, seen)
+
+    def deletion(self, wish: Sync, seen: Sequence[RegionSeen], _abandoned: Sequence[str]) -> Plan:
+        return metadata_sync.deletion(wish.spec, seen)
+
+    def report(self, wish: Sync, look: Look) -> tuple[list[Finding], ReconciledStatus]:
+        return [metadata_sync.synced(wish.spec, look.seen)], _status(wish, look)
+
+
+def _status(wish: Sync, look: Look) -> MetadataSyncPolicyStatus:
+    behind = {change.region for change in look.planned.changes}
+    problems = look.planned.first_problems()
+    rows = []
+    for region in look.seen:
+        sync = region.sync or SyncSeen()
+        rows.append(
+            PolicyRegion(
+                name=region.name,
+                enabled=sync.enabled,
+                synced=sync.synced,
+                published=sync.published,
+                applied=sync.applied,
+                stale=sync.stale,
+                conflicts=sync.conflicts,
+                lag_seconds=sync.lag_seconds,
+                message=(problems.get(region.name, "") or "; ".join(sync.troubles))[:1024],
+            )
+        )
+    names = wish.spec.regions
+    good = [row for row in rows if row.name in names and row.name not in problems and row.name not in behind]
+    return MetadataSyncPolicyStatus(
+        regions_ready=f"{len(good)}/{len(names)}",
+        regions=rows[:16],
+        conflicts=max((row.conflicts for row in rows), default=0),
+        established=metadata_sync.established(wish.spec, look.seen, wish.history),
+    )

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans for MetadataSyncPolicies: two settings in each region, and what the regions say about the result."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from meridian_operator.api.metadata_sync_policy import MetadataSyncPolicySpec
+from meridian_operator.plan.changes import Change, RemoveSetting, SetSetting
+from meridian_operator.plan.history import History
+from meridian_operator.plan.observed import RegionSeen, TopicName
+from meridian_operator.plan.outcome import SYNCED, Finding, Plan
+
+EVENT_TOPIC: Final = "metadataSyncEventTopic"
+SCOPES: Final = "metadataSyncScopes"
+
+
+def refusal(spec: MetadataSyncPolicySpec) -> tuple[str, str] | None:
+    """Why this spec cannot be carried out: reason and sentence; None: it can."""
+    if re.search(r"-partition-\d+$", spec.event_topic):
+        return "InvalidSpec", f"eventTopic {spec.event_topic} is a partition of a topic: name a whole topic"
+    return None
+
+
+def plan(spec: MetadataSyncPolicySpec, seen: Sequence[RegionSeen]) -> Plan:
+    """The changes that switch synchronization on, or off, as the spec says.
+
+    :param seen: the regions that the spec names, and those that it named before: there it is switched off.
+    """
+    changes: list[Change] = []
+    problems = _silent(seen)
+    waiting: list[str] = []
+    for region in seen:
+        if region.sync is None:
+            continue
+        wanted = _settings(spec) if region.name in spec.regions and not spec.suspend else {}
+        changes += _toward(spec, region.name, region.sync.chosen, wanted)
+        if wanted == _ours(spec, region.sync.chosen) and region.sync.enabled != bool(wanted):
+            if wanted:
+                waiting.append(f"{region.name} has not switched synchronization on yet")
+            else:
+                own = f"{region.name} has {EVENT_TOPIC} in its brokers' own settings: remove it there"
+                problems.append((region.name, "SetElsewhere", own))
+    return Plan(tuple(changes), tuple(problems), tuple(waiting))
+
+
+def deletion(spec: MetadataSyncPolicySpec, seen: Sequence[RegionSeen]) -> Plan:
+    """The changes to make when the object is deleted with policy Delete: none until every region answers."""
+    problems = _silent(seen)
+    if problems:
+        return Plan((), tuple(problems))
+    return Plan(
+        tuple(one for region in seen if region.sync for one in _toward(spec, region.name, region.sync.chosen, {}))
+    )
+
+
+def synced(spec: MetadataSyncPolicySpec, seen: Sequence[RegionSeen]) -> Finding:
+    """Do all regions have the same metadata, as far as they know?"""
+    if spec.suspend:
+        return Finding(SYNCED, "Unknown", "Suspended", "synchronization is switched off")
+    known = {region.name: region.sync for region in seen if region.name in spec.regions and region.sync is not None}
+    silent = [name for name in spec.regions if name not in known]
+    troubles = [f"{name}: {trouble}" for name, one in known.items() for trouble in one.troubles]
+    if troubles:
+        return Finding(SYNCED, "False", "SyncBlocked", "; ".join(troubles)[:4000])
+    behind = [name for name, one in known.items() if not (one.enabled and one.synced)]
+    if behind:
+        return Finding(SYNCED, "False", "CatchingUp", f"not in sync yet: {', '.join(behind)}")
+    if silent:
+        return Finding(SYNCED, "Unknown", "RegionUnreachable", f"could not be asked: {', '.join(silent)}")
+    return Finding(SYNCED, "True", "InSync", f"all {len(known)} regions have the same metadata")
+
+
+def established(spec: MetadataSyncPolicySpec, seen: Sequence[RegionSeen], history: History) -> list[str]:
+    """Regions where this object has switched synchronization on."""
+    on = {region.name for region in seen if region.sync is not None and _ours(spec, region.sync.chosen)}
+    return sorted(on | (history.established & {region.name for region in seen if region.sync is None}))
+
+
+def _settings(spec: MetadataSyncPolicySpec) -> dict[str, str]:
+    return {SCOPES: ",".join(sorted(spec.scopes)), EVENT_TOPIC: spec.event_topic}
+
+
+def _ours(spec: MetadataSyncPolicySpec, chosen: Mapping[str, str]) -> dict[str, str]:
+    """Of the settings that were changed at run time, those that an object controls."""
+    return {key: chosen[key] for key in _settings(spec) if key in chosen}
+
+
+def _toward(
+    spec: MetadataSyncPolicySpec, region: str, chosen: Mapping[str, str], wanted: Mapping[str, str]
+) -> list[Change]:
+    """The scopes come first, so that nothing else is shared in between; the topic goes first."""
+    topic = TopicName.parse(spec.event_topic)
+    removed = [key for key in (EVENT_TOPIC, SCOPES) if key in chosen and key not in wanted]
+    return [
+        *(RemoveSetting(region, topic, key) for key in removed),
+        *(SetSetting(region, topic, key, value) for key, value in wanted.items() if chosen.get(key) != value),
+    ]
+
+
+def _silent(seen: Sequence[RegionSeen]) -> list[tuple[str, str, str]]:
+    return [
+        (region.name, region.reason, f"{region.name} could not be asked: {region.problem}")
+        for region in seen
+        if not region.reachable
+    ]

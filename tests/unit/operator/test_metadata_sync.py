@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""MetadataSyncPolicy: what is changed in which region, and what is told. Pure: no cluster, no broker."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from meridian_operator.api.metadata_sync_policy import MetadataSyncPolicySpec
+from meridian_operator.plan import changes, metadata_sync
+from meridian_operator.plan.history import History
+from meridian_operator.plan.metadata_sync import EVENT_TOPIC, SCOPES
+from meridian_operator.plan.observed import RegionSeen, SyncSeen
+from pydantic import ValidationError
+
+EVENTS = "persistent://public/default/metadata-events"
+CHOSEN = {EVENT_TOPIC: EVENTS, SCOPES: "namespaces,tenants"}
+ON = SyncSeen(CHOSEN, enabled=True, synced=True)
+OFF = SyncSeen()
+
+
+def policy(*regions: str, **fields: Any) -> MetadataSyncPolicySpec:
+    return MetadataSyncPolicySpec.model_validate({"regions": list(regions or ("eu", "us")), **fields})
+
+
+def region(name: str, sync: SyncSeen | None, **fields: Any) -> RegionSeen:
+    return RegionSeen(name, f"http://{name}:8080", sync=sync, **fields)
+
+
+def silent(name: str) -> RegionSeen:
+    return region(name, None, problem="no answer")
+
+
+def carried_out(seen: RegionSeen, planned: tuple[changes.Change, ...]) -> RegionSeen:
+    """The region after the changes that concern it."""
+    assert seen.sync is not None
+    chosen = dict(seen.sync.chosen)
+    for change in planned:
+        match change:
+            case changes.SetSetting(region=seen.name, key=key, value=value):
+                chosen[key] = value
+            case changes.RemoveSetting(region=seen.name, key=key):
+                del chosen[key]
+    return replace(seen, sync=replace(seen.sync, chosen=chosen, enabled=EVENT_TOPIC in chosen))
+
+
+@pytest.mark.parametrize(
+    "spec", [policy(), policy(scopes=["tenants"]), policy(suspend=True), policy(eventTopic=f"{EVENTS}-2")]
+)
+@pytest.mark.parametrize("before", [OFF, ON])
+def test_a_plan_carried_out_leaves_nothing_to_do(spec: MetadataSyncPolicySpec, before: SyncSeen) -> None:
+    seen = [region("eu", before), region("us", OFF)]
+    after = [carried_out(one, metadata_sync.plan(spec, seen).changes) for one in seen]
+    assert metadata_sync.plan(spec, after).settled
+    assert [one.sync is not None and one.sync.enabled for one in after] == [not spec.suspend] * 2
+
+
+def test_scopes_are_set_before_the_topic_and_removed_after_it() -> None:
+    """In between a region would share more than the object says."""
+    spec = policy(scopes=["tenants"])
+    planned = metadata_sync.plan(spec, [region("us", OFF)]).changes
+    assert [one.sentence() for one in planned] == [f"us: set {SCOPES} to tenants", f"us: set {EVENT_TOPIC} to {EVENTS}"]
+    off = metadata_sync.plan(policy(suspend=True), [region("us", ON)]).changes
+    assert [one.sentence() for one in off] == [f"us: remove {EVENT_TOPIC}", f"us: remove {SCOPES}"]
+
+
+def test_a_region_that_leaves_is_switched_off_and_then_forgotten() -> None:
+    spec, history = policy("eu", "us"), History(established=frozenset({"ap", "eu", "us"}))
+    seen = [region("eu", ON), region("us", ON), region("ap", ON)]
+    planned = metadata_sync.plan(spec, seen)
+    assert {one.region for one in planned.changes} == {"ap"}
+    assert metadata_sync.established(spec, seen, history) == ["ap", "eu", "us"]
+    after = [*seen[:2], carried_out(seen[2], planned.changes)]
+    assert metadata_sync.established(spec, after, history) == ["eu", "us"]
+    assert metadata_sync.established(spec, [*seen[:2], silent("ap")], history) == ["ap", "eu", "us"]
+
+
+def test_settings_that_an_object_does_not_control_stay() -> None:
+    other = {"someOtherSetting": "1"}
+    assert metadata_sync.plan(policy(), [region("us", replace(ON, chosen=CHOSEN | other))]).settled
+
+
+def test_a_region_that_is_away_holds_the_others_up_in_nothing_but_a_deletion() -> None:
+    seen = [region("eu", OFF), silent("us")]
+    planned = metadata_sync.plan(policy(), seen)
+    assert {one.region for one in planned.changes} == {"eu"}
+    assert planned.problems == (("us", "RegionUnreachable", "us could not be asked: no answer"),)
+    blocked = metadata_sync.deletion(policy(), [region("eu", ON), silent("us")])
+    assert blocked.problems and not blocked.changes
+    ended = metadata_sync.deletion(policy(), [region("eu", ON), region("us", OFF)])
+    assert [one.region for one in ended.changes] == ["eu", "eu"]
+    assert not metadata_sync.deletion(policy(), [region("eu", OFF), region("us", OFF)]).changes
+
+
+def test_what_brokers_have_in_their_own_settings_is_no_change_of_ours() -> None:
+    own = SyncSeen(enabled=True)
+    told = metadata_sync.plan(policy(suspend=True), [region("us", own)])
+    assert [reason for _, reason, _ in told.problems] == ["SetElsewhere"]
+    assert not told.changes
+    late = metadata_sync.plan(policy(), [region("us", replace(ON, enabled=False))])
+    assert late.waiting and not late.problems, "a broker that has just been told"
+
+
+@pytest.mark.parametrize(
+    ("seen", "status", "reason", "words"),
+    [
+        ([region("eu", ON), region("us", ON)], "True", "InSync", "all 2 regions"),
+        ([region("eu", ON), region("us", replace(ON, synced=False))], "False", "CatchingUp", "us"),
+        ([region("eu", ON), region("us", OFF)], "False", "CatchingUp", "us"),
+        ([region("eu", ON), silent("us")], "Unknown", "RegionUnreachable", "us"),
+        (
+            [region("eu", replace(ON, troubles=("us: 2 entries differ",))), silent("us")],
+            "False",
+            "SyncBlocked",
+            "eu: us",
+        ),
+        ([region("eu", ON), region("us", ON), region("ap", OFF)], "True", "InSync", "all 2 regions"),
+    ],
+)
+def test_regions_are_in_sync_when_all_say_so(seen: list[RegionSeen], status: str, reason: str, words: str) -> None:
+    found = metadata_sync.synced(policy(), seen)
+    assert (found.type, found.status, found.reason) == ("Synced", status, reason)
+    assert words in found.message
+
+
+def test_suspended_regions_are_not_in_doubt() -> None:
+    assert metadata_sync.synced(policy(suspend=True), [region("eu", OFF)]).reason == "Suspended"
+
+
+def test_what_cannot_be_synchronized_is_refused() -> None:
+    with pytest.raises(ValidationError):
+        policy(scopes=["topics"])
+    with pytest.raises(ValidationError):
+        policy("us")
+    refused = metadata_sync.refusal(policy(eventTopic=f"{EVENTS}-partition-0"))
+    assert refused is not None and refused[0] == "InvalidSpec"
+    assert metadata_sync.refusal(policy()) is None
