@@ -39,6 +39,9 @@ class Link:
         self.sent.append((bookie, entry))
         return True
 
+    def send_all(self, bookies: tuple[str, ...], entry: int, packet: Packet) -> bool:
+        return self.full.isdisjoint(bookies) and all(self.send(bookie, entry, packet) for bookie in bookies)
+
     def choose(self, wanted: str, exclude: Collection[str]) -> str | None:
         for spare in self.spares:
             if spare not in exclude:

@@ -148,6 +148,11 @@ class Client:
         self._ask(bookie, Request(self, Operation.ADD, entry, flags, body, None))
         return True
 
+    def send_all(self, bookies: tuple[str, ...], entry: int, packet: Packet) -> bool:
+        if any(len(self.unanswered[bookie]) >= self.links_max for bookie in bookies):
+            return False
+        return all(self.send(bookie, entry, packet) for bookie in bookies)
+
     def choose(self, wanted: str, exclude: Collection[str]) -> str | None:
         others = [one.name for one in self.world.bookies.values() if one.is_up and one.name not in exclude]
         if others:

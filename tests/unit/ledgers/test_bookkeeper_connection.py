@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 from meridian_broker.engines.bookkeeper.bookies import AVOID_SECONDS, Bookies
 from meridian_broker.engines.bookkeeper.connection import (
     ADDS_MAX,
+    ANSWERS,
     BUFFER_BYTES,
     FRAME_BYTES_MAX,
     READS_MAX,
     BookieConnection,
 )
+from meridian_broker.engines.bookkeeper.fanning import JOINED_BYTES, Fan
 from meridian_broker.engines.bookkeeper.packets import Answer, Code, Flags, Operation
 from meridian_broker.engines.bookkeeper.ports import Packet
 
@@ -134,6 +136,36 @@ def test_answers_are_heard_whole_however_they_are_cut(said: list[tuple[str, int,
     asyncio.run(run())
 
 
+@settings(max_examples=500)
+@given(
+    st.lists(st.tuples(st.integers(6, 8), st.integers(1, 3 * ANSWERS), st.sampled_from([0, 0, 0, 101])), max_size=8),
+    st.lists(st.integers(1, 2000), max_size=4),
+)
+def test_acknowledgements_in_a_row_are_heard_as_they_were_said(
+    runs: list[tuple[int, int, int]], pieces: list[int]
+) -> None:
+    """Of ledgers that take turns, one of them unknown here; the last of a run may be a refusal."""
+
+    async def run() -> None:
+        made = Made()
+        stream, entries = b"", {6: 0, 7: 0, 8: 0}
+        said: dict[int, list[object]] = {6: [], 7: [], 8: []}
+        for ledger, count, last in runs:
+            for number in range(count):
+                code = last if number == count - 1 else 0
+                stream += frame(Operation.ADD, code, ledger, entries[ledger])
+                said[ledger].append(("b", entries[ledger], Code(code)))
+                entries[ledger] += 1
+        made.hear(stream, *pieces)
+        for ledger in (7, 8):
+            assert sorted(map(repr, made.ledgers[ledger].heard)) == sorted(map(repr, said[ledger]))
+            in_order = [one for one in made.ledgers[ledger].heard if one[2] == Code.OK]
+            assert in_order == [one for one in said[ledger] if one[2] == Code.OK]  # type: ignore[index]
+        assert made.lost == []
+
+    asyncio.run(run())
+
+
 async def test_an_answer_larger_than_the_buffer_is_heard() -> None:
     made = Made()
     told: list[Answer] = []
@@ -241,6 +273,62 @@ async def test_adds_are_refused_while_the_socket_takes_no_more() -> None:
     assert made.ledgers[7].heard == [] and not made.connection.add(7, Packet(b"", data))
     made.connection.resume_writing()
     assert made.ledgers[7].heard == [("b", "room", None)] and made.connection.add(7, Packet(b"", data))
+
+
+async def test_what_goes_to_several_bookies_keeps_its_order_beside_what_goes_to_one() -> None:
+    one, other = Made(), Made()
+    fan = Fan((one.connection, other.connection))
+    assert fan.add(Packet(b"1", b"a")) and fan.add(Packet(b"2", b"b"))
+    assert one.connection.add(7, Packet(b"3", b"c"))
+    assert fan.add(Packet(b"4", b"d"))
+    assert [await one.sent(), await other.sent()] == [b"1a2b3c4d", b"1a2b4d"]
+    large = bytes(JOINED_BYTES + 1)
+    assert fan.add(Packet(b"5", large))
+    assert [await one.sent(), await other.sent()] == [b"5" + large] * 2
+    assert [await one.sent(), await other.sent()] == [b"", b""]
+
+
+async def test_what_goes_to_several_bookies_is_refused_if_one_takes_no_more() -> None:
+    one, other = Made(), Made()
+    fan = Fan((one.connection, other.connection))
+    for _ in range(ADDS_MAX - 1):
+        assert other.connection.add(7, Packet(b"h", b"d"))
+    assert fan.add(Packet(b"1", b"")) and not fan.add(Packet(b"2", b""))
+    assert await one.sent() == b"1"
+    assert (await other.sent()).endswith(b"hd1")
+    assert not fan.add(Packet(b"2", b""))
+    other.connection.close("gone")
+    assert not fan.add(Packet(b"2", b""))
+    assert await one.sent() == b""
+
+
+async def test_what_waits_for_several_bookies_reaches_those_that_are_left() -> None:
+    one, other = Made(), Made()
+    fan = Fan((one.connection, other.connection))
+    assert fan.add(Packet(b"1", b"a"))
+    one.connection.close("gone")
+    assert [await one.sent(), await other.sent()] == [b"", b"1a"]
+
+
+async def test_connections_that_are_lost_are_replaced_together() -> None:
+    made: list[Made] = []
+
+    async def connect(protocol: Callable[[], asyncio.BaseProtocol], *_: object) -> asyncio.BaseTransport:
+        made.append(Made())
+        protocol().connection_made(made[-1].transport)
+        return made[-1].transport
+
+    bookies = Bookies(connect)
+    for name in "abc":
+        bookies.registered(name, (name, 1), is_writable=True)
+    first = bookies.fan(("a", "b"))
+    assert first is not None and first is bookies.fan(("b", "a"))
+    assert bookies.fan(("a", "unheard of")) is None
+    others = bookies.fan(("b", "c"))
+    bookies.connections["a"].close("gone")
+    assert first.is_closed and bookies.fan(("a", "b")) is not first
+    assert others is not None and not others.is_closed and bookies.fan(("b", "c")) is others
+    await bookies.close()
 
 
 @pytest.mark.logs_error("could not be handled")

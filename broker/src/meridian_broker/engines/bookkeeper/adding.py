@@ -63,6 +63,7 @@ class Adding:
         self._limits = limits
         self._now_ms = now_ms
         self._places = [Place(bookie, confirmed, now_ms) for bookie in ensemble]
+        self._bookies = tuple(ensemble)
         self.confirmed = confirmed
         self.next = self._released = self._base = confirmed + 1
         self._packets: dict[int, Packet] = {}
@@ -124,13 +125,11 @@ class Adding:
         size = len(packet[1])
         self.pending_bytes += size
         self._told.append(done)
-        if self._released == entry and not self._is_full():
+        limits = self._limits
+        if self._released == entry and entry - self._base < limits.entries and self._released_bytes < limits.bytes:
             self._released = following
             self._released_bytes += size
-            send = self._link.send
-            for place in self._places:
-                if place.sent == entry and not place.is_lost and not place.again and send(place.bookie, entry, packet):
-                    place.sent = following
+            self._send_new(entry, packet)
         return entry
 
     def refuse(self, done: AppendDone, error: LedgerError) -> None:
@@ -254,6 +253,7 @@ class Adding:
                 self._places[number] = Place(bookie, first - 1, self._now_ms)
                 # Entries confirmed in the meantime are on the other bookies, and no longer kept here.
                 self._places[number].skip_to(self._base - 1)
+        self._bookies = self.ensemble
         self._enough_ms = self._now_ms
         for place in self._places:
             self._send(place)
@@ -274,6 +274,22 @@ class Adding:
             if place.bookie == bookie:
                 return place
         return None
+
+    def _send_new(self, entry: int, packet: Packet) -> None:
+        """To every bookie that got all entries before it: at once if that is every one of them."""
+        places, following = self._places, entry + 1
+        for place in places:
+            if place.sent != entry or place.is_lost or place.again:
+                break
+        else:
+            if self._link.send_all(self._bookies, entry, packet):
+                for place in places:
+                    place.sent = following
+                return
+        send = self._link.send
+        for place in places:
+            if place.sent == entry and not place.is_lost and not place.again and send(place.bookie, entry, packet):
+                place.sent = following
 
     def _release(self) -> None:
         """Send waiting entries to the bookies, as far as the slowest one allows."""
@@ -313,7 +329,7 @@ class Adding:
         if told:
             self.confirmed = upto
             packets = self._packets
-            self.pending_bytes -= sum([len(packets[entry].data) for entry in range(first, upto + 1)])
+            self.pending_bytes -= sum([len(packets[entry][1]) for entry in range(first, upto + 1)])
         self._let_go(min(marks[-1], self.confirmed))
         if told:
             self._tell_confirmed(first, told)
@@ -335,9 +351,9 @@ class Adding:
             upto = min(upto, self._change_first - 1)  # the new bookie must get its whole segment
         if self._base > upto:
             return
-        while self._base <= upto:
-            self._released_bytes -= len(self._packets.pop(self._base).data)
-            self._base += 1
+        pop = self._packets.pop
+        self._released_bytes -= sum([len(pop(entry)[1]) for entry in range(self._base, upto + 1)])
+        self._base = upto + 1
         for place in self._places:
             if place.is_lost:
                 place.skip_to(self._base - 1)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from meridian_broker.engines.bookkeeper.connection import AddTarget, BookieConnection
+from meridian_broker.engines.bookkeeper.fanning import Fan
 from meridian_broker.engines.bookkeeper.packets import Answer, Code, Flags, Operation
 from meridian_broker.engines.bookkeeper.ports import Packet
 from meridian_broker.engines.bookkeeper.securing import Connect, connect_tcp
@@ -50,6 +51,8 @@ class Bookies:
         self._avoided: dict[str, float] = {}
         """Until when bookies that failed are not chosen."""
         self.connections: dict[str, BookieConnection] = {}
+        self._fans: dict[tuple[str, ...], Fan] = {}
+        """By the bookies, sorted."""
         self._connecting: set[asyncio.Task[None]] = set()
         self._targets: dict[int, AddTarget] = {}
         self._active: dict[int, None] = {}
@@ -137,6 +140,18 @@ class Bookies:
             return True
         return connection.add(ledger, packet)
 
+    def fan(self, bookies: Collection[str]) -> Fan | None:
+        """For adds that all of these get. None: one of them cannot be reached."""
+        key = tuple(sorted(bookies))
+        found = self._fans.get(key)
+        if found is None:
+            connections = [self.connections.get(bookie) or self._connection(bookie) for bookie in key]
+            reached = tuple(one for one in connections if one is not None)
+            if len(reached) < len(key):
+                return None
+            found = self._fans[key] = Fan(reached)
+        return found
+
     def _not_sent(self, ledger: int, bookie: str, entry: int) -> None:
         target = self._targets.get(ledger)
         if target is not None:
@@ -197,6 +212,8 @@ class Bookies:
         if self.connections.get(bookie) is not connection:
             return
         del self.connections[bookie]
+        for key in [key for key in self._fans if bookie in key]:
+            self._fans.pop(key).is_closed = True
         self.avoid(bookie)
         if not self._is_closed:
             log.info("lost the connection to bookie %s: %s", bookie, why)

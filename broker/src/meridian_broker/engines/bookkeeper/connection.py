@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final, Protocol, cast
 
+from meridian_broker.engines.bookkeeper.fanning import UNSENT_BYTES_MAX, Fan
 from meridian_broker.engines.bookkeeper.packets import (
     Answer,
     BadFrame,
@@ -35,8 +36,6 @@ from meridian_broker.ledgers.notifying import notify_all
 
 ADDS_MAX: Final = 5_000
 """Unanswered adds on one connection. A bookie refuses more than 10,000, from all its clients, per thread."""
-UNSENT_BYTES_MAX: Final = 8 << 20
-"""Bytes of adds not yet taken by the socket, beyond which no more are accepted."""
 READS_MAX: Final = 10_000
 """Unanswered reads, abandoned ones included, beyond which the connection counts as broken."""
 FRAME_BYTES_MAX: Final = 64 << 20
@@ -51,6 +50,9 @@ log = logging.getLogger(__name__)
 _LENGTH = Struct(">I")
 _ADD_ANSWER = Struct(">IIIqq")
 """An add's answer: length, header, code, ledger and entry."""
+ANSWERS: Final = 32
+"""Consecutive acknowledgements of one ledger that are parsed in one step."""
+_ADD_ANSWERS = Struct(">" + ANSWERS * _ADD_ANSWER.format.removeprefix(">"))
 _ADD_ANSWER_LENGTH: Final = _ADD_ANSWER.size - _LENGTH.size
 _ADD_HEADER: Final = 2 << 24 | Operation.ADD << 16
 _CODES: Final = {int(code): code for code in Code if code >= 0}
@@ -108,6 +110,8 @@ class BookieConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._why = ""
         self._is_closed = False
+        self._fans: dict[Fan, None] = {}
+        """Fans with queued adds for this bookie and others."""
         self._out: list[bytes] = []
         self._is_flushing = False
         self._out_bytes = 0
@@ -129,7 +133,9 @@ class BookieConnection(asyncio.BufferedProtocol):
 
     def add(self, ledger: int, packet: Packet) -> bool:
         """Send an add. False: too many are in flight; the ledger's ``room`` is called when there is room."""
-        if self._adds >= ADDS_MAX or self._out_bytes >= UNSENT_BYTES_MAX or self._is_paused:
+        if self._fans:
+            self._take_fans()
+        if self.room <= 0:
             self._waiting[ledger] = None
             return False
         self._adds += 1
@@ -138,6 +144,28 @@ class BookieConnection(asyncio.BufferedProtocol):
         if not self._is_flushing:
             self._flush_soon()
         return True
+
+    @property
+    def room(self) -> int:
+        """See ``FanConnection``, as for ``expect`` and ``take``."""
+        is_full = self._out_bytes >= UNSENT_BYTES_MAX or self._is_paused or self._is_closed
+        return 0 if is_full else ADDS_MAX - self._adds
+
+    def expect(self, fan: Fan) -> None:
+        self._fans[fan] = None
+        if not self._is_flushing:
+            self._flush_soon()
+
+    def take(self, fan: Fan, parts: list[bytes], adds: int, size: int) -> None:
+        self._fans.pop(fan, None)
+        if not self._is_closed:
+            self._adds += adds
+            self._out_bytes += size
+            self._out += parts
+
+    def _take_fans(self) -> None:
+        for fan in list(self._fans):
+            fan.flush()
 
     def read(self, ledger: int, entry: int, flags: Flags, key: bytes, told: Told, until: float) -> None:
         """``told`` is called with the answer; ``Code.NO_ANSWER`` if there is none by ``until``, on the loop's clock."""
@@ -199,7 +227,7 @@ class BookieConnection(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(UNSENT_BYTES_MAX)
         if self._is_closed:
             self._transport.abort()
-        elif self._out:
+        elif self._out or self._fans:
             self._flush_soon()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -243,6 +271,19 @@ class BookieConnection(asyncio.BufferedProtocol):
         """Handle a run of consecutive answers to adds together. Returns where it ends."""
         acked: dict[int, list[int]] = {}
         refused: list[tuple[int, int, int]] = []
+        while self._end - at >= _ADD_ANSWERS.size:
+            fields = _ADD_ANSWERS.unpack_from(self._buffer, at)
+            ledger = fields[3]
+            if (
+                fields[0::5].count(_ADD_ANSWER_LENGTH) < ANSWERS
+                or fields[1::5].count(_ADD_HEADER) < ANSWERS
+                or fields[2::5].count(Code.OK.value) < ANSWERS
+                or fields[3::5].count(ledger) < ANSWERS
+            ):
+                break
+            acked.setdefault(ledger, []).extend(fields[4::5])
+            at += _ADD_ANSWERS.size
+            self._adds -= ANSWERS
         whole = (self._end - at) // _ADD_ANSWER.size * _ADD_ANSWER.size
         for length, header, code, ledger, entry in _ADD_ANSWER.iter_unpack(self._buffer[at : at + whole]):
             if length != _ADD_ANSWER_LENGTH or header != _ADD_HEADER:
@@ -326,6 +367,8 @@ class BookieConnection(asyncio.BufferedProtocol):
 
     def _flush(self) -> None:
         self._is_flushing = False
+        if self._fans:
+            self._take_fans()
         if self._transport is not None and self._out:
             out, self._out, self._out_bytes = self._out, [], 0
             self._transport.writelines(out)

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from meridian_broker.engines.bookkeeper.bookies import Bookies
+from meridian_broker.engines.bookkeeper.fanning import Fan
 from meridian_broker.engines.bookkeeper.ledger_metadata import LedgerMetadata, LedgerState
 from meridian_broker.engines.bookkeeper.ledger_table import LedgerMetadataPort, LedgerTable
 from meridian_broker.engines.bookkeeper.packets import Answer, Flags, master_key
@@ -48,6 +49,8 @@ class BookiePorts:
         self._bookies = bookies
         self._ledger = ledger
         self._connections = bookies.connections
+        self._fan: Fan | None = None
+        self._fanned: tuple[str, ...] = ()
         self.choose = bookies.choose
         self.avoid = bookies.avoid
         self._loop = asyncio.get_running_loop()
@@ -57,6 +60,13 @@ class BookiePorts:
         if connection is not None:
             return connection.add(self._ledger, packet)
         return self._bookies.add(self._ledger, bookie, entry, packet)
+
+    def send_all(self, bookies: tuple[str, ...], entry: int, packet: Packet) -> bool:  # noqa: ARG002
+        fan = self._fan
+        if fan is None or fan.is_closed or self._fanned is not bookies:
+            fan, self._fanned = self._bookies.fan(bookies), bookies
+            self._fan = fan
+        return fan is not None and fan.add(packet)
 
     def wake(self) -> None:
         self._bookies.wake(self._ledger)

@@ -13,6 +13,8 @@ from enum import IntEnum, IntFlag
 from struct import Struct, error
 from typing import Final, NamedTuple
 
+from crc32c import crc32c
+
 PROTOCOL: Final = 2
 KEY_BYTES: Final = 20
 """Size of a ledger's master key."""
@@ -62,6 +64,8 @@ class Code(IntEnum):
 _CODES: Final = {int(code): code for code in Code if code >= 0}
 
 _ADD = Struct(f">II{KEY_BYTES}s")
+_ENTRY = Struct(">qqqq")
+_NEW_ADD = Struct(f">II{KEY_BYTES}s{_ENTRY.size}sI")
 _READ = Struct(">IIqq")
 _FENCING_READ = Struct(f">IIqq{KEY_BYTES}s")
 _BATCH_READ = Struct(">IIqqqiq")
@@ -70,6 +74,7 @@ _BATCH_ANSWER = Struct(">IIqqq")
 _SIZE = Struct(">I")
 _LENGTH_BYTES: Final = 4
 _ADD_BYTES: Final = _ADD.size - _LENGTH_BYTES
+_NEW_ADD_BYTES: Final = _NEW_ADD.size - _LENGTH_BYTES
 
 
 class BadFrame(Exception):
@@ -99,6 +104,13 @@ def add_request(key: bytes, body_bytes: int, flags: Flags = Flags.NONE) -> bytes
     """An add's frame without the entry itself, which has ``body_bytes``."""
     header = _ADD_HEADER if flags is Flags.NONE else _header(Operation.ADD, flags)
     return _ADD.pack(_ADD_BYTES + body_bytes, header, key)
+
+
+def new_add(key: bytes, ledger: int, entry: int, last_confirmed: int, length: int, data: bytes) -> bytes:
+    """All of an add's frame but the data of a new entry: ``add_request`` and ``entries.entry_header`` in one."""
+    header = _ENTRY.pack(ledger, entry, last_confirmed, length)
+    checksum = crc32c(data, crc32c(header))
+    return _NEW_ADD.pack(_NEW_ADD_BYTES + len(data), _ADD_HEADER, key, header, checksum)
 
 
 def read_request(ledger: int, entry: int, key: bytes, flags: Flags = Flags.NONE) -> bytes:

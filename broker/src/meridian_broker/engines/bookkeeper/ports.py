@@ -73,6 +73,10 @@ class LinkPort(Protocol):
         """
         ...
 
+    def send_all(self, bookies: tuple[str, ...], entry: int, packet: Packet) -> bool:
+        """Send an entry to several bookies at once. False: not all of them may have more, and none was sent it."""
+        ...
+
     def wake(self) -> None:
         """The ledger is no longer idle: call ``Adding.tick`` from now on."""
         ...
