@@ -11,9 +11,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 
-from meridian_broker.ledgers.scheduling import Scheduler, in_slices
+from meridian_broker.ledgers.scheduling import Scheduler, in_slices, run_all
 
 T = TypeVar("T")
 
@@ -36,20 +37,36 @@ class SomeFailed(Exception):
 
 
 async def each(
-    scheduler: Scheduler, items: Iterable[T], name: Callable[[T], str], work: Callable[[T], Awaitable[object]]
+    scheduler: Scheduler,
+    items: Iterable[T],
+    name: Callable[[T], str],
+    work: Callable[[T], Awaitable[object]],
+    *,
+    at_once: int = 1,
 ) -> None:
     """Do ``work`` for every item, even if some fail. Others run in between, even if ``work`` never waits.
 
+    :param at_once: so many are under way together.
     :raises SomeFailed: it failed for some of them.
     """
     failures: dict[str, Exception] = {}
     tried = 0
-    async for item in in_slices(scheduler, items):
-        tried += 1
-        try:
-            await work(item)
-        except Exception as error:
-            failures[name(item)] = error
+    listed = tuple(items)
+
+    async def every(part: Iterable[T]) -> None:
+        nonlocal tried
+        async for item in in_slices(scheduler, part):
+            tried += 1
+            try:
+                await work(item)
+            except Exception as error:
+                failures[name(item)] = error
+
+    if at_once == 1:
+        await every(listed)
+    else:
+        parts = [listed[first::at_once] for first in range(min(at_once, len(listed)))]
+        await run_all(scheduler, [partial(every, part) for part in parts], "work on many items")
     if failures:
         raise SomeFailed(failures, tried)
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from meridian_broker.ledgers.chapters import Chapter, Span
-from meridian_broker.ledgers.store import LedgerDeleted, LedgerNotFound, LedgerStore
+from meridian_broker.ledgers.store import LedgerDeleted, LedgerInfo, LedgerNotFound, LedgerStore
 from meridian_broker.positions.position import EARLIEST, Position
 
 
@@ -27,6 +27,21 @@ class Standing(NamedTuple):
     """It differs from the metadata."""
     is_older: bool = False
     """The volume lacks some ledgers that the metadata name; so entries recorded as recovered may be missing again."""
+
+
+class _Recovered:
+    """Fences and seals each ledger when it is first asked for, and asks the store for it once."""
+
+    def __init__(self, store: LedgerStore, fence: int) -> None:
+        self._store = store
+        self._fence = fence
+        self._infos: dict[int, LedgerInfo] = {}
+
+    async def info(self, ledger_id: int) -> LedgerInfo:
+        """:raises LedgerNotFound: there is none. :raises LedgerError: it cannot be recovered."""
+        if ledger_id not in self._infos:
+            self._infos[ledger_id] = await self._store.recover(ledger_id, self._fence)
+        return self._infos[ledger_id]
 
 
 async def standing(
@@ -45,16 +60,17 @@ async def standing(
     :param last_own: and ``last_origins``: as recorded.
     :raises LedgerError: a ledger cannot be recovered; nothing was changed.
     """
-    entries = await _still_there(store, found, fence)
+    recovered = _Recovered(store, fence)
+    entries = await _still_there(recovered, found)
     found = [span for span in found if span.ledger_id in entries]
-    spans = [*await _not_given_back(store, named, any(entries.values()), fence), *found]
+    spans = [*await _not_given_back(recovered, named, any(entries.values())), *found]
     is_other = bool(found) or len(spans) < len(named)
     origins = dict(last_origins)
     for span in found:
         last_own = max(last_own, span.own_before)
         for region, last in span.origins_before.items():
             origins[region] = max(last, origins.get(region, EARLIEST))
-    whole = await _count_whole(store, spans, fence)
+    whole = await _count_whole(recovered, spans)
     is_older = whole < len(spans)
     chapters: list[Chapter] = []
     for span in spans[:whole]:
@@ -62,7 +78,7 @@ async def standing(
         if span.entries < 0:
             is_other = True
             try:
-                info = await store.recover(span.ledger_id, fence)
+                info = await recovered.info(span.ledger_id)
             except LedgerNotFound:
                 # Recorded, but the broker ended before it reached the store; or the volume is an older copy.
                 last_own, origins = span.own_before, dict(span.origins_before)
@@ -77,21 +93,21 @@ async def standing(
     if whole < len(spans):
         is_other = True
         last_own, origins = spans[whole].own_before, dict(spans[whole].origins_before)
-        if (part := await _part_of(store, spans[whole], fence, now_ms)) is not None:
+        if (part := await _part_of(recovered, spans[whole], now_ms)) is not None:
             chapters.append(part)
     return Standing(chapters, last_own, origins, is_other, is_older)
 
 
-async def _still_there(store: LedgerStore, found: Sequence[Span], fence: int) -> dict[int, int]:
+async def _still_there(recovered: _Recovered, found: Sequence[Span]) -> dict[int, int]:
     """How many entries each of these ledgers has that the store still has."""
     entries: dict[int, int] = {}
     for span in found:
         with suppress(LedgerNotFound):
-            entries[span.ledger_id] = (await store.recover(span.ledger_id, fence)).entries
+            entries[span.ledger_id] = (await recovered.info(span.ledger_id)).entries
     return entries
 
 
-async def _not_given_back(store: LedgerStore, named: Sequence[Span], is_older: bool, fence: int) -> Sequence[Span]:
+async def _not_given_back(recovered: _Recovered, named: Sequence[Span], is_older: bool) -> Sequence[Span]:
     """The recorded ledgers without the first ones that were trimmed since.
 
     :param is_older: the metadata are certainly older: otherwise a later ledger without entries may be one that failed
@@ -99,7 +115,7 @@ async def _not_given_back(store: LedgerStore, named: Sequence[Span], is_older: b
     """
     for number, span in enumerate(named):
         try:
-            await store.recover(span.ledger_id, fence)
+            await recovered.info(span.ledger_id)
         except LedgerDeleted:
             continue
         except LedgerNotFound:
@@ -109,7 +125,7 @@ async def _not_given_back(store: LedgerStore, named: Sequence[Span], is_older: b
     return ()
 
 
-async def _count_whole(store: LedgerStore, spans: list[Span], fence: int) -> int:
+async def _count_whole(recovered: _Recovered, spans: list[Span]) -> int:
     """How many of the recorded ledgers the store has complete; fewer than all: the volume is an older copy.
 
     A ledger that is missing *between* others is damage, not an older copy; reading it reports that.
@@ -120,7 +136,7 @@ async def _count_whole(store: LedgerStore, spans: list[Span], fence: int) -> int
     for number in range(len(spans) - 1, -1, -1):
         span = spans[number]
         try:
-            info = await store.recover(span.ledger_id, fence)
+            info = await recovered.info(span.ledger_id)
         except LedgerNotFound:
             whole = number if span.entries >= 0 else whole  # one that was begun may never have been created
             continue
@@ -131,10 +147,10 @@ async def _count_whole(store: LedgerStore, spans: list[Span], fence: int) -> int
     return whole
 
 
-async def _part_of(store: LedgerStore, span: Span, fence: int, now_ms: int) -> Chapter | None:
+async def _part_of(recovered: _Recovered, span: Span, now_ms: int) -> Chapter | None:
     """The remaining part of the first incomplete ledger; None if nothing is left."""
     try:
-        info = await store.recover(span.ledger_id, fence)
+        info = await recovered.info(span.ledger_id)
     except LedgerNotFound:
         return None
     if not info.entries:

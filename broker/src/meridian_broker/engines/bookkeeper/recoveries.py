@@ -12,6 +12,7 @@ import asyncio
 from meridian_broker.engines.bookkeeper.context import BookiePorts, StoreContext
 from meridian_broker.engines.bookkeeper.ledger_metadata import LedgerMetadata
 from meridian_broker.engines.bookkeeper.packets import master_key
+from meridian_broker.engines.bookkeeper.ports import Versioned
 from meridian_broker.engines.bookkeeper.recovering import Recovering
 from meridian_broker.ledgers.store import LedgerError, LedgerFenced
 
@@ -31,11 +32,14 @@ class Recoveries:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def recover(self, ledger: int, fence: int, metadata: LedgerMetadata) -> LedgerMetadata:
-        """Recover a ledger, after any earlier recovery of it has ended."""
+    async def recover(self, ledger: int, fence: int, known: Versioned) -> LedgerMetadata:
+        """Recover a ledger, after any earlier recovery of it has ended.
+
+        :param known: its metadata, just read.
+        """
         while (before := self._recoveries.get(ledger)) is not None:
             await asyncio.wait([before])
-        task = self._loop.create_task(self._run_recovery(ledger, fence, metadata), name=f"recover ledger {ledger}")
+        task = self._loop.create_task(self._run_recovery(ledger, fence, known), name=f"recover ledger {ledger}")
         self._recoveries[ledger] = task
         try:
             return await task
@@ -44,7 +48,7 @@ class Recoveries:
             if self._recoveries.get(ledger) is task:
                 del self._recoveries[ledger]
 
-    async def _run_recovery(self, ledger: int, fence: int, metadata: LedgerMetadata) -> LedgerMetadata:
+    async def _run_recovery(self, ledger: int, fence: int, known: Versioned) -> LedgerMetadata:
         context = self._context
         writing = context.writings.get(ledger)
         if writing is not None:
@@ -57,10 +61,10 @@ class Recoveries:
             if not heard.done():
                 heard.set_result(outcome)
 
-        ports = BookiePorts(ledger, master_key(metadata.password), context.bookies)
+        ports = BookiePorts(ledger, master_key(known.metadata.password), context.bookies)
         port = context.metadata_port(ledger)
         limits, now_ms = context.settings.limits, context.bookies.now_ms()
-        recovering = Recovering(ledger, fence, ports, ports, port, limits, told, now_ms=now_ms)
+        recovering = Recovering(ledger, fence, ports, ports, port, limits, told, known=known, now_ms=now_ms)
         context.bookies.attach(ledger, recovering)
         try:
             recovering.start()

@@ -100,12 +100,14 @@ class Recovering:
         limits: AddLimits,
         told: Callable[[LedgerMetadata | LedgerError], None],
         *,
+        known: Versioned | None = None,
         now_ms: int,
     ) -> None:
         """
         :param fence: the new owner's epoch.
         :param told: called with the closed ledger's metadata, or why it could not be closed: LedgerFenced if a newer
             owner has it.
+        :param known: the metadata, just read; None: read them first.
         """
         self.ledger = ledger
         self._fence = fence
@@ -114,6 +116,7 @@ class Recovering:
         self._metadata_port = metadata
         self._limits = limits
         self._tell = told
+        self._known = known
         self._now_ms = now_ms
         self._starts = 0
         self._is_done = False
@@ -126,7 +129,8 @@ class Recovering:
         self._questions: dict[int, _Question] = {}
         self._unfenced: set[str] = set()
         self._heard = -1
-        Updating(self.ledger, self._metadata_port, None, self._begin, self._begun).start()
+        known, self._known = self._known, None
+        Updating(self.ledger, self._metadata_port, known, self._begin, self._begun).start()
 
     def tick(self, now_ms: int) -> None:
         self._now_ms = now_ms

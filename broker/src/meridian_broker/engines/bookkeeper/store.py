@@ -245,7 +245,7 @@ class BookKeeperLedgerStore:
         _check_fence(ledger_id, stored.metadata, fence)
         if stored.metadata.state is LedgerState.CLOSED:
             return info_of(ledger_id, stored.metadata)
-        return info_of(ledger_id, await self._recoveries.recover(ledger_id, fence, stored.metadata))
+        return info_of(ledger_id, await self._recoveries.recover(ledger_id, fence, stored))
 
     async def delete(self, ledger_id: int) -> None:
         self._context.check_open()
@@ -260,7 +260,7 @@ class BookKeeperLedgerStore:
                 writing.refuse(LedgerNotFound(f"ledger {ledger_id} was deleted"))
             if stored.metadata.state is not LedgerState.CLOSED:
                 # A writer elsewhere could go on without metadata: its bookies must be fenced first.
-                await self._recoveries.recover(ledger_id, stored.metadata.fence, stored.metadata)
+                await self._recoveries.recover(ledger_id, stored.metadata.fence, stored)
                 continue
             if await self._table.delete(ledger_id, stored.version, time.time_ns() // 1_000_000):
                 self._context.gone(ledger_id)

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+LOADED_AT_ONCE: Final = 32
+"""Topics opened at the same time where each waits for etcd and bookies rather than for this process. The requests of
+several share a commit.
+"""
 PARTITIONED: Final = 10
 """Partitioned topics looked at in one turn of the loop: each may have thousands of partitions."""
 
@@ -60,7 +64,8 @@ class Loading:
         work = [partial(self._load, name) for name in unfinished.closed.values()]
         work += [partial(self._finish, name) for name in unfinished.going.values()]
         work += [partial(self._complete, name) for name in unfinished.coming.values()]
-        await each(self._parts.scheduler, work, lambda one: str(one.args[0]), lambda one: one())
+        at_once = LOADED_AT_ONCE if self._parts.labels.are_on_record else 1
+        await each(self._parts.scheduler, work, lambda one: str(one.args[0]), lambda one: one(), at_once=at_once)
 
     async def _look_for_halves(self, on_record: Set[TopicName]) -> None:
         """Partitioned topics that an earlier life of the broker began to make, or to delete.
