@@ -11,7 +11,7 @@ The world checks at each write that no region replaces a state by one that it be
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from types import coroutine
@@ -23,10 +23,12 @@ from meridian_broker.metadata.records import encode
 from meridian_broker.metadata.store import ABSENT, Change, Check, Delete, Lease, Put, Record, VersionConflict
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.applying import Applier, from_parked, read_mark
+from meridian_broker.metadata.sync.catching_up import Digest, compared, take
 from meridian_broker.metadata.sync.conflicts import Conflict
 from meridian_broker.metadata.sync.conflicts import from_store as conflict_from_store
-from meridian_broker.metadata.sync.digests import DigestTree, compare, forgotten
+from meridian_broker.metadata.sync.digests import Place, Summary
 from meridian_broker.metadata.sync.events import Changes, Event, Mark, decode
+from meridian_broker.metadata.sync.known import Known
 from meridian_broker.metadata.sync.publishing import Publisher
 from meridian_broker.metadata.sync.reading import read_moment
 from meridian_broker.metadata.sync.recording import RecordingStore
@@ -98,8 +100,10 @@ class StoreInMemory:
         await step()
         return True
 
-    def watch(self, prefix: str) -> AsyncIterator[list[Change]]:
-        raise NotImplementedError
+    async def watch(self, prefix: str) -> AsyncIterator[list[Change]]:
+        """Ends at once: whoever watches reads everything first, and nothing in this world goes on watching."""
+        await step()
+        yield []
 
     async def lease(self, ttl_seconds: float) -> Lease:
         raise NotImplementedError
@@ -308,30 +312,13 @@ class SyncWorld:
 
     async def catch_up(self, name: str, peer: str, broker: int = 0) -> int:
         """Compare with a peer and take what differs. Returns the number of paths."""
-        mine, theirs = self.regions[name].store, self.regions[peer].store
-        mark = theirs.records.get(paths.region(name))
-        if mark is not None:
-            await self.regions[name].brokers[broker].publisher.continue_after(read_mark(name, mark.value)[0])
-        here, there = tree_of(mine), tree_of(theirs)
-        if here.number == there.number:
-            return 0
-        places = [
-            place
-            for bucket in here.differing(there.buckets)
-            for place in here.differing_parts(bucket, there.parts(bucket))
-        ]
-        horizon = self.horizon(peer)
-        difference = compare(here.listing(places), there.listing(places), horizon)
-        fetched = {path: theirs.state(path) for path in difference.wanted} | dict.fromkeys(
-            difference.gone, forgotten(horizon)
-        )
-        applier = self.regions[name].brokers[broker].applier
-        for path, state in sorted(fetched.items()):
-            if state is not None:
-                present = mine.state(path)
-                replaced = None if present is None else (present.generation, present.stamp)
-                await applier.take([Event(path, state, replaced)])
-        return len(fetched)
+        region, one = self.regions[name], self.regions[name].brokers[broker]
+        other = await PeerInMemory.of(self, peer, name)
+        comparison = await compared(await known_in(region.store), other)
+        mark = region.store.records.get(paths.MARK)
+        if comparison.digest.mark > (BEGINNING if mark is None else read_moment(paths.MARK, mark)):
+            await one.publisher.continue_after(comparison.digest.mark)
+        return await take(comparison, other, one.applier, one_after_another)
 
     # -- what is there
 
@@ -417,11 +404,50 @@ def is_synced(path: str) -> bool:
     return paths.scope_of(path) is not None
 
 
-def tree_of(store: StoreInMemory) -> DigestTree:
-    tree = DigestTree()
-    for path, state in store.states().items():
-        tree.set(path, state)
-    return tree
+async def known_in(store: StoreInMemory) -> Known:
+    known = Known(store, step)
+    await known.follow_values()
+    await known.follow_deletions()
+    return known
+
+
+async def one_after_another(works: Iterable[Awaitable[None]]) -> None:
+    for work in works:
+        await work
+
+
+@dataclass
+class PeerInMemory:
+    """A region as another one sees it that compares itself with it."""
+
+    region: str
+    known: Known
+    store: StoreInMemory
+    answer: Digest
+
+    @classmethod
+    async def of(cls, world: SyncWorld, name: str, asking: str) -> PeerInMemory:
+        store = world.regions[name].store
+        known, mark = await known_in(store), store.records.get(paths.region(asking))
+        heard = BEGINNING if mark is None else read_mark(asking, mark.value)[0]
+        scopes = frozenset(paths.SCOPES)
+        return cls(name, known, store, Digest(scopes, known.buckets(scopes), world.horizon(name), heard))
+
+    async def digest(self) -> Digest:
+        await step()
+        return self.answer
+
+    async def parts(self, scopes: Collection[str], buckets: Sequence[int]) -> dict[int, list[int]]:
+        await step()
+        return {bucket: self.known.parts(scopes, bucket) for bucket in buckets}
+
+    async def listing(self, scopes: Collection[str], places: Sequence[Place]) -> dict[str, Summary]:
+        await step()
+        return self.known.listing(scopes, places)
+
+    async def states(self, some: Sequence[str]) -> dict[str, Stamped]:
+        await step()
+        return {path: state for path in some if (state := self.store.state(path)) is not None}
 
 
 def shown(state: Stamped) -> str:

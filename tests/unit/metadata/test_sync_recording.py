@@ -187,7 +187,7 @@ def test_only_a_shared_path_of_which_something_is_known_is_restamped(world: Sync
         (Changes("us", (Event(T, Stamped(Stamp(1, 0, "us"), b"5")),)), "cannot be served"),
         (
             Changes("us", (Event(f"{T}/roles/a b", Stamped(Stamp(1, 0, "us"), b"1")),)),
-            "do not fit into a metadata store",
+            "is not a metadata path",
         ),
     ],
 )

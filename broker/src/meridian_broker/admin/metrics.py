@@ -22,9 +22,9 @@ from meridian_broker.admin.figures import lagging
 from meridian_broker.admin.figures.turns import in_turns
 from meridian_broker.admin.http.requests import state
 from meridian_broker.admin.http.state import AdminState
-from meridian_broker.admin.meridian.sharing import figures
-from meridian_broker.gateway.metadata_sync import Session
+from meridian_broker.gateway.metadata_session import Session
 from meridian_broker.ledgers.storage import StorageFigures
+from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.converging import Verdict
 from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.topics.topic import Topic
@@ -292,24 +292,26 @@ async def read(admin: AdminState) -> Reading:
         reading.families.append(_counter(f"meridian_progress_{name}", text, admin.region, value))
     _storage(reading, admin.ledgers.figures())
     if admin.sharing.session is not None:
-        await _sharing(reading, admin, admin.sharing.session)
+        _sharing(reading, admin.sharing.session)
     return reading
 
 
-async def _sharing(reading: Reading, admin: AdminState, session: Session) -> None:
-    found = await figures(admin, session)
-    for name in ("outbox", "conflicts", "parked"):
-        reading.put(f"meridian_metadata_{name}", (), found[name])
-    reading.put("meridian_metadata_published_total", (), found["published"])
-    reading.put("meridian_metadata_overwritten_total", (), session.applier.counts.conflicts)
-    reading.put("meridian_metadata_dead_letters_total", (), found["deadLetters"]["count"])
+def _sharing(reading: Reading, session: Session) -> None:
+    applier = session.applier
+    reading.put("meridian_metadata_outbox", (), session.owed)
+    reading.put("meridian_metadata_conflicts", (), session.counts[paths.CONFLICTS])
+    reading.put("meridian_metadata_parked", (), session.counts[paths.PARKED])
+    reading.put("meridian_metadata_published_total", (), session.publisher.published)
+    reading.put("meridian_metadata_overwritten_total", (), applier.counts.conflicts)
+    reading.put("meridian_metadata_dead_letters_total", (), session.topic.dead_letters)
     for verdict in Verdict:
-        reading.put("meridian_metadata_events_total", (verdict.value,), session.applier.counts.verdicts[verdict])
-    for region, peer in found["peers"].items():
-        if peer["lagMillis"] is not None:
-            reading.put("meridian_metadata_lag_seconds", (region,), peer["lagMillis"] / 1000)
-        reading.put("meridian_metadata_differences", (region,), peer["differences"])
-        reading.put("meridian_metadata_clock_offset_seconds", (region,), peer["clockOffsetMillis"] / 1000)
+        reading.put("meridian_metadata_events_total", (verdict.value,), applier.counts.verdicts[verdict])
+    for region, latest in applier.latest.items():
+        lag_ms = max(0, latest.applied_ms - latest.written_ms)
+        reading.put("meridian_metadata_lag_seconds", (region,), lag_ms / 1000)
+    for region, peer in session.peers.items():
+        reading.put("meridian_metadata_differences", (region,), peer.differences)
+        reading.put("meridian_metadata_clock_offset_seconds", (region,), peer.clock_offset_ms / 1000)
 
 
 async def _topic(

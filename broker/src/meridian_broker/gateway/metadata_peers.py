@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -13,17 +14,18 @@ from meridian_broker.metadata.store import MetadataUnavailable
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.catching_up import Digest
 from meridian_broker.metadata.sync.digests import BUCKETS, PARTS, Place, Summary
-from meridian_broker.metadata.sync.stamped import BEGINNING, Moment, Stamped, canonical
+from meridian_broker.metadata.sync.events import MAX_COUNTER
+from meridian_broker.metadata.sync.stamped import BEGINNING, MAX_GENERATION, Moment, Stamped, canonical
+from meridian_broker.metadata.sync.standing import NameTaken
 from meridian_broker.positions.clock import Stamp
 
 BASE: Final = "/meridian/v1/metadata"
 SECONDS: Final = 20.0
+QUICK_MS: Final = 2000
+"""An answer that took no longer tells the other clock."""
+MAX_TIME_MS: Final = (1 << 64) - 1
 TAKEN: Final = 409
 """Answer to a region whose name another region's store has."""
-
-
-class NameTaken(MetadataUnavailable):
-    """Another store has synchronized metadata under this region's name."""
 
 
 class RestPeer:
@@ -37,8 +39,8 @@ class RestPeer:
         :param replacing: it is about to take its region's name over.
         """
         self.region = region
-        self.clock_offset_ms = 0
-        """How far its clock is ahead of ours, as of the last answer."""
+        self.clock_offset_ms: int | None = None
+        """How far its clock is ahead of ours, to a second; None: it answered too slowly to tell."""
         self._identity = identity
         self._replacing = replacing
         self._calls = calls
@@ -49,26 +51,41 @@ class RestPeer:
         before_ms = self._now_ms()
         query = f"identity={quote(self._identity, safe='')}&replacing={'true' if self._replacing else 'false'}"
         said = await self._ask("GET", f"digest?{query}")
-        self.clock_offset_ms = int(said["clockMillis"]) - (before_ms + self._now_ms()) // 2
-        scopes = frozenset(map(str, said["scopes"])) & paths.SCOPES.keys()
-        buckets, mark = _numbers(said["buckets"], BUCKETS), _moment(said["mark"])
-        return Digest(scopes, buckets, _moment(said["horizon"]), mark, str(said["identity"]))
+        after_ms = self._now_ms()
+        with self._understood():
+            if after_ms - before_ms <= QUICK_MS:
+                self.clock_offset_ms = int(said["clockMillis"]) - (before_ms + after_ms) // 2
+            scopes = frozenset(map(str, said["scopes"])) & paths.SCOPES.keys()
+            buckets, mark = _numbers(said["buckets"], BUCKETS), _moment(said["mark"])
+            return Digest(scopes, buckets, _moment(said["horizon"]), mark, str(said["identity"]))
 
     async def parts(self, scopes: Collection[str], buckets: Sequence[int]) -> Mapping[int, Sequence[int]]:
         said = await self._ask("POST", "parts", {"scopes": sorted(scopes), "buckets": list(buckets)})
-        return {bucket: _numbers(said["parts"][str(bucket)], PARTS) for bucket in buckets}
+        with self._understood():
+            return {bucket: _numbers(said["parts"][str(bucket)], PARTS) for bucket in buckets}
 
     async def listing(self, scopes: Collection[str], places: Sequence[Place]) -> Mapping[str, Summary]:
         said = await self._ask("POST", "listing", {"scopes": sorted(scopes), "places": [list(one) for one in places]})
-        return {str(path): Summary(int(one[0]), Stamp(*one[1]), int(one[2], 16)) for path, one in said["paths"].items()}
+        with self._understood():
+            return {str(path): _summary(one) for path, one in said["paths"].items()}
 
     async def states(self, some: Sequence[str]) -> Mapping[str, Stamped]:
         said = await self._ask("POST", "states", {"paths": list(some)})
-        return {str(path): _state(one) for path, one in said["states"].items()}
+        with self._understood():
+            return {str(path): _state(one) for path, one in said["states"].items()}
 
     async def replace(self) -> None:
         """From now on this region's name belongs to the store with this identity."""
         await self._ask("POST", "replace", {"identity": self._identity})
+
+    @contextmanager
+    def _understood(self) -> Iterator[None]:
+        """:raises MetadataUnavailable: an answer is not what this version expects."""
+        try:
+            yield
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            text = f"{self.region} answered what this version does not understand ({error!r}): is it another version?"
+            raise MetadataUnavailable(text) from error
 
     async def _ask(self, method: str, what: str, body: Any = None) -> Any:
         try:
@@ -102,9 +119,25 @@ def numbers_json(numbers: Sequence[int]) -> list[str]:
 
 
 def _state(said: Any) -> Stamped:
-    time_ms, counter, region = said["stamp"]
     value = None if said["deleted"] else canonical(said["value"])
-    return Stamped(Stamp(int(time_ms), int(counter), str(region)), value, int(said["generation"]))
+    return Stamped(_stamp(said["stamp"]), value, _within(said["generation"], MAX_GENERATION))
+
+
+def _summary(said: Any) -> Summary:
+    generation, stamp, content = said
+    return Summary(_within(generation, MAX_GENERATION), _stamp(stamp), int(content, 16))
+
+
+def _stamp(said: Any) -> Stamp:
+    time_ms, counter, region = said
+    return Stamp(_within(time_ms, MAX_TIME_MS), _within(counter, MAX_COUNTER), str(region))
+
+
+def _within(number: Any, most: int) -> int:
+    """:raises ValueError: it is no number up to ``most``."""
+    if not isinstance(number, int) or not 0 <= number <= most:
+        raise ValueError(f"{number!r} is not a number up to {most}")
+    return number
 
 
 def _numbers(said: Any, count: int) -> list[int]:

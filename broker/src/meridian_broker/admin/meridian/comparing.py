@@ -12,7 +12,7 @@ from meridian_broker.admin.http.gatekeeping import ADMITTED
 from meridian_broker.admin.http.requests import Refused, answer, body, done, flag, state
 from meridian_broker.bounds.http import LARGE_BODY_BYTES
 from meridian_broker.gateway.metadata_peers import numbers_json, state_json, summary_json
-from meridian_broker.gateway.metadata_sync import Session
+from meridian_broker.gateway.metadata_session import Session
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.applying import read_mark
@@ -28,7 +28,7 @@ async def digest(request: web.Request) -> web.Response:
     asking, session = _region(request), session_of(request)
     sharing = state(request).sharing
     is_replacing = flag(request, "replacing")
-    if not is_replacing and not await sharing.belongs_to(asking, request.query["identity"]):
+    if not is_replacing and not await sharing.standing.belongs_to(asking, request.query["identity"]):
         raise Refused(
             409,
             f"another store has shared metadata as region {asking}: choose another clusterName, or, if this one takes "
@@ -41,7 +41,7 @@ async def digest(request: web.Request) -> web.Response:
     return answer(
         {
             "region": sharing.region,
-            "identity": await sharing.identity(),
+            "identity": await sharing.standing.identity(),
             "scopes": sorted(scopes),
             "buckets": numbers_json(session.known.buckets(scopes)),
             "horizon": None if horizon is None else list(read_moment(paths.HORIZON, horizon)),
@@ -88,7 +88,7 @@ async def replace(request: web.Request) -> web.Response:
     identity = given.get("identity") if isinstance(given, Mapping) else None
     if not isinstance(identity, str) or not 0 < len(identity) <= 64:
         raise Invalid('expected the body {"identity": text}')
-    await state(request).sharing.give(_region(request), identity)
+    await state(request).sharing.standing.give(_region(request), identity)
     return done()
 
 

@@ -12,7 +12,7 @@ from meridian_broker.admin.http.requests import Refused, answer, body, done, par
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.admin.meridian.comparing import session_of
 from meridian_broker.gateway.event_topic import EventTopic
-from meridian_broker.gateway.metadata_sync import PeerState, Session
+from meridian_broker.gateway.metadata_session import Session
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.errors import Invalid, NotFound
 from meridian_broker.metadata.sync import paths
@@ -24,6 +24,7 @@ from meridian_broker.metadata.sync.converging import Verdict
 from meridian_broker.metadata.sync.digests import Summary
 from meridian_broker.metadata.sync.reading import read, with_tombstones
 from meridian_broker.metadata.sync.stamped import Stamped
+from meridian_broker.metadata.sync.standing import PeerState
 
 SHOWN: Final = 1000
 """Paths of one answer; the rest is counted."""
@@ -48,8 +49,7 @@ async def status(request: web.Request) -> web.Response:
 
 async def figures(admin: AdminState, session: Session) -> Json:
     """The figures of ``status``."""
-    store = admin.sharing.store
-    counts = {path: len(await store.scan(path + "/")) for path in (paths.OUTBOX, paths.PARKED, paths.CONFLICTS)}
+    counts = await session.count() | {paths.OUTBOX: session.owed}
     verdicts = session.applier.counts.verdicts
     peers = {region: await _peer(admin, session, region, peer) for region, peer in session.peers.items()}
     problems = [one for one in (session.topic.problem, session.publish_problem) if one]

@@ -54,7 +54,7 @@ async def changeable_settings(request: web.Request) -> web.Response:
 
 async def changed_settings(request: web.Request) -> web.Response:
     """Settings that were changed while brokers run."""
-    return answer(state(request).sharing.choice.changed)
+    return answer(dict(state(request).sharing.choice.changed))
 
 
 async def change_setting(request: web.Request) -> web.Response:
@@ -72,7 +72,7 @@ async def reset_setting(request: web.Request) -> web.Response:
 async def settings(request: web.Request) -> web.Response:
     """The settings in force."""
     admin = state(request)
-    return answer(admin.settings | admin.sharing.choice.changed)
+    return answer({**admin.settings, **admin.sharing.choice.changed})
 
 
 def named(admin: AdminState, name: str) -> BrokerRecord | None:

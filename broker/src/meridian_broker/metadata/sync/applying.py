@@ -15,7 +15,7 @@ from typing import Final
 
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.errors import Contended
-from meridian_broker.metadata.limits import BadRequest
+from meridian_broker.metadata.limits import BadRequest, check_path
 from meridian_broker.metadata.records import decode, encode
 from meridian_broker.metadata.store import Check, Delete, MetadataStore, Put
 from meridian_broker.metadata.sync import conflicts as conflict_records
@@ -115,7 +115,7 @@ class Applier:
             return
         events = message.events
         shared = [event for event in events if paths.scope_of(event.path) is None or self._is_synced(event.path)]
-        refused = {event.path: why for event in shared if (why := _refusal(event)) is not None}
+        refused = {event.path: why for event in shared if (why := refusal_of(event)) is not None}
         try:
             for some in in_transactions([event for event in shared if event.path not in refused]):
                 await self.take(some)
@@ -125,14 +125,20 @@ class Applier:
         if refused:
             raise Poison("; ".join([*refused.values()][:REFUSALS_SHOWN]))
 
-    async def take(self, events: Sequence[Event]) -> None:
+    async def take(self, events: Sequence[Event], *, are_new: bool = False) -> None:
         """Decide about these events and store the result, in one transaction.
 
+        :param are_new: probably nothing is known of these paths: see whether that is so when they are written, and read
+            them only if it is not.
         :raises Contended: other writers kept changing the paths.
         """
-        for _ in range(ATTEMPTS):
-            wanted = [*with_tombstones(event.path for event in events), *(paths.parked(e.path) for e in events)]
-            seen = await read(self._store, [*wanted, paths.HORIZON])
+        wanted = [*with_tombstones(event.path for event in events), *(paths.parked(e.path) for e in events)]
+        for attempt in range(ATTEMPTS):
+            if are_new and attempt == 0:
+                horizon = await self._store.get(paths.HORIZON)
+                seen = Seen({**dict.fromkeys(wanted), paths.HORIZON: horizon})
+            else:
+                seen = await read(self._store, [*wanted, paths.HORIZON])
             verdicts, operations, conflicts = self._decide(events, seen)
             if not operations or await self._store.transact(list(seen.checks().values()), operations):
                 self.counts.verdicts.update(verdicts)
@@ -225,10 +231,14 @@ class Applier:
         return {keys.unescape(path.rpartition("/")[2]): read_mark(path, record.value) for path, record in found}
 
 
-def _refusal(event: Event) -> str | None:
+def refusal_of(event: Event) -> str | None:
     """Why an event can be applied in no region; None: it can."""
     if paths.scope_of(event.path) is None:
         return f"{event.path[:200]} is in no scope that regions share"
+    try:
+        check_path(event.path)
+    except BadRequest as error:
+        return str(error)
     fault = fault_of(event.path, event.state)
     if fault is not None:
         return f"the value of {event.path[:200]} from {event.source} cannot be served: {fault[:500]}"

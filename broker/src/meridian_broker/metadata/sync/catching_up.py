@@ -14,15 +14,15 @@ What exists on one side only is no difference: it is taken.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
 
-from meridian_broker.metadata.errors import Contended
+from meridian_broker.metadata.errors import Contended, Invalid
 from meridian_broker.metadata.records import encode
 from meridian_broker.metadata.store import Check, Delete, Put
 from meridian_broker.metadata.sync import paths
-from meridian_broker.metadata.sync.applying import EVENTS_TOGETHER, Applier
+from meridian_broker.metadata.sync.applying import EVENTS_TOGETHER, Applier, in_transactions, refusal_of
 from meridian_broker.metadata.sync.digests import Place, Summary, compare, forgotten
 from meridian_broker.metadata.sync.events import Event, Written
 from meridian_broker.metadata.sync.known import Known
@@ -50,6 +50,10 @@ class Digest:
     """The last mark of the asking region that it has heard."""
     identity: str = ""
     """Of the peer's store."""
+
+
+Together = Callable[[Iterable[Awaitable[None]]], Awaitable[None]]
+"""Does some works, at the same time if it can. All have ended when it returns or raises."""
 
 
 class Peer(Protocol):
@@ -108,21 +112,33 @@ async def compared(known: Known, peer: Peer) -> Comparison:
     return Comparison(digest, here, there)
 
 
-async def take(comparison: Comparison, peer: Peer, applier: Applier) -> int:
+async def take(comparison: Comparison, peer: Peer, applier: Applier, together: Together) -> int:
     """Take what the peer has later states of, and delete what was deleted there and forgotten since. Returns the number
     of paths.
 
-    :raises MetadataError: the peer or the store does not answer. What was taken stays.
+    :raises MetadataError: the peer or the store does not answer, or a value cannot be served here. The others, or what
+        was taken until then, stay.
     """
     difference = compare(comparison.here, comparison.there, comparison.digest.horizon)
     wanted = [path for path in difference.wanted if paths.scope_of(path) in comparison.digest.scopes]
+    refused: list[str] = []
     for some in _portions(wanted, STATES_TOGETHER):
         states = await peer.states(some)
-        for group in _portions(sorted(states.keys() & set(some)), EVENTS_TOGETHER):
-            await applier.take([Event(path, states[path], _seen(comparison, path, applier.region)) for path in group])
+        present = sorted(states.keys() & set(some))
+        events = [Event(path, states[path], _seen(comparison, path, applier.region)) for path in present]
+        refusals = {event.path: why for event in events if (why := refusal_of(event)) is not None}
+        refused += refusals.values()
+        events = [event for event in events if event.path not in refusals]
+        new = [event for event in events if event.path not in comparison.here]
+        known = [event for event in events if event.path in comparison.here]
+        taking = [applier.take(group) for group in in_transactions(known)]
+        await together([*taking, *(applier.take(group, are_new=True) for group in in_transactions(new))])
     deletion = forgotten(comparison.digest.horizon)
-    for group in _portions(difference.gone, EVENTS_TOGETHER):
-        await applier.take([Event(path, deletion, _seen(comparison, path, applier.region)) for path in group])
+    gone = [Event(path, deletion, _seen(comparison, path, applier.region)) for path in difference.gone]
+    for group in in_transactions(gone):
+        await applier.take(group)
+    if refused:
+        raise Invalid(f"{len(refused)} values of {peer.region} cannot be served here: {refused[0]}")
     return len(wanted) + len(difference.gone)
 
 

@@ -22,24 +22,27 @@ class SyncChoice:
     """Which topic carries metadata, and which scopes. Settings of the broker, and over them what was set since."""
 
     given: Mapping[str, str]
-    changed: dict[str, str] = field(default_factory=dict)
+    changed: Mapping[str, str] = field(default_factory=dict)
+    """By ``change``."""
     refusal: str | None = None
     """Why this region must not write shared metadata now; None: it may."""
+    topic: str = ""
+    """Empty: metadata are not synchronized."""
+    scopes: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
+        """:raises Invalid: the settings make no sense."""
         self.check({})
+        self.change({})
 
     def value(self, key: str) -> str:
         return self.changed.get(key, self.given[key])
 
-    @property
-    def topic(self) -> str:
-        """Empty: metadata are not synchronized."""
-        return _topic(self.value(CONFIGURATION_EVENT_TOPIC) or self.value(EVENT_TOPIC))
-
-    @property
-    def scopes(self) -> frozenset[str]:
-        return frozenset(name.strip() for name in self.value(SCOPES).split(",") if name.strip())
+    def change(self, changed: Mapping[str, str]) -> None:
+        """What was set at run time, in place of what was set so before."""
+        self.changed = {key: value for key, value in changed.items() if key in self.given}
+        self.topic = _topic(self.value(CONFIGURATION_EVENT_TOPIC) or self.value(EVENT_TOPIC))
+        self.scopes = frozenset(name.strip() for name in self.value(SCOPES).split(",") if name.strip())
 
     def is_synced(self, path: str) -> bool:
         return bool(self.topic) and paths.scope_of(path) in self.scopes

@@ -57,10 +57,14 @@ class Publisher:
 
         :raises MetadataError: store or topic does not answer. What was not sent stays.
         """
-        owed = [
-            Owed(outbox.from_store(path, record.value), path, record)
-            for path, record in await self._store.scan(paths.OUTBOX + "/")
-        ]
+        return await self.send(await self._store.scan(paths.OUTBOX + "/"))
+
+    async def send(self, found: Iterable[tuple[str, Record]]) -> int:
+        """Send these entries of the outbox, as they were read, oldest first. Returns the number of events.
+
+        :raises MetadataError: as ``drain``.
+        """
+        owed = [Owed(outbox.from_store(path, record.value), path, record) for path, record in found]
         sent = 0
         for some in in_groups(sorted(owed, key=lambda one: (one.entry.since, one.path))):
             sent += await self._send(some)

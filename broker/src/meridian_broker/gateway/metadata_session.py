@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keeps metadata equal with other regions while an event topic is chosen: ``metadata.sync`` with its tasks.
+
+It publishes and applies if this broker is the active consumer of the topic, and compares this region with each of the
+others. Nothing here is on the way of a local write. What fails is shown and tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final, NoReturn
+
+from meridian_broker.gateway.event_topic import EventTopic
+from meridian_broker.gateway.metadata_peers import RestPeer
+from meridian_broker.metadata.store import MetadataError, MetadataStore, MetadataUnavailable, Record
+from meridian_broker.metadata.sync import paths
+from meridian_broker.metadata.sync.applying import Applier, Poison
+from meridian_broker.metadata.sync.catching_up import Comparison, compared, settle, take
+from meridian_broker.metadata.sync.choice import SyncChoice
+from meridian_broker.metadata.sync.events import Changes
+from meridian_broker.metadata.sync.events import decode as decode_message
+from meridian_broker.metadata.sync.known import Known
+from meridian_broker.metadata.sync.publishing import Publisher
+from meridian_broker.metadata.sync.recording import RecordingStore
+from meridian_broker.metadata.sync.standing import NameTaken, PeerState, Standing
+from meridian_broker.positions.clock import HybridClock
+
+RETRY_SECONDS: Final = 1.0
+LOOK_SECONDS: Final = 1.0
+"""Between attempts to send what was not sent, and to decide about parked states."""
+MARK_SECONDS: Final = 5.0
+COMPARE_SECONDS: Final = 60.0
+"""Between two comparisons with the same region."""
+COMPARE_AGAIN_SECONDS: Final = 5.0
+"""After one that failed."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What sessions of one broker share."""
+
+    store: MetadataStore
+    """The region's own, not a recording one."""
+    clock: HybridClock
+    now_ms: Callable[[], int]
+    choice: SyncChoice
+    recording: RecordingStore
+    standing: Standing
+    peer: Callable[[str, str, bool], RestPeer]
+    """Another region, for a store with this identity, that takes its region's name over or not."""
+    regions_of: Callable[[str], frozenset[str]]
+    """Of a topic."""
+
+
+class Session:
+    """Synchronizes metadata by one topic, until it is cancelled."""
+
+    def __init__(self, shared: Shared, topic: EventTopic) -> None:
+        self._shared = shared
+        self._standing = shared.standing
+        self.topic = topic
+        topic.register_sync_listener(self._arrived)
+        store, clock, choice = shared.store, shared.clock, shared.choice
+        self.publisher = Publisher(store, clock, topic.notify)
+        self.applier = Applier(store, clock, shared.now_ms, choice.is_synced, self.regions)
+        self.known = Known(store, lambda: asyncio.sleep(0))
+        self.peers: dict[str, PeerState] = {}
+        self.publish_problem: str | None = None
+        self.counts = {paths.PARKED: 0, paths.CONFLICTS: 0}
+        """Paths there, as of some seconds ago."""
+        self._owed: dict[str, Record] = {}
+        """Entries of the outbox, as the watch tells."""
+        self._owing = asyncio.Event()
+        self._is_admitted = asyncio.Event()
+        """A region has accepted this store under this region's name, or none can be asked."""
+
+    @property
+    def owed(self) -> int:
+        """Entries of the outbox."""
+        return len(self._owed)
+
+    async def count(self) -> dict[str, int]:
+        """:raises MetadataError: the store does not answer."""
+        self.counts = {path: len(await self._shared.store.scan(path + "/")) for path in self.counts}
+        return self.counts
+
+    def regions(self) -> frozenset[str]:
+        """That share metadata by this topic, this one included."""
+        return self._shared.regions_of(self.topic.topic) | {self._shared.clock.region}
+
+    async def run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.topic.run())
+                tasks.create_task(self._again("see what other regions lack", self._watch_outbox))
+                tasks.create_task(self._publish())
+                tasks.create_task(self._again("follow values", self.known.follow_values))
+                tasks.create_task(self._again("follow deletions", self.known.follow_deletions))
+                tasks.create_task(self._again("look after stamps", self._look))
+                tasks.create_task(self._again("compare with other regions", self._compare_all))
+        finally:
+            await self.topic.close()
+
+    async def _again(self, what: str, work: Callable[[], Awaitable[None]]) -> NoReturn:
+        while True:
+            try:
+                await work()
+            except MetadataError as error:
+                log.warning("cannot %s, trying again: %s", what, error)
+            except Exception:
+                log.exception("cannot %s, trying again", what)
+            await asyncio.sleep(RETRY_SECONDS)
+
+    # -- publishing
+
+    async def _watch_outbox(self) -> None:
+        async for changes in self._shared.store.watch(paths.OUTBOX + "/"):
+            if not changes:
+                self._owed = dict(await self._shared.store.scan(paths.OUTBOX + "/"))
+            for change in changes:
+                if change.record is None:
+                    self._owed.pop(change.path, None)
+                else:
+                    self._owed[change.path] = change.record
+            if self._owed:
+                self._owing.set()
+
+    async def _publish(self) -> None:
+        await self._is_admitted.wait()
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._owing.wait()
+            if not self.topic.is_active or self._shared.choice.refusal is not None:
+                await asyncio.sleep(RETRY_SECONDS / 10)
+                continue
+            self._owing.clear()
+            try:
+                await self._send(dict(self._owed))
+                self.publish_problem = None
+            except MetadataError as error:
+                self.publish_problem = str(error)
+                self._owing.set()
+                await asyncio.sleep(RETRY_SECONDS)
+            except Exception:
+                log.exception("cannot publish metadata events, trying again")
+                self.publish_problem = "see the log"
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _send(self, owed: Mapping[str, Record]) -> None:
+        await self.publisher.send(owed.items())
+        for path, record in owed.items():
+            if self._owed.get(path) is record:  # not one that was written meanwhile
+                del self._owed[path]
+
+    async def _look(self) -> None:
+        turns = 0
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            turns += 1
+            is_marking = turns % round(MARK_SECONDS / LOOK_SECONDS) == 0
+            if is_marking:
+                await self.count()
+            if not self.topic.is_active:
+                continue
+            await self.applier.release()
+            if is_marking and self._is_admitted.is_set():
+                if self._shared.choice.refusal is None and self.publish_problem is None:
+                    await self.publisher.mark(self.applier.heard)
+                await self.applier.forget()
+
+    # -- applying
+
+    async def _arrived(self, message: bytes) -> None:
+        """:raises Poison: it cannot be applied. :raises MetadataError: not now."""
+        try:
+            decoded = decode_message(message)
+        except ValueError as error:
+            raise Poison(f"it is no metadata event: {error}") from error
+        if isinstance(decoded, Changes) and decoded.region == self._shared.clock.region:
+            return  # this region has them, or learns what it lost by comparing
+        await self.applier.apply(decoded)
+
+    # -- comparing
+
+    async def _compare_all(self) -> None:
+        due: dict[str, float] = {}
+        while True:
+            now = asyncio.get_running_loop().time()
+            others = self.regions() - {self._shared.clock.region}
+            self.peers = {region: self.peers.get(region, PeerState()) for region in sorted(others)}
+            if self.known.is_ready:
+                asked = [one for one in sorted(others) if due.get(one, 0) <= now]
+                done = await asyncio.gather(*map(self._compared, asked))
+                for region, was_done in zip(asked, done, strict=True):
+                    due[region] = now + (COMPARE_SECONDS if was_done else COMPARE_AGAIN_SECONDS)
+                self._standing.judge(self.peers)
+                self._is_admitted.set()
+            await asyncio.sleep(LOOK_SECONDS / 5)
+
+    async def _compared(self, region: str) -> bool:
+        """Whether the two regions were compared."""
+        state = self.peers[region]
+        try:
+            comparison, peer = await self.compare(region)
+            if not await self._standing.belongs_to(region, comparison.digest.identity):
+                raise MetadataUnavailable(
+                    f"{region} has another store than before: nothing is taken from it until "
+                    f"`meridian regions replace {region}` was run there"
+                )
+            mark = comparison.digest.mark
+            if mark > await self._standing.own_mark():
+                await self.publisher.continue_after(mark)
+            differences = comparison.differences()
+            state.is_joined = await self._standing.is_joined(region) or (
+                not differences and await self._standing.join(region)
+            )
+            state.differences = 0 if state.is_joined else len(differences)
+            if state.is_joined:
+                state.taken += await take(comparison, peer, self.applier, together)
+        except MetadataError as error:
+            state.problem = str(error)
+            if isinstance(error, NameTaken):
+                self._standing.name_taken(error, region)
+            return False
+        self._standing.name_taken(None, region)
+        self._is_admitted.set()
+        state.compared_ms, state.problem = self._shared.now_ms(), None
+        if peer.clock_offset_ms is not None:
+            state.clock_offset_ms = peer.clock_offset_ms
+        if not state.is_joined:
+            state.problem = (
+                f"{len(differences)} values differ from those of {region} since before metadata were synchronized: "
+                f"see `meridian metadata adopt --from {region} --dry-run`"
+            )
+        return state.is_joined
+
+    async def _peer(self, region: str, *, replacing: bool = False) -> RestPeer:
+        """:param replacing: this store is about to take over its region's name from an earlier one."""
+        return self._shared.peer(region, await self._standing.identity(), replacing)
+
+    async def compare(self, region: str) -> tuple[Comparison, RestPeer]:
+        """:raises MetadataError: the region cannot be asked."""
+        peer = await self._peer(region)
+        return await compared(self.known, peer), peer
+
+    async def adopt(self, region: str, side: str) -> int:
+        """Decide what differs from another region for ``side``, one of the two. Returns the number of paths.
+
+        :raises MetadataError: the region cannot be asked, or somebody writes at the same time.
+        """
+        comparison, peer = await self.compare(region)
+        decided = await settle(comparison, peer, self._shared.recording, side)
+        await self._standing.join(region)
+        await self._compared(region)
+        return decided
+
+    async def replace(self) -> list[str]:
+        """Take over this region's name: catch up with every other region, then tell them. Returns which were told.
+
+        :raises MetadataError: one of them cannot be asked. Call it again.
+        """
+        others = sorted(self.regions() - {self._shared.clock.region})
+        peers = [await self._peer(region, replacing=True) for region in others]
+        for peer in peers:
+            comparison = await compared(self.known, peer)
+            await self.publisher.continue_after(comparison.digest.mark)
+            await take(comparison, peer, self.applier, together)
+        for peer in peers:
+            await peer.replace()
+            await self._standing.join(peer.region)
+            self._standing.name_taken(None, peer.region)
+        self._standing.judge(self.peers)
+        return others
+
+
+async def together(works: Iterable[Awaitable[None]]) -> None:
+    """Do these at the same time. :raises MetadataError: one of them failed; all have ended."""
+    for failure in await asyncio.gather(*works, return_exceptions=True):
+        if isinstance(failure, BaseException):
+            raise failure

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which store shares metadata under which region's name, and whether this one may write.
+
+Each store draws an identity once. The first store that compares itself under a region's name owns the name in the
+other regions; another one is refused there, and writes nothing that is shared, until it has taken the name over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from meridian_broker.metadata.records import decode, encode
+from meridian_broker.metadata.store import ABSENT, Check, MetadataStore, MetadataUnavailable, Put
+from meridian_broker.metadata.sync import paths
+from meridian_broker.metadata.sync.choice import SyncChoice
+from meridian_broker.metadata.sync.converging import MAX_AHEAD_MS
+from meridian_broker.metadata.sync.reading import read_moment
+from meridian_broker.metadata.sync.stamped import BEGINNING, Moment
+
+
+class NameTaken(MetadataUnavailable):
+    """Another store has shared metadata under this region's name."""
+
+
+@dataclass
+class PeerState:
+    """What is known of another region."""
+
+    is_joined: bool = False
+    """Differences from before the metadata were synchronized are decided."""
+    differences: int = 0
+    """Paths that differ and wait for that decision."""
+    taken: int = 0
+    """Paths taken by comparisons."""
+    compared_ms: int | None = None
+    clock_offset_ms: int = 0
+    problem: str | None = "not compared yet"
+
+
+class Standing:
+    """See the module's text."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        choice: SyncChoice,
+        region: str,
+        now_ms: Callable[[], int],
+        draw: Callable[[], str],
+    ) -> None:
+        """
+        :param store: the region's own, not a recording one.
+        :param draw: a new identity.
+        """
+        self._store = store
+        self._choice = choice
+        self._region = region
+        self._now_ms = now_ms
+        self._draw = draw
+        self._identity = ""
+        self._taken_at: dict[str, str] = {}
+
+    async def identity(self) -> str:
+        """Of this store: drawn once, and kept in it."""
+        while not self._identity:
+            record = await self._store.get(paths.IDENTITY)
+            if record is not None:
+                self._identity = str(decode(paths.IDENTITY, record.value)[0])
+            else:
+                drawn = Put(paths.IDENTITY, encode(self._draw()))
+                await self._store.transact([Check(paths.IDENTITY, ABSENT)], [drawn])
+        return self._identity
+
+    async def is_joined(self, region: str) -> bool:
+        return await self._store.get(paths.joined(region)) is not None
+
+    async def join(self, region: str) -> bool:
+        await self._store.put(paths.joined(region), encode(self._now_ms()))
+        return True
+
+    async def own_mark(self) -> Moment:
+        record = await self._store.get(paths.MARK)
+        return BEGINNING if record is None else read_moment(paths.MARK, record)
+
+    async def belongs_to(self, region: str, identity: str) -> bool:
+        """Whether a store with this identity is the one that shares metadata under that name. The first one is."""
+        where = paths.owner(region)
+        for _ in range(2):
+            record = await self._store.get(where)
+            if record is not None:
+                return str(decode(where, record.value)[0]) == identity
+            await self._store.transact([Check(where, ABSENT)], [Put(where, encode(identity))])
+        return False
+
+    async def give(self, region: str, identity: str) -> None:
+        """The name belongs to this store from now on."""
+        await self._store.put(paths.owner(region), encode(identity))
+
+    # -- refusing to write
+
+    def name_taken(self, error: NameTaken | None, region: str) -> None:
+        """What another region says about this region's name."""
+        self._taken_at.pop(region, None)
+        if error is not None:
+            self._taken_at[region] = str(error)
+
+    def judge(self, peers: Mapping[str, PeerState]) -> None:
+        """Decide whether this region may write."""
+        self._choice.refusal = next(iter(self._taken_at.values()), None) or off_clock(self._region, peers.values())
+
+
+def off_clock(region: str, peers: Collection[PeerState]) -> str | None:
+    """Why a region whose clock is off against most regions must not write (R43); None: it is not.
+
+    Of two regions nobody can tell which one is off.
+    """
+    offsets = [one.clock_offset_ms for one in peers if one.compared_ms is not None]
+    off = [one for one in offsets if abs(one) > MAX_AHEAD_MS]
+    if len(off) * 2 <= len(offsets) + 1:
+        return None
+    seconds = off[0] / 1000
+    return (
+        f"the clock of {region} is {abs(seconds):.0f} s {'behind' if seconds > 0 else 'ahead of'} those of most other "
+        "regions, so its writes would lose or win wrongly: set it right. Shared metadata cannot be changed until then"
+    )
