@@ -7,11 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from meridian_operator.api.metadata_sync_policy import MetadataSyncPolicySpec
+from meridian_operator.api.metadata_sync_policy import MetadataSyncPolicySpec, MetadataSyncPolicyStatus
+from meridian_operator.handlers.reporting import Answer, Report
 from meridian_operator.plan import changes, metadata_sync
 from meridian_operator.plan.history import History
 from meridian_operator.plan.metadata_sync import EVENT_TOPIC, SCOPES
 from meridian_operator.plan.observed import RegionSeen, SyncSeen
+from meridian_operator.plan.outcome import READY, Finding
 from pydantic import ValidationError
 
 EVENTS = "persistent://public/default/metadata-events"
@@ -122,6 +124,21 @@ def test_regions_are_in_sync_when_all_say_so(seen: list[RegionSeen], status: str
     found = metadata_sync.synced(policy(), seen)
     assert (found.type, found.status, found.reason) == ("Synced", status, reason)
     assert words in found.message
+
+
+def test_what_keeps_regions_from_being_in_sync_is_told_once() -> None:
+    ready = Finding(READY, "True", "AsSpecified", "all as specified")
+    blocked = metadata_sync.synced(policy(), [region("eu", replace(ON, troubles=("2 values differ from us",)))])
+
+    def told(findings: list[Finding], status: Any) -> Answer:
+        body = {"metadata": {"generation": 1}, "status": status}
+        return Report(body, "2026-01-01T00:00:00Z").found(findings, MetadataSyncPolicyStatus())
+
+    before = told([ready, metadata_sync.synced(policy(), [region("eu", ON), region("us", ON)])], {})
+    first = told([ready, blocked], before.status)
+    assert first.event is not None and first.event.warning
+    assert (first.event.reason, first.event.message) == ("SyncBlocked", "eu: 2 values differ from us")
+    assert told([ready, blocked], {**before.status, **first.status}).event is None
 
 
 def test_suspended_regions_are_not_in_doubt() -> None:

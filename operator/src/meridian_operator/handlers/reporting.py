@@ -11,11 +11,13 @@ from typing import Any, Final
 from meridian_operator.api.shared import Condition, Status
 from meridian_operator.kube.client import Event
 from meridian_operator.plan.changes import Change
+from meridian_operator.plan.metadata_sync import SYNC_BLOCKED
 from meridian_operator.plan.outcome import (
     ALIGNED,
     DELETION_BLOCKED,
     PROGRESSING,
     READY,
+    SYNCED,
     Finding,
     Plan,
     merged,
@@ -147,10 +149,17 @@ class Report:
         old = next((one for one in self._before if one.type == READY), None)
         new = next(one for one in after if one.type == READY)
         if new.reason in _QUIET or (old is not None and (old.status, old.reason) == (new.status, new.reason)):
-            return None
+            return self._blocked_event(after)
         if new.status == "True" and (old is None or old.reason in _QUIET):
             return None
         return Event(new.reason, new.message, warning=new.status == "False")
+
+    def _blocked_event(self, after: Sequence[Condition]) -> Event | None:
+        """An Event when something has begun to keep regions from being in sync. The object stays Ready."""
+        new = next((one for one in after if one.type == SYNCED and one.reason == SYNC_BLOCKED), None)
+        if new is None or any(one.type == SYNCED and one.reason == SYNC_BLOCKED for one in self._before):
+            return None
+        return Event(new.reason, new.message, warning=True)
 
 
 VOLATILE: Final = frozenset({"regions", "backlog", "maxLagSeconds"})

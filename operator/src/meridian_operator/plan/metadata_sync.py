@@ -15,6 +15,8 @@ from meridian_operator.plan.outcome import SYNCED, Finding, Plan
 
 EVENT_TOPIC: Final = "metadataSyncEventTopic"
 SCOPES: Final = "metadataSyncScopes"
+SYNC_BLOCKED: Final = "SyncBlocked"
+"""Reason of Synced: somebody has to decide or to mend something."""
 
 
 def refusal(spec: MetadataSyncPolicySpec) -> tuple[str, str] | None:
@@ -64,7 +66,7 @@ def synced(spec: MetadataSyncPolicySpec, seen: Sequence[RegionSeen]) -> Finding:
     silent = [name for name in spec.regions if name not in known]
     troubles = [f"{name}: {trouble}" for name, one in known.items() for trouble in one.troubles]
     if troubles:
-        return Finding(SYNCED, "False", "SyncBlocked", "; ".join(troubles)[:4000])
+        return Finding(SYNCED, "False", SYNC_BLOCKED, "; ".join(troubles)[:4000])
     behind = [name for name, one in known.items() if not (one.enabled and one.synced)]
     if behind:
         return Finding(SYNCED, "False", "CatchingUp", f"not in sync yet: {', '.join(behind)}")
