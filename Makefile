@@ -44,6 +44,11 @@ bookkeeper: setup ## ledgers on real bookies; needs Java 17, and Maven to fetch 
 	@scripts/bookkeeper $(MERIDIAN_BOOKKEEPER)
 	@$(BIN)/python -m pytest -rs tests/bookkeeper
 
+.PHONY: s3
+s3: setup ## ledgers offloaded to a real S3 server; needs Go, to build the server once (two to three minutes of CPU)
+	@scripts/s3
+	@$(BIN)/python -m pytest -rs tests/s3
+
 .PHONY: check
 check: setup ## lint, format, types, import contracts, generated files
 	@$(BIN)/ruff check .
