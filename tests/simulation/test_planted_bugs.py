@@ -82,6 +82,7 @@ BY_TESTS = {
     "damaged-entry-claimed": "unit/topics/test_damaged.py",
     "entries-claim-that-unconfirmed-ones-are-confirmed": "unit/ledgers/test_bookkeeper_promises.py",
     "lease-term-used-again": "unit/replication/test_lease_renewals.py",
+    "ledgers-go-before-a-log-is-at-rest": "unit/topics/test_resting.py",
     "new-bookies-are-asked-what-they-never-got": "unit/ledgers/test_bookkeeper_recovering.py",
     "nothing-is-in-doubt": "unit/topics/test_lost_records.py",
     "one-bookie-without-an-entry-ends-the-ledger": "unit/ledgers/test_bookkeeper_promises.py",

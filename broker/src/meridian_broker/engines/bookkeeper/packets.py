@@ -115,8 +115,9 @@ def new_add(key: bytes, ledger: int, entry: int, last_confirmed: int, length: in
 
 def read_request(ledger: int, entry: int, key: bytes, flags: Flags = Flags.NONE) -> bytes:
     """A whole frame. ``key`` is sent only with ``Flags.FENCE``."""
-    header = _header(Operation.READ, flags)
-    if flags & Flags.FENCE:
+    bits = int(flags)  # the operators of enums are slow
+    header = _READ_HEADER | bits
+    if bits & _FENCE_BIT:
         return _FENCING_READ.pack(_FENCING_READ.size - _LENGTH_BYTES, header, ledger, entry, key)
     return _READ.pack(_READ.size - _LENGTH_BYTES, header, ledger, entry)
 
@@ -161,7 +162,9 @@ def _batch(body: bytes | memoryview) -> list[bytes]:
 
 
 def _header(operation: Operation, flags: Flags) -> int:
-    return PROTOCOL << 24 | operation.value << 16 | flags.value  # the operators of enums are slow
+    return PROTOCOL << 24 | operation.value << 16 | flags.value
 
 
 _ADD_HEADER: Final = _header(Operation.ADD, Flags.NONE)
+_READ_HEADER: Final = _header(Operation.READ, Flags.NONE)
+_FENCE_BIT: Final = Flags.FENCE.value

@@ -36,9 +36,10 @@ from meridian_broker.engines.bookkeeper.ports import (
 from meridian_broker.engines.bookkeeper.updating import Updating
 from meridian_broker.ledgers.store import LedgerError, LedgerFenced, LedgerUnreadable
 
-WINDOW_FIRST: Final = 4
+WINDOW_FIRST: Final = 3
+"""Entries read at first: the LAC, the entry that reported it, and the one after it. Most ledgers end there."""
 WINDOW_MAX: Final = 256
-"""Entries read at once: few at first, because most ledgers end soon after the reported LAC, then more."""
+"""Entries read at once later."""
 WINDOW_BYTES: Final = 8 << 20
 """Bytes of entries that were read and are not yet on an ack quorum again."""
 ASK_AGAIN_MS: Final = 300
@@ -255,6 +256,9 @@ class Recovering:
     # -- 3: find, and add again ----------------------------------------------------------------------------------
 
     def _ask_more(self) -> None:
+        """Ask for more entries once half of those asked for are found: the rest may already show the end."""
+        if len(self._questions) > self._window // 2:
+            return
         while (
             self._end is None
             and len(self._questions) < self._window
