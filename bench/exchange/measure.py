@@ -50,6 +50,9 @@ class Host:
     def is_served(self, topic: str) -> bool:  # noqa: ARG002
         return True
 
+    def owns(self, topic: str) -> bool:  # noqa: ARG002
+        return True
+
     def open_soon(self, topic: str) -> None:
         """All topics are open."""
 

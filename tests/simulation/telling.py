@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Protocol
 
 from meridian_broker.positions import Progress
-from meridian_broker.replication.progress.exchange import PeerStatus
 from meridian_broker.replication.progress.messages import (
     Barrier,
     BarrierDone,
@@ -18,6 +17,7 @@ from meridian_broker.replication.progress.messages import (
     PeerMessage,
     State,
 )
+from meridian_broker.replication.progress.statuses import PeerStatus
 
 
 class Namer(Protocol):

@@ -120,6 +120,9 @@ class WorldRegion:
     def is_served(self, topic: str) -> bool:
         return True
 
+    def owns(self, topic: str) -> bool:
+        return True
+
     def open_soon(self, topic: str) -> None:
         raise AssertionError(f"{topic} is open: all topics of this world are")
 

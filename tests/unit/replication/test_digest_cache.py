@@ -49,7 +49,7 @@ def refresh(cache: DigestCache) -> None:
 
 def test_only_what_changed_is_looked_at() -> None:
     source = Source()
-    cache = DigestCache(source, ExchangeLimits())
+    cache = DigestCache(source, ExchangeLimits(), source.regions_of)
     for number in range(100):
         source.held["t", f"s{number}"] = Progress()
     refresh(cache)
@@ -76,7 +76,7 @@ def test_only_what_changed_is_looked_at() -> None:
 def test_the_cache_is_what_a_new_cache_would_be(steps: list[tuple[str, str, str, int]]) -> None:
     """Kept up to date by marks, it says what working everything out says."""
     source = Source()
-    cache = DigestCache(source, ExchangeLimits())
+    cache = DigestCache(source, ExchangeLimits(), source.regions_of)
     cache.summary("eu")  # from the first round of a link on
     closed: dict[tuple[str, str], Progress] = {}
     for what, topic, name, entry in steps:
@@ -97,7 +97,7 @@ def test_the_cache_is_what_a_new_cache_would_be(steps: list[tuple[str, str, str,
         else:
             refresh(cache)
     refresh(cache)
-    fresh = DigestCache(source, ExchangeLimits())
+    fresh = DigestCache(source, ExchangeLimits(), source.regions_of)
     refresh(fresh)
     assert sorted(cache.topics()) == sorted(fresh.topics())
     for topic in "tu":

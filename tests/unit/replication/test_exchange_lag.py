@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import pytest
-from meridian_broker.replication.progress.exchange import PeerStatus
 from meridian_broker.replication.progress.lag import Lag, Why
 from meridian_broker.replication.progress.messages import ExchangeLimits, PeerMessage
+from meridian_broker.replication.progress.statuses import PeerStatus
 from support.worlds.exchange_world import ExchangeWorld, S, T, connected
 
 

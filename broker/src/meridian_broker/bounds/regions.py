@@ -22,3 +22,6 @@ PROGRESS_KEYS: Final[Keys] = 1 << 16
 
 REGION_NAMES: Final[Names] = 1 << 16
 """Names of regions, in all: those that a delta did not reach, or those that vote."""
+
+BUNDLES: Final[Items] = 1 << 15
+"""Borders and owners of bundles, in all. A namespace has 1024 bundles at most; brokers send 8192, or one namespace."""

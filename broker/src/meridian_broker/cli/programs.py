@@ -143,7 +143,7 @@ def _up(programs: Programs) -> click.Command:
         type=click.IntRange(1, BROKERS_MAX),
         default=1,
         show_default=True,
-        help="Brokers of the region. Several need --storage bookkeeper, and a single region in --regions.",
+        help="Brokers of each region. Several need --storage bookkeeper.",
     )
     @click.option("--bookies", type=click.IntRange(1, 9), default=3, show_default=True, help="Bookies of each region.")
     @click.option(
@@ -184,11 +184,6 @@ def _up(programs: Programs) -> click.Command:
             raise click.UsageError("--storage bookkeeper needs --metadata etcd: bookies are registered there")
         if brokers > 1 and storage != "bookkeeper":
             raise click.UsageError("--brokers needs --storage bookkeeper: brokers of a region share its messages")
-        if brokers > 1 and len(regions) > 1:
-            raise click.UsageError(
-                "--brokers needs a single region, as in --regions us-east: a region of several brokers cannot "
-                "replicate to other regions yet"
-            )
         options = UpOptions(
             regions=regions,
             data_directory=data_dir,

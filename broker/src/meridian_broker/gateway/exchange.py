@@ -10,19 +10,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from meridian_broker.gateway.client_errors import ConnectionLost
-from meridian_broker.gateway.links import PeerLinks, Resolver, Send
+from meridian_broker.gateway.links import LinkStatus, PeerLinks, Resolver, Send
 from meridian_broker.ledgers.store import WhenDurable
 from meridian_broker.positions import Progress
 from meridian_broker.replication.progress.codec import command, decode, encode
-from meridian_broker.replication.progress.exchange import PeerStatus, ProgressExchange
+from meridian_broker.replication.progress.exchange import ProgressExchange
 from meridian_broker.replication.progress.messages import Hello, PeerMessage
+from meridian_broker.replication.progress.routes import peer_name, region_of
+from meridian_broker.replication.progress.statuses import PeerStatus
 from meridian_broker.replication.progress.waits import BarrierResult
 
 if TYPE_CHECKING:
     from meridian_broker.gateway.client_options import ClientOptions
+    from meridian_broker.gateway.owners_feed import OwnersFeed
     from meridian_broker.gateway.pulsar.connected import Connected
 
 CONTACT_POLL_SECONDS: Final = 0.005
@@ -41,16 +45,33 @@ class ExchangeShell:
         jitter: Callable[[], float],
         now_ms: Callable[[], int],
         on_heard: Callable[[str], None],
+        owners: OwnersFeed | None = None,
     ) -> None:
-        """:param now_ms: a monotone clock. :param on_heard: a region's broker has just connected to us."""
+        """
+        :param resolve: region -> its addresses.
+        :param now_ms: a monotone clock.
+        :param on_heard: a region's broker has just connected to us.
+        :param owners: tells other regions who owns what here; None: this broker is its region's only one.
+        """
         self.core = core
+        self._owners = owners
+        self._resolve = resolve
+        self._by_tls = options.tls is not None
         self._now_ms = now_ms
         self._on_heard = on_heard
         self._loop = asyncio.get_running_loop()
         self._ticking = False
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
-        self.links = PeerLinks(resolve, options, jitter, on_up=self._up, on_down=self._down, on_command=self._came_back)
+        self.links = PeerLinks(
+            *(self._place, options, jitter),
+            on_up=self._up,
+            on_down=self._down,
+            on_command=self._came_back,
+            on_problem=core.unreachable,
+        )
+        core.divided.open_link = lambda peer: self.links.open(region_of(peer), peer)
+        core.divided.close_link = self.links.end
         core.set_wake(self._tick_soon)
         if core.leases is not None:
             core.leases.wake = self._tick_soon
@@ -65,17 +86,29 @@ class ExchangeShell:
             self.core.remove_peer(region)
         self.links.set_regions(wanted)
 
+    def _place(self, peer: str) -> tuple[str, str | None] | None:
+        """:raises ConnectFailed: the peer has no address that may be used."""
+        if peer == region_of(peer):
+            return self._resolve(peer)
+        found = self.core.broker(peer)
+        url = "" if found is None else found.service_url_tls if self._by_tls else found.service_url
+        return (url, None) if url else None
+
     async def first_contact(self, seconds: float) -> None:
-        """Wait until every region is reached or found to be unreachable, at most ``seconds``.
+        """Wait until every region, and in it every broker that owns topics of ours, is reached or found to be
+        unreachable, at most ``seconds``.
 
         A broker that has just started must learn what was acknowledged elsewhere before it dispatches (R10), and the
         barrier asks only regions that are reached (R20).
         """
         until = self._loop.time() + seconds
-        while any(not link.connected and link.problem is None for link in self.links.status().values()):
+        while any(map(self._is_coming, self.links.status().values())):
             if self._loop.time() >= until:
                 return
             await asyncio.sleep(CONTACT_POLL_SECONDS)
+
+    def _is_coming(self, link: LinkStatus) -> bool:
+        return self.core.is_settling(link.region) if link.connected else link.problem is None
 
     async def close(self) -> None:
         """Close the links; digests later find changes that were not confirmed."""
@@ -153,46 +186,57 @@ class ExchangeShell:
 
     # -- from links and connections ------------------------------------------------------------------------------
 
-    def _up(self, region: str, send: Send) -> None:
-        self.core.connected(region, _sender(send), self._now_ms())
+    def _up(self, peer: str, send: Send) -> None:
+        self.core.connected(peer, _sender(send), self._now_ms())
         self._tick_soon()
 
-    def _down(self, region: str) -> None:
-        self.core.disconnected(region, self._now_ms())
+    def _down(self, peer: str) -> None:
+        self.core.disconnected(peer, self._now_ms())
         self._tick_soon()
 
-    def _came_back(self, region: str, kind: int, message: Any, send: Send) -> None:
-        self._take(region, kind, message, _sender(send))
+    def _came_back(self, peer: str, kind: int, message: Any, send: Send) -> None:
+        decoded = self._decode(kind, message)
+        if decoded is not None:
+            self.core.received(peer, decoded, _sender(send), self._now_ms())
+            self._tick_soon()
 
     def received(self, connection: Connected, kind: int, message: Any) -> None:
-        """A command on a connection that a peer opened. HELLO makes it a region's link."""
-
-        def reply(answer: PeerMessage) -> None:
-            if connection.transport is not None:
-                connection.write(encode(answer))
-
+        """A command on a connection that a peer opened. HELLO makes it a peer's link."""
+        reply = partial(_write, connection)
         decoded = self._decode(kind, message)
-        if isinstance(decoded, Hello):
-            if decoded.region != connection.peer_name:
-                connection.end(f"region {connection.peer_name} introduced itself as {decoded.region!r}")
-                return
-            if not connection.peer_region:
-                self._on_heard(decoded.region)
-                self.links.nudge(decoded.region)
-            connection.peer_region = decoded.region
-        if decoded is not None and connection.peer_region:
-            self.core.received(connection.peer_region, decoded, reply, self._now_ms())
-            self._tick_soon()
+        if isinstance(decoded, Hello) and not self._introduced(connection, decoded):
+            return
+        if decoded is None or not connection.peer_region:
+            return
+        if self._owners is not None and connection in self._owners:
+            if isinstance(decoded, Hello):
+                reply(self.core.greeting())
+                self._owners.tell(connection)
+            return
+        self.core.received(connection.peer_region, decoded, reply, self._now_ms())
+        self._tick_soon()
+
+    def _introduced(self, connection: Connected, hello: Hello) -> bool:
+        """The peer said who it is. False: it may not be that one."""
+        if hello.region != connection.peer_name:
+            connection.end(f"region {connection.peer_name} introduced itself as {hello.region!r}")
+            return False
+        peer = peer_name(hello.region, hello.broker)
+        if not connection.peer_region:
+            self._on_heard(hello.region)
+            self.links.nudge(peer)
+        if hello.asks_owners and self._owners is not None:
+            self._owners.add(connection)
+        elif hello.region in self.links.status():
+            self.core.add_peer(peer)
+        connection.peer_region = peer
+        return True
 
     def gone(self, connection: Connected) -> None:
         """A peer's connection to us ended: its own link will come again."""
-        log.info("region %s closed its connection", connection.peer_region)
-
-    def _take(self, region: str, kind: int, message: Any, reply: Callable[[PeerMessage], None]) -> None:
-        decoded = self._decode(kind, message)
-        if decoded is not None:
-            self.core.received(region, decoded, reply, self._now_ms())
-            self._tick_soon()
+        log.info("%s closed its connection", connection.peer_region)
+        if self._owners is not None:
+            self._owners.discard(connection)
 
     def _decode(self, kind: int, message: Any) -> PeerMessage | None:
         try:
@@ -220,6 +264,11 @@ class ExchangeShell:
             self._timer = None
         if deadline is not None:
             self._timer = self._loop.call_later(max(deadline - now, 0) / 1000 + 0.0005, self._tick)
+
+
+def _write(connection: Connected, message: PeerMessage) -> None:
+    if connection.transport is not None:
+        connection.write(encode(message))
 
 
 def _sender(send: Send) -> Callable[[PeerMessage], None]:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Connections to other regions that are kept up: reconnected whenever they end, for as long as they are wanted.
 
-``Link`` is one such connection. ``PeerLinks`` keeps one per remote region for the exchange of progress; the replicators
-have links of their own (``replication``), because a backlog of entries must not stand before acknowledgements.
+``Link`` is one such connection. ``PeerLinks`` keeps one per remote region for the exchange of progress, and in a region
+of several brokers one to each of them that owns topics of this broker's. The replicators have links of their own
+(``replication``), because a backlog of entries must not stand before acknowledgements.
 
 The first attempts after a loss follow each other quickly, since most losses are a restart; later ones are spread by a
 random share, so that regions do not all knock at the same moment. ``nudge`` cuts a wait short: a region that has just
@@ -91,10 +92,17 @@ class Link:
         on_up: Callable[[PulsarClientConnection], None] | None = None,
         on_down: Callable[[], None] | None = None,
         on_command: Callable[[int, Any], None] | None = None,
+        on_problem: Callable[[], None] | None = None,
+        peer: str = "",
     ) -> None:
-        """:param purpose: what the link carries, for the log."""
+        """
+        :param purpose: what the link carries, for the log.
+        :param on_problem: called when it could not be made.
+        :param peer: what ``resolve`` is asked for, if that is not the region.
+        """
         self.region = region
-        self._name = f"{purpose} link to {region}"
+        self._peer = peer or region
+        self._name = f"{purpose} link to {self._peer}"
         self.connection: PulsarClientConnection | None = None
         """The connection while it is up."""
         self.problem: str | None = None
@@ -106,6 +114,7 @@ class Link:
         self._on_up = on_up
         self._on_down = on_down
         self._on_command = on_command
+        self._on_problem = on_problem
         self._up = asyncio.Event()
         self._nudge = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -158,9 +167,9 @@ class Link:
 
     async def _hold_one(self) -> None:
         """One connection, from start to end."""
-        place = self._resolve(self.region)
+        place = self._resolve(self._peer)
         if place is None:
-            raise ConnectFailed(f"no address is known for region {self.region}")
+            raise ConnectFailed(f"no address is known for {self._peer}")
         self._url = place[0]
         connection = await PulsarClientConnection.connect(self._url, self._options, on_command=self._on_command)
         try:
@@ -188,10 +197,13 @@ class Link:
         if problem != self.problem:
             logger.warning("%s is down: %s", self._name, problem)
         self.problem = problem
+        if self._on_problem is not None:
+            self._on_problem()
 
 
 class PeerLinks:
-    """One outgoing link per remote region, for everything brokers say to each other besides entries."""
+    """One outgoing link per peer (``replication/progress/routes.py``), for everything brokers say to each other besides
+    entries."""
 
     def __init__(
         self,
@@ -202,11 +214,14 @@ class PeerLinks:
         on_up: Callable[[str, Send], None],
         on_down: Callable[[str], None],
         on_command: Callable[[str, int, Any, Send], None],
+        on_problem: Callable[[str], None] = lambda _: None,
     ) -> None:
         """
-        :param on_up: (region, send) when a link came up.
-        :param on_down: (region) when it went down; ``send`` must not be used afterwards.
-        :param on_command: (region, type, message, reply) for each command that arrived over a link.
+        :param resolve: asked for the addresses of a peer.
+        :param on_up: (peer, send) when a link came up.
+        :param on_down: (peer) when it went down; ``send`` must not be used afterwards.
+        :param on_command: (peer, type, message, reply) for each command that arrived over a link.
+        :param on_problem: (peer) when a link could not be made, or broke.
         """
         self._resolve = resolve
         self._options = options
@@ -214,23 +229,40 @@ class PeerLinks:
         self._on_up = on_up
         self._on_down = on_down
         self._on_command = on_command
+        self._on_problem = on_problem
         self._links: dict[str, Link] = {}
+        """To regions."""
+        self._to_brokers: dict[str, Link] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     def set_regions(self, regions: Iterable[str]) -> None:
         """Keep links to exactly these regions: open missing ones, close others."""
         wanted = set(regions)
         for region in wanted - self._links.keys():
-            self._links[region] = self._make(region)
+            self._links[region] = self._make(region, region)
             self._links[region].start()
         for region in self._links.keys() - wanted:
-            task = asyncio.get_running_loop().create_task(self._links.pop(region).close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._end(self._links.pop(region))
 
-    def nudge(self, region: str) -> None:
-        """The region has shown a sign of life: try to reach it now."""
-        link = self._links.get(region)
+    def open(self, region: str, broker: str) -> None:
+        """Keep a link to one of a region's several brokers, too. :param broker: the peer's name."""
+        if broker not in self._to_brokers:
+            self._to_brokers[broker] = self._make(region, broker)
+            self._to_brokers[broker].start()
+
+    def end(self, broker: str) -> None:
+        """The broker is gone."""
+        if (link := self._to_brokers.pop(broker, None)) is not None:
+            self._end(link)
+
+    def _end(self, link: Link) -> None:
+        task = asyncio.get_running_loop().create_task(link.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+    def nudge(self, peer: str) -> None:
+        """The peer has shown a sign of life: try to reach it now."""
+        link = self._to_brokers.get(peer) or self._links.get(peer)
         if link is not None and link.connection is None:
             link.nudge()
 
@@ -240,19 +272,26 @@ class PeerLinks:
         return link is not None and link.is_foreign
 
     def status(self) -> dict[str, LinkStatus]:
+        """Of the links to regions."""
         return {region: link.status() for region, link in self._links.items()}
+
+    def brokers(self) -> dict[str, LinkStatus]:
+        """Of those to brokers of regions of several, by peer."""
+        return {peer: link.status() for peer, link in self._to_brokers.items()}
 
     async def close(self) -> None:
         self.set_regions(())
+        for broker in list(self._to_brokers):
+            self.end(broker)
         await asyncio.gather(*self._closing)
 
-    def _make(self, region: str) -> Link:
+    def _make(self, region: str, peer: str) -> Link:
         def send(kind: int, message: ProtoMessage) -> None:
             connection = link.connection
             if connection is None:
-                raise ConnectionLost(f"the link to {region} is down: {link.problem}")
+                raise ConnectionLost(f"the link to {peer} is down: {link.problem}")
             if connection.unsent_bytes > UNSENT_LIMIT:
-                connection.fail(ConnectionLost(f"{region} does not read: {UNSENT_LIMIT} bytes are waiting for it"))
+                connection.fail(ConnectionLost(f"{peer} does not read: {UNSENT_LIMIT} bytes are waiting for it"))
                 return
             connection.write([encode.simple(kind, message)])
 
@@ -262,8 +301,10 @@ class PeerLinks:
             self._options,
             self._jitter,
             "progress",
-            on_up=lambda _: self._on_up(region, send),
-            on_down=lambda: self._on_down(region),
-            on_command=lambda kind, message: self._on_command(region, kind, message, send),
+            on_up=lambda _: self._on_up(peer, send),
+            on_down=lambda: self._on_down(peer),
+            on_command=lambda kind, message: self._on_command(peer, kind, message, send),
+            on_problem=lambda: self._on_problem(peer),
+            peer=peer,
         )
         return link

@@ -24,6 +24,12 @@ packet there is no answer at all, and our own caller waits for that long."""
 ANSWER_MAX: Final = 64 << 20
 """Limit on an answer in bytes. It is read before its sender is verified."""
 UNAUTHORIZED: Final = 401
+REDIRECT: Final = 307
+"""Another broker of the region serves the topic. The body is the URL: unlike headers, it is covered by the proof."""
+REDIRECTS_MAX: Final = 5
+"""A topic that changes hands meanwhile is followed."""
+CALLERS_MAX: Final = 1000
+"""Addresses that are remembered as greeted."""
 REASON_MAX: Final = 200
 
 Resolver = Callable[[str], "tuple[str, str | None] | None"]
@@ -49,35 +55,67 @@ class RegionCalls:
         self._resolve = resolve
         self._tls = tls
         self._now_ms = now_ms
-        self._callers: dict[str, Caller] = {}
+        self._callers: dict[tuple[str, str], Caller] = {}
+        """By region and address."""
 
     async def ask(
         self, region: str, method: str, path: str, body: object = None, *, seconds: float
     ) -> tuple[int, bytes]:
         """One request; ``path`` is quoted already. Returns the status and body of the region's answer.
 
+        If the region has several addresses, the first one that accepts a connection is used.
+
         :param body: sent as JSON; None: nothing.
         :raises CallFailed: there was no answer, or none from the region itself.
         """
-        if not self._identity.secrets():
-            raise CallFailed("this region has no peer secret (peerTokenFile)")
         try:
             place = self._resolve(region)
         except ClientError as error:
             raise CallFailed(str(error)) from None
         if place is None or not place[1]:
             raise CallFailed("it has no admin URL")
-        url = URL(place[1].rstrip("/") + path, encoded=True)
-        caller = self._callers.get(region)
-        if caller is None:
-            caller = Caller(self._identity.region, region, self._identity.secrets, self._identity.random)
-            self._callers[region] = caller
-        call = Call(method, url.raw_path_qs, b"" if body is None else json.dumps(body).encode())
+        data = b"" if body is None else json.dumps(body).encode()
+        return await self.ask_at(region, place[1], method, path, data, seconds=seconds)
+
+    async def ask_at(
+        self, region: str, address: str, method: str, path: str, data: bytes, *, seconds: float
+    ) -> tuple[int, bytes]:
+        """The same, of brokers at an address: in another region, or in this one.
+
+        :raises CallFailed: as ``ask``.
+        """
+        if not self._identity.secrets():
+            raise CallFailed("this region has no peer secret (peerTokenFile)")
+        problems = []
         try:
             async with _Talk(self._tls, seconds) as talk:
-                return await self._ask(talk, caller, url, call)
-        except (aiohttp.ClientError, TimeoutError, ssl.SSLError, NotProven) as error:
-            raise CallFailed(f"{place[1]} {_reason(error, seconds)}") from None
+                for base in _addresses(address):
+                    try:
+                        return await self._follow(talk, region, method, URL(base + path, encoded=True), data)
+                    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+                        problems.append(f"{base} {_reason(error, seconds)}")
+        except (aiohttp.ClientError, TimeoutError, ssl.SSLError, NotProven, ValueError) as error:
+            raise CallFailed(f"{address} {_reason(error, seconds)}") from None
+        raise CallFailed("; ".join(problems))
+
+    async def _follow(self, talk: _Talk, region: str, method: str, url: URL, data: bytes) -> tuple[int, bytes]:
+        for _ in range(REDIRECTS_MAX):
+            status, said = await self._ask(talk, self._caller(region, url), url, Call(method, url.raw_path_qs, data))
+            if status != REDIRECT:
+                return status, said
+            url = URL(said.decode(), encoded=True)
+        raise NotProven("redirects in a circle: ownership is changing")
+
+    def _caller(self, region: str, url: URL) -> Caller:
+        """Each broker of a region greets for itself."""
+        key = (region, str(url.origin()))
+        caller = self._callers.get(key)
+        if caller is None:
+            if len(self._callers) >= CALLERS_MAX:
+                self._callers.clear()
+            caller = Caller(self._identity.region, region, self._identity.secrets, self._identity.random)
+            self._callers[key] = caller
+        return caller
 
     async def _ask(self, talk: _Talk, caller: Caller, url: URL, call: Call) -> tuple[int, bytes]:
         for last in (False, True):
@@ -151,6 +189,12 @@ class _Talk:
                 if size > ANSWER_MAX:
                     raise NotProven(f"answered more than {ANSWER_MAX >> 20} MiB")
             return response.status, response.headers, b"".join(parts)
+
+
+def _addresses(url: str) -> list[str]:
+    """``http://a:8080,b:8080`` -> each of them."""
+    scheme, separator, places = url.partition("://")
+    return [f"{scheme}{separator}{place.strip().rstrip('/')}" for place in places.split(",")]
 
 
 def _said(body: bytes) -> str:

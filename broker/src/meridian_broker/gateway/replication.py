@@ -140,8 +140,7 @@ class ReplicatorRunner:
             asked.before_ledger, asked.before_entry = want.before
         try:
             async with asyncio.timeout(ASK_SECONDS):
-                connection = await place.link.ready()
-                answer: peer_pb2.EntriesFound = await connection.request(pb.BaseCommand.ENTRIES_WANTED, asked)
+                answer = await _entries(place, asked)
         except (ClientError, TimeoutError) as error:
             reason = str(error) or f"no answer in {ASK_SECONDS:g} s"
             refused = REFUSED.get(error.code, PeerAway) if isinstance(error, RequestRefused) else PeerAway
@@ -265,3 +264,18 @@ class ReplicatorRunner:
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
         return task
+
+
+async def _entries(place: RemoteBrokers, asked: peer_pb2.EntriesWanted) -> peer_pb2.EntriesFound:
+    """The answer of the broker that serves the topic: in most regions the only one."""
+    connection = await place.link.ready()
+    try:
+        answer: peer_pb2.EntriesFound = await connection.request(pb.BaseCommand.ENTRIES_WANTED, asked)
+    except RequestRefused as refused:
+        if refused.code != pb.ServiceNotReady:
+            raise
+        owner = await place.serving(asked.topic)
+        if owner is connection:
+            raise
+        answer = await owner.request(pb.BaseCommand.ENTRIES_WANTED, asked)
+    return answer

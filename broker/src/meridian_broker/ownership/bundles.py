@@ -78,7 +78,7 @@ def place_of(topic: TopicName) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Bundles:
-    """The bundles of one namespace. ``equal`` and ``parse`` check what they are made from."""
+    """The bundles of one namespace. ``equal``, ``parse`` and ``checked`` check what they are made from."""
 
     namespace: str
     borders: tuple[int, ...]
@@ -92,10 +92,14 @@ class Bundles:
     @classmethod
     def parse(cls, namespace: str, texts: Sequence[str]) -> Bundles:
         """Parse borders as Pulsar writes them. :raises ValueError: they are not valid."""
-        borders = tuple(int(text, 16) for text in texts)
+        return cls.checked(namespace, tuple(int(text, 16) for text in texts))
+
+    @classmethod
+    def checked(cls, namespace: str, borders: tuple[int, ...]) -> Bundles:
+        """Check the borders. :raises ValueError: they are not valid."""
         is_whole = len(borders) > 1 and borders[0] == 0 and borders[-1] == LAST
         if not is_whole or len(borders) > MAX_BUNDLES + 1 or any(low >= high for low, high in pairwise(borders)):
-            raise ValueError(f"{list(texts)[:4]} are not valid borders of a namespace's bundles")
+            raise ValueError(f"{borders[:4]} are not valid borders of a namespace's bundles")
         return cls(namespace, borders)
 
     def texts(self) -> list[str]:

@@ -11,7 +11,7 @@ table says.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
@@ -25,7 +25,7 @@ from meridian_broker.ownership.claims import Claims, NoSuchBundle, OwnedElsewher
 from meridian_broker.ownership.placement import divide, to_hand_over
 from meridian_broker.ownership.records import BrokerRecord
 from meridian_broker.ownership.terms import Action, Event, Term, Terms
-from meridian_broker.ownership.view import View
+from meridian_broker.ownership.view import View, namespaces_of
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 RETRY_SECONDS: Final = 1.0
@@ -103,6 +103,9 @@ class BundleOwner:
         self._me: BrokerRecord | None = None
         self._topics: BundleTopics | None = None
         self._stopping = False
+        self.on_seen: Callable[[Collection[str] | None], None] = lambda _: None
+        """Called after ``view`` changed, with the namespaces in which it did, or None for all; the brokers may have
+        changed, too."""
 
     def bind(self, topics: BundleTopics) -> None:
         """Set what opens and closes topics. :raises RuntimeError: it was set before."""
@@ -398,9 +401,11 @@ class BundleOwner:
                 async for changes in self._store.watch(paths.ROOT):
                     if changes:
                         touched = self.view.apply(changes)
+                        self.on_seen(namespaces_of(changes))
                     else:
                         self.view = View.of(await self._store.scan(paths.ROOT))
                         touched = [*self._terms, *self._waiting]
+                        self.on_seen(None)
                     for bundle in touched:
                         self._look(bundle)
             except MetadataError as error:

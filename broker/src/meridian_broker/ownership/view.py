@@ -98,6 +98,17 @@ class View:
         return {one.broker: one for one in self.brokers.values() if not one.draining}
 
 
+def namespaces_of(changes: Iterable[Change]) -> set[str]:
+    """The namespaces whose bundles or owners are in these changes."""
+    found = set()
+    for change in changes:
+        if change.path.startswith(paths.BUNDLES):
+            found.add(paths.namespace_of(change.path))
+        elif (bundle := paths.bundle_of(change.path)) is not None:
+            found.add(bundle.namespace)
+    return found
+
+
 def _set(at: dict[K, V], key: K, value: V | None) -> None:
     if value is None:
         at.pop(key, None)

@@ -301,8 +301,7 @@ class BrokerProcess:
 
     def _join(self) -> None:
         """Become one of the region's brokers. :raises StartFailed: the region cannot have several."""
-        others = {*self._listed, *self.catalog.known_clusters()} - {self.region}
-        check(self.region, self.ledgers, others)
+        check(self.region, self.ledgers)
         self.several = OneOfSeveral(
             self.settings.brokers, self._metadata, self.scheduler, self.catalog, self.listeners.every
         )
@@ -359,23 +358,14 @@ class BrokerProcess:
             f"{self.region}#{self.fence}",
             self.scheduler.monotonic_ms,  # counts suspended time: a lease lasts no longer here than elsewhere (R26)
             LeaseTimes(duration=replication.dispatch_lease_seconds * 1000),
+            has_votes=self.several is None,
         )
-        if self.several is None:  # several brokers have no other regions to vote with
+        if self.several is None:  # several brokers do not vote
             streams.witness.bind(self.leases)
         if isinstance(self.ledgers, OffloadedLedgers):
             self.offload = OffloadRounds(registry, self.ledgers.offloading, asyncio.Lock())
         self.host, ends = ExchangeHost(registry), StoredEnds(registry)
-        core = ProgressExchange(
-            self.host,
-            leases=self.leases,
-            ends=ends,
-            coalesce_ms=replication.progress_coalesce_millis,
-            digest_interval_ms=replication.digest_interval_seconds * 1000,
-            barrier_ms=replication.barrier_timeout_millis,
-        )
-        self.exchange = ExchangeShell(
-            core, self._resolve, options, jitter, self.scheduler.monotonic_ms, self.runner.nudge
-        )
+        self.exchange = self._progress(ends, options)
         self.behind = BehindRecord(self.catalog, self.broker_id, self.exchange, self.scheduler.now_ms)
         regions = OtherRegions(exchange=self.exchange, leasing=self.leases, replication=self.runner, before=self.behind)
         self.service = TopicService(registry, regions, ends, self.exchange)
@@ -416,6 +406,27 @@ class BrokerProcess:
             lambda topic: self.catalog.regions(topic_name.parse(topic)),
         )
 
+    def _progress(self, ends: StoredEnds, options: ClientOptions) -> ExchangeShell:
+        replication = self.settings.replication
+        core = ProgressExchange(
+            self.host,
+            leases=self.leases,
+            ends=ends,
+            coalesce_ms=replication.progress_coalesce_millis,
+            digest_interval_ms=replication.digest_interval_seconds * 1000,
+            barrier_ms=replication.barrier_timeout_millis,
+            broker=self.settings.brokers.broker_id,
+        )
+        return ExchangeShell(
+            core,
+            self._resolve,
+            options,
+            random.Random().random,
+            self.scheduler.monotonic_ms,
+            self.runner.nudge,
+            None if self.several is None else self.several.feed,
+        )
+
     async def _open_listeners(self, stack: AsyncExitStack) -> None:
         self.chores = Chores(
             settings=self.settings,
@@ -453,7 +464,10 @@ class BrokerProcess:
             sharing=self.sharing,
             owner=None if self.several is None else self.several.owner,
             brokers=None if self.several is None else BrokerCalls(self._client_tls),
-            guard=Guard(self.region, os.urandom(NONCE_BYTES), lambda: self.keys.peer_secrets),
+            guard=Guard(
+                *(self.region, os.urandom(NONCE_BYTES), lambda: self.keys.peer_secrets),
+                is_one_of_several=self.several is not None,
+            ),
         )
         await self.listeners.open(self.gateway, self.admin, stack)
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 
 from meridian_broker.gateway.addresses import Addresses, Place
+from meridian_broker.gateway.owners_feed import OwnersFeed
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.ledgers.storage import LedgerStorage
 from meridian_broker.metadata.catalog import Catalog
@@ -24,6 +25,7 @@ from meridian_broker.metadata.store import MetadataStore
 from meridian_broker.ownership.claims import Claims, OwnedElsewhere, brokers_alive
 from meridian_broker.ownership.owner import BundleOwner, NotServing
 from meridian_broker.ownership.records import BrokerRecord
+from meridian_broker.replication.progress.messages import NamespaceOwners, RemoteBroker
 from meridian_broker.server.settings_brokers import ONLY_BROKER, BrokerSettings
 from meridian_broker.server.waiting import StartFailed
 from meridian_broker.topics.errors import TopicFenced
@@ -58,6 +60,8 @@ class OneOfSeveral:
             settings.metadata_store_session_timeout_millis / 1000,
         )
         self.topics = OwnedTopics(self.owner)
+        self.feed = OwnersFeed(self)
+        self.owner.on_seen = self.feed.changed
 
     async def start(self) -> None:
         """Own topics from now on, and stop a broker that serves the region alone.
@@ -98,6 +102,27 @@ class OneOfSeveral:
         addresses = found.addresses.get(listener)
         return None if addresses is None else Addresses.of(addresses)
 
+    # -- OwnersSource (``gateway/owners_feed.py``) -----------------------------------------------------------------
+
+    def brokers(self, listener: str) -> tuple[RemoteBroker, ...]:
+        return tuple(
+            RemoteBroker(one.broker, found.get("service_url", ""), found.get("service_url_tls", ""))
+            for one in self.owner.view.brokers.values()
+            for found in (one.addresses.get(listener, {}),)
+        )
+
+    def namespaces(self) -> list[str]:
+        return list(self.owner.view.bundles)
+
+    def owners(self, namespace: str) -> NamespaceOwners:
+        bundles = self.owner.view.bundles.get(namespace)
+        if bundles is None:
+            return NamespaceOwners(namespace, (), ())
+        found = [self.owner.view.owner(bundle) for bundle in bundles.every()]
+        return NamespaceOwners(namespace, bundles.borders, tuple("" if one is None else one.broker for one in found))
+
+    # -- chores ------------------------------------------------------------------------------------------------------
+
     async def balance(self) -> None:
         """Acquire the bundles without an owner that this broker should own, since their topics have work to do even
         without clients, and hand one bundle to a broker that has too few.
@@ -132,15 +157,10 @@ async def require_alone(store: MetadataStore, region: str) -> None:
         )
 
 
-def check(region: str, ledgers: LedgerStorage, others: Collection[str]) -> None:
+def check(region: str, ledgers: LedgerStorage) -> None:
     """Check that the region can have several brokers. :raises StartFailed: it cannot."""
     if ledgers.is_apart:
         raise StartFailed(
             f"region {region} cannot have several brokers: its ledgers are on this broker's volume, which others "
             "cannot reach. Set managedLedgerStorage=bookkeeper, or run one broker"
-        )
-    if others:
-        raise StartFailed(
-            f"region {region} cannot have several brokers yet, because there are other regions "
-            f"({', '.join(sorted(others))}): messages and acknowledgements would not reach them. Run one broker in each"
         )

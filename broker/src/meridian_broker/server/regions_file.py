@@ -55,8 +55,16 @@ def _cluster(file: Path, number: int, region: Any) -> tuple[str, ClusterRecord]:
     if missing:
         raise SettingsError(f"regionsFile: region {number} in {file} has no {' and no '.join(missing)}")
     return given["name"], ClusterRecord(
-        service_url=given["admin_url"],
-        service_url_tls=given.get("admin_url_tls", ""),
-        broker_service_url=given["service_url"],
-        broker_service_url_tls=given.get("service_url_tls", ""),
+        service_url=_of_all(given, "admin_url"),
+        service_url_tls=_of_all(given, "admin_url_tls"),
+        broker_service_url=_of_all(given, "service_url"),
+        broker_service_url_tls=_of_all(given, "service_url_tls"),
     )
+
+
+def _of_all(region: dict[str, Any], key: str) -> str:
+    """An address of the region, with those of its other brokers where they are listed."""
+    listed = region.get("brokers")
+    brokers = [one[key] for one in listed if isinstance(one, dict) and one.get(key)] if isinstance(listed, list) else []
+    first, *others = dict.fromkeys([url for url in (region.get(key, ""), *brokers) if url]) or [""]
+    return ",".join([first, *(url.partition("://")[2] for url in others)])

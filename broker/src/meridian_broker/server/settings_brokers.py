@@ -20,8 +20,8 @@ class BrokerSettings:
 
     broker_id: str = ""
     """Which of its region's brokers this one is: unique in the region, and the same after a restart. Empty: it is the
-    only one. Several brokers need `managedLedgerStorage=bookkeeper`, and a region of several brokers cannot replicate
-    to other regions yet. Letters, digits, `-`, `_` and `.`, at most 64; not `broker-0`."""
+    only one. Several brokers need `managedLedgerStorage=bookkeeper`. Letters, digits, `-`, `_` and `.`, at most 64; not
+    `broker-0`."""
 
     metadata_store_session_timeout_millis: int = whole(10_000, 2_000, 600_000)
     """With `brokerId`: how long, in milliseconds, after a broker dies the other brokers take over its topics. A broker

@@ -28,6 +28,10 @@ class Ownership(Protocol):
         """Whether this broker owns the topic now."""
         ...
 
+    def owns(self, topic: str, /) -> bool:
+        """The same by its full name; one that is no name is owned by nobody else."""
+        ...
+
 
 class EveryTopic:
     """Ownership in a region of one broker: it owns every topic, in a term that lasts as long as its process."""
@@ -40,6 +44,9 @@ class EveryTopic:
         return self._fence
 
     def holds(self, _topic: TopicName, /) -> bool:
+        return True
+
+    def owns(self, _topic: str, /) -> bool:
         return True
 
 

@@ -146,9 +146,15 @@ class Admitted(NamedTuple):
 class Guard:
     """Lets peers' requests in, each of them once."""
 
-    def __init__(self, region: str, life: bytes, secrets: Callable[[], tuple[bytes, ...]]) -> None:
-        """:param life: ``NONCE_BYTES`` random bytes, other ones at each start of the broker."""
+    def __init__(
+        self, region: str, life: bytes, secrets: Callable[[], tuple[bytes, ...]], *, is_one_of_several: bool = False
+    ) -> None:
+        """
+        :param life: ``NONCE_BYTES`` random bytes, other ones at each start of the broker.
+        :param is_one_of_several: the region's other brokers pass on what regions ask of all of them.
+        """
         self._region = region
+        self._is_one_of_several = is_one_of_several
         self._life = life
         self._secrets = secrets
         self._seen: dict[bytes, int] = {}
@@ -161,7 +167,7 @@ class Guard:
             raise NotProven("this request is of another version")
         if answerer != self._region.encode():
             raise NotProven(f"this is region {self._region}, not {region_name(answerer)!r}: check the address")
-        if region_name(dialler) == self._region:
+        if region_name(dialler) == self._region and not self._is_one_of_several:
             raise NotProven(f"this is region {self._region} itself: two regions have the same name or address")
         return Asked((dialler, answerer), nonce, life, time, shared_secret(self._secrets(), key or ids), proof)
 

@@ -2,23 +2,25 @@
 """Requests that several brokers of the region must serve: about all partitions of a topic, or a whole namespace.
 
 The broker that gets such a request finds the owner of each part, asks it with the client's own credentials, a few at a
-time, and combines the answers. If only some parts succeeded, the answer says which did not, why, and whether to repeat
-the request as it is.
+time, and combines the answers. A request of another region's broker it passes on as a broker of its own region. If only
+some parts succeeded, the answer says which did not, why, and whether to repeat the request as it is.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 from aiohttp import web
 
 from meridian_broker.admin.elsewhere.everywhere import reason
+from meridian_broker.admin.http.gatekeeping import ADMITTED
 from meridian_broker.admin.http.requests import Refused, state
 from meridian_broker.admin.http.state import AdminState
-from meridian_broker.gateway.broker_calls import BrokerAway, BrokerCalls
+from meridian_broker.gateway.broker_calls import BrokerAway
+from meridian_broker.gateway.region_calls import CallFailed
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.topics.errors import TopicError
@@ -62,14 +64,20 @@ async def ask_each(request: web.Request, parts: Iterable[Part]) -> list[Said]:
     calls = admin.brokers
     assert calls is not None, "this broker is the only one of its region"
 
+    async def ask(url: str, part: Part) -> tuple[int, bytes]:
+        if ADMITTED in request:  # the proof of another region's request is worth nothing for another request
+            return await admin.calls.ask_at(admin.region, url, part.method, part.path, part.body, seconds=SECONDS)
+        authorization = request.headers.get("Authorization")
+        return await calls.ask(url, part.method, part.path, part.body, authorization, seconds=SECONDS)
+
     async def one(part: Part) -> Said:
         async with turns:
-            return await _ask(admin, calls, part, request.headers.get("Authorization"))
+            return await _ask(admin, ask, part)
 
     return list(await asyncio.gather(*map(one, parts)))
 
 
-async def _ask(admin: AdminState, calls: BrokerCalls, part: Part, authorization: str | None) -> Said:
+async def _ask(admin: AdminState, ask: Callable[[str, Part], Awaitable[tuple[int, bytes]]], part: Part) -> Said:
     locate = admin.gateway.locate
     assert locate is not None, "this broker is the only one of its region"
     try:
@@ -80,8 +88,8 @@ async def _ask(admin: AdminState, calls: BrokerCalls, part: Part, authorization:
             url = "" if known is None else known.admin_url or known.admin_url_tls or ""
         if not url:
             return Said(part, 503, {"reason": "its broker has no admin address"})
-        status, said = await calls.ask(url, part.method, part.path, part.body, authorization, seconds=SECONDS)
-    except (BrokerAway, TopicError, MetadataError, LedgerError) as error:
+        status, said = await ask(url, part)
+    except (BrokerAway, CallFailed, TopicError, MetadataError, LedgerError) as error:
         return Said(part, 503, {"reason": str(error)})
     try:
         return Said(part, status, json.loads(said) if said else None)

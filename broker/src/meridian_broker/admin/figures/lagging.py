@@ -15,8 +15,8 @@ from typing import Any, Final
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.replication.entries.replicator_status import ReplicatorStatus
-from meridian_broker.replication.progress.exchange import PeerStatus
 from meridian_broker.replication.progress.lag import Why
+from meridian_broker.replication.progress.statuses import PeerStatus
 from meridian_broker.topics.backfill.gaps import Gap
 from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.topics.topic import Topic

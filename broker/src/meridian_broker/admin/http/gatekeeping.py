@@ -51,7 +51,10 @@ _BEARER: Final = "Bearer "
 @web.middleware
 async def proven_answers(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Add the proof to answers for other regions. Runs outside ``refusals``, whose answers need it, too."""
-    response = await handler(request)
+    try:
+        response = await handler(request)
+    except web.HTTPTemporaryRedirect as redirect:
+        response = redirect
     admitted = request.get(ADMITTED)
     if admitted is not None and isinstance(response, web.Response):
         body = response.body if isinstance(response.body, bytes) else b""

@@ -39,7 +39,8 @@ def redirect(request: web.Request, place: Place) -> web.HTTPTemporaryRedirect:
     if base is None:
         raise Refused(503, "the broker that serves the topic has no address for this client: see advertisedListeners")
     url = request.rel_url if place.owns else request.rel_url.update_query({AUTHORITATIVE: "true"})
-    return web.HTTPTemporaryRedirect(base + url.raw_path_qs)
+    to = base + url.raw_path_qs
+    return web.HTTPTemporaryRedirect(to, text=to)  # brokers of other regions go by the body, which is proven
 
 
 Spread = Callable[[web.Request], Awaitable[web.Response | None]]

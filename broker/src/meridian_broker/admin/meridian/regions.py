@@ -44,8 +44,23 @@ async def _region(admin: AdminState, name: str, apart: dict[str, str]) -> dict[s
             "connections": link.connections,
             "apart": apart,
         }
+        if brokers := _brokers(admin, name):
+            shown["progress"]["brokers"] = brokers
         shown["replication"] = await _replication(admin, name)
     return shown
+
+
+def _brokers(admin: AdminState, region: str) -> dict[str, Any]:
+    """The links to brokers of a region of several, by broker."""
+    return {
+        peer.removeprefix(f"{region}/"): {
+            "connected": link.connected,
+            "problem": None if link.connected else link.problem,
+            "connections": link.connections,
+        }
+        for peer, link in sorted(admin.exchange.links.brokers().items())
+        if link.region == region
+    }
 
 
 async def _not_ready(admin: AdminState) -> dict[str, str]:

@@ -6,11 +6,14 @@ The only broker of a region has all partitions and needs none of this.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
+from urllib.parse import quote
 
 from aiohttp import web
 
+from meridian_broker.admin.elsewhere.everywhere import ask_all
 from meridian_broker.admin.elsewhere.parts import REPEAT, Part, ask_each, done_by
 from meridian_broker.admin.http.errors import Handler
 from meridian_broker.admin.http.requests import Refused, answer, any_topic_of, body, done, flag, read_body, state
@@ -117,24 +120,52 @@ async def _terminate(request: web.Request, names: list[TopicName]) -> web.Respon
 
 async def _delete(request: web.Request, names: list[TopicName]) -> web.Response:
     """One write commits the deletion of all partitions, then their owners delete them. Repeating it completes it."""
-    name, opener = any_topic_of(request), state(request).service.opener
-    partitioned = state(request).catalog.partitioned
-    record = await partitioned.on_record(name)
+    admin, name = state(request), any_topic_of(request)
+    record = await admin.catalog.partitioned.on_record(name)
     if record is None:
         raise NotFound(f"partitioned topic {name} does not exist")
+    if (given := request.query.get("stamp")) is not None:
+        await _delete_as_elsewhere(request, names, topics.stamp_elsewhere(admin, given))
+        return done()
+    others = admin.service.parts.regions_of(str(name)) - {admin.region} if name.is_persistent else frozenset()
+    path = request.rel_url.raw_path
     if record.deleting is None and not flag(request, "force"):
         await _check_unused(request, names)
-    stamp = await removal.new_stamp(opener, name) if record.deleting is None else Stamp.parse(record.deleting)
-    if record.deleting is None and name.is_persistent:
+        if others:
+            await topics.check_deletion(admin, name, others, path)
+    stamp = await removal.new_stamp(admin.service.opener, name)
+    if record.deleting is not None:
+        stamp = Stamp.parse(record.deleting)
+    elif name.is_persistent:
+        await admin.catalog.partitioned.begin_deletion(name, stamp)
+    asked = f"{path}?stamp={quote(str(stamp), safe='')}"
+    telling = asyncio.create_task(ask_all(admin, others, "DELETE", asked, may_be_away=True))
+    try:
+        await _delete_parts(request, names, stamp, "force=true")
+    finally:
+        await telling
+    if flag(request, "deleteSchema"):
+        await admin.catalog.schemas.delete(name)
+    return done()
+
+
+async def _delete_as_elsewhere(request: web.Request, names: list[TopicName], stamp: Stamp) -> None:
+    """Another region deleted it. What was created after that stays."""
+    name, partitioned = any_topic_of(request), state(request).catalog.partitioned
+    known = await partitioned.deletion(name)
+    if known is None or known.stamp < stamp:
         await partitioned.begin_deletion(name, stamp)
-    every = dict.fromkeys([*names, *await removal.partition_names(opener, name)])
-    paths = [(one, f"/admin/v2/{in_path(str(one))}?force=true") for one in every]
+        await _delete_parts(request, names, stamp, f"stamp={quote(str(stamp), safe='')}")
+
+
+async def _delete_parts(request: web.Request, names: list[TopicName], stamp: Stamp, query: str) -> None:
+    """Every partition at its owner, then the record."""
+    name, admin = any_topic_of(request), state(request)
+    every = dict.fromkeys([*names, *await removal.partition_names(admin.service.opener, name)])
+    paths = [(one, f"/admin/v2/{in_path(str(one))}?{query}") for one in every]
     said = await ask_each(request, [Part(one, "DELETE", path) for one, path in paths])
     done_by([one for one in said if one.status != GONE])
-    await partitioned.delete(name, stamp)
-    if flag(request, "deleteSchema"):
-        await state(request).catalog.schemas.delete(name)
-    return done()
+    await admin.catalog.partitioned.delete(name, stamp)
 
 
 async def _check_unused(request: web.Request, names: list[TopicName]) -> None:

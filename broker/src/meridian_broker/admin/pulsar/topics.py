@@ -121,19 +121,21 @@ async def _delete(request: web.Request, name: TopicName, *, partitioned: bool) -
     admin = state(request)
     given = request.query.get("stamp")
     if given is not None:
-        await removal.delete_as_elsewhere(admin.service.opener, name, _stamp(admin, given), partitioned=partitioned)
+        await removal.delete_as_elsewhere(
+            admin.service.opener, name, stamp_elsewhere(admin, given), partitioned=partitioned
+        )
     else:
         others = admin.service.parts.regions_of(str(name)) - {admin.region} if name.is_persistent else frozenset()
         path = request.rel_url.raw_path
         forced = flag(request, "force")
         if others and not forced:
-            await _check_deletion(admin, name, others, path)
+            await check_deletion(admin, name, others, path)
         await _delete_everywhere(admin, name, others, path, force=forced)
     if flag(request, "deleteSchema") and name.partition < 0:
         await admin.catalog.schemas.delete(name)
 
 
-async def _check_deletion(admin: AdminState, name: TopicName, others: Collection[str], path: str) -> None:
+async def check_deletion(admin: AdminState, name: TopicName, others: Collection[str], path: str) -> None:
     """:raises Refused: another region uses the topic, has one of the other kind by that name, or cannot be asked."""
     used, split = await asyncio.gather(
         topic_objections(admin, str(name), others, path), split_objections(admin, str(name), others, path)
@@ -162,8 +164,8 @@ async def _delete_everywhere(
             await task
 
 
-def _stamp(admin: AdminState, text: str) -> Stamp:
-    """:raises Refused: the text is not a stamp, or not one that another region can have issued."""
+def stamp_elsewhere(admin: AdminState, text: str) -> Stamp:
+    """The stamp of a deletion in another region. :raises Refused: it cannot be one."""
     try:
         stamp = Stamp.parse(text)
     except ValueError as error:

@@ -14,6 +14,8 @@ class Connected(Expiring, Protocol):
 
     transport: asyncio.Transport | None
     """None once it is closed."""
+    listener: str
+    """The name of the listener that it came in by; empty: the default one."""
     address: str
     """The client's, without the port."""
     is_peer: bool
@@ -21,7 +23,7 @@ class Connected(Expiring, Protocol):
     peer_name: str
     """The region that it has proven to be."""
     peer_region: str
-    """The same, once it has sent HELLO; empty before."""
+    """Which peer it is, of that region (``replication/progress/routes.py``), once it has sent HELLO; empty before."""
     peer_secret: bytes
     """Id of the secret that it proved to know."""
 

@@ -82,13 +82,21 @@ class LeaseManager:
     """Leases of this region. It is the host of both halves."""
 
     def __init__(
-        self, topics: LeasedTopics, holder: str, now_ms: Callable[[], int], times: LeaseTimes | None = None
+        self,
+        topics: LeasedTopics,
+        holder: str,
+        now_ms: Callable[[], int],
+        times: LeaseTimes | None = None,
+        *,
+        has_votes: bool = True,
     ) -> None:
         """
+        :param has_votes: false in a region of several brokers, which neither vote nor ask for leases.
         :param holder: this life of the broker; its region's name, ``#`` and something that no other life has.
         :param now_ms: a monotonic clock that includes time in which the machine is suspended.
         """
         self._topics = topics
+        self._has_votes = has_votes
         self.now_ms = now_ms
         self.leases = Leases(self, topics.region, holder, times)
         self.voter = Voter(self)
@@ -100,6 +108,8 @@ class LeaseManager:
         """Whether a region is not a Meridian region."""
         self._speaks: dict[str, bool] = {}
         """Region -> whether it supports leases; regions that have not greeted yet are missing."""
+        self._divided = set[str]()
+        """Regions of several brokers."""
         self._renews = {topics.region}
         """Regions that support renewals without names."""
         self._own: deque[LeaseMessage] = deque()
@@ -120,9 +130,13 @@ class LeaseManager:
         """
         for region in sorted(regions):
             if region == self._topics.region:
+                if not self._has_votes:
+                    return f"{region} has several brokers, which have no leases yet"
                 continue
             if self.is_foreign(region):
                 return f"{region} is not a Meridian region"
+            if region in self._divided:
+                return f"{region} has several brokers, which have no leases yet"
             if not self._speaks.get(region, not sure):
                 heard = region in self._speaks
                 return f"{region} {'runs a version without leases' if heard else 'was not reached yet'}"
@@ -184,8 +198,13 @@ class LeaseManager:
 
     # -- from links ----------------------------------------------------------------------------------------------
 
-    def greeted(self, region: str, *, leases: bool, renewals: bool) -> None:
-        """A region reported whether it supports leases, and renewals without names."""
+    def greeted(self, region: str, *, leases: bool, renewals: bool, is_divided: bool = False) -> None:
+        """A region reported whether it supports leases, and renewals without names, and whether it has several
+        brokers."""
+        if is_divided:
+            self._divided.add(region)
+        else:
+            self._divided.discard(region)
         if renewals:
             self._renews.add(region)
         else:

@@ -25,6 +25,7 @@ from meridian_broker.positions.progress import Progress
 from meridian_broker.replication.progress.context import ExchangeContext, Reply, why_of
 from meridian_broker.replication.progress.lag import Why
 from meridian_broker.replication.progress.messages import (
+    NOT_OWNER,
     PARTS_VERSION,
     SUMMARY_VERSION,
     Digest,
@@ -78,16 +79,19 @@ class Comparing:
     def _followed(self, peer: Peer) -> None:
         """The open topics are known: go on with the round."""
         context = self._context
-        peer.lag.forget(context.digests.has_topic)
+        peer.lag.forget(partial(self._is_shared, peer) if context.routes.is_divided else context.digests.has_topic)
         for topic in list(islice(peer.waiting, RECONSIDERED)):
             context.held(peer, topic)
         if peer.version >= SUMMARY_VERSION:
             self._summing.begin(peer)
             return
-        topics = [topic for topic in context.digests.topics() if peer.region in context.host.regions_of(topic)]
+        topics = [topic for topic in context.digests.topics() if peer.name in context.peers_of(topic)]
         peer.forced = set(topics) if peer.is_new else peer.forced.intersection(topics)
         peer.to_announce = deque(topics)
         self.announce_some(peer)
+
+    def _is_shared(self, peer: Peer, topic: str) -> bool:
+        return self._context.digests.has_topic(topic) and peer.name in self._context.peers_of(topic)
 
     def announce_some(self, peer: Peer) -> None:
         """One more message of the round. A region of 10,000 topics is done in half a second and never blocked."""
@@ -102,7 +106,7 @@ class Comparing:
             looked_at += subscriptions
             if subscriptions:
                 topics.append(topic)
-        summary = self._context.digests.summary(peer.region)
+        summary = self._context.digests.summary(peer.name)
         for topic in topics:
             summary.changed(topic)
         summary.work_out()  # a message's topics at a time: all of them at once would block the loop
@@ -116,7 +120,7 @@ class Comparing:
             topic,
             context.host.incarnation(topic),
             context.digests.topic(topic),
-            context.in_flux(topic, peer.region),
+            context.in_flux(topic, peer.name),
             topic in peer.forced,
         )
 
@@ -163,7 +167,7 @@ class Comparing:
 
     def _listing(self, peer: Peer, topic: str, subscription: str | None) -> Iterator[TopicDigest]:
         for piece in self._context.digests.listing(topic, subscription):
-            yield replace(piece, in_flux=self._context.in_flux(topic, peer.region))
+            yield replace(piece, in_flux=self._context.in_flux(topic, peer.name))
 
     def _show(self, peer: Peer, items: list[StateItem], reply: Reply) -> None:
         """Send states, once all of them are durable here."""
@@ -255,6 +259,9 @@ class Comparing:
         """Nothing to do for the topic: equal, or not to be compared (R8)."""
         context, topic = self._context, theirs.topic
         objection = context.objection(peer.region, topic, theirs.incarnation)
+        if objection is not None and objection[0] == NOT_OWNER:
+            peer.catching.same([topic])  # the peer learns who owns it
+            return True
         if objection is not None:
             peer.hold_back(topic, why_of(objection[0]), objection[1], context.now_ms, shown=theirs.incarnation)
             peer.catching.same([topic])
@@ -281,7 +288,7 @@ class Comparing:
             or theirs.in_flux
             or topic in pending
             or peer.last_delta_of.get(topic, 0) > digest.applied
-            or self._context.in_flux(topic, peer.region)
+            or self._context.in_flux(topic, peer.name)
         )
         if not moving or theirs.forced or topic in peer.forced:
             peer.skips.pop(topic, None)
@@ -350,4 +357,4 @@ class Comparing:
                 self._context.counters.states_merged += 1
             self.ask(peer)
 
-        self._context.merge(peer.region, key, item.incarnation, item.progress, item.record, finished)
+        self._context.merge(peer, key, item.incarnation, item.progress, item.record, finished)

@@ -22,6 +22,8 @@ from meridian_broker.replication.progress.waits import LINK_DOWN, Wait, WaitResu
 
 TOO_MANY = "TooManyWaiting"
 QUEUE_FULL = "QueueFull"
+CONNECTING = "the link to the topic's owner is being opened"
+LOOKING = "none of its brokers owns the topic, as far as known here"
 
 
 class Barriers:
@@ -51,9 +53,9 @@ class Barriers:
         wait = self._waits.start(key, host.incarnation(key[0]), self._context.now_ms, done)
         question = Barrier(wait.number, *key, wait.incarnation, listed, wants_record=progress is None)
         for peer in self._reachable(wait, regions):
-            wait.waiting[peer.region] = set()
-        for region in list(wait.waiting):
-            send = self._context.peers[region].send
+            wait.waiting[peer.name] = set()
+        for name in list(wait.waiting):
+            send = self._context.peers[name].send
             if send is not None:
                 send(question)
         self._waits.end_if_complete(wait)
@@ -67,7 +69,7 @@ class Barriers:
         wait = self._waits.start(key, host.incarnation(key[0]), self._context.now_ms, done)
         peers = [peer for peer in self._reachable(wait) if not self._is_held(wait, peer)]
         for peer in peers:
-            wait.waiting[peer.region] = set()
+            wait.waiting[peer.name] = set()
         whole = host.progress(*key)
         if whole is None or not peers:  # nothing is sent, so nothing has to be durable first
             self._push_to(wait, peers, None, None)
@@ -77,7 +79,7 @@ class Barriers:
         def shown(reason: str) -> None:
             if reason:
                 for peer in peers:
-                    self._waits.resolve(wait, peer.region, reason)
+                    self._waits.resolve(wait, peer.name, reason)
             is_now = self._context.is_now(key[0], wait.incarnation)
             self._push_to(wait, peers, whole if is_now else None, record)
 
@@ -86,7 +88,7 @@ class Barriers:
     def _push_to(self, wait: Wait, peers: Iterable[Peer], whole: Progress | None, record: bytes | None) -> None:
         """:param whole: durable here, and so is all that was offered so far."""
         key, now_ms, incarnation = wait.key, self._context.now_ms, self._context.host.incarnation(wait.key[0])
-        peers = [peer for peer in peers if peer.region in wait.waiting]
+        peers = [peer for peer in peers if peer.name in wait.waiting]
         for peer in peers:
             # Something may have been given up before: only the whole is certain to be complete.
             is_offered = (
@@ -95,14 +97,14 @@ class Barriers:
                 or peer.offer((*key, False), whole, incarnation=incarnation, now_ms=now_ms, record=record)
             )
             if not is_offered:
-                self._waits.resolve(wait, peer.region, QUEUE_FULL)
+                self._waits.resolve(wait, peer.name, QUEUE_FULL)
                 continue
             numbers, queued = peer.carries(key)
-            self._waits.watch_deltas(wait, peer.region, numbers, queued=queued)
+            self._waits.watch_deltas(wait, peer.name, numbers, queued=queued)
         for peer in peers:
             self._deltas.send_due(peer, at_once=True)
-            if peer.region not in wait.queued and wait.waiting.get(peer.region) == set():
-                self._waits.resolve(wait, peer.region)
+            if peer.name not in wait.queued and wait.waiting.get(peer.name) == set():
+                self._waits.resolve(wait, peer.name)
         self._waits.end_if_complete(wait)
 
     def answer(self, peer: Peer, question: Barrier, reply: Reply) -> None:
@@ -145,18 +147,18 @@ class Barriers:
         if wait is None:
             return
         if answer.reason:
-            self._waits.resolve(wait, peer.region, answer.reason, refused=True)
+            self._waits.resolve(wait, peer.name, answer.reason, refused=True)
             return
         if self._context.is_now(wait.key[0], wait.incarnation):
             peer.release(wait.key[0])  # it accepted our incarnation
         if not answer.progress:
-            self._waits.resolve(wait, peer.region)
+            self._waits.resolve(wait, peer.name)
             return
 
         def finished(_: str, reason: str, __: Progress | None) -> None:
-            self._waits.resolve(wait, peer.region, reason, refused=True)
+            self._waits.resolve(wait, peer.name, reason, refused=True)
 
-        self._context.merge(peer.region, wait.key, wait.incarnation, answer.progress, answer.record, finished)
+        self._context.merge(peer, wait.key, wait.incarnation, answer.progress, answer.record, finished)
 
     def _reachable(self, wait: Wait, regions: Collection[str] | None = None) -> list[Peer]:
         """The topic's peers, or some of them, that can be asked; the others are missing, with their reason."""
@@ -164,11 +166,14 @@ class Barriers:
         for region in self._context.others_of(wait.key[0]):
             if regions is not None and region not in regions:
                 continue
-            peer = self._context.peers.get(region)
-            if peer is None or not peer.up:
-                wait.missing[region] = LINK_DOWN if peer is None else peer.incompatible or LINK_DOWN
-            else:
+            peer = self._context.peer_in(region, wait.key[0])
+            if peer is not None and peer.up:
                 reachable.append(peer)
+                continue
+            wait.missing[region] = LINK_DOWN if peer is None else peer.incompatible or LINK_DOWN
+            if peer is not None and peer.is_awaited:  # a broker that has just become the topic's owner has no link yet
+                wait.missing[region] = LOOKING if peer.is_divided else CONNECTING
+                wait.refused.add(region)
         return reachable
 
     def _is_held(self, wait: Wait, peer: Peer) -> bool:

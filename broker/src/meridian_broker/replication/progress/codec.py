@@ -24,6 +24,7 @@ from meridian_broker.replication.leases.messages import (
     VotersAsk,
 )
 from meridian_broker.replication.progress.counts import check_counts
+from meridian_broker.replication.progress.greeting_codec import put_hello, put_owners, read_hello, read_owners
 from meridian_broker.replication.progress.messages import (
     Barrier,
     BarrierDone,
@@ -36,6 +37,7 @@ from meridian_broker.replication.progress.messages import (
     Hello,
     KeyDigest,
     OriginEnds,
+    Owners,
     Parts,
     PeerMessage,
     Question,
@@ -107,18 +109,6 @@ def _take_keys(message: pb.ProgressKeys) -> tuple[KeyDigest, ...]:
 
 
 # -- writing
-
-
-def _hello(message: Hello) -> pb.ProgressHello:
-    out = pb.ProgressHello(
-        region=message.region,
-        protocol_version=message.version,
-        next_delta=message.next_delta,
-        answer=message.answer,
-    )
-    if message.leases:
-        out.leases = True
-    return out
 
 
 def _delta(message: Delta) -> pb.Delta:
@@ -232,7 +222,8 @@ def _barrier_done(message: BarrierDone) -> pb.BarrierDone:
 
 
 _WRITERS: Final[dict[type, tuple[int, Callable[[Any], Any]]]] = {
-    Hello: (BaseCommand.PROGRESS_HELLO, _hello),
+    Hello: (BaseCommand.PROGRESS_HELLO, put_hello),
+    Owners: (BaseCommand.OWNERS, put_owners),
     Delta: (BaseCommand.DELTA, _delta),
     DeltaAck: (BaseCommand.DELTA_ACK, _delta_ack),
     Digest: (BaseCommand.DIGEST, _digest),
@@ -251,10 +242,6 @@ _WRITERS: Final[dict[type, tuple[int, Callable[[Any], Any]]]] = {
 
 
 # -- reading
-
-
-def _read_hello(message: pb.ProgressHello) -> Hello:
-    return Hello(message.protocol_version, message.region, message.next_delta, message.answer, message.leases)
 
 
 def _read_delta(message: pb.Delta) -> Delta:
@@ -377,7 +364,8 @@ def _read_barrier_done(message: pb.BarrierDone) -> BarrierDone:
 
 
 _READERS: Final[dict[int, Callable[[Any], PeerMessage]]] = {
-    BaseCommand.PROGRESS_HELLO: _read_hello,
+    BaseCommand.PROGRESS_HELLO: read_hello,
+    BaseCommand.OWNERS: read_owners,
     BaseCommand.DELTA: _read_delta,
     BaseCommand.DELTA_ACK: _read_delta_ack,
     BaseCommand.DIGEST: _read_digest,

@@ -15,6 +15,7 @@ from meridian_broker.replication.progress.digests import DigestCache
 from meridian_broker.replication.progress.lag import Why
 from meridian_broker.replication.progress.messages import (
     NOT_A_REGION,
+    NOT_OWNER,
     OTHER_INCARNATION,
     REFUSED,
     UNDECODABLE,
@@ -24,6 +25,7 @@ from meridian_broker.replication.progress.messages import (
     SubscriptionKey,
 )
 from meridian_broker.replication.progress.peer import Peer
+from meridian_broker.replication.progress.routes import Routes, region_of
 
 Reply: TypeAlias = Callable[[PeerMessage], None]
 """Answers on the link that a message arrived on. Without effect once that link is down."""
@@ -71,6 +73,9 @@ class ProgressHost(Protocol):
 
         :raises ValueError: this cannot be a topic's name.
         """
+
+    def owns(self, topic: str) -> bool:
+        """Whether this broker may answer for the topic: no other broker of its region owns it."""
 
     def merge(
         self,
@@ -131,15 +136,19 @@ def why_of(code: str) -> Why:
 class ExchangeContext:
     """State and rules common to sending, receiving and comparing."""
 
-    def __init__(self, host: ProgressHost, limits: ExchangeLimits) -> None:
+    def __init__(self, host: ProgressHost, limits: ExchangeLimits, wanted: Callable[[str], None]) -> None:
+        """:param wanted: see ``Routes``."""
         self.host = host
         self.limits = limits
-        self.digests = DigestCache(host, limits)
+        self.routes = Routes(host.regions_of, wanted)
+        self.peers_of = self.routes.peers_of
+        self.digests = DigestCache(host, limits, self.peers_of)
         self.counters = ExchangeCounters()
         self.peers: dict[str, Peer] = {}
+        """By name."""
         self.now_ms = 0
         self._merged_at: dict[str, dict[str, int]] = {}
-        """Topic -> region -> when something from there was last merged."""
+        """Topic -> peer -> when something from there was last merged."""
         self._undurable: Counter[str] = Counter()
         """Topic -> changes that the host holds and a crash would still lose."""
         self.wake: Callable[[], None] = lambda: None
@@ -149,8 +158,13 @@ class ExchangeContext:
         """The topic's other regions, in a fixed order."""
         return sorted(self.host.regions_of(topic) - {self.host.region})
 
-    def is_up(self, region: str) -> bool:
-        peer = self.peers.get(region)
+    def peer_in(self, region: str, topic: str) -> Peer | None:
+        """The topic's peer in one of its regions."""
+        return self.peers.get(self.routes.peer_in(region, topic))
+
+    def is_up(self, region: str, topic: str) -> bool:
+        """Whether the topic's peer in the region can be reached."""
+        peer = self.peer_in(region, topic)
         return peer is not None and peer.up
 
     def objection(self, region: str, topic: str, incarnation: str) -> tuple[str, str] | None:
@@ -161,6 +175,8 @@ class ExchangeContext:
             return UNDECODABLE, str(error)
         if regions and region not in regions:
             return NOT_A_REGION, f"region {region} is not among the regions of {topic} in {self.host.region}"
+        if not self.host.owns(topic):
+            return NOT_OWNER, f"another broker of {self.host.region} owns {topic}"
         ours = self.host.incarnation(topic)
         if ours != incarnation:
             here, there = ours or "never", incarnation or "never"
@@ -237,15 +253,16 @@ class ExchangeContext:
 
     def merge(
         self,
-        region: str,
+        sender: Peer,
         key: SubscriptionKey,
         incarnation: str,
         encoded: bytes,
         record: bytes | None,
         finished: Finished,
     ) -> None:
-        """Check a region's message and merge it; ``finished`` is called with the outcome, now or later."""
+        """Check a peer's message and merge it; ``finished`` is called with the outcome, now or later."""
         topic, subscription = key
+        region = sender.region
         objection = self.objection(region, topic, incarnation)
         if objection is None and record is None and self.host.progress(topic, subscription) is None:
             objection = UNKNOWN_SUBSCRIPTION, f"{self.host.region} has no subscription {subscription} on {topic}"
@@ -269,7 +286,7 @@ class ExchangeContext:
             self.counters.refused_here += 1
             finished(REFUSED, reason, None)
 
-        self._merged_at.setdefault(topic, {})[region] = self.now_ms
+        self._merged_at.setdefault(topic, {})[sender.name] = self.now_ms
         for other in self.peers.values():
             if other.region != region:  # it may lack this, and may not get it from the acknowledging region
                 other.in_sync.discard(topic)
@@ -287,8 +304,8 @@ class ExchangeContext:
             return True
         since = self.now_ms - IN_FLUX_MS
         return any(
-            at > since and region != peer and self.is_up(region)
-            for region, at in self._merged_at.get(topic, {}).items()
+            at > since and other != peer and self.is_up(region_of(other), topic)
+            for other, at in self._merged_at.get(topic, {}).items()
         )
 
     def topics_in_flux(self, peer: str) -> set[str]:
@@ -299,6 +316,4 @@ class ExchangeContext:
     def forget_finished(self) -> None:
         """Keep the record of recent merges as small as what is recent."""
         since = self.now_ms - IN_FLUX_MS
-        self._merged_at = {
-            topic: regions for topic, regions in self._merged_at.items() if max(regions.values()) > since
-        }
+        self._merged_at = {topic: peers for topic, peers in self._merged_at.items() if max(peers.values()) > since}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from meridian_broker.bounds.regions import LISTED_SUBSCRIPTIONS, MESSAGE_ITEMS, PROGRESS_KEYS, REGION_NAMES
+from meridian_broker.bounds.regions import BUNDLES, LISTED_SUBSCRIPTIONS, MESSAGE_ITEMS, PROGRESS_KEYS, REGION_NAMES
 from meridian_broker.wire.proto.pulsar_pb2 import BaseCommand
 
 Counts = Iterator[tuple[str, int, int]]
@@ -62,6 +62,11 @@ def _barrier(message: Any) -> Counts:
     yield "ledgers", len(message.keys.keys), PROGRESS_KEYS
 
 
+def _owners(message: Any) -> Counts:
+    yield from _lists("brokers", "namespaces")(message)
+    yield "bundles", sum(len(one.borders) + len(one.owners) for one in message.namespaces), BUNDLES
+
+
 def _voters(message: Any) -> Counts:
     yield "items", len(message.items), MESSAGE_ITEMS
     yield "names of regions", sum(len(item.lists) + len(item.wanted) for item in message.items), REGION_NAMES
@@ -69,6 +74,7 @@ def _voters(message: Any) -> Counts:
 
 
 _COUNTED: Final[dict[int, Callable[[Any], Counts]]] = {
+    BaseCommand.OWNERS: _owners,
     BaseCommand.DELTA: _delta,
     BaseCommand.DELTA_ACK: _lists("refusals"),
     BaseCommand.DIGEST: _digest,

@@ -54,9 +54,9 @@ class Deltas:
         """
         if not self._context.is_now(key[0], incarnation):
             return
-        regions = self._context.host.regions_of(key[0])
-        for region, peer in self._context.peers.items():
-            if region in regions:
+        peers = self._context.peers_of(key[0])
+        for name, peer in self._context.peers.items():
+            if name in peers:
                 if key[0] in peer.waiting:
                     self._context.held(peer, key[0])  # no more, perhaps
                 now_ms = self._context.now_ms
@@ -65,7 +65,7 @@ class Deltas:
                 peer.give_up(key[0])
 
     def offer_again(self, region: str, lost: list[tuple[PendingKey, Pending]]) -> None:
-        """The link to the region broke with these on their way: the others may pass them on."""
+        """The link to a peer in the region broke with these on their way: the others may pass them on."""
         for (topic, subscription, passed_on), pending in lost:
             if not passed_on and region in self._context.host.regions_of(topic):
                 self.offer((topic, subscription), pending.delta, pending.incarnation, record=pending.record)
@@ -83,14 +83,14 @@ class Deltas:
             if items:
                 number = peer.sent(taken, self._context.now_ms)
                 self._context.counters.deltas_sent += 1
-                self._waits.delta_sent(peer.region, number, [key[:2] for key, _ in taken])
+                self._waits.delta_sent(peer.name, number, [key[:2] for key, _ in taken])
                 peer.send(Delta(number, tuple(items)))
 
     def expire(self, peer: Peer, before_ms: int) -> None:
         """Give up deltas that the peer has not confirmed for too long; digests take over."""
         for flight in peer.expire(before_ms):
             self._context.counters.given_up += 1
-            self._waits.delta_lost(peer.region, flight.keys(), NOT_CONFIRMED)
+            self._waits.delta_lost(peer.name, flight.keys(), NOT_CONFIRMED)
 
     def _fill(self, peer: Peer) -> tuple[list[tuple[PendingKey, Pending]], list[DeltaItem]]:
         """As much as one DELTA holds."""
@@ -106,7 +106,7 @@ class Deltas:
             if item is None:
                 peer.lag.given_up(key[:2], pending)
                 trouble = peer.troubles.get(key[:2])
-                self._waits.delta_lost(peer.region, [key[:2]], NOT_A_REGION if trouble is None else trouble.text)
+                self._waits.delta_lost(peer.name, [key[:2]], NOT_A_REGION if trouble is None else trouble.text)
                 continue
             size += len(item.progress) + len(item.record or b"")
             if items and (size > limits.message_bytes or len(items) == limits.items_per_message):
@@ -119,7 +119,7 @@ class Deltas:
     def _item(self, peer: Peer, key: PendingKey, pending: Pending) -> DeltaItem | None:
         context = self._context
         topic, subscription, passed_on = key
-        if peer.region not in context.host.regions_of(topic):
+        if peer.name not in context.peers_of(topic):
             peer.give_up(topic)
             return None
         encoded = self._encode(pending.delta) if pending.is_borrowed else pending.delta.encode()
@@ -128,13 +128,13 @@ class Deltas:
             peer.note_trouble((topic, subscription), Why.TOO_LARGE, text, context.now_ms)
             peer.give_up(topic)
             return None
-        unreached = () if passed_on else tuple(r for r in context.others_of(topic) if not context.is_up(r))
+        unreached = () if passed_on else tuple(r for r in context.others_of(topic) if not context.is_up(r, topic))
         return DeltaItem(topic, subscription, pending.incarnation, encoded, pending.record, unreached, passed_on)
 
     def _is_of_the_past(self, peer: Peer, key: PendingKey, pending: Pending) -> None:
         """The topic was deleted since: the delta does not apply to its successor."""
         peer.lag.taken_back(key[:2], pending)
-        self._waits.delta_lost(peer.region, [key[:2]], DELETED)
+        self._waits.delta_lost(peer.name, [key[:2]], DELETED)
 
     def _encode(self, delta: Progress) -> bytes:
         """Peers without a queue get the same, immutable delta: encode it once."""
@@ -157,7 +157,7 @@ class Deltas:
                 self._is_of_the_past(peer, key, pending)
             else:
                 self._refused(peer, key, pending, refusal)
-        self._waits.delta_confirmed(peer.region, ack.number, flight.keys())
+        self._waits.delta_confirmed(peer.name, ack.number, flight.keys())
         self.send_due(peer)
 
     def _refused(self, peer: Peer, key: PendingKey, pending: Pending, refusal: Refusal) -> None:
@@ -168,7 +168,7 @@ class Deltas:
         if refusal.code == UNKNOWN_SUBSCRIPTION and pending.record is None:
             whole, record = host.progress(topic, subscription), host.record(topic, subscription)
             if whole is not None:
-                self._waits.delta_requeued(peer.region, key[:2])
+                self._waits.delta_requeued(peer.name, key[:2])
                 offer_whole = partial(self._offer_whole, peer, key, pending, refusal, whole.copy(), record)
                 self._context.show(topic, offer_whole)
                 return
@@ -203,7 +203,7 @@ class Deltas:
         if refusal.code in (OTHER_INCARNATION, NOT_A_REGION):
             peer.hold_back(topic, why, refusal.reason, now_ms, refused=pending.incarnation)
         peer.give_up(topic)
-        self._waits.delta_lost(peer.region, [key[:2]], refusal.reason)
+        self._waits.delta_lost(peer.name, [key[:2]], refusal.reason)
 
     # -- in
 
@@ -235,7 +235,7 @@ class Deltas:
                 finish_one()
 
             key = (item.topic, item.subscription)
-            self._context.merge(peer.region, key, item.incarnation, item.progress, item.record, finished)
+            self._context.merge(peer, key, item.incarnation, item.progress, item.record, finished)
 
         for index, item in enumerate(delta.items):
             unfinished += 1
@@ -255,9 +255,9 @@ class Deltas:
             return
         key = (item.topic, item.subscription, True)
         for region in sorted(set(item.unreached) & context.host.regions_of(item.topic) - {peer.region}):
-            if not context.is_up(region):
+            other = context.peer_in(region, item.topic)
+            if other is None or not other.up:
                 continue
-            other = context.peers[region]
             if other.offer(key, delta, incarnation=item.incarnation, now_ms=context.now_ms, record=item.record):
                 context.counters.items_passed_on += 1
                 # At once: merges become durable outside of any call, so the next ``tick`` may be far away.

@@ -9,7 +9,7 @@ their own state; they guard against accidents between regions that trust each ot
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -44,8 +44,6 @@ class DigestSource(Protocol):
 
     def replicated_in(self, topic: str) -> Iterable[str]: ...
 
-    def regions_of(self, topic: str) -> frozenset[str]: ...
-
 
 def key_digests(progress: Progress) -> tuple[KeyDigest, ...]:
     """Per ledger, in a fixed order."""
@@ -61,9 +59,11 @@ class _Entry:
 class DigestCache:
     """Digests of everything replicated here, worked out again only where something was marked as changed."""
 
-    def __init__(self, source: DigestSource, limits: ExchangeLimits) -> None:
+    def __init__(self, source: DigestSource, limits: ExchangeLimits, peers_of: Callable[[str], Container[str]]) -> None:
+        """:param peers_of: the names of the peers that share a topic."""
         self._source = source
         self._limits = limits
+        self._peers_of = peers_of
         self._topics: dict[str, dict[str, _Entry | None]] = {}
         """None: changed since it was last worked out."""
         self._changed: dict[str, set[str]] = {}
@@ -86,25 +86,32 @@ class DigestCache:
         for summary in self._summaries.values():
             summary.changed(topic)
 
-    def summary(self, region: str) -> Summary:
-        """The numbers for what is shared with a region."""
-        found = self._summaries.get(region)
+    def summary(self, peer: str) -> Summary:
+        """The numbers for what is shared with a peer."""
+        found = self._summaries.get(peer)
         if found is None:
             source = self._source
 
             def number(topic: str) -> tuple[int, int]:
                 cost = 1 + self.refresh(topic)
                 digest = self.topic(topic)
-                if not digest or region not in source.regions_of(topic):
+                if not digest or peer not in self._peers_of(topic):
                     return 0, cost
                 return number_of(topic.encode(), source.incarnation(topic).encode(), digest.to_bytes(8, "big")), cost
 
-            found = self._summaries[region] = Summary(number, self._topics)
+            found = self._summaries[peer] = Summary(number, self._topics)
         return found
 
-    def forget_summary(self, region: str) -> None:
-        """The region is no longer a peer."""
-        self._summaries.pop(region, None)
+    def moved(self, topic: str, peers: Iterable[str]) -> None:
+        """It is shared with one of these peers no more, or from now on."""
+        if topic in self._topics:
+            for peer in peers:
+                if (summary := self._summaries.get(peer)) is not None:
+                    summary.changed(topic)
+
+    def forget_summary(self, peer: str) -> None:
+        """It is no longer a peer."""
+        self._summaries.pop(peer, None)
 
     def follow(self) -> Iterator[None]:
         """Find topics that were opened, loaded or closed without a mark: a pass over all that are open when it begins.

@@ -18,6 +18,10 @@ def apart_from(context: ExchangeContext, peer: Peer) -> dict[str, str]:
     """A reason for each topic, for each subscription as ``TOPIC NAME``, or for everything, under the empty name. No
     reasons: the peer's consumers can continue here. A link that is down is not reported here."""
     found: dict[str, str] = {}
+    if peer.is_divided:
+        if not context.routes.is_complete(peer.region):
+            found[""] = f"{Why.CATCHING_UP}: which broker of {peer.region} owns which topic is being found out"
+        return found
     if peer.incompatible:
         found[""] = f"{Why.OTHER_VERSION}: {peer.incompatible}"
     elif peer.up and not peer.catching.is_over(context.now_ms):

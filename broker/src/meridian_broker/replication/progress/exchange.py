@@ -14,9 +14,10 @@ send go out through the callables given to ``connected`` and ``received``. Progr
 Progress is a join-semilattice, so none of the three has to happen exactly once or in order, and none can take back an
 ack. Nothing here adds to progress either: only the host's progress, or a part of it, is sent.
 
-Links: per remote region one outgoing link, ours, carries our requests and their answers; the region's own link carries
-its requests, and ``received`` gets the way to answer them. Numbers of DELTA grow over all links to a region, so answers
-that outlive their link cannot be mistaken.
+Links: per peer one outgoing link, ours, carries our requests and their answers; the peer's own link carries its
+requests, and ``received`` gets the way to answer them. Numbers of DELTA grow over all links to a peer, so answers that
+outlive their link cannot be mistaken. A peer is a region, or one of its several brokers (``routes.py``); methods take
+its name, which is the region's where it has one broker.
 
 Only durable state is sent: deltas, states and answers to barriers are read from memory, where they are
 newest, and leave once the topic's log has them (``ExchangeContext.send_once_durable``). Digests mark what is
@@ -29,7 +30,6 @@ durable together become one DELTA) and at ``next_deadline``; call ``merge``'s ``
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 
 from meridian_broker.ledgers.store import WhenDurable
 from meridian_broker.positions.progress import Progress
@@ -40,10 +40,10 @@ from meridian_broker.replication.progress.barrier import Barriers
 from meridian_broker.replication.progress.barrier_refusals import Refusals
 from meridian_broker.replication.progress.context import ExchangeContext, ExchangeCounters, ProgressHost, Reply
 from meridian_broker.replication.progress.deltas import Deltas
-from meridian_broker.replication.progress.divergence import apart_from
+from meridian_broker.replication.progress.divided import DividedRegions
 from meridian_broker.replication.progress.high_watermarks import Ends, EndsSource
-from meridian_broker.replication.progress.lag import Behind, Trouble, Why
 from meridian_broker.replication.progress.messages import (
+    BROKERS_VERSION,
     OLDEST_VERSION,
     PROTOCOL_VERSION,
     RENEWAL_VERSION,
@@ -56,43 +56,16 @@ from meridian_broker.replication.progress.messages import (
     ExchangeLimits,
     Fetch,
     Hello,
+    Owners,
     PeerMessage,
+    RemoteBroker,
     State,
     SubscriptionKey,
 )
 from meridian_broker.replication.progress.peer import Peer
+from meridian_broker.replication.progress.routes import peer_name, region_of
+from meridian_broker.replication.progress.statuses import PeerStatus, Statuses
 from meridian_broker.replication.progress.waits import BarrierResult, FlushResult, Waits
-
-
-@dataclass(frozen=True, slots=True)
-class PeerStatus:
-    """The progress of one subscription as known about one other region."""
-
-    region: str
-    connected: bool
-    last_sent: int
-    """Number of the last DELTA sent to the region, over all subscriptions."""
-    last_applied: int
-    """The highest one it confirmed as durable."""
-    pending: int
-    """DELTA with this subscription's progress that are queued or unconfirmed."""
-    lag_entries: int = 0
-    """Entries acknowledged here that the region has not confirmed as durable; a lower bound for those from before this
-    broker started (``topics/lifecycle/unconfirmed.py``)."""
-    lag_ms: int = 0
-    """Age of the oldest change that it has not confirmed."""
-    reason: str = ""
-    """Why the subscription does not sync with the region, one of ``Why``; empty when it does."""
-    detail: str = ""
-    """The same in a sentence, when there is more to say."""
-    for_ms: int | None = None
-    """How long the reason has held; None: since this broker started."""
-    sent_ms_ago: int | None = None
-    """When the last delta of the subscription was sent to the region; None: none since this broker started."""
-    confirmed_ms_ago: int | None = None
-    """When the region last confirmed one."""
-    applied_ms_ago: int | None = None
-    """When progress of the subscription last came from the region and was taken."""
 
 
 class ProgressExchange:
@@ -108,8 +81,10 @@ class ProgressExchange:
         limits: ExchangeLimits | None = None,
         leases: LeaseManager | None = None,
         ends: EndsSource | None = None,
+        broker: str = "",
     ) -> None:
         """
+        :param broker: this one's id; empty if it is its region's only one.
         :param ends: how far this region has the entries of others; without it, that is not compared.
         :param leases: handles lease messages over the same links.
         :param coalesce_ms: the longest an ack waits to be combined with others while a DELTA is unconfirmed.
@@ -122,13 +97,18 @@ class ProgressExchange:
         self._coalesce_ms = coalesce_ms
         self._digest_interval_ms = digest_interval_ms
         self._barrier_ms = barrier_ms
-        self._context = ExchangeContext(host, self._limits)
+        self._broker = broker
+        self._first_number = 1
+        """Of the next peer's DELTA: a peer that goes and comes back gets no number twice."""
+        self._context = ExchangeContext(host, self._limits, lambda name: self.divided.wanted(name))
         self._peers = self._context.peers
+        self.divided = DividedRegions(self._context, self.add_peer, self._remove)
         self._waits = Waits(wait_ms=barrier_ms, most=self._limits.waiters)
         self._comparing = Comparing(self._context)
         self._deltas = Deltas(self._context, self._waits, self._comparing)
         self._barriers = Barriers(self._context, self._waits, self._deltas)
         self._refusals = Refusals(self._context, self._waits, self._barriers.pull)
+        self._statuses = Statuses(self._context, self._refusals, digest_interval_ms)
         self._ends = None if ends is None else Ends(self._context, ends)
         self.leases = leases
         if leases is not None:
@@ -144,47 +124,86 @@ class ProgressExchange:
 
     # -- links
 
-    def add_peer(self, region: str) -> None:
-        """Exchange with this region from now on; of no effect when known."""
-        if region != self._host.region and region not in self._peers:
-            self._peers[region] = Peer(region, coalesce_ms=self._coalesce_ms, limits=self._limits)
+    def add_peer(self, name: str) -> None:
+        """Exchange with this peer from now on; of no effect when known, or when its region has too many."""
+        region = region_of(name)
+        if region == self._host.region or name in self._peers:
+            return
+        if name != region and sum(peer.region == region for peer in self._peers.values()) > self._limits.brokers:
+            return
+        peer = self._peers[name] = Peer(name, coalesce_ms=self._coalesce_ms, limits=self._limits)
+        peer.next_number = self._first_number
 
     def remove_peer(self, region: str) -> None:
-        """The region is no longer a peer, and its messages are ignored."""
-        if region in self._peers:
-            self.disconnected(region, self._context.now_ms)
-            del self._peers[region]
-            self._context.digests.forget_summary(region)
+        """The region is no longer a peer, and the messages of its brokers are ignored."""
+        if (peer := self._peers.get(region)) is not None:
+            self.divided.unite(peer)
+            self._remove(region)
 
-    def connected(self, region: str, send: Callable[[PeerMessage], None], now_ms: int) -> None:
-        """Our link to the region is up. ``send`` puts a message on it; it has no effect once the link is down.
+    def _remove(self, name: str) -> None:
+        self.disconnected(name, self._context.now_ms)
+        self._first_number = max(self._first_number, self._peers.pop(name).next_number)
+        self._context.digests.forget_summary(name)
+
+    def connected(self, name: str, send: Callable[[PeerMessage], None], now_ms: int) -> None:
+        """Our link to the peer is up. ``send`` puts a message on it; it has no effect once the link is down.
 
         :raises KeyError: no such peer.
         """
-        peer = self._peers[region]
+        peer = self._peers[name]
         if peer.send is not None:
-            self.disconnected(region, now_ms)
+            self.disconnected(name, now_ms)
         self._context.now_ms = now_ms
-        peer.send, peer.incompatible = send, ""
+        if peer.is_divided:
+            self.divided.linked(peer, send)
+        else:
+            self._begin(peer, send)
+        send(self._hello(peer))
+
+    def _begin(self, peer: Peer, send: Callable[[PeerMessage], None]) -> None:
+        now_ms = self._context.now_ms
+        peer.send, peer.incompatible, peer.is_awaited = send, "", False
         peer.up_since_ms = now_ms
         peer.catching.begin(now_ms, self._digest_interval_ms)
         peer.in_sync.clear()  # the region may have crashed, or been restored, since
         peer.next_digest_ms = now_ms + self._digest_interval_ms
-        send(Hello(PROTOCOL_VERSION, self._host.region, peer.next_number, leases=self.leases is not None))
 
-    def disconnected(self, region: str, now_ms: int) -> None:
-        """Our link to the region is down. Deltas in flight to it are offered to the others, to be passed on."""
+    def _hello(self, peer: Peer, *, answer: bool = False) -> Hello:
+        return Hello(
+            PROTOCOL_VERSION,
+            self._host.region,
+            peer.next_number,
+            answer,
+            self.leases is not None and not self._broker,
+            self._broker,
+            not answer and peer.name == peer.region,
+        )
+
+    def unreachable(self, name: str) -> None:
+        """A link that was to be opened to a peer could not be."""
+        if (peer := self._peers.get(name)) is not None and not peer.is_divided:
+            peer.is_awaited = False
+
+    def disconnected(self, name: str, now_ms: int) -> None:
+        """Our link to the peer is down. Deltas in flight to it are offered to the others, to be passed on."""
         self._context.now_ms = now_ms
-        peer = self._peers.get(region)
-        if peer is None or peer.send is None:
+        peer = self._peers.get(name)
+        if peer is not None and peer.is_divided:
+            self.divided.unlinked(peer)
+        elif peer is not None:
+            self._down(peer)
+
+    def _down(self, peer: Peer, *, is_back_soon: bool = False) -> None:
+        if peer.send is None:
             return
+        now_ms = self._context.now_ms
         peer.send = peer.next_digest_ms = None
         peer.down_since_ms = now_ms
         lost = peer.drop()
         if peer.behind_since_ms is None:
             peer.behind_since_ms = min((pending.since_ms for _, pending in lost), default=now_ms)
-        self._waits.region_gone(region)
-        self._deltas.offer_again(region, lost)
+        self._waits.peer_gone(peer.name, is_back_soon=is_back_soon)
+        self._deltas.offer_again(peer.region, lost)
         for other in self._peers.values():
             if other.next_digest_ms is not None:
                 # The lost region may have reached some of us with changes that others lack.
@@ -230,6 +249,7 @@ class ProgressExchange:
     def tick(self, now_ms: int) -> None:
         """Do everything that is due."""
         self._context.now_ms = now_ms
+        self.divided.tick()
         if self.leases is not None:  # first, because the messages below carry its results
             self.leases.reconfiguration.tick()
         for peer in list(self._peers.values()):
@@ -260,7 +280,7 @@ class ProgressExchange:
 
     def next_deadline(self) -> int | None:
         """The time of the next ``tick`` by the clock of ``now_ms``; None: not before something else happens."""
-        times = [self._waits.next_deadline(), self._refusals.next_deadline()]
+        times = [self._waits.next_deadline(), self._refusals.next_deadline(), self.divided.next_deadline()]
         times.append(None if self.leases is None else self.leases.next_deadline())
         times.append(None if self._ends is None else self._ends.next_deadline())
         for peer in self._peers.values():
@@ -273,10 +293,10 @@ class ProgressExchange:
 
     # -- messages of the peer
 
-    def received(self, region: str, message: PeerMessage, reply: Reply, now_ms: int) -> None:
-        """A message of the region arrived, on its link or ours. This raises nothing, whatever the message contains."""
+    def received(self, name: str, message: PeerMessage, reply: Reply, now_ms: int) -> None:
+        """A message of the peer arrived, on its link or ours. This raises nothing, whatever the message contains."""
         self._context.now_ms = now_ms
-        peer = self._peers.get(region)
+        peer = self._peers.get(name)
         if peer is None:
             return
         peer.back, peer.heard_ms = reply, now_ms
@@ -285,6 +305,8 @@ class ProgressExchange:
                 self._greeted(peer, message, reply)
             case _ if peer.incompatible:
                 pass
+            case Owners():
+                self.divided.take(peer, message)
             case Delta():
                 self._deltas.merge(peer, message, reply)
             case DeltaAck():
@@ -306,33 +328,74 @@ class ProgressExchange:
                 self._barriers.answered(peer, message)
             case _:
                 if self.leases is not None:
-                    self.leases.received(region, message, reply)
+                    self.leases.received(peer.region, message, reply)
+
+    def greeting(self) -> Hello:
+        """Answers a link that asks only who owns what."""
+        return Hello(PROTOCOL_VERSION, self._host.region, 1, answer=True, broker=self._broker)
 
     def _greeted(self, peer: Peer, hello: Hello, reply: Reply) -> None:
-        if hello.version < OLDEST_VERSION:
-            peer.incompatible = (
-                f"region {peer.region} speaks version {hello.version} of the peer protocol, this broker "
-                f"{OLDEST_VERSION} to {PROTOCOL_VERSION}: upgrade {peer.region}"
-            )
+        if hello.answer and peer.name == peer.region and hello.version >= OLDEST_VERSION:
+            self._follow_division(peer, hello)
+        if objection := self._objection(peer, hello):
+            peer.incompatible = objection
             peer.drop()
             peer.down_since_ms = self._context.now_ms
-            self._waits.region_gone(peer.region)
-        else:
+            self._waits.peer_gone(peer.name)
+        elif not peer.is_divided:
             peer.incompatible = ""
             peer.version = hello.version
+            peer.is_greeted |= hello.answer
             if hello.answer and peer.send is not None:
                 self._comparing.announce(peer, is_new=True)
         if not hello.answer:
             peer.early = None
             peer.incoming.restarted(hello.next_delta)
-            leases = self.leases is not None
-            reply(Hello(PROTOCOL_VERSION, self._host.region, peer.next_number, answer=True, leases=leases))
+            reply(self._hello(peer, answer=True))
         if self.leases is not None:
             self.leases.greeted(
                 peer.region,
                 leases=hello.leases and not peer.incompatible,
                 renewals=hello.version >= RENEWAL_VERSION,
+                is_divided=bool(hello.broker),
             )
+
+    def _objection(self, peer: Peer, hello: Hello) -> str:
+        """Why nothing can be exchanged with the peer; empty: it can."""
+        oldest = BROKERS_VERSION if self._broker else OLDEST_VERSION
+        if hello.version < oldest:
+            return (
+                f"region {peer.region} speaks version {hello.version} of the peer protocol, this broker "
+                f"{oldest} to {PROTOCOL_VERSION}: upgrade {peer.region}"
+            )
+        if hello.answer and peer.name != peer.region and peer.name != peer_name(peer.region, hello.broker):
+            return (
+                f"another broker answers at the address of {peer.name}: {hello.broker or 'the only one of its region'}"
+            )
+        return ""
+
+    def _follow_division(self, peer: Peer, hello: Hello) -> None:
+        """The region answered on our link to it: it has several brokers, or one."""
+        if hello.broker and not peer.is_divided:
+            send = peer.send
+            self._down(peer, is_back_soon=True)
+            if send is not None:
+                self.divided.divide(peer, send)
+        elif not hello.broker and peer.is_divided and (send := self.divided.unite(peer)) is not None:
+            self._begin(peer, send)
+
+    def broker(self, peer: str) -> RemoteBroker | None:
+        """How to reach one of the several brokers of a region; None: it is gone."""
+        return self._context.routes.broker(peer)
+
+    def is_settling(self, region: str) -> bool:
+        """Whether the links that the open topics need to a region that was reached are about to be there."""
+        peers = [peer for peer in self._peers.values() if peer.region == region]
+        if any(peer.is_divided for peer in peers):
+            return not self._context.routes.is_complete(region) or any(
+                peer.is_awaited for peer in peers if not peer.is_divided
+            )
+        return any(peer.send is not None and not peer.is_greeted and not peer.incompatible for peer in peers)
 
     # -- entries that their origin does not bring (R6)
 
@@ -354,7 +417,8 @@ class ProgressExchange:
             peer.send(message)
 
     def is_up(self, region: str) -> bool:
-        return self._context.is_up(region)
+        """Whether a region of one broker can be reached."""
+        return (peer := self._peers.get(region)) is not None and peer.up
 
     # -- the moment of a switch (R20)
 
@@ -380,30 +444,22 @@ class ProgressExchange:
 
     def status(self, topic: str, subscription: str, now_ms: int) -> tuple[PeerStatus, ...]:
         """How the subscription stands with each other region of its topic."""
-        key = (topic, subscription)
-        return tuple(self._status(region, key, now_ms) for region in self._context.others_of(topic))
+        return self._statuses.of(topic, subscription, now_ms)
 
     def lags(self, now_ms: int) -> dict[tuple[str, str], tuple[int, int]]:
         """``(topic, region)`` -> entries and milliseconds that the region is behind, over all subscriptions."""
-        found: dict[tuple[str, str], tuple[int, int]] = {}
-        for region, peer in self._peers.items():
-            for (topic, _), behind in peer.lag.behind():
-                entries, oldest = found.get((topic, region), (0, 0))
-                found[topic, region] = entries + behind.entries, max(oldest, now_ms - (behind.since() or now_ms))
-        return found
+        return self._statuses.lags(now_ms)
 
     def apart(self, now_ms: int) -> dict[str, dict[str, str]]:
         """Region -> why it and this region do not know the same, by subject: a topic, a subscription of one,
         or, if empty, everything. A link that is down is not reported here."""
-        self._context.now_ms = now_ms
-        return {region: apart_from(self._context, peer) for region, peer in self._peers.items()}
-
-    # -- how far others were behind before this broker started
+        return self._statuses.apart(now_ms)
 
     def behind_for(self, now_ms: int) -> dict[str, int]:
         """Region -> for how long it may lack something that was acknowledged here. Called every second."""
-        found = {region: peer.look_behind(now_ms) for region, peer in self._peers.items()}
-        return {region: now_ms - since for region, since in found.items() if since is not None}
+        return self._statuses.behind_for(now_ms)
+
+    # -- how far others were behind before this broker started
 
     def was_away(self, region: str, since_ms: int) -> None:
         """The region left at that time and had not returned before this broker started."""
@@ -414,56 +470,9 @@ class ProgressExchange:
     def was_behind(self, region: str, key: SubscriptionKey, entries: int, since_ms: int) -> None:
         """The region lacks entries acknowledged before this broker started. Without effect if that is known, or if the
         region is back: then comparison finds what it lacks."""
-        peer = self._peers.get(region)
-        if peer is None or peer.up:
+        peer = self._context.peer_in(region, key[0])
+        if peer is None or peer.up or peer.is_divided:
             return
         behind = peer.lag.get(key)
         if behind is None or behind.missed_since_ms is None:
             peer.lag.missed(key, entries, since_ms)
-
-    def _status(self, region: str, key: SubscriptionKey, now_ms: int) -> PeerStatus:
-        peer = self._peers.get(region)
-        if peer is None:
-            return PeerStatus(region, False, 0, 0, 0, reason=Why.LINK_DOWN)
-        behind = peer.lag.get(key) or Behind()
-        since = behind.since()
-        trouble = self._trouble(peer, key, behind, now_ms)
-        numbers, queued = peer.carries(key)
-
-        def ago(at_ms: int | None) -> int | None:
-            return None if at_ms is None else max(0, now_ms - at_ms)
-
-        return PeerStatus(
-            region,
-            peer.up,
-            peer.next_number - 1,
-            peer.confirmed,
-            len(numbers) + queued,
-            behind.entries,
-            ago(since) or 0,
-            "" if trouble is None else trouble.why,
-            "" if trouble is None else trouble.text,
-            None if trouble is None or trouble.since_ms < 0 else ago(trouble.since_ms),
-            ago(behind.sent_ms),
-            ago(behind.confirmed_ms),
-            ago(behind.applied_ms),
-        )
-
-    def _trouble(self, peer: Peer, key: SubscriptionKey, behind: Behind, now_ms: int) -> Trouble | None:
-        """Why the two are not in step; None: they are, or will be in a moment."""
-        if not peer.up:
-            down = -1 if peer.down_since_ms is None else peer.down_since_ms
-            return Trouble(Why.OTHER_VERSION if peer.incompatible else Why.LINK_DOWN, peer.incompatible, down)
-        if (refused := self._refusals.trouble(key, peer.region)) is not None:
-            return refused
-        held = peer.waiting.get(key[0])
-        known = peer.troubles.get(key) if held is None else held.trouble
-        since = behind.since()
-        if known is not None or since is None:
-            return known
-        late_ms = 2 * self._digest_interval_ms
-        if behind.missed_since_ms is None:
-            return Trouble(Why.NOT_CONFIRMED, "", since) if now_ms - since > late_ms else None
-        if now_ms - max(peer.heard_ms, peer.up_since_ms) > late_ms:
-            return Trouble(Why.NOT_CONFIRMED, "", max(peer.heard_ms, peer.up_since_ms))
-        return Trouble(Why.CATCHING_UP, "", peer.up_since_ms)

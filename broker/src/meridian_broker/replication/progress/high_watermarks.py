@@ -102,6 +102,10 @@ class _Walk:
             self.ends.append(end)
 
 
+def _compares(peer: Peer) -> bool:
+    return peer.up and peer.version >= PARTS_VERSION
+
+
 class Ends:
     """Compares with all peers that can."""
 
@@ -122,15 +126,15 @@ class Ends:
 
     def compares_with(self, region: str) -> bool:
         """Whether the region can be compared with."""
-        peer = self._context.peers.get(region)
-        return peer is not None and peer.up and peer.version >= PARTS_VERSION
+        peers = [peer for peer in self._context.peers.values() if peer.region == region and not peer.is_divided]
+        return bool(peers) and all(map(_compares, peers))
 
     def look(self, origins: Collection[str]) -> None:
         """Called every second: send one more slice.
 
         :param origins: those that do not send their entries themselves; nothing else is compared.
         """
-        pairs = sorted((r, o) for r in self._context.peers if self.compares_with(r) for o in origins)
+        pairs = sorted((name, o) for name, peer in self._context.peers.items() if _compares(peer) for o in origins)
         self._rounds = {pair: one for pair, one in self._rounds.items() if pair in pairs}
         if not pairs or not self._follow_topics() or self._is_telling:
             return
@@ -151,7 +155,7 @@ class Ends:
 
     def _tell_slice(self, peer: Peer, origin: str) -> bool:
         """:returns: False when the round is through, and the next has time."""
-        key, now_ms = (peer.region, origin), self._context.now_ms
+        key, now_ms = (peer.name, origin), self._context.now_ms
         at = self._rounds.get(key)
         if at is None or at.bucket >> at.bits:
             if at is not None and now_ms - at.began_ms < ROUND_MS:
@@ -183,7 +187,7 @@ class Ends:
         One that arrives while an earlier one is being answered is ignored: the next round asks again.
         """
         last = theirs.first + len(theirs.numbers)
-        if theirs.bits > MOST_BITS or last > 1 << theirs.bits or peer.region in self._answering:
+        if theirs.bits > MOST_BITS or last > 1 << theirs.bits or peer.name in self._answering:
             return
         if not self._follow_topics():
             return
@@ -194,13 +198,13 @@ class Ends:
                 found.extend(ends[: ANSWERED - len(found)])
 
         def tell() -> None:
-            self._answering.discard(peer.region)
+            self._answering.discard(peer.name)
             if found:
                 reply(State((), OriginEnds(theirs.origin, tuple(found))))
 
         walk = _Walk(peer, theirs.origin, theirs.bits, theirs.first, last, compare)
         walk.through = tell
-        self._answering.add(peer.region)
+        self._answering.add(peer.name)
         self._step(walk)
 
     def take(self, peer: Peer, theirs: OriginEnds) -> None:
@@ -224,7 +228,7 @@ class Ends:
 
     def _step(self, walk: _Walk) -> None:
         """Go on with a walk: ``STEPS`` topics and buckets."""
-        host, shift, left = self._context.host, HASH_BITS - walk.bits, STEPS
+        peers_of, host, shift, left = self._context.peers_of, self._context.host, HASH_BITS - walk.bits, STEPS
         places = self._order.between(walk.at, walk.end << shift)
         while left:
             place = next(places, None)
@@ -240,6 +244,6 @@ class Ends:
             left -= 1
             walk.at, topic = following(place), place[1]
             end = self._source.end(topic, walk.origin)
-            if end != EARLIEST and walk.peer.region in host.regions_of(topic):
+            if end != EARLIEST and walk.peer.name in peers_of(topic):
                 walk.add(TopicEnd(topic, host.incarnation(topic), end))
         self._walks.append(walk)

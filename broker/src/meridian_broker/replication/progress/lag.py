@@ -208,6 +208,14 @@ class Lag:
         if behind is not None:
             behind.has_all()
 
+    def hand_over(self, topic: str, other: Lag) -> None:
+        """The topic has another peer from now on, which may lack the same."""
+        for name, behind in self._behind.pop(topic, {}).items():
+            self._count -= 1
+            if (since := behind.since()) is not None:
+                other.missed((topic, name), behind.entries, since)
+        self._missed.pop(topic, None)
+
     def forget(self, is_known: Callable[[str], bool]) -> None:
         """Forget topics that no longer exist."""
         for topic in [topic for topic in self._behind if not is_known(topic)]:

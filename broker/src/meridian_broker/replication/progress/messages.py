@@ -9,13 +9,13 @@ bytes their owners encoded; only the receiver decodes them, and decides whether 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from meridian_broker.positions.position import Position
 from meridian_broker.positions.progress import DigestKey
 from meridian_broker.replication.leases.messages import LeaseMessage
 
-PROTOCOL_VERSION: Final = 4
+PROTOCOL_VERSION: Final = 5
 """Version of the peer commands. Versions N and N-1 interwork (DESIGN section 8)."""
 OLDEST_VERSION: Final = 1
 SUMMARY_VERSION: Final = 2
@@ -25,6 +25,10 @@ PARTS_VERSION: Final = 3
 compares how far it has the entries of a region that is away."""
 RENEWAL_VERSION: Final = 4
 """From this version on leases are renewed without their names; to a peer before it, by name (R26)."""
+
+BROKERS_VERSION: Final = 5
+"""From this version on a peer finds the broker of a region of several that owns a topic; one before it knows regions of
+one broker only."""
 
 SubscriptionKey: TypeAlias = tuple[str, str]
 """``(topic, subscription)``."""
@@ -65,6 +69,8 @@ class ExchangeLimits:
     """DIGEST that wait until the deltas sent before them are durable here, per peer."""
     waiters: int = 10_000
     """Barriers and flushes under way. One more flush is answered at once, as incomplete; one more barrier waits."""
+    brokers: int = 256
+    """Brokers of one region that are peers."""
     topics_apart: int = 10_000
     """Topics held back because the peer has another incarnation, and topics with a deferred comparison, per peer."""
     tracked: int = 200_000
@@ -95,6 +101,43 @@ class Hello:
     answer: bool = False
     leases: bool = False
     """The sender knows of leases: it votes on them."""
+    broker: str = ""
+    """The sender's id, if its region has several brokers."""
+    asks_owners: bool = False
+    """The link is one to the region, not to one of its brokers. If it has several, it carries ``Owners`` alone."""
+
+
+class RemoteBroker(NamedTuple):
+    """A broker of a region of several."""
+
+    broker: str
+    """Its id."""
+    service_url: str
+    service_url_tls: str
+    """Empty: it has none."""
+
+
+class NamespaceOwners(NamedTuple):
+    """Who owns the topics of a namespace."""
+
+    namespace: str
+    borders: tuple[int, ...]
+    """Of its bundles (``ownership/bundles.py``); empty: there is no such namespace."""
+    owners: tuple[str, ...]
+    """Of each bundle, the id of its broker; empty: nobody owns it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """Which brokers of the sender's region own which topics: all of it when a link asks for it, then what changes."""
+
+    brokers: tuple[RemoteBroker, ...]
+    """All that are alive."""
+    namespaces: tuple[NamespaceOwners, ...]
+    is_first: bool = False
+    """What was sent before does not count any more, ..."""
+    is_last: bool = False
+    """... once this one is here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +171,8 @@ OTHER_INCARNATION: Final = "OtherIncarnation"
 """One side has deleted the topic and the other not yet, or differently: nothing is merged until they agree (R8)."""
 NOT_A_REGION: Final = "NotARegionOfTheTopic"
 """The sender is not among the topic's regions, as far as the receiver knows."""
+NOT_OWNER: Final = "NotTheOwner"
+"""Another broker of the receiver's region owns the topic."""
 UNDECODABLE: Final = "Undecodable"
 """The bytes are not progress in a format that this version reads."""
 REFUSED: Final = "Refused"
@@ -316,4 +361,6 @@ class BarrierDone:
     """Not empty: could not be answered, and why."""
 
 
-PeerMessage: TypeAlias = Hello | Delta | DeltaAck | Digest | Fetch | State | Barrier | BarrierDone | LeaseMessage
+PeerMessage: TypeAlias = (
+    Hello | Owners | Delta | DeltaAck | Digest | Fetch | State | Barrier | BarrierDone | LeaseMessage
+)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exchange's state for one peer region: deltas in flight to it, what it still lacks, what we asked it for.
+"""The exchange's state for one peer, a region or one of its several brokers: deltas in flight, what it lacks, what we
+asked it for.
 
 It has three parts:
 
@@ -34,6 +35,7 @@ from meridian_broker.replication.progress.messages import (
     Summary,
 )
 from meridian_broker.replication.progress.pending import Pending, PendingKey
+from meridian_broker.replication.progress.routes import region_of
 
 HEALED_MS: Final = 60_000
 """This long after a link is back, what was missed before has been compared often enough."""
@@ -83,10 +85,16 @@ class Incoming:
 
 
 class Peer:
-    """One remote region. Methods change this peer's state only; they send nothing."""
+    """One remote region, or a broker of one. Methods change this peer's state only; they send nothing."""
 
-    def __init__(self, region: str, *, coalesce_ms: int, limits: ExchangeLimits) -> None:
-        self.region = region
+    def __init__(self, name: str, *, coalesce_ms: int, limits: ExchangeLimits) -> None:
+        """:param name: see ``routes.py``."""
+        self.name = name
+        self.region = region_of(name)
+        self.is_divided = False
+        """It stands for a region of several brokers, which are peers of their own: nothing is said to it."""
+        self.is_awaited = False
+        """It cannot be reached, and is about to be: what needs it may wait a little."""
         self.send: Callable[[PeerMessage], None] | None = None
         """Our own link to the region; None while it is down."""
         self.back: Callable[[PeerMessage], None] | None = None
@@ -96,6 +104,8 @@ class Peer:
         self.incoming = Incoming()
         self.version = OLDEST_VERSION
         """Version of the peer protocol, as announced on this link."""
+        self.is_greeted = False
+        """It answered our HELLO on this link."""
         self.in_sync: set[str] = set()
         self.down_since_ms: int | None = None
         """Since when our own link is down, or the peer incompatible; None: it never was up."""
@@ -284,6 +294,15 @@ class Peer:
         if topic in self.in_sync:
             self.give_up(topic)
 
+    def leave(self, topic: str) -> None:
+        """Another peer has it from now on."""
+        self.in_sync.discard(topic)
+        self.forced.discard(topic)
+        self.waiting.pop(topic, None)
+        self.skips.pop(topic, None)
+        self.forget_troubles(topic)
+        self.catching.same([topic])
+
     def release(self, topic: str) -> None:
         """The peer is known to have no objection any more."""
         if self.waiting.pop(topic, None) is not None:
@@ -308,6 +327,7 @@ class Peer:
             self.give_up(topic)
             self.lag.given_up((topic, name), pending)
         self.version = OLDEST_VERSION
+        self.is_greeted = False
         self.wanted.clear()
         self.fetching.clear()
         self.following = None

@@ -40,7 +40,7 @@ class Summing:
 
     def begin(self, peer: Peer) -> None:
         """Tell the peer the number of everything, as soon as everything is counted."""
-        self._context.digests.summary(peer.region).begin_round()
+        self._context.digests.summary(peer.name).begin_round()
         peer.to_summarize = True
         self.go_on(peer)
 
@@ -59,17 +59,17 @@ class Summing:
 
     def _is_counted(self, peer: Peer) -> bool:
         limits = self._context.limits
-        return self._context.digests.summary(peer.region).count(limits.items_per_message, limits.subscriptions_at_once)
+        return self._context.digests.summary(peer.name).count(limits.items_per_message, limits.subscriptions_at_once)
 
     def _tell(self, peer: Peer) -> None:
         """The number; and the digests of topics that are known to differ."""
-        digests, host = self._context.digests, self._context.host
-        digest = digests.summary(peer.region).work_out()
+        digests, peers_of = self._context.digests, self._context.peers_of
+        digest = digests.summary(peer.name).work_out()
         if peer.send is None:
             return
         if digest:
             self._say(peer, digest, peer.send)
-        peer.forced = {t for t in peer.forced if digests.has_topic(t) and peer.region in host.regions_of(t)}
+        peer.forced = {t for t in peer.forced if digests.has_topic(t) and peer.name in peers_of(t)}
         peer.announced = set(peer.forced)
         self._list(peer, sorted(peer.forced))
 
@@ -80,14 +80,14 @@ class Summing:
         self._context.counters.digests_sent += 1
 
     def _buckets_in_flux(self, peer: Peer) -> tuple[int, ...]:
-        return tuple(sorted({bucket_of(topic) for topic in self._context.topics_in_flux(peer.region)}))
+        return tuple(sorted({bucket_of(topic) for topic in self._context.topics_in_flux(peer.name)}))
 
     # -- their numbers, compared
 
     def compare(self, peer: Peer, digest: Digest, theirs: Summary, reply: Reply) -> None:
         """If equal, there is nothing to do for any topic. Otherwise send our digests of all buckets, which requests the
         differing ones."""
-        summary = self._context.digests.summary(peer.region)
+        summary = self._context.digests.summary(peer.name)
         if peer.following is not None or not self._is_counted(peer):
             peer.early = digest, theirs, reply
             if peer.next_count_ms is None:
@@ -129,7 +129,7 @@ class Summing:
 
     def answer_buckets(self, peer: Peer, fetch: Fetch, reply: Reply) -> None:
         """The peer's numbers of all buckets."""
-        summary = self._context.digests.summary(peer.region)
+        summary = self._context.digests.summary(peer.name)
         summary.work_out()
         pairs = zip(summary.buckets, fetch.buckets, strict=False)
         differing = [number for number, (ours, theirs) in enumerate(pairs) if ours != theirs]
@@ -146,7 +146,7 @@ class Summing:
 
     def divide(self, peer: Peer, buckets: tuple[int, ...], reply: Reply) -> None:
         """The peer found that these differ: send our numbers of their parts."""
-        summary = self._context.digests.summary(peer.region)
+        summary = self._context.digests.summary(peer.name)
         summary.work_out()
         wanted = {place_of(topic) for topic in peer.waiting}
         parts = tuple(
@@ -158,7 +158,7 @@ class Summing:
 
     def answer_parts(self, peer: Peer, fetch: Fetch) -> None:
         """The peer's numbers of the parts of some buckets."""
-        summary = self._context.digests.summary(peer.region)
+        summary = self._context.digests.summary(peer.name)
         summary.work_out()
         equal: list[str] = []
         differing: list[str] = []

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from meridian_broker.replication.progress.messages import SubscriptionKey
+from meridian_broker.replication.progress.routes import region_of
 
 TOO_LATE = "NoAnswerInTime"
 LINK_DOWN = "LinkDown"
@@ -48,10 +49,11 @@ class Wait:
     incarnation: str
     """The topic's when the wait began."""
     waiting: dict[str, set[int]] = field(default_factory=dict)
-    """Region -> numbers of the DELTA it has still to confirm; a barrier's set stays empty."""
+    """Peer -> numbers of the DELTA it has still to confirm; a barrier's set stays empty."""
     queued: set[str] = field(default_factory=set)
-    """Regions for which part of what they must confirm has not been sent yet."""
+    """Peers for which part of what they must confirm has not been sent yet."""
     confirmed: set[str] = field(default_factory=set)
+    """Regions, as are those that follow."""
     missing: dict[str, str] = field(default_factory=dict)
     refused: set[str] = field(default_factory=set)
 
@@ -84,49 +86,53 @@ class Waits:
     def get(self, number: int) -> Wait | None:
         return self._waits.get(number)
 
-    def watch_deltas(self, wait: Wait, region: str, numbers: set[int], *, queued: bool) -> None:
-        """The flush waits until the region has confirmed these DELTA, and those still queued for it."""
-        wait.waiting[region] = numbers
+    def watch_deltas(self, wait: Wait, peer: str, numbers: set[int], *, queued: bool) -> None:
+        """The flush waits until the peer has confirmed these DELTA, and those still queued for it."""
+        wait.waiting[peer] = numbers
         if queued:
-            wait.queued.add(region)
+            wait.queued.add(peer)
         self._flushes.setdefault(wait.key, set()).add(wait.number)
 
-    def delta_sent(self, region: str, number: int, keys: Iterable[SubscriptionKey]) -> None:
+    def delta_sent(self, peer: str, number: int, keys: Iterable[SubscriptionKey]) -> None:
         """Queued changes of these subscriptions left as this DELTA."""
         for wait in self._of(keys):
-            if region in wait.queued:
-                wait.queued.discard(region)
-                wait.waiting[region].add(number)
+            if peer in wait.queued:
+                wait.queued.discard(peer)
+                wait.waiting[peer].add(number)
 
-    def delta_requeued(self, region: str, key: SubscriptionKey) -> None:
-        """The region refused it for want of the whole, which is queued now."""
+    def delta_requeued(self, peer: str, key: SubscriptionKey) -> None:
+        """The peer refused it for want of the whole, which is queued now."""
         for wait in self._of([key]):
-            if region in wait.waiting:
-                wait.queued.add(region)
+            if peer in wait.waiting:
+                wait.queued.add(peer)
 
-    def delta_confirmed(self, region: str, number: int, keys: Iterable[SubscriptionKey]) -> None:
+    def delta_confirmed(self, peer: str, number: int, keys: Iterable[SubscriptionKey]) -> None:
         for wait in self._of(keys):
-            numbers = wait.waiting.get(region)
+            numbers = wait.waiting.get(peer)
             if numbers is not None:
                 numbers.discard(number)
-                if not numbers and region not in wait.queued:
-                    self.resolve(wait, region)
+                if not numbers and peer not in wait.queued:
+                    self.resolve(wait, peer)
 
-    def delta_lost(self, region: str, keys: Iterable[SubscriptionKey], reason: str) -> None:
-        """These will not be confirmed, or the region refused them."""
+    def delta_lost(self, peer: str, keys: Iterable[SubscriptionKey], reason: str) -> None:
+        """These will not be confirmed, or the peer refused them."""
         for wait in self._of(keys):
-            self.resolve(wait, region, reason)
+            self.resolve(wait, peer, reason)
 
-    def region_gone(self, region: str) -> None:
-        """The link is down: nothing more will arrive from the region."""
+    def peer_gone(self, peer: str, *, is_back_soon: bool = False) -> None:
+        """The link is down: nothing more will arrive from the peer.
+
+        :param is_back_soon: it, or another one in its place, can be asked again in a moment.
+        """
         for wait in list(self._waits.values()):
-            self.resolve(wait, region, LINK_DOWN)
+            self.resolve(wait, peer, LINK_DOWN, refused=is_back_soon)
 
-    def resolve(self, wait: Wait, region: str, missing: str = "", *, refused: bool = False) -> None:
-        """The region is done with, for good or with a reason. :param refused: it gave the reason itself."""
-        if wait.waiting.pop(region, None) is None:
+    def resolve(self, wait: Wait, peer: str, missing: str = "", *, refused: bool = False) -> None:
+        """The peer is done with, for good or with a reason. :param refused: asking again in a moment makes sense."""
+        if wait.waiting.pop(peer, None) is None:
             return
-        wait.queued.discard(region)
+        wait.queued.discard(peer)
+        region = region_of(peer)
         if missing:
             wait.missing[region] = missing
             if refused:
@@ -150,8 +156,8 @@ class Waits:
         for wait in list(self._waits.values()):
             if wait.deadline_ms > now_ms:
                 return
-            for region in list(wait.waiting):
-                self.resolve(wait, region, TOO_LATE)
+            for peer in list(wait.waiting):
+                self.resolve(wait, peer, TOO_LATE)
 
     def next_deadline(self) -> int | None:
         return next(iter(self._waits.values())).deadline_ms if self._waits else None

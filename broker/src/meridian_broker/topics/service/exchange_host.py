@@ -35,6 +35,7 @@ class ExchangeHost:
         self.region = registry.parts.region
         self.is_served = registry.is_served
         self.regions_of = registry.parts.regions_of
+        self.owns = registry.parts.ownership.owns
         self._wanted: set[str] = set()
         """Topics that are being opened because another region waits for them."""
 

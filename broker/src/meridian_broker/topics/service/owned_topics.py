@@ -19,6 +19,7 @@ from meridian_broker.ownership.owner import NotServing
 from meridian_broker.topics.errors import TopicElsewhere, TopicFenced
 from meridian_broker.topics.service import closing
 from meridian_broker.wire.pulsar import topic_name
+from meridian_broker.wire.pulsar.errors import InvalidTopicNameError
 
 if TYPE_CHECKING:
     from meridian_broker.ownership.owner import BundleOwner
@@ -68,6 +69,12 @@ class OwnedTopics:
 
     def holds(self, topic: TopicName, /) -> bool:
         return self.owner.term_of(topic) is not None
+
+    def owns(self, topic: str, /) -> bool:
+        try:
+            return self.holds(topic_name.parse(topic))
+        except InvalidTopicNameError:
+            return True
 
     # -- BundleTopics --------------------------------------------------------------------------------------------
 

@@ -81,7 +81,8 @@ class Loading:
                 if record.deleting is not None:
                     unfinished.finish_later(name)
                 elif parts.is_multi_region(name) and any(
-                    name.with_partition(number) not in on_record for number in range(record.partitions)
+                    partition not in on_record and parts.ownership.holds(partition)
+                    for partition in map(name.with_partition, range(record.partitions))
                 ):
                     unfinished.coming[str(name)] = name
 

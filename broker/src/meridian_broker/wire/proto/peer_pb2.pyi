@@ -138,18 +138,52 @@ class Feed(_message.Message):
     def __init__(self, confirmed_ledger: _Optional[int] = ..., confirmed_entry: _Optional[int] = ..., end_ledger: _Optional[int] = ..., end_entry: _Optional[int] = ..., behind: _Optional[int] = ..., held: _Optional[str] = ..., subscriptions: _Optional[int] = ...) -> None: ...
 
 class ProgressHello(_message.Message):
-    __slots__ = ("region", "protocol_version", "next_delta", "answer", "leases")
+    __slots__ = ("region", "protocol_version", "next_delta", "answer", "leases", "broker", "asks_owners")
     REGION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     NEXT_DELTA_FIELD_NUMBER: _ClassVar[int]
     ANSWER_FIELD_NUMBER: _ClassVar[int]
     LEASES_FIELD_NUMBER: _ClassVar[int]
+    BROKER_FIELD_NUMBER: _ClassVar[int]
+    ASKS_OWNERS_FIELD_NUMBER: _ClassVar[int]
     region: str
     protocol_version: int
     next_delta: int
     answer: bool
     leases: bool
-    def __init__(self, region: _Optional[str] = ..., protocol_version: _Optional[int] = ..., next_delta: _Optional[int] = ..., answer: bool = ..., leases: bool = ...) -> None: ...
+    broker: str
+    asks_owners: bool
+    def __init__(self, region: _Optional[str] = ..., protocol_version: _Optional[int] = ..., next_delta: _Optional[int] = ..., answer: bool = ..., leases: bool = ..., broker: _Optional[str] = ..., asks_owners: bool = ...) -> None: ...
+
+class Owners(_message.Message):
+    __slots__ = ("brokers", "namespaces", "first", "last")
+    class Broker(_message.Message):
+        __slots__ = ("broker", "service_url", "service_url_tls")
+        BROKER_FIELD_NUMBER: _ClassVar[int]
+        SERVICE_URL_FIELD_NUMBER: _ClassVar[int]
+        SERVICE_URL_TLS_FIELD_NUMBER: _ClassVar[int]
+        broker: str
+        service_url: str
+        service_url_tls: str
+        def __init__(self, broker: _Optional[str] = ..., service_url: _Optional[str] = ..., service_url_tls: _Optional[str] = ...) -> None: ...
+    class Namespace(_message.Message):
+        __slots__ = ("name", "borders", "owners")
+        NAME_FIELD_NUMBER: _ClassVar[int]
+        BORDERS_FIELD_NUMBER: _ClassVar[int]
+        OWNERS_FIELD_NUMBER: _ClassVar[int]
+        name: str
+        borders: _containers.RepeatedScalarFieldContainer[int]
+        owners: _containers.RepeatedScalarFieldContainer[int]
+        def __init__(self, name: _Optional[str] = ..., borders: _Optional[_Iterable[int]] = ..., owners: _Optional[_Iterable[int]] = ...) -> None: ...
+    BROKERS_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACES_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    brokers: _containers.RepeatedCompositeFieldContainer[Owners.Broker]
+    namespaces: _containers.RepeatedCompositeFieldContainer[Owners.Namespace]
+    first: bool
+    last: bool
+    def __init__(self, brokers: _Optional[_Iterable[_Union[Owners.Broker, _Mapping[str, object]]]] = ..., namespaces: _Optional[_Iterable[_Union[Owners.Namespace, _Mapping[str, object]]]] = ..., first: bool = ..., last: bool = ...) -> None: ...
 
 class DeltaItem(_message.Message):
     __slots__ = ("topic", "subscription", "incarnation", "progress", "record", "unreached", "passed_on")

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Regions of several brokers: links to those of them that own topics, and what follows when a topic changes hands.
+
+A link to a region's address reaches any of its brokers. If the answer to our HELLO names a broker, the region is
+divided: that link carries ``Owners`` from then on, and every broker of the region that owns a topic of ours gets a link
+of its own. A peer that is new to a topic compares it at once, even with changes in flight: nobody knows what the one
+before had confirmed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from meridian_broker.replication.progress.context import ExchangeContext
+from meridian_broker.replication.progress.messages import Owners, PeerMessage
+from meridian_broker.replication.progress.peer import Peer
+from meridian_broker.replication.progress.routes import Moved
+
+WALK_PAUSE_MS: Final = 10
+"""Between two steps over the open topics."""
+WALK_MS: Final = 5000
+"""Between two walks: a topic that was opened and has acknowledged nothing yet finds its peers by the next one."""
+
+
+class DividedRegions:
+    """See the module's docstring."""
+
+    def __init__(self, context: ExchangeContext, add: Callable[[str], None], remove: Callable[[str], None]) -> None:
+        """:param add: makes a peer. :param remove: lets go of one."""
+        self.open_link: Callable[[str], None] = lambda _: None
+        """Set by the owner of links: a peer of a divided region is to be reached."""
+        self.close_link: Callable[[str], None] = lambda _: None
+        """A peer is gone."""
+        self._context = context
+        self._add = add
+        self._remove = remove
+        self._links: dict[str, Callable[[PeerMessage], None]] = {}
+        """Our links to divided regions."""
+        self._walk_ms: int | None = None
+
+    def wanted(self, name: str) -> None:
+        """A peer of a divided region got its first topic."""
+        self._add(name)
+        peer = self._context.peers[name]
+        peer.is_awaited = not peer.up
+        region = self._context.peers.get(peer.region)
+        if region is not None and peer.behind_since_ms is None:
+            peer.behind_since_ms = region.behind_since_ms
+        self.open_link(name)
+
+    def linked(self, region: Peer, send: Callable[[PeerMessage], None]) -> None:
+        """Our link to a divided region is up."""
+        self._links[region.name] = send
+        region.is_awaited = True
+
+    def unlinked(self, region: Peer) -> None:
+        """It is down: the directory that came on it is as good as it was."""
+        self._links.pop(region.name, None)
+        region.is_awaited = False
+
+    def divide(self, region: Peer, send: Callable[[PeerMessage], None]) -> None:
+        """A region turned out to have several brokers; its own peer is down."""
+        region.is_divided = True
+        self._context.routes.divide(region.name)
+        self.linked(region, send)
+
+    def unite(self, region: Peer) -> Callable[[PeerMessage], None] | None:
+        """A divided region has one broker now, or is no peer any more. Returns our link to it."""
+        self._context.routes.unite(region.name)
+        region.is_divided = region.is_awaited = False
+        for name in [name for name, peer in self._context.peers.items() if peer.region == region.name != name]:
+            self._let_go(name)
+        return self._links.pop(region.name, None)
+
+    def take(self, region: Peer, told: Owners) -> None:
+        """A divided region reported who owns what."""
+        if not region.is_divided:
+            return
+        routes, peers = self._context.routes, self._context.peers
+        for moved in routes.take(region.name, told):
+            self._moved(moved)
+        gone = [name for name, peer in peers.items() if peer.region == region.name != name]
+        for name in gone:
+            if routes.broker(name) is None and routes.is_told(region.name):
+                self._let_go(name)
+        if told.is_last:
+            routes.begin_walk(self._context.host.open_topics())
+            self._walk_ms = self._context.now_ms
+
+    def _moved(self, moved: Moved) -> None:
+        context = self._context
+        before, after = context.peers.get(moved.before), context.peers.get(moved.after)
+        if after is not None:
+            after.give_up(moved.topic)
+            if before is not None:
+                before.lag.hand_over(moved.topic, after.lag)
+            if after.next_digest_ms is not None:
+                after.next_digest_ms = context.now_ms
+        if before is not None:
+            before.leave(moved.topic)
+        context.digests.moved(moved.topic, (moved.before, moved.after))
+
+    def _let_go(self, name: str) -> None:
+        self._remove(name)
+        self.close_link(name)
+
+    # -- all open topics
+
+    def tick(self) -> None:
+        """Route the open topics, some at a time."""
+        routes, now_ms = self._context.routes, self._context.now_ms
+        if self._walk_ms is None or self._walk_ms > now_ms:
+            return
+        if not routes.is_divided:
+            self._walk_ms = None
+            return
+        if not routes.is_walking:
+            routes.begin_walk(self._context.host.open_topics())
+        routes.walk()
+        self._walk_ms = now_ms + (WALK_PAUSE_MS if routes.is_walking else WALK_MS)
+
+    def next_deadline(self) -> int | None:
+        """When ``tick`` has something to do; None: it has nothing to do."""
+        return self._walk_ms

@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two regions of two brokers each on real bookies: messages and acknowledgements find the owners of their topics, and
+follow them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pulsar
+import pytest
+from support.brokers.bookies import Bookies
+from support.brokers.broker_process import BrokerProcess, wait_until
+from support.brokers.free_ports import free_port
+from support.brokers.region_clients import EARLIEST, PATIENCE_MS, SHARED, connected
+
+LEASE_SECONDS = 10.0
+"""The default."""
+
+_worlds = itertools.count(1)
+NAMESPACE = "/admin/v2/namespaces/public/default"
+
+
+class Region:
+    """A region of several brokers, or of one."""
+
+    def __init__(self, name: str, ids: str) -> None:
+        self.name = name
+        self.ports = {broker: (free_port(), free_port()) for broker in ids or "-"}
+        self.brokers: dict[str, BrokerProcess] = {}
+
+    @property
+    def url(self) -> str:
+        """The addresses of all its brokers."""
+        return "pulsar://" + ",".join(f"127.0.0.1:{port}" for port, _ in self.ports.values())
+
+    @property
+    def admin_url(self) -> str:
+        return "http://" + ",".join(f"127.0.0.1:{port}" for _, port in self.ports.values())
+
+    def asked(self) -> BrokerProcess:
+        """One of its brokers."""
+        return next(iter(self.brokers.values()))
+
+    def owner(self, topic: str) -> BrokerProcess | None:
+        """The broker that serves a topic."""
+        for asked in self.brokers.values():
+            with contextlib.suppress(OSError):
+                answer = asked.http("GET", f"/lookup/v2/topic/persistent/public/default/{topic}")
+                if answer.status == 200:
+                    port = int(answer.json["brokerUrl"].rpartition(":")[2])
+                    return next(one for one in self.brokers.values() if one.port == port)
+        return None
+
+    def other(self, broker: BrokerProcess) -> BrokerProcess:
+        return next(one for one in self.brokers.values() if one is not broker)
+
+    def transfer(self, topic: str) -> None:
+        """Hand the topic's bundle to the other broker."""
+        owner = self.owner(topic)
+        assert owner is not None
+        other = self.other(owner)
+        bundle = owner.http("GET", f"/lookup/v2/topic/persistent/public/default/{topic}/bundle").text
+        to = f"{NAMESPACE}/{bundle}/unload?destinationBroker=127.0.0.1:{other.http_port}"
+        assert owner.http("PUT", to).status == 204
+
+
+class World:
+    """Regions that replicate to each other."""
+
+    def __init__(self, bookies: Bookies, directory: Path, *brokers: str) -> None:
+        """:param brokers: of each region, the ids of its brokers; empty: one broker, on its own volume."""
+        number = next(_worlds)
+        self.regions = [Region(f"{name}-{number}", ids) for name, ids in zip(("us", "eu"), brokers, strict=True)]
+        self._regions_file = directory / "regions.json"
+        self._token_file = directory / "peer.token"
+        listed = [{"name": one.name, "service_url": one.url, "admin_url": one.admin_url} for one in self.regions]
+        self._regions_file.write_text(json.dumps({"regions": listed}))
+        self._token_file.write_text("a secret that only these tests know\n")
+        for region in self.regions:
+            for broker, (port, http_port) in region.ports.items():
+                several = {"brokerId": broker, "managedLedgerStorage": "bookkeeper"} if broker != "-" else {}
+                region.brokers[broker] = BrokerProcess(
+                    region.name,
+                    directory / f"{region.name}-{broker}",
+                    settings=several,
+                    port=port,
+                    http_port=http_port,
+                    regions_file=self._regions_file,
+                    peer_token_file=self._token_file,
+                    metadata_url=f"etcd:{bookies.url}" if several else None,
+                )
+
+    def start(self) -> None:
+        for region in self.regions:
+            for broker in region.brokers.values():
+                broker.start()
+        names = [region.name for region in self.regions]
+        for region in self.regions:
+            assert region.asked().http("POST", f"{NAMESPACE}/replication", names).status == 204
+        self.until_ready()
+
+    def until_ready(self) -> None:
+        """Every broker that runs has caught up with the other regions, and its copies are complete."""
+        missing: list[object] = []
+
+        def ready() -> bool:
+            missing[:] = filter(None, map(_not_ready, self._every()))
+            return not missing
+
+        try:
+            wait_until(ready, "all regions to know the same", 120.0)
+        except AssertionError:
+            raise AssertionError(f"not ready: {missing}") from None
+
+    def _every(self) -> list[BrokerProcess]:
+        return [broker for region in self.regions for broker in region.brokers.values() if broker.is_running()]
+
+    def close(self) -> None:
+        for region in self.regions:
+            for broker in region.brokers.values():
+                broker.kill()
+
+
+def _not_ready(broker: BrokerProcess) -> object:
+    """What a broker still waits for; false: nothing."""
+    try:
+        said = broker.http("GET", "/meridian/v1/regions").json["regions"]
+    except OSError as error:
+        return error
+    own = next(one for one in said if one["local"])
+    apart = {one["name"]: one["progress"] for one in said if not one["local"]}
+    found = {name: one for name, one in apart.items() if one["apart"] or not one["connected"]}
+    return found or own["not_ready"] or own["not_open"]["first"]
+
+
+@pytest.fixture
+def world(bookies: Bookies, tmp_path: Path) -> Iterator[World]:
+    made = World(bookies, tmp_path, "ab", "cd")
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
+
+
+def publish(client: pulsar.Client, topic: str, first: int, count: int) -> None:
+    """So many messages, each of which is its number, with their receipts."""
+    producer = client.create_producer(topic, batching_enabled=False)
+    for number in range(first, first + count):
+        producer.send(b"%d" % number)
+    producer.close()
+
+
+def numbers(consumer: pulsar.Consumer, count: int) -> list[int]:
+    """The next messages, acknowledged."""
+    found = []
+    for _ in range(count):
+        message = consumer.receive(PATIENCE_MS)
+        consumer.acknowledge(message)
+        found.append(int(message.data()))
+    return found
+
+
+def subscribe(client: pulsar.Client, topic: str) -> pulsar.Consumer:
+    return client.subscribe(topic, "s", SHARED, initial_position=EARLIEST, replicate_subscription_state_enabled=True)
+
+
+def test_topics_find_their_owners_in_the_other_region(world: World) -> None:
+    us, eu = world.regions
+    topics = [f"orders-{number}" for number in range(8)]
+    with connected(us.url) as here, connected(eu.url) as there:
+        for topic in topics:
+            subscribe(here, topic).close()
+            publish(here, topic, 0, 20)
+        assert {us.owner(topic) for topic in topics} == set(us.brokers.values())
+        assert {eu.owner(topic) for topic in topics} == set(eu.brokers.values())
+        eu.transfer(topics[0])
+        for topic in topics:
+            consumer = subscribe(there, topic)
+            assert numbers(consumer, 10) == list(range(10))
+            consumer.close()
+        for topic in topics:
+            consumer = subscribe(here, topic)
+            assert numbers(consumer, 5) == list(range(10, 15))
+            consumer.close()
+        for topic in topics:
+            publish(there, topic, 20, 1)
+            consumer = subscribe(there, topic)
+            assert numbers(consumer, 6) == list(range(15, 21))
+            consumer.close()
+    world.until_ready()
+
+
+class Load:
+    """A producer in one region and a consumer in another, each of which goes on whatever happens to brokers."""
+
+    def __init__(self, publish_at: str, consume_at: str, topic: str) -> None:
+        self._topic = topic
+        self._urls = publish_at, consume_at
+        self.sent: list[int] = []
+        """With receipts."""
+        self.got: list[tuple[int, float]] = []
+        """Each with the time at which its acknowledgement was on its way."""
+        self._is_over = threading.Event()
+        self._threads = [threading.Thread(target=self._publish), threading.Thread(target=self._consume)]
+        self._problems: list[BaseException] = []
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        wait_until(lambda: self.got and self.got[-1][1] - self.got[0][1] > 3.0, "the load to flow")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join()
+        assert not self._problems
+
+    def _publish(self) -> None:
+        with connected(self._urls[0]) as client:
+            producer = client.create_producer(self._topic, batching_enabled=False, send_timeout_millis=120_000)
+            while not self._is_over.is_set():
+                producer.send(b"%d" % len(self.sent))
+                self.sent.append(len(self.sent))
+                time.sleep(0.005)
+
+    def _consume(self) -> None:
+        with connected(self._urls[1]) as client:
+            consumer = subscribe(client, self._topic)
+            quiet_since = time.monotonic()
+            while not self._is_over.is_set() or time.monotonic() < quiet_since + 30.0:
+                try:
+                    message = consumer.receive(500)
+                except pulsar.Timeout:
+                    if self._is_over.is_set() and {number for number, _ in self.got} >= set(self.sent):
+                        return
+                    continue
+                consumer.acknowledge(message)
+                self.got.append((int(message.data()), time.monotonic()))
+                quiet_since = time.monotonic()
+
+    def wait_for_more(self) -> None:
+        """What is published from now on arrives."""
+        number = len(self.sent) + 20
+        wait_until(lambda: any(one >= number for one, _ in self.got), "the load to flow on", 120.0)
+
+    def lost(self) -> set[int]:
+        return set(self.sent) - {number for number, _ in self.got}
+
+    def again(self, moment: float) -> list[int]:
+        """Messages that came again although they were acknowledged a second or more before this moment: clients hold
+        acknowledgements back for a tenth of one."""
+        first: dict[int, float] = {}
+        return [number for number, at in self.got if at != first.setdefault(number, at) < moment - 1.0]
+
+
+def suspended(broker: BrokerProcess) -> None:
+    """Suspended for longer than its lease, then continued."""
+    os.kill(broker.pid, signal.SIGSTOP)
+    time.sleep(LEASE_SECONDS + 3.0)
+    os.kill(broker.pid, signal.SIGCONT)
+
+
+@pytest.mark.parametrize("where", [0, 1], ids=["publishing", "consuming"])
+@pytest.mark.parametrize("what", ["transferred", "stopped", "killed", "suspended"])
+def test_under_load_an_owner_is(world: World, what: str, where: int) -> None:
+    us, eu = world.regions
+    region = world.regions[where]
+    with connected(eu.url) as there:
+        subscribe(there, "orders").close()
+    with Load(us.url, eu.url, "orders") as load:
+        owner, moment = region.owner("orders"), time.monotonic()
+        assert owner is not None
+        if what == "transferred":
+            region.transfer("orders")
+        elif what == "stopped":
+            assert owner.stop() == 0
+        elif what == "killed":
+            owner.kill()
+        else:
+            suspended(owner)
+        load.wait_for_more()
+    assert not load.lost()
+    assert what in ("killed", "suspended") or load.again(moment) == []
+    with connected(us.url) as here:
+        consumer = subscribe(here, "orders")
+        publish(here, "orders", len(load.sent), 1)
+        assert numbers(consumer, 1) == [len(load.sent)], "what eu acknowledged counts in us"
+
+
+@pytest.mark.parametrize(("us", "eu"), [("-", "cd"), ("ab", "-")])
+def test_a_region_of_one_broker_on_its_own_volume_beside_one_of_two(
+    bookies: Bookies, tmp_path: Path, us: str, eu: str
+) -> None:
+    world = World(bookies, tmp_path, us, eu)
+    try:
+        world.start()
+        here, there = world.regions
+        topics = [f"orders-{number}" for number in range(4)]
+        with connected(here.url) as near, connected(there.url) as far:
+            for topic in topics:
+                subscribe(near, topic).close()
+                publish(near, topic, 0, 20)
+                consumer = subscribe(far, topic)
+                assert numbers(consumer, 10) == list(range(10))
+                consumer.close()
+            divided = here if us != "-" else there
+            divided.transfer(topics[0])
+            for topic in topics:
+                consumer = subscribe(near, topic)
+                assert numbers(consumer, 10) == list(range(10, 20))
+                consumer.close()
+        world.until_ready()
+    finally:
+        world.close()
