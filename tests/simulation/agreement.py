@@ -77,6 +77,10 @@ class Agreement:
                 lacks = {o for o in have[source] - have[target] if o.region == source and o.position >= joined}
                 given_to = model.given_to[source, topic]
                 lacks = {one for one in lacks if one not in given_to or target in given_to[one]}
+                if {source, target} <= self._world.outside[topic]:
+                    # The target joined while the source was outside: it began where the other regions were.
+                    begins = model.judging.begins(target, topic, source)
+                    lacks = {one for one in lacks if one.position > begins}
                 if topic in self._world.told:
                     lacks -= model.lost_once  # it came back late, from a region outside the topic
                 if self._world.regions[target].restores:

@@ -129,6 +129,13 @@ class SubscriptionFacts:
         for origin in ack.bits:
             self.by_origin[origin].append(ack)
 
+    def ever_acked(self, origin: Origin) -> int:
+        """Bits that were acked, whatever rewinds took back."""
+        bits = 0
+        for ack in self.by_origin.get(origin, ()):
+            bits |= ack.bits[origin]
+        return bits
+
     def perhaps_acked(self, origin: Origin, regions: frozenset[str]) -> int:
         """Bits that may count as acked. Rewinds that none of these regions knows of take nothing back there."""
         bits = 0

@@ -360,6 +360,8 @@ class Model(Crashes):
                     log = subscription.topic.log
                     rewind.surely = PublishedSince(self.logs.published, time_ms, log.gone_upto())
                     rewind.perhaps = PublishedSince(self.logs.published, time_ms, apart=given_back)
+                    # This seek then says so, too: an earlier one that its region learns of later does not take it back.
+                    facts.add(Acked(new, {origin: facts.ever_acked(origin) for origin in given_back}))
                 facts.rewinds.append(rewind)
 
             def heard(error: LedgerError | None) -> None:
