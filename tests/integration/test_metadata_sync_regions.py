@@ -8,6 +8,7 @@ import itertools
 import json
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from support.brokers.broker_process import BrokerProcess, RegionsProcess, wait_until
@@ -55,6 +56,23 @@ def test_what_is_made_in_one_region_appears_in_the_other(regions: RegionsProcess
     write(regions, "eu", "DELETE", path)
     wait_until(lambda: get(regions, "us", path) is None, "the deletion in us")
     assert status(regions, "us")["conflicts"] == 0
+
+
+def test_a_dead_event_topic_holds_up_no_write(regions: RegionsProcess) -> None:
+    """What was written meanwhile travels by the topic that takes its place."""
+    ended = "/admin/v2/persistent/public/default/metadata-events/terminate"
+    for region in REGIONS:
+        write(regions, region, "POST", ended)
+    tenant = {"adminRoles": [], "allowedClusters": ["us"]}
+    write(regions, "us", "PUT", "/admin/v2/tenants/late", tenant)
+    wait_until(lambda: "terminated" in " ".join(status(regions, "us")["problems"]), "the problem to be shown", 20)
+    assert status(regions, "us")["outbox"] == 1
+    assert get(regions, "eu", "/admin/v2/tenants/late") is None
+    other = quote("persistent://public/default/other-events", safe="")
+    for region in REGIONS:
+        write(regions, region, "POST", f"/admin/v2/brokers/configuration/metadataSyncEventTopic/{other}")
+    wait_until(lambda: get(regions, "eu", "/admin/v2/tenants/late"), "the tenant in eu")
+    wait_until(lambda: is_synced(regions), "the regions to be in step")
 
 
 def test_regions_with_different_kinds_of_stores(etcd_server: EtcdServer, tmp_path: Path) -> None:

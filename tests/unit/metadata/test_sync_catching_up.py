@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a comparison with a peer takes, reports as a conflict, leaves for a person, and refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from meridian_broker.metadata import keys
+from meridian_broker.metadata.errors import Invalid
+from meridian_broker.metadata.records import encode
+from meridian_broker.metadata.store import Record
+from meridian_broker.metadata.sync import paths
+from meridian_broker.metadata.sync.catching_up import compared, settle, take
+from meridian_broker.metadata.sync.choice import CONFIGURATION_EVENT_TOPIC, EVENT_TOPIC, SCOPES, SyncChoice
+from meridian_broker.metadata.sync.standing import PeerState, Standing, off_clock
+from meridian_broker.positions.clock import Stamp
+from support.worlds.sync_world import PeerInMemory, StoreInMemory, SyncWorld, known_in, one_after_another, tenant_role
+
+TENANT = keys.tenant("t")
+ROLE = tenant_role("t", "r")
+
+
+@pytest.fixture
+def world() -> SyncWorld:
+    return SyncWorld(["us", "eu"])
+
+
+def write(world: SyncWorld, region: str, value: object, path: str = ROLE) -> None:
+    world.now_ms += 1000
+    assert world.finish(region, world.write(region, {TENANT: {}, path: value}))
+
+
+def deliver_all(world: SyncWorld, region: str, source: str) -> None:
+    for index in world.deliverable(region, source):
+        world.finish(region, world.deliver(region, source, index))
+
+
+def test_what_the_peer_had_not_heard_of_is_a_conflict(world: SyncWorld) -> None:
+    write(world, "us", 1)
+    write(world, "eu", 2)
+    world.finish("us", world.catch_up("us", "eu"))
+    conflict = world.conflicts("us")[ROLE]
+    assert (conflict.lost.value, conflict.lost.stamp.region) == (1, "us")
+    assert (conflict.won.value, conflict.won.stamp.region) == (2, "eu")
+
+
+def test_what_the_peer_had_heard_of_is_none(world: SyncWorld) -> None:
+    write(world, "us", 1)
+    world.finish("us", world.mark("us"))
+    deliver_all(world, "eu", "us")
+    deliver_all(world, "eu", "us")
+    write(world, "eu", 2)
+    world.finish("us", world.catch_up("us", "eu"))
+    assert world.values("us")[ROLE] == 2
+    assert world.conflicts("us") == {}
+
+
+@pytest.mark.parametrize(("side", "wanted"), [("us", 1), ("eu", 2)])
+def test_differences_are_decided_for_the_side_that_is_named(world: SyncWorld, side: str, wanted: int) -> None:
+    only_there = tenant_role("t", "there")
+    write(world, "us", 1)
+    write(world, "eu", 2)
+    write(world, "eu", 3, only_there)
+
+    async def decide() -> int:
+        peer = await PeerInMemory.of(world, "eu", "us")
+        comparison = await compared(await known_in(world.regions["us"].store), peer)
+        assert comparison.differences() == [ROLE]
+        assert comparison.paths() == [ROLE, only_there]
+        return await settle(comparison, peer, world.regions["us"].brokers[0].catalog, side)
+
+    assert world.finish("us", decide()) == 1
+    world.quiet()
+    world.check_agreement()
+    assert world.values("eu")[ROLE] == wanted
+    assert world.values("us")[only_there] == 3
+
+
+def test_a_value_that_cannot_be_served_keeps_no_other_back(world: SyncWorld) -> None:
+    write(world, "eu", 2)
+    store = world.regions["eu"].store
+    bad = keys.tenant("u")
+    store.records[bad] = Record(encode("no map", Stamp(5, 0, "eu")), 77)
+
+    async def catch_up() -> None:
+        peer = await PeerInMemory.of(world, "eu", "us")
+        comparison = await compared(await known_in(world.regions["us"].store), peer)
+        await take(comparison, peer, world.regions["us"].brokers[0].applier, one_after_another)
+
+    with pytest.raises(Invalid, match="1 values of eu cannot be served here"):
+        world.finish("us", catch_up())
+    assert world.values("us")[ROLE] == 2
+    assert bad not in world.values("us")
+
+
+def choice(**given: str) -> SyncChoice:
+    return SyncChoice({EVENT_TOPIC: "", CONFIGURATION_EVENT_TOPIC: "", SCOPES: "tenants,namespaces"} | given)
+
+
+def test_what_was_set_at_run_time_counts_until_it_is_taken_back() -> None:
+    chosen = choice(**{EVENT_TOPIC: "persistent://public/default/a"})
+    assert chosen.is_synced(TENANT)
+    chosen.change({SCOPES: "namespaces", "clusterName": "eu"})
+    assert not chosen.is_synced(TENANT)
+    assert chosen.changed == {SCOPES: "namespaces"}
+    chosen.change({EVENT_TOPIC: ""})
+    assert chosen.topic == ""
+    chosen.change({})
+    assert chosen.topic == "persistent://public/default/a"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {EVENT_TOPIC: "non-persistent://public/default/a"},
+        {EVENT_TOPIC: "persistent://public/default/a-partition-1"},
+        {EVENT_TOPIC: "no topic/at all"},
+        {EVENT_TOPIC: "a", CONFIGURATION_EVENT_TOPIC: "b"},
+        {SCOPES: "ledgers"},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(given: dict[str, str]) -> None:
+    with pytest.raises(Invalid):
+        choice(**given)
+
+
+@pytest.mark.parametrize(
+    ("offsets_ms", "refuses"), [((11_000,), False), ((11_000, 12_000), True), ((11_000, 0), False), ((), False)]
+)
+def test_only_the_one_whose_clock_differs_from_most_refuses(offsets_ms: tuple[int, ...], refuses: bool) -> None:
+    peers = [PeerState(compared_ms=1, clock_offset_ms=offset) for offset in offsets_ms]
+    assert (off_clock("us", peers) is not None) == refuses
+
+
+def test_a_name_belongs_to_the_first_store_until_it_is_given_away(world: SyncWorld) -> None:
+    store = world.regions["us"].store
+    standing = Standing(store, choice(), "us", lambda: 0, numbered())
+
+    def belongs(identity: str) -> bool:
+        found: bool = world.finish("us", standing.belongs_to("eu", identity))
+        return found
+
+    assert world.finish("us", standing.identity()) == world.finish("us", standing.identity()) == "1"
+    assert [belongs("a"), belongs("b"), belongs("a")] == [True, False, True]
+    world.finish("us", standing.give("eu", "b"))
+    assert [belongs("a"), belongs("b")] == [False, True]
+
+
+def numbered() -> Callable[[], str]:
+    numbers = iter("123")
+    return lambda: next(numbers)
+
+
+def test_identities_outlive_their_process(world: SyncWorld) -> None:
+    store: StoreInMemory = world.regions["us"].store
+    first, second = (Standing(store, choice(), "us", lambda: 0, draw) for draw in (lambda: "x", lambda: "y"))
+    assert world.finish("us", first.identity()) == world.finish("us", second.identity()) == "x"
+    assert paths.scope_of(paths.IDENTITY) is None
