@@ -151,7 +151,7 @@ class SimBroker:
                 break
             except MetadataError:
                 await self.sleep(1)
-        limits = TopicLimits(failover_delay_seconds=0.2)
+        limits, rules = TopicLimits(failover_delay_seconds=0.2), Rules()
         parts = BrokerParts(
             region=home.name,
             catalog=catalog,
@@ -159,7 +159,7 @@ class SimBroker:
             scheduler=self.scheduler,
             clock=clock,
             ownership=EveryTopic(fence),
-            defaults=Rules(),
+            defaults=lambda: rules,
             topic_limits=limits,
             log_limits=LogLimits(max_entries=world.ledger_entries, max_bytes=1 << 20, tail_bytes=4096),
             cache=CacheBudget(1 << 20),

@@ -69,7 +69,7 @@ class ServingBroker(BrokerOfTest):
         self.owned = OwnedTopics(self.owner)
         clock = HybridClock(self.scheduler.now_ms, REGION)
         self.catalog = Catalog(store, clock, self.scheduler.now_ms, asyncio.sleep, lambda _: 0, asyncio.Lock())
-        limits = TopicLimits()
+        limits, rules = TopicLimits(), Rules()
         parts = BrokerParts(
             region=REGION,
             catalog=self.catalog,
@@ -77,7 +77,7 @@ class ServingBroker(BrokerOfTest):
             scheduler=self.scheduler,
             clock=clock,
             ownership=self.owned,
-            defaults=Rules(),
+            defaults=lambda: rules,
             topic_limits=limits,
             log_limits=LogLimits(max_entries=20, max_bytes=1 << 20),
             cache=CacheBudget(1 << 20),

@@ -58,7 +58,8 @@ def parts(**others: Any) -> Any:
         catalog=catalog,
         scheduler=LoopScheduler(),
         topic_limits=None,
-        defaults=None,
+        defaults=lambda: None,
+        labels=SimpleNamespace(are_on_record=False),
         unfinished=Unfinished(),
         ownership=EveryTopic(1),
     )

@@ -174,7 +174,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     _get(f"{_BROKERS}/configuration", brokers.changeable_settings),
     _get(f"{_BROKERS}/configuration/values", brokers.changed_settings),
     _get(f"{_BROKERS}/configuration/runtime", brokers.settings),
-    _write("POST", f"{_BROKERS}/configuration/{{setting}}/{{value}}", brokers.change_setting),
+    _write("POST", f"{_BROKERS}/configuration/{{setting}}/{{value:.*}}", brokers.change_setting),
     _write("DELETE", f"{_BROKERS}/configuration/{{setting}}", brokers.reset_setting),
     _get(f"{_BROKERS}/{{cluster}}", brokers.of_cluster),
     _get(f"{_BROKERS}/{{cluster}}/{{broker}}/ownedNamespaces", brokers.owned_namespaces),

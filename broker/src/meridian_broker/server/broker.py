@@ -46,7 +46,6 @@ from meridian_broker.ledgers.offloaded.storage import OffloadedLedgers
 from meridian_broker.ledgers.scheduling import in_slices
 from meridian_broker.ledgers.storage import LedgerStorage
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.ledgers.throttling import Rate, Throttle
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.noting import NotingStore
 from meridian_broker.metadata.records import ClusterRecord
@@ -65,6 +64,7 @@ from meridian_broker.server.draining import quiesce
 from meridian_broker.server.early import PATIENCE_SECONDS, EarlyPorts
 from meridian_broker.server.keys import Keys
 from meridian_broker.server.listeners import Listeners, client_tls
+from meridian_broker.server.live_settings import LiveSettings
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.server.offloading import with_offloaded
 from meridian_broker.server.one_of_several import BesideOthers, OneOfSeveral, check, require_alone
@@ -73,7 +73,7 @@ from meridian_broker.server.rank import Outranked, served
 from meridian_broker.server.regions_file import listed_regions
 from meridian_broker.server.settings import Settings
 from meridian_broker.server.stores import open_ledgers, open_metadata
-from meridian_broker.server.topic_settings import compaction_limits, default_rules, topic_limits
+from meridian_broker.server.topic_settings import TopicDefaults, cache_bytes, compaction_limits, topic_limits
 from meridian_broker.server.waiting import StartFailed, once_there
 from meridian_broker.topics.compaction.compaction import CompactionResources
 from meridian_broker.topics.directory.schemas import SchemaRegistry
@@ -203,6 +203,8 @@ class BrokerProcess:
         self.admin: AdminState
         self.chores: Chores
         self.sharing: MetadataSync
+        self.live: LiveSettings
+        self._topic_defaults: TopicDefaults
         self._metadata: NotingStore
         self.keys = Keys(settings)
         limits = settings.limits
@@ -236,7 +238,10 @@ class BrokerProcess:
         stack.push_async_callback(store.close)
         process._metadata = store = NotingStore(store)
         process.clock = HybridClock(process.scheduler.now_ms, process.region)
-        recording = await process._share_metadata()
+        process.live = LiveSettings(settings, store)
+        await process.live.load()
+        process.settings = settings = process.live.current
+        recording = process._share_metadata()
         catalog = process.catalog = Catalog(
             *(recording, process.clock, process.scheduler.now_ms, asyncio.sleep, secrets.randbelow),
             alone=asyncio.Lock(),
@@ -259,6 +264,7 @@ class BrokerProcess:
             wait_seconds = settings.process.start_timeout_seconds
             process.fence = await once_there(process._epoch_alone, BesideOthers, wait_seconds)
         await process._build(stack)
+        process.live.subscribe(process._follow_settings)
         await process._open_listeners(stack)
         await process._bootstrap()
         await process.service.loading.make_topics()
@@ -267,6 +273,7 @@ class BrokerProcess:
             await process.several.start()
         await process.listeners.serve()
         process.speak_with_regions()
+        process.scheduler.spawn(process.live.follow(), "follow changed settings")
         process.scheduler.spawn(process.sharing.run(), "synchronize metadata")
         await process.exchange.first_contact(CONTACT_SECONDS)
         process.chores.start(partial(used_elsewhere, process.admin))
@@ -274,7 +281,7 @@ class BrokerProcess:
         process.gateway.admit()
         return process
 
-    async def _share_metadata(self) -> RecordingStore:
+    def _share_metadata(self) -> RecordingStore:
         """The store through which the catalog writes what other regions have to learn."""
         choice = self.settings.metadata.sync_choice()
         recording = RecordingStore(self._metadata, self.clock, choice.is_synced, lambda: choice.refusal)
@@ -286,7 +293,6 @@ class BrokerProcess:
             recording=recording,
             draw=lambda: secrets.token_hex(8),
         )
-        await self.sharing.load()
         return recording
 
     async def _next_epoch(self) -> int:
@@ -311,9 +317,7 @@ class BrokerProcess:
         topics, storage, replication = settings.topics, settings.storage, settings.replication
         limits = settings.limits
         limits_of_topics = topic_limits(settings)
-        everybody = Rate(
-            limits.broker_publisher_throttling_max_message_rate, limits.broker_publisher_throttling_max_byte_rate
-        )
+        topic_defaults = self._topic_defaults = TopicDefaults(settings, self.scheduler.now_ms)
         parts = BrokerParts(
             region=self.region,
             catalog=self.catalog,
@@ -321,17 +325,17 @@ class BrokerProcess:
             scheduler=self.scheduler,
             clock=self.clock,
             ownership=EveryTopic(self.fence) if self.several is None else self.several.topics,
-            defaults=default_rules(settings),
+            defaults=lambda: topic_defaults.rules,
             backlog_quotas=settings.backlog.backlog_quota_check_enabled,
             topic_limits=limits_of_topics,
             log_limits=LogLimits(
                 max_entries=storage.managed_ledger_max_entries_per_ledger,
                 max_bytes=storage.managed_ledger_max_size_per_ledger_mbytes << 20,
             ),
-            cache=CacheBudget(storage.managed_ledger_cache_size_mb << 20),
+            cache=CacheBudget(cache_bytes(settings)),
             new_lock=asyncio.Lock,
             loading=asyncio.Semaphore(limits.max_concurrent_topic_load_request),
-            publishing=Throttle(everybody, self.scheduler.now_ms()) if everybody.is_limited else None,
+            publishing=lambda: topic_defaults.publishing,
             schemas=SchemaRegistry(self.catalog, limits_of_topics, self.scheduler.now_ms),
             labels=Labels(self.held if self.ledgers.is_apart else None),
             compaction_resources=CompactionResources(self.held, asyncio.Lock(), compaction_limits(settings)),
@@ -381,7 +385,7 @@ class BrokerProcess:
             identity=identity,
             max_message_bytes=settings.network.max_message_size,
             pending_publishes=settings.network.max_pending_publish_requests_per_connection,
-            publish_bytes_max=(limits.max_message_publish_buffer_size_in_mb << 20) or UNLIMITED,
+            publish_bytes_max=limits.publish_buffer_bytes or UNLIMITED,
             connections_max=min(limits.broker_max_connections or UNLIMITED, self._connections.clients),
             strangers_max=self._connections.strangers,
             connections_per_address_max=limits.broker_max_connections_per_ip,
@@ -396,6 +400,17 @@ class BrokerProcess:
         self._bind_sharing(identity)
         stack.push_async_callback(self.runner.close)
         stack.push_async_callback(self.exchange.close)
+
+    def _follow_settings(self, settings: Settings) -> None:
+        """Apply settings that were changed while this broker runs; open topics follow with their policies."""
+        self.settings = settings
+        self._topic_defaults.follow(settings)
+        self.service.parts.cache.limit = cache_bytes(settings)
+        self.gateway.set_limits(
+            publish_bytes_max=settings.limits.publish_buffer_bytes or UNLIMITED,
+            concurrent_lookups=settings.network.max_concurrent_lookup_request,
+        )
+        self.sharing.follow(settings.metadata.sync_choice())
 
     def _bind_sharing(self, identity: PeerIdentity) -> None:
         self.sharing.bind(
@@ -455,7 +470,7 @@ class BrokerProcess:
             held=self.held,
             offload=self.offload,
             gateway=self.gateway,
-            settings=dict(self.settings.pairs()),
+            settings=self.live,
             data_directory=self.settings.region.data_directory,
             faults=self.settings.process.fault_injection_enabled,
             sync_metrics=self.settings.replication.expose_subscription_sync_metrics_in_prometheus,

@@ -3,14 +3,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import field
-from typing import Any
+from typing import Any, Final
+
+DYNAMIC: Final[Mapping[str, Any]] = {"dynamic": True}
+"""Of a setting that can be changed while brokers run: what it rules reads it again, or follows ``LiveSettings``."""
 
 
 class SettingsError(Exception):
     """A setting cannot be used. The message names the key, its source and what is expected."""
 
 
-def whole(default: int, minimum: int, maximum: int, *, key: str | None = None) -> Any:
-    """A whole number with inclusive bounds; ``key`` when the snake_case name does not lead back to Pulsar's."""
-    return field(default=default, metadata={"minimum": minimum, "maximum": maximum, "key": key})
+def whole(default: int, minimum: int, maximum: int, *, key: str | None = None, dynamic: bool = False) -> Any:
+    """A whole number with inclusive bounds.
+
+    :param key: when the snake_case name does not lead back to Pulsar's.
+    :param dynamic: see ``DYNAMIC``.
+    """
+    return field(default=default, metadata={"minimum": minimum, "maximum": maximum, "key": key, "dynamic": dynamic})

@@ -30,7 +30,7 @@ from typing import Any, Final, Literal, Self
 
 from meridian_broker.bounds.clients import MESSAGE_BYTES
 from meridian_broker.gateway.addresses import parse_bind_addresses, parse_listeners
-from meridian_broker.server.setting_fields import SettingsError
+from meridian_broker.server.setting_fields import DYNAMIC, SettingsError
 from meridian_broker.server.setting_fields import whole as _int
 from meridian_broker.server.settings_authentication import AuthenticationSettings
 from meridian_broker.server.settings_backlog import BacklogSettings
@@ -43,7 +43,18 @@ from meridian_broker.server.settings_storage import StorageSettings
 from meridian_broker.server.settings_tls import TlsSettings
 from meridian_broker.server.settings_topics import TopicSettings
 
-__all__ = ["BY_KEY", "SECTIONS", "Given", "LogLevel", "Setting", "Settings", "SettingsError", "collect", "load"]
+__all__ = [
+    "BY_KEY",
+    "SECTIONS",
+    "Given",
+    "LogLevel",
+    "Setting",
+    "Settings",
+    "SettingsError",
+    "collect",
+    "load",
+    "unknown",
+]
 
 ENVIRONMENT_PREFIX: Final = "MERIDIAN_"
 
@@ -132,7 +143,7 @@ class NetworkSettings:
     """Seconds of silence after which the broker pings a connection. After the same time without an answer it closes
     the connection."""
 
-    max_concurrent_lookup_request: int = _int(50_000, 1, 1_000_000)
+    max_concurrent_lookup_request: int = _int(50_000, 1, 1_000_000, dynamic=True)
     """Lookups and partition queries of all connections under way at once. More are answered with TooManyRequests, which
     clients try again."""
 
@@ -145,7 +156,7 @@ class NetworkSettings:
 class ReplicationSettings:
     """Messages and acknowledgements on their way to the other regions."""
 
-    replicate_subscription_state: bool = False
+    replicate_subscription_state: bool = field(default=False, metadata=DYNAMIC)
     """Durable subscriptions that are made from now on are replicated, where neither their consumer nor a policy of the
     topic or its namespace says otherwise. Existing ones stay as they are."""
 
@@ -188,7 +199,7 @@ class ProcessSettings:
     """How long, in seconds, a starting broker waits for its metadata store to answer, and for an earlier broker to
     release its volume. After that it exits and says which of them it waited for."""
 
-    broker_shutdown_timeout_ms: int = _int(60_000, 0, 3_600_000)
+    broker_shutdown_timeout_ms: int = _int(60_000, 0, 3_600_000, dynamic=True)
     """Longest time, in milliseconds, that the broker takes after SIGTERM to hand over and store open work."""
 
 
@@ -259,7 +270,7 @@ class Settings:
         for key, (text, source) in given.items():
             setting = BY_KEY.get(key)
             if setting is None:
-                raise SettingsError(_unknown(key, source))
+                raise SettingsError(unknown(key, source))
             sections.setdefault(setting.section, {})[setting.attribute] = setting.parse(text, source)
         return cls(**{name: SECTIONS[name](**values) for name, values in sections.items()})
 
@@ -380,6 +391,8 @@ class Setting:
     default: Any
     minimum: int | None
     maximum: int | None
+    is_dynamic: bool
+    """It can be changed while brokers run."""
 
     def parse(self, text: str, source: str) -> Any:
         value = self._convert(text)
@@ -441,6 +454,7 @@ def _all_settings() -> dict[str, Setting]:
                 default=item.default,
                 minimum=item.metadata.get("minimum"),
                 maximum=item.metadata.get("maximum"),
+                is_dynamic=item.metadata.get("dynamic", False),
             )
     return found
 
@@ -448,7 +462,8 @@ def _all_settings() -> dict[str, Setting]:
 BY_KEY: Final[Mapping[str, Setting]] = _all_settings()
 
 
-def _unknown(key: str, source: str) -> str:
+def unknown(key: str, source: str) -> str:
+    """The sentence for a key that no setting has, with the nearest one."""
     lowered = {known.lower(): known for known in BY_KEY}
     nearest = difflib.get_close_matches(key.lower(), lowered, n=1, cutoff=0.5)
     hint = f"did you mean {lowered[nearest[0]]}?" if nearest else "see docs/configuration.md for all keys"

@@ -30,40 +30,47 @@ class LimitSettings:
     max_http_server_connections_per_ip: int = whole(512, 4, 1_000_000)
     """The same for connections from one address."""
 
-    max_message_publish_buffer_size_in_mb: int = whole(256, 0, 1_000_000, key="maxMessagePublishBufferSizeInMB")
+    max_message_publish_buffer_size_in_mb: int = whole(
+        256, 0, 1_000_000, key="maxMessagePublishBufferSizeInMB", dynamic=True
+    )
     """Mebibytes of messages, of all clients together, that wait to be durable. Beyond that, the broker stops reading
     from connections that publish until half are stored. 0: no limit."""
 
     max_concurrent_topic_load_request: int = whole(5000, 1, 100_000)
     """Topics that are opened at the same time; others wait for their turn."""
 
-    broker_publisher_throttling_max_message_rate: int = whole(0, 0, _RATE_MAX)
+    broker_publisher_throttling_max_message_rate: int = whole(0, 0, _RATE_MAX, dynamic=True)
     """Messages a second that all clients together may publish. 0: no limit."""
 
-    broker_publisher_throttling_max_byte_rate: int = whole(0, 0, _RATE_MAX)
+    broker_publisher_throttling_max_byte_rate: int = whole(0, 0, _RATE_MAX, dynamic=True)
     """Bytes a second that all clients together may publish. 0: no limit."""
 
-    max_publish_rate_per_topic_in_messages: int = whole(0, 0, _RATE_MAX)
+    max_publish_rate_per_topic_in_messages: int = whole(0, 0, _RATE_MAX, dynamic=True)
     """Messages a second that clients may publish to one topic or partition. Policies of the topic or its namespace come
     first. 0: no limit."""
 
-    max_publish_rate_per_topic_in_bytes: int = whole(0, 0, _RATE_MAX)
+    max_publish_rate_per_topic_in_bytes: int = whole(0, 0, _RATE_MAX, dynamic=True)
     """The same in bytes a second."""
 
-    dispatch_throttling_rate_per_topic_in_msg: int = whole(0, 0, _RATE_MAX)
+    dispatch_throttling_rate_per_topic_in_msg: int = whole(0, 0, _RATE_MAX, dynamic=True)
     """Messages a second sent to all consumers of one topic or partition. Policies come first. 0: no limit."""
 
-    dispatch_throttling_rate_per_topic_in_byte: int = whole(0, 0, _RATE_MAX)
+    dispatch_throttling_rate_per_topic_in_byte: int = whole(0, 0, _RATE_MAX, dynamic=True)
     """The same in bytes a second."""
 
-    dispatch_throttling_rate_per_subscription_in_msg: int = whole(0, 0, _RATE_MAX)
+    dispatch_throttling_rate_per_subscription_in_msg: int = whole(0, 0, _RATE_MAX, dynamic=True)
     """Messages a second sent to the consumers of one subscription. Policies come first. 0: no limit."""
 
-    dispatch_throttling_rate_per_subscription_in_byte: int = whole(0, 0, _RATE_MAX)
+    dispatch_throttling_rate_per_subscription_in_byte: int = whole(0, 0, _RATE_MAX, dynamic=True)
     """The same in bytes a second."""
 
-    dispatch_throttling_rate_per_replicator_in_msg: int = whole(0, 0, _RATE_MAX)
+    dispatch_throttling_rate_per_replicator_in_msg: int = whole(0, 0, _RATE_MAX, dynamic=True)
     """Messages a second of one topic or partition sent to each other region. Policies come first. 0: no limit."""
 
-    dispatch_throttling_rate_per_replicator_in_byte: int = whole(0, 0, _RATE_MAX)
+    dispatch_throttling_rate_per_replicator_in_byte: int = whole(0, 0, _RATE_MAX, dynamic=True)
     """The same in bytes a second."""
+
+    @property
+    def publish_buffer_bytes(self) -> int:
+        """0: no limit."""
+        return self.max_message_publish_buffer_size_in_mb << 20

@@ -3,31 +3,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from meridian_broker.engines.etcd.address import BadAddress, Login, parse_endpoints
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.sync.choice import CONFIGURATION_EVENT_TOPIC, EVENT_TOPIC, SCOPES, SyncChoice
-from meridian_broker.server.setting_fields import SettingsError
+from meridian_broker.server.setting_fields import DYNAMIC, SettingsError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetadataSettings:
     """How the broker identifies itself to its metadata store, if that is etcd; and what of the metadata is kept equal
-    in all regions (docs/metadata.md). The settings of the second kind can be changed while brokers run, for all brokers
-    of the region, by `POST /admin/v2/brokers/configuration/NAME/VALUE`, and back by `DELETE`."""
+    in all regions (docs/metadata.md)."""
 
-    metadata_sync_event_topic: str = ""
+    metadata_sync_event_topic: str = field(default="", metadata=DYNAMIC)
     """The topic by which regions tell each other of changed metadata, for example
     `persistent://public/default/metadata-events`: a persistent topic without partitions, in a namespace that is
     replicated to every region that takes part. Empty: metadata are not synchronized."""
 
-    configuration_metadata_sync_event_topic: str = ""
+    configuration_metadata_sync_event_topic: str = field(default="", metadata=DYNAMIC)
     """The same, as Pulsar names it for its configuration store. A region of Meridian has one metadata store: set one of
     the two."""
 
-    metadata_sync_scopes: str = "tenants,namespaces"
+    metadata_sync_scopes: str = field(default="tenants,namespaces", metadata=DYNAMIC)
     """What is kept equal, separated by commas: `tenants` with their admin roles and allowed clusters, `namespaces` with
     all their policies. A region ignores events of other scopes."""
 

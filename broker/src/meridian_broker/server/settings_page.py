@@ -30,6 +30,12 @@ A broker takes each setting from the first of these places that has it:
 
 Keys that Apache Pulsar's `broker.conf` has too are spelled the same and mean the same. An unknown key is an error that
 names the nearest known one; a value of the wrong type or outside its bounds is an error that says what is expected.
+
+A super-user can change a setting that is marked *can be changed at run time* while brokers run, for all brokers of
+the region: `POST /admin/v2/brokers/configuration/NAME/VALUE`, or `pulsar-admin brokers update-dynamic-config`. It is
+kept in the region's metadata. Every broker follows within about a second, and uses it after a restart, whatever the
+four places above say, until `DELETE /admin/v2/brokers/configuration/NAME`. `.../NAME/` sets an empty value.
+`GET /admin/v2/brokers/configuration/values` shows what was changed.
 """
 
 
@@ -64,6 +70,8 @@ def render() -> str:
 def _entry(setting: Setting, document: str) -> str:
     default = setting.text(setting.default)
     facts = [_kind(setting), f"default `{default}`" if default else "default empty"]
+    if setting.is_dynamic:
+        facts.append("can be changed at run time")
     return f"### `{setting.key}`\n\n{', '.join(facts)}\n\n{textwrap.fill(document, 118)}\n"
 
 

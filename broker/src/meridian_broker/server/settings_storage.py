@@ -43,15 +43,17 @@ class StorageSettings:
     bookie_key_file: Path | None = field(default=None, metadata={"key": "bookkeeperTLSKeyFilePath"})
     """The certificate's private key, without a password."""
 
-    default_retention_time_in_minutes: int = whole(0, -1, 10 * 366 * 24 * 60)
+    default_retention_time_in_minutes: int = whole(0, -1, 10 * 366 * 24 * 60, dynamic=True)
     """Minutes for which messages are kept after every subscription has acknowledged them. -1: without limit. A
     namespace's own policy comes first."""
 
-    default_retention_size_in_mb: int = whole(0, -1, 1_000_000_000, key="defaultRetentionSizeInMB")
+    default_retention_size_in_mb: int = whole(0, -1, 1_000_000_000, key="defaultRetentionSizeInMB", dynamic=True)
     """Mebibytes of such messages kept per topic. -1: no limit. A message is deleted as soon as either limit is
     exceeded; if one of the two is 0 and the other is not, none is kept."""
 
-    ttl_duration_default_in_seconds: int = whole(0, 0, 100 * 366 * 24 * 3600, key="ttlDurationDefaultInSeconds")
+    ttl_duration_default_in_seconds: int = whole(
+        0, 0, 100 * 366 * 24 * 3600, key="ttlDurationDefaultInSeconds", dynamic=True
+    )
     """Seconds after which unacknowledged messages are dropped, in each region by itself. 0: never. A namespace's own
     policy comes first."""
 
@@ -61,7 +63,7 @@ class StorageSettings:
     retention_check_interval_in_seconds: int = whole(120, 1, 86_400)
     """Seconds between checks for ledgers whose space can be freed."""
 
-    broker_service_compaction_threshold_in_bytes: int = whole(0, 0, 1 << 50)
+    broker_service_compaction_threshold_in_bytes: int = whole(0, 0, 1 << 50, dynamic=True)
     """Approximate number of uncompacted bytes at which a topic is compacted automatically. A policy of the topic or of
     its namespace comes first. 0: only on request."""
 
@@ -81,7 +83,7 @@ class StorageSettings:
     managed_ledger_max_size_per_ledger_mbytes: int = whole(2048, 1, 1_000_000)
     """Mebibytes after which a topic starts a new ledger."""
 
-    managed_ledger_cache_size_mb: int = whole(64, 0, 1_000_000, key="managedLedgerCacheSizeMB")
+    managed_ledger_cache_size_mb: int = whole(64, 0, 1_000_000, key="managedLedgerCacheSizeMB", dynamic=True)
     """Mebibytes of the newest entries of all topics kept in memory for consumers that keep up."""
 
     def check(self, metadata_store_url: str) -> None:

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from meridian_broker.server.setting_fields import whole
+from meridian_broker.server.setting_fields import DYNAMIC, whole
 
 TopicCreationType = Literal["partitioned", "non-partitioned"]
 
@@ -15,16 +15,16 @@ TopicCreationType = Literal["partitioned", "non-partitioned"]
 class TopicSettings:
     """Creation of topics and subscriptions, and delivery to consumers."""
 
-    allow_auto_topic_creation: bool = True
+    allow_auto_topic_creation: bool = field(default=True, metadata=DYNAMIC)
     """A producer or consumer that names a topic which does not exist creates it."""
 
-    allow_auto_topic_creation_type: TopicCreationType = "non-partitioned"
+    allow_auto_topic_creation_type: TopicCreationType = field(default="non-partitioned", metadata=DYNAMIC)
     """Kind of topic that is created then."""
 
-    default_num_partitions: int = whole(1, 1, 1000)
+    default_num_partitions: int = whole(1, 1, 1000, dynamic=True)
     """Partitions of a partitioned topic that is created that way."""
 
-    allow_auto_subscription_creation: bool = True
+    allow_auto_subscription_creation: bool = field(default=True, metadata=DYNAMIC)
     """A consumer that names a subscription which does not exist creates it."""
 
     subscription_pattern_max_length: int = whole(50, 0, 1000)
@@ -32,28 +32,28 @@ class TopicSettings:
     client gets all names and filters them itself, and cannot watch for new topics. 0: clients evaluate every pattern
     themselves."""
 
-    max_unacked_messages_per_consumer: int = whole(50_000, 0, 10_000_000)
+    max_unacked_messages_per_consumer: int = whole(50_000, 0, 10_000_000, dynamic=True)
     """Messages delivered to one consumer of a Shared subscription and not yet acknowledged at which delivery to it
     pauses. 0: no limit."""
 
-    max_unacked_messages_per_subscription: int = whole(200_000, 0, 100_000_000)
+    max_unacked_messages_per_subscription: int = whole(200_000, 0, 100_000_000, dynamic=True)
     """The same for all consumers of a subscription together. 0: no limit."""
 
-    max_producers_per_topic: int = whole(0, 0, 10_000)
+    max_producers_per_topic: int = whole(0, 0, 10_000, dynamic=True)
     """Producers of one topic or partition, replicators of other regions not counted. A namespace's own policy comes
     first. 0: 10000, which is also the most."""
 
-    max_consumers_per_topic: int = whole(0, 0, 1_000_000)
+    max_consumers_per_topic: int = whole(0, 0, 1_000_000, dynamic=True)
     """Consumers of one topic or partition, including readers. 0: no limit. As with all policies, the topic's or its
     namespace's comes first."""
 
-    max_consumers_per_subscription: int = whole(0, 0, 1_000_000)
+    max_consumers_per_subscription: int = whole(0, 0, 1_000_000, dynamic=True)
     """Consumers of one subscription of a topic or partition. 0: no limit."""
 
-    max_subscriptions_per_topic: int = whole(0, 0, 1_000_000)
+    max_subscriptions_per_topic: int = whole(0, 0, 1_000_000, dynamic=True)
     """Subscriptions of one topic or partition; those of readers do not count. 0: no limit."""
 
-    max_topics_per_namespace: int = whole(0, 0, 1_000_000)
+    max_topics_per_namespace: int = whole(0, 0, 1_000_000, dynamic=True)
     """Topics of one namespace, partitions counted each. Topics that are replicated from other regions are created
     regardless. 0: no limit."""
 
@@ -67,14 +67,14 @@ class TopicSettings:
     max_new_schemas_per_minute: int = whole(600, 0, 1_000_000)
     """New schemas that one role may add in a minute, or one address where clients have no roles. 0: no limit."""
 
-    delayed_delivery_enabled: bool = True
+    delayed_delivery_enabled: bool = field(default=True, metadata=DYNAMIC)
     """Messages may ask to be delivered later. If not, they are delivered at once."""
 
-    delayed_delivery_max_delay_in_millis: int = whole(0, 0, 1 << 50)
+    delayed_delivery_max_delay_in_millis: int = whole(0, 0, 1 << 50, dynamic=True)
     """Longest time, in milliseconds, between publishing a message and the time it asks to be delivered at. A message
     that asks for more is refused. 0: no limit."""
 
-    broker_deduplication_enabled: bool = False
+    broker_deduplication_enabled: bool = field(default=False, metadata=DYNAMIC)
     """Messages that a producer sends again under the same name with the same sequence id are stored once. A namespace's
     own policy comes first."""
 

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from meridian_broker.ledgers.throttling import Rate, Throttle, throttle_for
 from meridian_broker.metadata.policy_values import (
     AutoSubscriptionCreation,
     AutoTopicCreation,
@@ -19,6 +22,30 @@ from meridian_broker.server.settings_backlog import BacklogSettings
 from meridian_broker.topics.compaction.compactor import CompactionLimits
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.retention import backlog_quotas
+
+
+class TopicDefaults:
+    """What holds for all topics where no policy says otherwise, by settings that may be changed while they are open."""
+
+    def __init__(self, settings: Settings, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+        self.publishing: Throttle | None = None
+        """Keeps all clients together within their rate; None: there is no limit."""
+        self.follow(settings)
+
+    def follow(self, settings: Settings) -> None:
+        """Settings may have changed."""
+        limits = settings.limits
+        rate = Rate(
+            limits.broker_publisher_throttling_max_message_rate, limits.broker_publisher_throttling_max_byte_rate
+        )
+        self.publishing = throttle_for(rate, self.publishing, self._now_ms())
+        self.rules = default_rules(settings)
+
+
+def cache_bytes(settings: Settings) -> int:
+    """What all topics together may keep in memory of their newest entries."""
+    return settings.storage.managed_ledger_cache_size_mb << 20
 
 
 def topic_limits(settings: Settings) -> TopicLimits:

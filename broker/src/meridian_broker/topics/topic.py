@@ -65,12 +65,12 @@ class Topic(TopicContext):
         exchange: Exchange | None,
         setup: TopicSetup = ALONE,
         *,
-        publish_throttle: Throttle | None = None,
+        publish_throttle: Callable[[], Throttle | None] = lambda: None,
         peers: Peers | None = None,
         add_schema: AddSchema | None = None,
     ) -> None:
         """
-        :param publish_throttle: shared by all topics of the broker.
+        :param publish_throttle: returns the throttle shared by all topics of the broker; None: there is none.
         :param peers: the other regions, which are asked for missing entries.
         :param add_schema: registers a schema of another region here.
         """

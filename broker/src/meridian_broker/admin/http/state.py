@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from meridian_broker.engines.pinned import PinnedLedgers
 from meridian_broker.gateway.broker_calls import BrokerCalls
@@ -23,6 +23,31 @@ from meridian_broker.replication.leases.manager import LeaseManager
 from meridian_broker.topics.service.offloading import OffloadRounds
 from meridian_broker.topics.service.service import TopicService
 from meridian_broker.wire.peer_requests import Guard
+
+
+class ChangeableSettings(Protocol):
+    """The broker's settings, some of which can be changed while brokers run."""
+
+    @property
+    def names(self) -> list[str]:
+        """Of those that can be changed."""
+        ...
+
+    @property
+    def changed(self) -> Mapping[str, str]:
+        """What was changed."""
+        ...
+
+    def in_force(self) -> dict[str, str]:
+        """Every setting and its value."""
+        ...
+
+    async def change(self, key: str, value: str | None, /) -> None:
+        """Change one for all brokers of the region; None: as each broker's own settings say.
+
+        :raises Invalid: it cannot be changed, or not to this value.
+        """
+        ...
 
 
 @dataclass
@@ -46,8 +71,7 @@ class AdminState:
     offload: OffloadRounds | None
     """Copies of ledgers in an object store; None: there is none."""
     gateway: Broker
-    settings: dict[str, Any]
-    """The settings in force, by key."""
+    settings: ChangeableSettings
     data_directory: Path
     admin_url: Callable[[], str]
     calls: RegionCalls

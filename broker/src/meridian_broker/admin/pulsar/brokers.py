@@ -49,30 +49,29 @@ async def owned_namespaces(request: web.Request) -> web.Response:
 
 async def changeable_settings(request: web.Request) -> web.Response:
     """Names of settings that can be changed while brokers run."""
-    return answer(sorted(state(request).sharing.choice.given))
+    return answer(state(request).settings.names)
 
 
 async def changed_settings(request: web.Request) -> web.Response:
     """Settings that were changed while brokers run."""
-    return answer(dict(state(request).sharing.choice.changed))
+    return answer(dict(state(request).settings.changed))
 
 
 async def change_setting(request: web.Request) -> web.Response:
     """Change a setting for all brokers of the region. It holds at once and over restarts."""
-    await state(request).sharing.change(part(request, "setting"), part(request, "value"))
+    await state(request).settings.change(part(request, "setting"), part(request, "value"))
     return done()
 
 
 async def reset_setting(request: web.Request) -> web.Response:
     """Let each broker's own settings decide again."""
-    await state(request).sharing.change(part(request, "setting"), None)
+    await state(request).settings.change(part(request, "setting"), None)
     return done()
 
 
 async def settings(request: web.Request) -> web.Response:
     """The settings in force."""
-    admin = state(request)
-    return answer({**admin.settings, **admin.sharing.choice.changed})
+    return answer(state(request).settings.in_force())
 
 
 def named(admin: AdminState, name: str) -> BrokerRecord | None:

@@ -95,7 +95,7 @@ def offloaded_json(admin: AdminState, topic: str, ledgers: Mapping[int, int]) ->
 
 
 def _policy_json(request: web.Request, own: Mapping[str, Any]) -> dict[str, Any]:
-    settings = state(request).settings
+    settings = state(request).settings.in_force()
     place = {name: settings[key] for name, key in PLACE.items() if name == key and settings[key]}
     return {**place, **{name: own.get(policy) for name, policy in FIELDS.items()}}
 
@@ -142,7 +142,7 @@ def _check_place(admin: AdminState, given: Mapping[str, Any]) -> None:
             412, "credentials for the object store belong into the environment of the brokers, not into a policy"
         )
     for name, key in PLACE.items():
-        wanted, have = given.get(name), admin.settings[key]
+        wanted, have = given.get(name), admin.settings.in_force()[key]
         is_driver = key == "managedLedgerOffloadDriver"
         if is_driver and {str(wanted).lower(), have.lower()} <= DRIVERS:
             continue

@@ -93,6 +93,11 @@ class Broker:
         """The broker is about to stop: refuse connections, and say so in health checks."""
         self.draining = True
 
+    def set_limits(self, *, publish_bytes_max: int, concurrent_lookups: int) -> None:
+        """Set limits anew, also for the connections that are there."""
+        self.publish_bytes_max = publish_bytes_max
+        self.concurrent_lookups = concurrent_lookups
+
     def connected(self, connection: Connected) -> None:
         """A connection was accepted."""
         self.connections.add(connection)

@@ -42,8 +42,9 @@ class BrokerParts:
     clock: HybridClock
     ownership: Ownership
     """Which topics this broker may open, and the fences that refuse the writes of their earlier owners (R10)."""
-    defaults: Rules
-    """Rules from the broker's settings, which policies of namespaces and topics override."""
+    defaults: Callable[[], Rules]
+    """Returns the rules from the broker's settings, which policies of namespaces and topics override; the same object
+    until a setting is changed."""
     topic_limits: TopicLimits
     log_limits: LogLimits
     cache: CacheBudget
@@ -55,14 +56,14 @@ class BrokerParts:
     labels: Labels
     compaction_resources: CompactionResources
     unfinished: Unfinished
-    publishing: Throttle | None = None
-    """Rate limits of all topics together."""
+    publishing: Callable[[], Throttle | None] = lambda: None
+    """Returns the rate limits of all topics together; None: there are none."""
     backlog_quotas: bool = True
     """Whether backlog quotas are enforced."""
 
     def rules(self, name: TopicName) -> Rules:
         """The rules of a topic, as last read from the metadata. An open topic keeps them as ``topic.rules``."""
-        return self.catalog.rules(self.defaults, name)
+        return self.catalog.rules(self.defaults(), name)
 
     def regions_of(self, topic: str) -> frozenset[str]:
         """The regions of a topic, including this one; only this one if the topic no longer belongs here."""

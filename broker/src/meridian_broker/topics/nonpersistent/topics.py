@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 from meridian_broker.ledgers.scheduling import Scheduler, in_slices
@@ -24,7 +25,10 @@ UNUSED_MS: Final = 60_000
 class NonPersistentTopics:
     """The non-persistent topics in use. Numbers of partitions are in the catalog, as for other topics."""
 
-    def __init__(self, catalog: Catalog, scheduler: Scheduler, limits: TopicLimits, defaults: Rules) -> None:
+    def __init__(
+        self, catalog: Catalog, scheduler: Scheduler, limits: TopicLimits, defaults: Callable[[], Rules]
+    ) -> None:
+        """:param defaults: returns the rules from the broker's settings."""
         self._catalog = catalog
         self._scheduler = scheduler
         self._limits = limits
@@ -42,7 +46,7 @@ class NonPersistentTopics:
             raise NotAllowed(
                 f"{name.base} has {record.partitions} partitions, numbered from 0; {name} is not one of them"
             )
-        if record is None and (not create or not self._defaults.auto_topic_creation.allowed):
+        if record is None and (not create or not self._defaults().auto_topic_creation.allowed):
             raise TopicNotFound(f"topic {name} does not exist")
         if record is None:
             validation.new_topic(name)
@@ -53,7 +57,7 @@ class NonPersistentTopics:
             found = self.topics[str(name)] = NonPersistentTopic(
                 str(name), name.partition, self._scheduler, self._limits
             )
-            found.follow(self._catalog.rules(self._defaults, name))
+            found.follow(self._catalog.rules(self._defaults(), name))
         return found
 
     async def create(self, name: TopicName) -> None:
@@ -86,7 +90,7 @@ class NonPersistentTopics:
     async def follow_policies(self) -> None:
         """The rules may have changed."""
         async for name, topic in in_slices(self._scheduler, self.topics.items()):
-            topic.follow(self._catalog.rules(self._defaults, topic_name.parse(name)))
+            topic.follow(self._catalog.rules(self._defaults(), topic_name.parse(name)))
 
     async def tidy(self) -> None:
         """Remove topics that are no longer used."""

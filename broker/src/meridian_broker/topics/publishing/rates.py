@@ -13,6 +13,8 @@ from meridian_broker.ledgers.throttling import Rate, Throttle, throttle_for
 from meridian_broker.metadata.policy_values import PublishRate
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from meridian_broker.ledgers.scheduling import Scheduler
     from meridian_broker.topics.publishing.producer import Producer
 
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
 class PublishRates:
     """The publish rates of one topic."""
 
-    def __init__(self, scheduler: Scheduler, broker: Throttle | None) -> None:
-        """:param broker: shared by all topics of the broker; None: it has no limit."""
+    def __init__(self, scheduler: Scheduler, broker: Callable[[], Throttle | None]) -> None:
+        """:param broker: returns the throttle shared by all topics of the broker; None: it has no limit."""
         self._scheduler = scheduler
         self._broker = broker
         self._own: Throttle | None = None
@@ -30,12 +32,12 @@ class PublishRates:
         self._collect()
 
     def follow(self, rate: PublishRate) -> None:
-        """Set the topic's own rate."""
+        """Set the topic's own rate, and take over the broker's."""
         self._own = throttle_for(_rate(rate), self._own, self._scheduler.now_ms())
         self._collect()
 
     def _collect(self) -> None:
-        self.throttles = tuple(throttle for throttle in (self._own, self._broker) if throttle is not None)
+        self.throttles = tuple(throttle for throttle in (self._own, self._broker()) if throttle is not None)
 
     def published(self, producer: Producer, messages: int, size: int) -> None:
         """Count what a client published, and pause its connection if that exceeded a rate."""

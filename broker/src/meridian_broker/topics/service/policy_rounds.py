@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Applies changed policies to the open topics: their regions and their rules."""
+"""Applies changed policies and settings to the open topics: their regions and their rules."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from meridian_broker.ledgers.periodic import SomeFailed
 from meridian_broker.ledgers.scheduling import in_slices
 
 if TYPE_CHECKING:
+    from meridian_broker.metadata.rules import Rules
     from meridian_broker.topics.service.opener import TopicOpener
 
 
@@ -17,17 +18,19 @@ class PolicyRounds:
 
     def __init__(self, opener: TopicOpener) -> None:
         self._opener = opener
-        self._followed = -1
+        self._revision = -1
         """The catalog's revision that the open topics follow."""
+        self._defaults: Rules | None = None
+        """The rules from the settings that they follow."""
 
     async def follow(self) -> None:
-        """Apply the policies to every open topic, if any changed since the last call.
+        """Apply the policies to every open topic, if any or a setting changed since the last call.
 
         :raises SomeFailed: it failed for some topics, which the next call tries again.
         """
         opener, registry = self._opener, self._opener.registry
-        revision = opener.parts.catalog.revision
-        if self._followed == revision:
+        revision, defaults = opener.parts.catalog.revision, opener.parts.defaults()
+        if self._revision == revision and self._defaults is defaults:
             return
         await registry.non_persistent.follow_policies()
         failures: dict[str, Exception] = {}
@@ -39,4 +42,4 @@ class PolicyRounds:
                     failures[topic.name] = error
         if failures:
             raise SomeFailed(failures, len(registry.topics))
-        self._followed = revision
+        self._revision, self._defaults = revision, defaults
