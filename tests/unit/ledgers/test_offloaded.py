@@ -11,12 +11,20 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from meridian_broker.ledgers.entry import pack_own, unpack
 from meridian_broker.ledgers.objects import ObjectStoreAway, ObjectStoreError
 from meridian_broker.ledgers.offloaded.offloading import AGAIN_MS
 from meridian_broker.ledgers.offloaded.outside import OutsideOffloaded
 from meridian_broker.ledgers.offloaded.reading import OffloadableReader
 from meridian_broker.ledgers.offloaded.records import FOLLOWING, Offloaded, State
-from meridian_broker.ledgers.store import LedgerCorrupt, LedgerDeleted, LedgerFenced, LedgerNotFound, LedgerUnreadable
+from meridian_broker.ledgers.store import (
+    HeadReader,
+    LedgerCorrupt,
+    LedgerDeleted,
+    LedgerFenced,
+    LedgerNotFound,
+    LedgerUnreadable,
+)
 from meridian_broker.metadata.store import VersionConflict
 from support.contracts.ledger_contract import LedgerContract, read_all
 from support.worlds.offload_world import FOLDER, Killed, OffloadWorld
@@ -118,6 +126,41 @@ async def test_damage_in_a_copy_costs_the_damaged_entry_alone(world: OffloadWorl
     assert await reader.read(5, 9, 1 << 20) == entries[5:]
     world.bucket[key] = good  # somebody restored the object
     assert await reader.read(4, 9, 1 << 20) == entries[4:]
+
+
+async def test_an_index_is_made_from_headers_alone_unless_they_are_damaged(world: OffloadWorld) -> None:
+    entries = [pack_own(0, 1, 0, 0, 5, 6, 7, number, b"", b"x" * 1000) for number in range(50)]
+    await world.away(7, entries)
+    reader = await world.store.open(7)
+    read = 0
+
+    def measured(operation: str, key: str) -> None:
+        nonlocal read
+        read += len(world.bucket.get(key, b"")) if operation == "read" else 0
+
+    async def heads() -> list[bytes]:
+        found: list[bytes] = []
+        assert isinstance(reader, HeadReader)
+        while len(found) < 50:
+            found += await reader.read_heads(len(found), 49, 500)
+        return found
+
+    world.objects.fault = measured
+    assert [unpack(head) for head in await heads()] == [unpack(entry) for entry in entries]
+    await world.scheduler.tasks_ended()
+    assert read < 12 * 50 * 100, "no bodies"
+    for key in [key for key in world.bucket if "/heads/0" in key]:
+        world.bucket[key] = b"?" * 500
+    world.cache.forget("copy1")
+    assert [unpack(head) for head in await heads()] == [unpack(entry) for entry in entries]
+    for key in [key for key in world.bucket if "/heads/" in key]:
+        del world.bucket[key]
+    reader = await world.store.open(7)
+    world.cache.forget("copy1")
+    assert await heads() == entries
+    await world.store.delete(7)
+    await world.offloading.clear()
+    assert not world.bucket and not world.cache.used
 
 
 async def test_missing_objects_are_damage_and_not_an_end(world: OffloadWorld) -> None:

@@ -93,6 +93,13 @@ def publish_time_ms(entry: bytes) -> int:
     return min(_U64.unpack_from(entry, _PUBLISH_TIME)[0], LATEST_TIME_MS) or 1
 
 
+def head_of(entry: bytes) -> bytes | None:
+    """The header alone, which ``unpack`` reads as it reads the entry; None: the bytes are no entry of this version."""
+    if len(entry) < HEADER.size or entry[0] != FORMAT_VERSION:
+        return None
+    return entry[: entry[2] << 8 | entry[3]]
+
+
 class EntryHeader(NamedTuple):
     """The header, unpacked."""
 

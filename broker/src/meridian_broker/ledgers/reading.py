@@ -20,7 +20,7 @@ from meridian_broker.ledgers.damage import Damage, Rebuilding, published_ms, sta
 from meridian_broker.ledgers.entry import EntryFormatError, unpack
 from meridian_broker.ledgers.index import LedgerIndex, Place, RegionCodes
 from meridian_broker.ledgers.scheduling import Scheduler, next_turn
-from meridian_broker.ledgers.store import LedgerCorrupt, LedgerNotFound, LedgerStore, Reader
+from meridian_broker.ledgers.store import HeadReader, LedgerCorrupt, LedgerNotFound, LedgerStore, Reader
 from meridian_broker.positions.position import EARLIEST, Position
 
 log = logging.getLogger(__name__)
@@ -214,11 +214,12 @@ class ReadableLog(Chain):
         index, times = LedgerIndex(ledger, self._codes, chapter.span(is_open=False).link), BlockTimes()
         rebuilding = Rebuilding(index, self.region, chapter.span(is_open=False).link, chapter.origins_before)
         reader, found, last_ms = await self._reader(chapter), dict[int, str](), 1
+        read = reader.read_heads if isinstance(reader, HeadReader) else reader.read
         while (at := len(index)) < chapter.entries:
             # Behind a damaged entry read one at a time: with many of them, each read would be as long as all together.
             end = at if at - 1 in found else chapter.entries - 1
             try:
-                entries = await reader.read(at, end, SCAN_BYTES)
+                entries = await read(at, end, SCAN_BYTES)
             except LedgerCorrupt as error:
                 position = Position(ledger, at)
                 copy = await self._copy(position)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 LABEL_BYTES_MAX: Final = 0xFFFF
 """Most bytes of a ledger's label."""
@@ -133,6 +133,15 @@ class Reader(Protocol):
         :raises LedgerCorrupt: entry ``first`` fails its checksum. Whole entries before a damaged one are returned.
         :raises LedgerUnreadable: the storage cannot read it now.
         """
+        ...
+
+
+@runtime_checkable
+class HeadReader(Reader, Protocol):
+    """A reader for which entries without their bodies may be much cheaper."""
+
+    async def read_heads(self, first: int, last: int, max_bytes: int) -> list[bytes]:
+        """As ``read``; of each entry at least what ``entry.unpack`` reads."""
         ...
 
 

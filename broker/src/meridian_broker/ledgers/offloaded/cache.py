@@ -68,7 +68,7 @@ class BlockCache:
 
     def forget(self, copy: str) -> None:
         """The copy is gone."""
-        for key in [key for key in self._blocks if key[0] == copy]:
+        for key in [key for key in self._blocks if key[0].partition("/")[0] == copy]:
             self.used -= self._blocks.pop(key).size
 
     def _keep(self, key: Key, content: BlockContent) -> None:

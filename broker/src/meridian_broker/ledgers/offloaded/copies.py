@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies of ledgers as objects: written, opened, checked, deleted.
 
-The objects of a copy are ``PREFIX/REGION/LEDGER/COPY/CHUNK`` and ``.../index``. An upload is not one large object in
+The objects of a copy are ``PREFIX/REGION/LEDGER/COPY/CHUNK`` and ``.../index``. Below ``COPY/heads`` are the entries'
+headers once more, in the same format: an index of a ledger, which opening a topic and a seek may need, is made from
+those alone. Without them, or if they are damaged, it is made from the entries. An upload is not one large object in
 parts: the parts of one that was broken off are in no listing, and are kept, and paid for, until somebody ends it. Of
 whole objects whatever is there is listed below the ledger's name, so it can be deleted without knowing who left it.
 """
@@ -10,13 +12,15 @@ from __future__ import annotations
 
 from typing import Final
 
+from meridian_broker.ledgers.entry import head_of
 from meridian_broker.ledgers.objects import ObjectNotFound, ObjectStore, ObjectStoreError
 from meridian_broker.ledgers.offloaded.format import BlockContent, CopyDamaged, CopyIndex, Packer, unpack_block
 from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError, LedgerUnreadable, Reader
 
-READ_BYTES: Final = 1 << 20
-"""Bytes of entries of the ledger that are held at once while it is copied, besides a chunk."""
+READ_BYTES: Final = 128 << 10
+"""Bytes of a ledger's entries that are packed before other tasks run: a thousand small ones, some milliseconds."""
 _INDEX: Final = "index"
+_HEADS: Final = "heads"
 
 
 class Copies:
@@ -47,22 +51,26 @@ class Copies:
         :raises LedgerError: it cannot be read, or has fewer.
         :raises ObjectStoreError: it cannot be written.
         """
-        packer, chunks = Packer(ledger_id, self._block_bytes, self._chunk_bytes), 0
-        folder = self._copy(ledger_id, copy)
-        while packer.next_entry < entries:
-            some = await reader.read(packer.next_entry, entries - 1, READ_BYTES)
+        whole = self._upload(ledger_id, copy)
+        heads: _Upload | None = self._upload(ledger_id, heads_of(copy))
+        while whole.next_entry < entries:
+            some = await reader.read(whole.next_entry, entries - 1, READ_BYTES)
             if not some:
-                raise LedgerError(f"ledger {ledger_id} ends before entry {packer.next_entry} of {entries}")
+                raise LedgerError(f"ledger {ledger_id} ends before entry {whole.next_entry} of {entries}")
             for entry in some:
-                full = packer.add(entry)
-                if full is not None:
-                    await self._objects.put(_chunk(folder, chunks), full)
-                    chunks += 1
-        last, index = packer.finish(label)
-        if last is not None:
-            await self._objects.put(_chunk(folder, chunks), last)
-        await self._objects.put(f"{folder}/{_INDEX}", index.encode())
-        return index
+                await whole.add(entry)
+                head = head_of(entry)
+                if head is None:
+                    heads = None
+                elif heads is not None:
+                    await heads.add(head)
+        if heads is not None:
+            await heads.finish(b"")
+        return await whole.finish(label)
+
+    def _upload(self, ledger_id: int, copy: str) -> _Upload:
+        packer = Packer(ledger_id, self._block_bytes, self._chunk_bytes)
+        return _Upload(self._objects, self._copy(ledger_id, copy), packer)
 
     async def index(self, ledger_id: int, copy: str) -> CopyIndex:
         """:raises LedgerCorrupt: it is missing or damaged. :raises LedgerUnreadable: it cannot be read now."""
@@ -136,6 +144,39 @@ class Copies:
 
     def _copy(self, ledger_id: int, copy: str) -> str:
         return f"{self._ledger(ledger_id)}/{copy}"
+
+
+def heads_of(copy: str) -> str:
+    """The name of a copy's headers, which are like a copy."""
+    return f"{copy}/{_HEADS}"
+
+
+class _Upload:
+    """A copy that is being written."""
+
+    def __init__(self, objects: ObjectStore, folder: str, packer: Packer) -> None:
+        self._objects = objects
+        self._folder = folder
+        self._packer = packer
+        self._chunks = 0
+
+    @property
+    def next_entry(self) -> int:
+        return self._packer.next_entry
+
+    async def add(self, entry: bytes) -> None:
+        await self._put(self._packer.add(entry))
+
+    async def finish(self, label: bytes) -> CopyIndex:
+        last, index = self._packer.finish(label)
+        await self._put(last)
+        await self._objects.put(f"{self._folder}/{_INDEX}", index.encode())
+        return index
+
+    async def _put(self, chunk: bytes | None) -> None:
+        if chunk is not None:
+            await self._objects.put(_chunk(self._folder, self._chunks), chunk)
+            self._chunks += 1
 
 
 def _chunk(folder: str, number: int) -> str:

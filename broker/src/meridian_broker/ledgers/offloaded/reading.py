@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 from typing import Protocol
 
 from meridian_broker.ledgers.offloaded.cache import BlockCache
-from meridian_broker.ledgers.offloaded.copies import Copies
+from meridian_broker.ledgers.offloaded.copies import Copies, heads_of
 from meridian_broker.ledgers.offloaded.format import BlockContent, CopyIndex
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError, LedgerNotFound, LedgerUnreadable, Reader
@@ -30,6 +30,7 @@ class CopyReader:
         self._cache = cache
         self._scheduler = scheduler
         self._index: CopyIndex | None = None
+        self._heads: CopyReader | None = None
         self._before = -1
         """The block that was read last."""
 
@@ -67,6 +68,18 @@ class CopyReader:
                 found.append(entry)
                 at += 1
         return found
+
+    async def read_heads(self, first: int, last: int, max_bytes: int) -> list[bytes]:
+        """As `HeadReader.read_heads`: from the headers' own objects, otherwise from the entries."""
+        if self._heads is None:
+            self._heads = CopyReader(
+                *(self._ledger_id, heads_of(self._copy), self._entries),
+                *(self._copies, self._cache, self._scheduler),
+            )
+        try:
+            return await self._heads.read(first, last, max_bytes)
+        except LedgerCorrupt:
+            return await self.read(first, last, max_bytes)
 
     async def _block_with(self, entry: int) -> tuple[int, BlockContent]:
         """The first entry of the block, and the block."""
@@ -158,6 +171,12 @@ class OffloadableReader:
                 raise error from None
             log.warning("ledger %d was read from its copy: %s", self._ledger_id, error)
             return found
+
+    async def read_heads(self, first: int, last: int, max_bytes: int) -> list[bytes]:
+        """As `HeadReader.read_heads`."""
+        if self._near is None and self._copy is not None:
+            return await self._copy.read_heads(first, last, max_bytes)
+        return await self.read(first, last, max_bytes)
 
     def _known_copy(self) -> CopyReader | None:
         if self._copy is None:
