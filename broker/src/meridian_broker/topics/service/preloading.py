@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOADED_AT_ONCE: Final = 32
-"""Topics opened at the same time where each waits for etcd and bookies rather than for this process. The requests of
-several share a commit.
+LOADED_AT_ONCE: Final = 8
+"""Topics opened at the same time where each waits for etcd and bookies rather than for this process. Their requests
+share commits; with more of them, clients wait longer for their own topics (``bench/brokers/start``).
 """
 PARTITIONED: Final = 10
 """Partitioned topics looked at in one turn of the loop: each may have thousands of partitions."""
