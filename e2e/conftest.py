@@ -138,7 +138,8 @@ def empty(cluster: Cluster) -> None:
         "helm uninstall $release -n $namespace --wait=false >/dev/null; done; done",
     )
     cluster.run(
-        f"kubectl delete namespace {' '.join(NAMESPACES)} team-x --ignore-not-found --timeout=240s", seconds=300
+        f"kubectl delete namespace {' '.join(NAMESPACES)} team-x stranger --ignore-not-found --timeout=240s",
+        seconds=300,
     )
     cluster.run("kubectl get crd -o name | { grep meridian.dev || true; } | xargs -r kubectl delete")
 

@@ -21,6 +21,7 @@ import pulsar
 import pytest
 from conftest import NAMESPACES, ROOT, Cluster
 from deleting import CASES, Topics
+from policies import Policies, only_ours
 from restoring import RESTORES, Restoring
 from rotating import Connect, Rotation
 
@@ -331,6 +332,33 @@ def test_pods_are_restricted(cluster: Cluster) -> None:
         assert "Warning" not in told, told
 
 
+def test_network_policies_keep_strangers_out(cluster: Cluster) -> None:
+    """A pod in a namespace that is not ours reaches no etcd, and brokers only where clients are not listed."""
+    policies = Policies(cluster)
+    of_broker = partial(policies.places, "us-west", "app.kubernetes.io/component=broker")
+    pulsar_port, admin = of_broker(6650, 8080)
+    etcd = policies.places("us-west", "app.kubernetes.io/component=etcd", 2379, 2380, 2381)
+    operator = policies.places("meridian-system", "app.kubernetes.io/name=meridian-operator", 8081)
+    closed = [*etcd, *operator, *of_broker(8081)]
+    with policies.stranger():
+        policies.until_out(closed)
+        assert policies.from_stranger([pulsar_port, admin]) == {pulsar_port, admin}, "these ask for a token"
+        listed = {"networkPolicy": {"clients": only_ours(), "admins": only_ours()}}
+        (cluster.directory / "listed.json").write_text(json.dumps(listed))
+        cluster.run(
+            "helm upgrade meridian helm/meridian-region -n us-west --reuse-values -f listed.json --wait --timeout 180s"
+        )
+        try:
+            policies.until_out([pulsar_port, admin, *closed])
+            policies.until_reached("us-east", "meridian-broker-0 -c broker", [pulsar_port, admin])
+            policies.until_reached("meridian-system", "deployment/operator", [admin])
+            policies.until_reached("us-west", "meridian-broker-0 -c broker", etcd[:1])
+            assert not policies.reached("us-east", "meridian-broker-0 -c broker", etcd), "another region's etcd"
+            cluster.run("kubectl wait --for=condition=Ready --timeout=60s geotopic/orders")
+        finally:
+            cluster.run("helm rollback meridian -n us-west --wait --timeout 180s")
+
+
 def test_another_replica_of_the_operator_takes_over(cluster: Cluster, measured: Callable[[str], None]) -> None:
     def holder() -> str:
         return cluster.run("kubectl -n meridian-system get lease operator -o jsonpath='{.spec.holderIdentity}'")
@@ -385,7 +413,7 @@ def test_an_upgrade_under_traffic_loses_nothing(
         cluster.wait(lambda: len(came) > 400, "traffic")
         cluster.run(
             "helm upgrade meridian helm/meridian-region -n us-west --reuse-values "
-            "--set broker.config.keepAliveIntervalSeconds=31 --wait --timeout 180s"
+            "--set broker.config.managedLedgerMaxEntriesPerLedger=10000000 --wait --timeout 180s"
         )
         upto = len(sent)
         cluster.wait(lambda: len(set(came)) > upto, "all that was sent meanwhile")
@@ -404,6 +432,16 @@ def test_an_upgrade_under_traffic_loses_nothing(
     assert len(came) - len(set(came)) <= 20, "what a client acknowledges within a tenth of a second"
     producer.close()
     consumer.close()
+
+
+def test_whole_numbers_stay_whole_when_values_are_reused(cluster: Cluster) -> None:
+    """Helm keeps a release's values as JSON, where each number is a float: 10000000 comes back as 1e+07."""
+    shown = "kubectl -n us-west get configmap meridian-broker -o jsonpath='{.data.broker\\.conf}'"
+    before = cluster.run(shown)
+    assert "managedLedgerMaxEntriesPerLedger=10000000" in before.splitlines()
+    for _ in range(2):
+        cluster.run("helm upgrade meridian helm/meridian-region -n us-west --reuse-values --wait --timeout 180s")
+        assert cluster.run(shown) == before
 
 
 def test_keys_are_replaced_and_no_client_is_refused(

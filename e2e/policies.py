@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who reaches which port of our pods, asked from inside of pods: ours, and one that has no business there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final
+
+import pytest
+from conftest import Cluster
+
+STRANGER: Final = "stranger"
+OURS: Final = ("us-east", "us-west", "eu-central", "meridian-system", "meridian-verifier")
+PYTHON: Final = "/opt/meridian/bin/python"
+"""In the images of the broker and the operator."""
+
+CONNECT: Final = """
+import socket, sys
+from concurrent.futures import ThreadPoolExecutor
+
+def is_open(place):
+    host, _, port = place.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), 3).close()
+        return True
+    except OSError:
+        return False
+
+with ThreadPoolExecutor(16) as pool:
+    print(*[place for place, found in zip(sys.argv[1:], pool.map(is_open, sys.argv[1:])) if found])
+"""
+
+
+class Policies:
+    """Asks pods what they reach."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        (cluster.directory / "connect.py").write_text(CONNECT)
+
+    def reached(self, namespace: str, pod: str, places: list[str]) -> set[str]:
+        """Those of the places, each an address with a port, at which a connection is accepted.
+
+        :param pod: as for ``kubectl exec``, with its container.
+        """
+        inside = f"kubectl -n {namespace} exec -i {pod} -- {PYTHON} -"
+        return set(self.cluster.run(f"{inside} {' '.join(places)} < connect.py").split())
+
+    def from_stranger(self, places: list[str]) -> set[str]:
+        return self.reached(STRANGER, "visitor", places)
+
+    def places(self, namespace: str, labels: str, *ports: int) -> list[str]:
+        """These ports of the running pods with these labels."""
+        addresses = self.cluster.run(
+            f"kubectl -n {namespace} get pods -l '{labels}' --field-selector status.phase=Running "
+            "-o jsonpath='{.items[*].status.podIP}'"
+        ).split()
+        assert addresses, f"{namespace} has no pod {labels}"
+        return [f"{address}:{port}" for address in addresses for port in ports]
+
+    def apply(self, *objects: dict[str, Any]) -> None:
+        made = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
+        (self.cluster.directory / "policies.json").write_text(json.dumps(made))
+        self.cluster.run("kubectl apply -f policies.json")
+
+    @contextmanager
+    def stranger(self) -> Iterator[None]:
+        """A namespace that is not ours, with a pod that visits others and one that is visited.
+
+        Skips the test where the cluster does not enforce policies: a policy that allows nothing tells.
+        """
+        try:
+            self.cluster.run("e2e/cluster enforce on", seconds=1800)
+            self.cluster.run(f"kubectl create namespace {STRANGER}")
+            self.apply(_pod("visitor", "sleep infinity"), _pod("visited", f"exec {PYTHON} -m http.server 8000"))
+            self.cluster.run(f"kubectl -n {STRANGER} wait --for=condition=Ready --timeout=120s pod/visitor pod/visited")
+            [visited] = self.places(STRANGER, "name=visited", 8000)
+            self.cluster.wait(lambda: self.from_stranger([visited]), "the visited pod to listen")
+            self.apply(_deny_all())
+            try:
+                self.cluster.wait(lambda: not self.from_stranger([visited]), "policies to count", seconds=30)
+            except AssertionError:
+                pytest.skip("this cluster's network plug-in does not enforce NetworkPolicies")
+            yield
+        finally:
+            self.cluster.run(f"kubectl delete namespace {STRANGER} --ignore-not-found --timeout=120s")
+            self.cluster.run("e2e/cluster enforce off")
+
+    def until_out(self, places: list[str]) -> None:
+        """Wait for the stranger to reach none of these."""
+        self.cluster.wait(lambda: not self.from_stranger(places), f"{places} to be closed to strangers", seconds=60)
+
+    def until_reached(self, namespace: str, pod: str, places: list[str]) -> None:
+        """Wait for a pod of ours to reach all of these."""
+        found = partial(self.reached, namespace, pod, places)
+        self.cluster.wait(lambda: found() == set(places), f"{pod} in {namespace} to reach {places}", seconds=60)
+
+
+def only_ours() -> list[dict[str, Any]]:
+    """What ``networkPolicy.clients`` and ``.admins`` say: pods in our namespaces and no others."""
+    expression = {"key": "kubernetes.io/metadata.name", "operator": "In", "values": list(OURS)}
+    return [{"namespaceSelector": {"matchExpressions": [expression]}}]
+
+
+def _pod(name: str, command: str) -> dict[str, Any]:
+    container = {"name": name, "image": "meridian-broker:0.1.0", "command": ["sh", "-c", command]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": STRANGER, "labels": {"name": name}},
+        "spec": {"containers": [container], "terminationGracePeriodSeconds": 0, "automountServiceAccountToken": False},
+    }
+
+
+def _deny_all() -> dict[str, Any]:
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": "deny-all", "namespace": STRANGER},
+        "spec": {"podSelector": {"matchLabels": {"name": "visited"}}, "policyTypes": ["Ingress"]},
+    }
