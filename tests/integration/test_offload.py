@@ -272,6 +272,21 @@ async def test_policies_set_thresholds_and_no_places(world: World) -> None:
         assert await world.http("GET", f"{NAMESPACE}/offloadThreshold") == (200, -1)
 
 
+async def test_a_ledger_that_an_export_reads_stays_until_it_is_read(world: World) -> None:
+    async with world.running(
+        managedLedgerOffloadAutoTriggerSizeThresholdBytes=0, managedLedgerOffloadDeletionLagMs=0
+    ) as world.broker:
+        await world.publish()
+        held = (await world.ledgers())[0]["ledgerId"]
+        world.broker.held.hold([held])
+        await world.look()
+        assert world.away() and held not in world.away()
+        assert (await world.ledgers())[0]["offloaded"]
+        world.broker.held.release([held])
+        await world.look()
+        assert held in world.away()
+
+
 async def test_copies_that_a_dead_broker_left_are_found(world: World) -> None:
     async with world.running(
         managedLedgerOffloadAutoTriggerSizeThresholdBytes=0, managedLedgerOffloadDeletionLagMs=0

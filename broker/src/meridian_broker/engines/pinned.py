@@ -81,6 +81,10 @@ class PinnedLedgers:
         """Keep these ledgers until ``release``; holds are counted."""
         self._holds.update(ledgers)
 
+    def is_held(self, ledger_id: int) -> bool:
+        """Whether somebody reads it."""
+        return self._holds[ledger_id] > 0
+
     def release(self, ledgers: Iterable[int]) -> None:
         """End one hold of each; deletions that waited for it begin."""
         self._holds.subtract(ledgers)

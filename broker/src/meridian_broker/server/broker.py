@@ -251,6 +251,7 @@ class BrokerProcess:
         near = await open_ledgers(settings, files)
         stack.push_async_callback(near.close)
         process.ledgers = await with_offloaded(near, settings, store, process.scheduler)
+        stack.push_async_callback(process.ledgers.close)
         note = settings.region.data_directory / "ledgers-to-delete" if process.ledgers.is_apart else None
         process.held = PinnedLedgers(process.ledgers, note, process.scheduler)
         await process.held.finish_deletions()
@@ -367,7 +368,7 @@ class BrokerProcess:
         if self.several is None:  # several brokers do not vote
             streams.witness.bind(self.leases)
         if isinstance(self.ledgers, OffloadedLedgers):
-            self.offload = OffloadRounds(registry, self.ledgers.offloading, asyncio.Lock())
+            self.offload = OffloadRounds(registry, self.ledgers.offloading, asyncio.Lock(), self.held.is_held)
         self.host, ends = ExchangeHost(registry), StoredEnds(registry)
         self.exchange = self._progress(ends, options)
         self.behind = BehindRecord(self.catalog, self.broker_id, self.exchange, self.scheduler.now_ms)

@@ -8,7 +8,7 @@ stay where they are, and the next round tries again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -62,9 +62,19 @@ class _Pause:
 class OffloadRounds:
     """See the module's text. One per broker that has an object store."""
 
-    def __init__(self, registry: TopicRegistry, offloading: Offloading, turn: AbstractAsyncContextManager[Any]) -> None:
-        """:param turn: held while a ledger is copied."""
+    def __init__(
+        self,
+        registry: TopicRegistry,
+        offloading: Offloading,
+        turn: AbstractAsyncContextManager[Any],
+        is_held: Callable[[int], bool],
+    ) -> None:
+        """
+        :param turn: held while a ledger is copied.
+        :param is_held: whether another process reads a ledger where it was stored.
+        """
         self.offloading = offloading
+        self._is_held = is_held
         self._registry = registry
         self._turn = turn
         self._statuses: dict[str, OffloadStatus] = {}
@@ -102,6 +112,8 @@ class OffloadRounds:
     async def _look_at(self, topic: Topic) -> None:
         scheduler = self._registry.parts.scheduler
         rules = topic.rules
+        if len(topic.log.counts()) < 2:
+            return  # as of most topics: the last ledger stays
         spans = topic.log.spans()
         wanted = [one for one in due(spans, rules, scheduler.now_ms()) if not self.offloading.is_copied(one)]
         for ledger_id in wanted:
@@ -109,7 +121,7 @@ class OffloadRounds:
             if pause is None or scheduler.now_ms() >= pause.until_ms:
                 await self._copy(topic, ledger_id)
         for span in spans:
-            if self._may_leave(span.ledger_id, rules.offload_deletion_lag_ms):
+            if self._may_leave(span.ledger_id, rules.offload_deletion_lag_ms) and not self._is_held(span.ledger_id):
                 await self.offloading.leave(span.ledger_id)
 
     def _may_leave(self, ledger_id: int, lag_ms: int) -> bool:
