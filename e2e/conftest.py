@@ -85,6 +85,7 @@ class Cluster:
             "kubectl get meridian -A -o wide",
             "kubectl -n meridian-system logs deploy/operator --tail=30",
             "kubectl -n us-west logs statefulset/meridian-broker --tail=30",
+            "kubectl -n us-east logs -l app.kubernetes.io/component=broker -c broker --prefix --tail=30",
         ):
             done = subprocess.run(["bash", "-c", command], env=self.environment, capture_output=True, text=True)
             told.append(f"$ {command}\n{done.stdout}{done.stderr}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import pulsar
@@ -37,6 +38,8 @@ class Traffic:
         self.stored: dict[str, set[int]] = {region: set() for region in producers}
         """By the region that gave the receipt."""
         self.acked: set[int] = set()
+        self.acked_at: dict[int, float] = {}
+        """When the consumer acknowledged each, the last time; by the monotonic clock."""
         self.refused: list[str] = []
         self.repeated: list[int] = []
         """Acknowledged, and delivered again."""
@@ -51,7 +54,9 @@ class Traffic:
             thread.start()
 
     def stop(self) -> None:
-        """All receipts and acknowledgements have arrived when it returns."""
+        """All receipts and acknowledgements have arrived when it returns. The second time nothing happens."""
+        if self._over.is_set():
+            return
         self._over.set()
         for thread in self._threads:
             thread.join()
@@ -85,6 +90,7 @@ class Traffic:
                 if number % 3:
                     self._consumer.acknowledge(message)
                     self.acked.add(number)
+                    self.acked_at[number] = time.monotonic()
 
 
 def working(client: pulsar.Client, topic: str) -> pulsar.Consumer:

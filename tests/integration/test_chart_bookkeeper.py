@@ -138,7 +138,7 @@ def test_autorecovery_is_a_process_of_its_own() -> None:
 
 def test_bookies_find_the_regions_etcd_and_take_the_largest_message() -> None:
     etcd = {"replicas": 3}
-    config: dict[str, Any] = {"gcWaitTime": 900_000, "lostBookieRecoveryDelay": 60}
+    config: dict[str, Any] = {"gcWaitTime": 12_000_000, "lostBookieRecoveryDelay": 60, "diskUsageThreshold": 0.97}
     made = rendered(
         "meridian-region",
         region_values(
@@ -153,7 +153,7 @@ def test_bookies_find_the_regions_etcd_and_take_the_largest_message() -> None:
     uri = f"metadata-store:etcd:{';'.join(members)}?configFilePath=/etc/bookkeeper/config/etcd.yaml"
     assert settings["metadataServiceUri"] == uri
     assert settings["nettyMaxFrameSizeBytes"] == str(20_971_520 + FRAME_PADDING_BYTES)
-    assert (settings["gcWaitTime"], settings["lostBookieRecoveryDelay"]) == ("900000", "60")
+    assert {key: settings[key] for key in config} == {key: str(value) for key, value in config.items()}
     assert settings["verifyMetadataOnGC"] == "true"
     assert "authority: meridian-etcd-0.meridian-etcd.us-east.svc\n" in (
         made["ConfigMap", "meridian-bookie"]["data"]["etcd.yaml"] + "\n"

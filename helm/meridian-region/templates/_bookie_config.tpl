@@ -49,7 +49,10 @@ extraServerComponents: ""
 
 {{- define "region.bookieConf" -}}
 {{- $chosen := dict }}
-{{- range $key, $value := .Values.bookies.config }}{{ $_ := set $chosen $key (include "region.settingText" $value) }}{{ end }}
+{{- range $key, $value := .Values.bookies.config }}
+{{- $isFraction := and (kindIs "float64" $value) (ne (toString (floor $value)) (toString $value)) }}
+{{- $_ := set $chosen $key ($isFraction | ternary (toString $value) (include "region.settingText" $value)) }}
+{{- end }}
 {{- range $key, $value := merge (include "region.ownBookieSettings" . | fromYaml) $chosen (include "region.bookieDefaults" . | fromYaml) }}
 {{- $key }}={{ $value }}
 {{ end }}

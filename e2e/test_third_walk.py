@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A third walk: a region on BookKeeper, with several brokers and three bookies, under traffic all the time.
+
+The fixture installs it; each test disturbs it, and the last one looks at what became of the messages.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+import pulsar
+import pytest
+from conftest import Cluster, empty
+from traffic import Traffic, auditing, drain, working
+
+REGION = "us-east"
+TOPIC = "persistent://public/default/shared"
+PORT = 30650
+PARTITIONS = 4
+IMAGES = "broker etcd bookkeeper"
+SETTLED_SECONDS = 0.5
+"""What a client acknowledged so long ago has reached its broker: official clients batch acknowledgements for 100 ms."""
+VALUES = {
+    "region.name": REGION,
+    "region.storage": "bookkeeper",
+    "external.enabled": "true",
+    "external.port": str(PORT),
+    "broker.resources.requests.cpu": "50m",
+    "broker.config.brokerDeduplicationEnabled": "true",
+    "etcd.volume.size": "1Gi",
+    "bookies.replicas": "3",
+    "bookies.memory.heap": "128Mi",
+    "bookies.memory.direct": "192Mi",
+    "bookies.resources.requests.cpu": "50m",
+    "bookies.resources.requests.memory": "256Mi",
+    "bookies.resources.limits.memory": "768Mi",
+    "bookies.journal.size": "1Gi",
+    "bookies.volume.size": "1Gi",
+    "bookies.config.journalMaxSizeMB": "64",
+    "bookies.config.journalPreAllocSizeMB": "4",
+    "bookies.config.diskUsageThreshold": "0.99",
+    "bookies.config.diskUsageWarnThreshold": "0.99",
+}
+KILL = """
+import os, sys
+pod = b"HOSTNAME=" + sys.argv[1].encode()
+for process in filter(str.isdecimal, os.listdir("/proc")):
+    try:
+        with open(f"/proc/{process}/environ", "rb") as file:
+            found = pod in file.read().split(bytes(1))
+        if found:
+            os.kill(int(process), 9)
+            print(process)
+    except OSError:
+        pass
+"""
+
+
+@dataclass
+class Disturbance:
+    """What had been acknowledged and was settled when it began, and how many messages had come again until then."""
+
+    settled: set[int]
+    repeated: int
+
+
+@dataclass
+class Region:
+    """The region, and traffic in it that goes on from test to test."""
+
+    cluster: Cluster
+    client: pulsar.Client
+    traffic: Traffic
+    disturbances: dict[str, Disturbance] = field(default_factory=dict)
+
+    def disturb(self, what: str, disturbance: Callable[[], None]) -> None:
+        """Let something happen. What was published by then is stored in the end, and messages go on being consumed."""
+        old = time.monotonic() - SETTLED_SECONDS
+        settled = {number for number, at in self.traffic.acked_at.copy().items() if at < old}
+        self.disturbances[what] = Disturbance(settled, len(self.traffic.repeated))
+        disturbance()
+        published, acked = self.traffic.published, len(self.traffic.acked)
+        self.cluster.wait(
+            lambda: len(self.traffic.stored[REGION]) >= published and len(self.traffic.acked) > acked + 50,
+            f"traffic after: {what}",
+        )
+
+    def scale(self, brokers: int) -> None:
+        """Change the number of brokers, and wait until all of them are ready."""
+        self.cluster.run(
+            f"helm upgrade meridian helm/meridian-region -n {REGION} --reuse-values "
+            f"--set broker.replicas={brokers} --wait --timeout 180s",
+            seconds=200,
+        )
+        pods = f"kubectl -n {REGION} get pods -l app.kubernetes.io/component=broker -o name"
+        self.cluster.wait(lambda: len(self.cluster.run(pods).split()) == brokers, f"{brokers} pods of brokers")
+
+    def kill(self, pod: str) -> None:
+        """SIGKILL for all of a pod's processes, by a pod that sees those of the node and runs as the same user."""
+        name = f"kill-{pod}"
+        container = {
+            "name": "kill",
+            "image": "meridian-broker:0.1.0",
+            "command": ["/opt/meridian/bin/python", "-c", KILL, pod],
+            "securityContext": {"runAsUser": 10001, "runAsGroup": 10001},
+        }
+        spec = {"hostPID": True, "restartPolicy": "Never", "containers": [container]}
+        manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": REGION}, "spec": spec}
+        (self.cluster.directory / "kill.json").write_text(json.dumps(manifest))
+        self.cluster.run("kubectl apply -f kill.json")
+        ended = "--for=jsonpath='{.status.phase}'=Succeeded"
+        self.cluster.run(f"kubectl -n {REGION} wait {ended} --timeout=60s pod/{name}")
+        assert self.cluster.run(f"kubectl -n {REGION} logs {name}").split(), f"no process of {pod} was found"
+        restarts = "-o jsonpath='{.status.containerStatuses[*].restartCount}'"
+        self.cluster.wait(
+            lambda: any(map(int, self.cluster.run(f"kubectl -n {REGION} get pod {pod} {restarts}").split())),
+            f"{pod} to start again",
+        )
+        self.cluster.run(f"kubectl -n {REGION} wait --for=condition=Ready --timeout=240s pod/{pod}")
+
+
+@pytest.fixture(scope="module")
+def region(cluster: Cluster) -> Iterator[Region]:
+    empty(cluster)
+    build = 'e2e/cluster build "meridian-$image:0.1.0" "images/$image/Dockerfile"'
+    load = 'e2e/cluster load "meridian-$image:0.1.0"'
+    cluster.run(f"for image in {IMAGES}; do {build} && {load}; done", seconds=900)
+    cluster.run(f".venv/bin/meridian tokens manifest --directory shared-tokens --region {REGION}")
+    cluster.run(f"kubectl create namespace {REGION} && kubectl -n {REGION} apply -f shared-tokens/regions.json")
+    host = cluster.run("e2e/cluster host").strip()
+    values = " ".join(f"--set {key}={value}" for key, value in {**VALUES, "external.host": host}.items())
+    cluster.run(
+        f"helm install meridian helm/meridian-region -n {REGION} -f examples/kubernetes/without-registry.yaml "
+        f"{values} --wait --timeout 300s",
+        seconds=320,
+    )
+    token = (cluster.directory / "shared-tokens/admin.jwt").read_text().strip()
+    client = pulsar.Client(
+        f"pulsar://{host}:{PORT}",
+        listener_name="external",
+        authentication=pulsar.AuthenticationToken(token),
+        operation_timeout_seconds=60,
+        logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error),
+    )
+    command = f"meridian topics create {TOPIC} --partitions {PARTITIONS}"
+    inside = f"kubectl -n {REGION} exec -i meridian-broker-0 -c broker -- sh -c"
+    cluster.run(
+        f"{inside} 'cat >/tmp/jwt && {command} --url http://127.0.0.1:8080 --token-file /tmp/jwt' "
+        "<shared-tokens/admin.jwt"
+    )
+    traffic = Traffic({REGION: client}, TOPIC, (REGION,), consumer=REGION)
+    try:
+        cluster.wait(lambda: len(traffic.acked) > 50, "traffic")
+        yield Region(cluster, client, traffic)
+    finally:
+        traffic.stop()
+        client.close()
+    if not os.environ.get("E2E_KEEP"):
+        empty(cluster)
+
+
+def serves(region: Region, number: int) -> bool:
+    """Did that broker ever own topics?"""
+    log = region.cluster.run(f"kubectl -n {REGION} logs meridian-broker-{number} -c broker")
+    return ": owns public/default/" in log
+
+
+def test_nothing_was_restarted_because_something_else_took_longer(region: Region) -> None:
+    counts = "-o jsonpath='{.items[*].status.containerStatuses[*].restartCount}'"
+    told = region.cluster.run(f"kubectl -n {REGION} get pods {counts}").split()
+    assert told and set(told) == {"0"}
+
+
+def test_brokers_are_added_under_traffic(region: Region) -> None:
+    region.disturb("1 broker, then 3", lambda: region.scale(3))
+    for number in (1, 2):
+        region.cluster.wait(partial(serves, region, number), f"broker {number} to serve topics")
+
+
+def test_a_client_inside_the_cluster_is_sent_from_the_service_to_the_pod(region: Region) -> None:
+    region.cluster.run(f"helm test meridian -n {REGION}", seconds=150)
+
+
+def test_a_bookie_is_killed(region: Region) -> None:
+    region.disturb("a bookie killed", lambda: region.kill("meridian-bookie-1"))
+
+
+def test_a_broker_is_killed(region: Region) -> None:
+    region.disturb("a broker killed", lambda: region.kill("meridian-broker-1"))
+
+
+def test_a_broker_is_removed_under_traffic(region: Region) -> None:
+    region.disturb("3 brokers, then 2", lambda: region.scale(2))
+
+
+def test_nothing_is_lost_and_nothing_acknowledged_comes_again(region: Region, measured: Callable[[str], None]) -> None:
+    traffic = region.traffic
+    traffic.stop()
+    measured(
+        f"a region on BookKeeper, disturbed by {', '.join(region.disturbances)}: {traffic.published} messages, "
+        f"{len(traffic.refused)} refused, {len(traffic.repeated)} came again"
+    )
+    assert not traffic.refused
+    stored = traffic.stored[REGION]
+    assert stored == set(range(traffic.published))
+    for what, before in region.disturbances.items():
+        again = before.settled.intersection(traffic.repeated[before.repeated :])
+        assert not again, f"{what}: acknowledged before, and delivered again: {sorted(again)}"
+    consumer = auditing(region.client, TOPIC)
+    assert sorted(drain(consumer, stored)) == sorted(stored), "each message is stored once"
+    consumer.close()
+    consumer = working(region.client, TOPIC)
+    owed = stored - traffic.acked
+    assert sorted(drain(consumer, owed)) == sorted(owed), "what nobody has acknowledged, once each"
+    consumer.close()
