@@ -97,15 +97,18 @@ def test_another_number_of_brokers_restarts_none_of_them() -> None:
     assert pod(one, "broker") == pod(three, "broker")
 
 
-def test_a_region_with_others_has_one_broker_on_its_bookies(tmp_path: Path) -> None:
-    """It owns every topic without asking, so it has no id, and a second one must not start."""
+def test_the_only_broker_of_a_region_with_others_has_no_id(tmp_path: Path) -> None:
+    """It owns every topic without asking, in dispatch scope `origin` too, and a second one must not start beside it."""
     tls = {"enabled": True, "existingSecret": "certificates"}
-    made = rendered("meridian-region", region_values(region={**ON_BOOKKEEPER, "peers": PEERS}, tls=tls))
+    region = {**ON_BOOKKEEPER, "peers": PEERS}
+    made = rendered("meridian-region", region_values(region=region, tls=tls))
     settings = settings_of(made, "meridian-broker-0", tmp_path)
     assert not settings.brokers.is_one_of_several
     assert settings.storage.managed_ledger_storage == "bookkeeper"
     with pytest.raises(subprocess.CalledProcessError):
         command_line(made, "meridian-broker-1", tmp_path)
+    several = rendered("meridian-region", region_values(region=region, tls=tls, broker={"replicas": 2}))
+    assert settings_of(several, "meridian-broker-1", tmp_path).brokers.broker_id == "meridian-broker-1"
 
 
 def test_bookies_are_bound_to_their_volumes_and_spread_and_drained_one_at_a_time() -> None:

@@ -83,9 +83,12 @@ topologySpreadConstraints:
 {{ .Values.broker.replicas | default 1 | int }}
 {{- end }}
 
-{{/* Not empty: the region's brokers share it, each with an id and an address of its own, however many there are now. */}}
+{{/* Not empty: the region's brokers share it, each with an id and an address of its own. A region without others shares
+even with one, so that adding brokers restarts none; one with others does not, because brokers with an id know no dispatch
+scope `origin` yet. */}}
 {{- define "region.isShared" -}}
-{{- if and (eq (include "region.storage" .) "bookkeeper") (not .Values.region.peers) }}true{{ end -}}
+{{- $isAlone := and (eq (include "region.brokers" .) "1") .Values.region.peers -}}
+{{- if and (eq (include "region.storage" .) "bookkeeper") (not $isAlone) }}true{{ end -}}
 {{- end }}
 
 {{/* Bytes of a volume, such as 20Gi. */}}
