@@ -287,6 +287,25 @@ async def test_a_ledger_that_an_export_reads_stays_until_it_is_read(world: World
         assert held in world.away()
 
 
+async def test_the_next_owner_of_a_topic_goes_on_where_another_broker_was(world: World) -> None:
+    async with world.running(managedLedgerOffloadAutoTriggerSizeThresholdBytes=0) as world.broker:
+        assert world.broker.offload is not None
+        await world.publish()
+        await world.look()
+        assert not world.away(), "the lag"
+        world.broker.offload._is_shared = True
+        world.offloading.table._known.clear()  # another broker copied them
+        before = world.objects.requests
+        assert (await world.http("PUT", f"{NAMESPACE}/offloadThreshold", -1))[0] == 204
+        assert (await world.http("PUT", f"{NAMESPACE}/offloadDeletionLagMs", 0))[0] == 204
+        await world.broker.service.policies.follow()
+        await world.look()
+        ledgers = await world.ledgers()
+        assert world.away() == {one["ledgerId"] for one in ledgers[:-1]}
+        assert [one["offloaded"] for one in ledgers[:-1]] == [True] * (len(ledgers) - 1)
+        assert world.objects.requests - before < 20 * len(ledgers), "no copy was made again"
+
+
 async def test_copies_that_a_dead_broker_left_are_found(world: World) -> None:
     async with world.running(
         managedLedgerOffloadAutoTriggerSizeThresholdBytes=0, managedLedgerOffloadDeletionLagMs=0

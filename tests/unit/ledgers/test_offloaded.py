@@ -451,6 +451,8 @@ async def test_records_that_another_broker_wrote_are_found(world: OffloadWorld) 
     await other.offloading.copy(7, world.fence)
     await other.offloading.leave(7)
     assert world.table.get(7) is None
+    await world.offloading.copy(7, world.fence)  # it is done already
+    assert world.offloading.is_copied(7)
     await world.start()
     await world.table.load()
     assert await read_all(world.store, 7) == ENTRIES

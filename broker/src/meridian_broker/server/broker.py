@@ -368,7 +368,10 @@ class BrokerProcess:
         if self.several is None:  # several brokers do not vote
             streams.witness.bind(self.leases)
         if isinstance(self.ledgers, OffloadedLedgers):
-            self.offload = OffloadRounds(registry, self.ledgers.offloading, asyncio.Lock(), self.held.is_held)
+            self.offload = OffloadRounds(
+                *(registry, self.ledgers.offloading, asyncio.Lock(), self.held.is_held),
+                is_shared=self.several is not None,
+            )
         self.host, ends = ExchangeHost(registry), StoredEnds(registry)
         self.exchange = self._progress(ends, options)
         self.behind = BehindRecord(self.catalog, self.broker_id, self.exchange, self.scheduler.now_ms)

@@ -65,7 +65,7 @@ class Offloading:
         :raises ObjectStoreError: the copy cannot be written.
         :raises MetadataError: the record cannot be written.
         """
-        record = self.table.get(ledger_id)
+        record = self.table.get(ledger_id) or await self.table.fetch(ledger_id)
         if record is not None and record.state is not State.UPLOADING:
             return
         info = await self._near.recover(ledger_id, fence)

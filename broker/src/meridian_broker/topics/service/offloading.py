@@ -25,6 +25,7 @@ from meridian_broker.topics.errors import OffloadRunning, TopicError
 from meridian_broker.topics.retention.offloading import before, due, first_not_copied
 
 if TYPE_CHECKING:
+    from meridian_broker.ledgers.chapters import Span
     from meridian_broker.ledgers.offloaded.offloading import Offloading
     from meridian_broker.topics.service.registry import TopicRegistry
     from meridian_broker.topics.topic import Topic
@@ -68,12 +69,18 @@ class OffloadRounds:
         offloading: Offloading,
         turn: AbstractAsyncContextManager[Any],
         is_held: Callable[[int], bool],
+        *,
+        is_shared: bool,
     ) -> None:
         """
         :param turn: held while a ledger is copied.
         :param is_held: whether another process reads a ledger where it was stored.
+        :param is_shared: other brokers of the region own topics, too, and may have offloaded what is ours by now.
         """
         self.offloading = offloading
+        self._is_shared = is_shared
+        self._terms: dict[str, int] = {}
+        """The fence of the term in which a topic's records were read."""
         self._is_held = is_held
         self._registry = registry
         self._turn = turn
@@ -106,6 +113,8 @@ class OffloadRounds:
         """What is known of topics and ledgers that are not here any more."""
         for name in self._statuses.keys() - self._registry.topics.keys():
             del self._statuses[name]
+        for name in self._terms.keys() - self._registry.topics.keys():
+            del self._terms[name]
         now_ms = self._registry.parts.scheduler.now_ms()
         self._pauses = {one: pause for one, pause in self._pauses.items() if now_ms < pause.until_ms + PAUSE_MS_MAX}
 
@@ -115,6 +124,8 @@ class OffloadRounds:
         if len(topic.log.counts()) < 2:
             return  # as of most topics: the last ledger stays
         spans = topic.log.spans()
+        if self._is_shared:
+            await self._take_over(topic, spans)
         wanted = [one for one in due(spans, rules, scheduler.now_ms()) if not self.offloading.is_copied(one)]
         for ledger_id in wanted:
             pause = self._pauses.get(ledger_id)
@@ -123,6 +134,13 @@ class OffloadRounds:
         for span in spans:
             if self._may_leave(span.ledger_id, rules.offload_deletion_lag_ms) and not self._is_held(span.ledger_id):
                 await self.offloading.leave(span.ledger_id)
+
+    async def _take_over(self, topic: Topic, spans: Sequence[Span]) -> None:
+        """Read what earlier owners wrote, once in each term."""
+        if topic.metadata is not None and self._terms.get(topic.name) != topic.metadata.fence:
+            for span in spans:
+                await self.offloading.table.fetch(span.ledger_id)
+            self._terms[topic.name] = topic.metadata.fence
 
     def _may_leave(self, ledger_id: int, lag_ms: int) -> bool:
         record = self.offloading.table.get(ledger_id)
