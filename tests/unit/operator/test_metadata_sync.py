@@ -95,6 +95,14 @@ def test_a_region_that_is_away_holds_the_others_up_in_nothing_but_a_deletion() -
     assert not metadata_sync.deletion(policy(), [region("eu", OFF), region("us", OFF)]).changes
 
 
+def test_a_region_that_is_too_old_is_told_and_holds_no_deletion_up() -> None:
+    old = region("us", None, problem="its version cannot synchronize metadata", reason="NotSupported")
+    assert metadata_sync.plan(policy(), [region("eu", ON), old]).problems
+    ended = metadata_sync.deletion(policy(), [region("eu", ON), old])
+    assert not ended.problems
+    assert {one.region for one in ended.changes} == {"eu"}
+
+
 def test_what_brokers_have_in_their_own_settings_is_no_change_of_ours() -> None:
     own = SyncSeen(enabled=True)
     told = metadata_sync.plan(policy(suspend=True), [region("us", own)])

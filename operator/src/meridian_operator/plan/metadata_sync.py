@@ -49,8 +49,11 @@ def plan(spec: MetadataSyncPolicySpec, seen: Sequence[RegionSeen]) -> Plan:
 
 
 def deletion(spec: MetadataSyncPolicySpec, seen: Sequence[RegionSeen]) -> Plan:
-    """The changes to make when the object is deleted with policy Delete: none until every region answers."""
-    problems = _silent(seen)
+    """The changes to make when the object is deleted with policy Delete: none until every region answers.
+
+    A region whose version cannot synchronize metadata has nothing to switch off.
+    """
+    problems = [problem for problem in _silent(seen) if problem[1] != "NotSupported"]
     if problems:
         return Plan((), tuple(problems))
     return Plan(
