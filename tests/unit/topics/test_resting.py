@@ -165,17 +165,28 @@ async def test_a_large_snapshot_stays_in_its_ledger_and_is_not_made_again_and_ag
     assert may_rest(one)
 
 
-async def test_a_topic_goes_on_although_its_record_cannot_be_written_now(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("writes", [0, 1])
+async def test_a_topic_goes_on_although_its_record_cannot_be_written_now(
+    writes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = await idle()
+    save, left = one.record.save_progress_ledgers, [None] * writes
 
-    async def refuse(*_: object) -> None:
-        raise MetadataUnavailable("away")
+    async def refuse(ledgers: list[int], snapshot: tuple[bytes, ...] | None = None) -> None:
+        if not left:
+            raise MetadataUnavailable("away")
+        left.pop()
+        await save(ledgers, snapshot)
 
     with monkeypatch.context() as away:
         away.setattr(one.record, "save_progress_ledgers", refuse)
         with pytest.raises(MetadataUnavailable):
             await one.topic.progress_log.rest()
-    assert len(one.record.progress) == 1
+        ledgers = list(one.record.progress)
+        if not writes:
+            await one.ack("shared", [7], 30)
+            assert one.topic.failure is None, "the ledger still takes changes while the metadata store is away"
+    assert one.record.progress == ledgers
     await one.ack("shared", [5], 30)
     before = one.state()
     await one.kill()

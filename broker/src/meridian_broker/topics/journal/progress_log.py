@@ -491,8 +491,13 @@ class ProgressLog:
         """
         number = self._rolls.begin()
         try:
+            asked = self._asked
             if self._small_snapshot() is None:
-                self._too_large_at = self._asked
+                self._too_large_at = asked
+                return
+            # Without the metadata store an open ledger still takes changes, and a sealed one does not.
+            await self._metadata.save_progress_ledgers(self.ledgers, self._at_rest)
+            if self._asked != asked:
                 return
             writer, self._writer = self._writer, None
             if writer is not None:
