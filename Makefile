@@ -60,6 +60,7 @@ check: setup ## lint, format, types, import contracts, generated files
 .PHONY: simulate
 simulate: setup ## simulated regions: SEEDS=1000 from FIRST=0 in ORDER=0; BUGS=1 also hunts every planted bug
 	@PYTHONPATH=tests $(BIN)/python -m simulation --first $(FIRST) --seeds $(SEEDS) --order $(ORDER) --jobs $$(nproc)
+	@PYTHONPATH=tests $(BIN)/python -m simulation --world brokers --first $(FIRST) --seeds $(SEEDS) --order $(ORDER) --jobs $$(nproc)
 	@SYNC_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q -n $$(nproc) tests/unit/metadata/test_sync_world.py
 	@if [ -n "$(BUGS)" ]; then SIMULATE_BUGS=1 $(BIN)/python -m pytest -s tests/simulation/test_planted_bugs.py; fi
 

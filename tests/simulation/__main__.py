@@ -9,21 +9,29 @@ import os
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
+from typing import Final
 
-from simulation.generate import story_of
+from simulation import generate, shared_stories
 from simulation.running import Outcome, run_story, shorten
 
+STORIES: Final = {"regions": generate.story_of, "brokers": shared_stories.story_of}
+"""World -> the story of a seed."""
 
-def run_seed(seed: int) -> tuple[int, Outcome, float]:
+
+def run_seed(world: str, seed: int) -> tuple[int, Outcome, float]:
     began = time.process_time()
-    outcome = run_story(story_of(seed))
+    outcome = run_story(STORIES[world](seed))
     gc.collect()
     return seed, outcome, time.process_time() - began
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="simulation", description=__doc__)
+    parser.add_argument(
+        "--world", choices=STORIES, default="regions", help="several regions, or brokers that share one"
+    )
     parser.add_argument("--seeds", type=int, default=300, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first one")
     parser.add_argument("--seconds", type=float, default=0, help="stop after so long; 0: never")
@@ -36,7 +44,7 @@ def main(arguments: list[str]) -> int:
     seeds = range(options.first, options.first + options.seeds)
     if options.print:
         for seed in seeds:
-            print(f"# seed {seed}", *story_of(seed), sep="\n")
+            print(f"# seed {seed}", *STORIES[options.world](seed), sep="\n")
         return 0
     return _run(seeds, options)
 
@@ -47,7 +55,8 @@ def _run(seeds: range, options: argparse.Namespace) -> int:
     hours = cpu = 0.0
     gc.freeze()  # so that after each story only its own garbage is collected
     with ProcessPoolExecutor(options.jobs, initializer=gc.freeze) as pool:
-        results = map(run_seed, seeds) if options.jobs == 1 else pool.map(run_seed, seeds, chunksize=4)
+        run = partial(run_seed, options.world)
+        results = map(run, seeds) if options.jobs == 1 else pool.map(run, seeds, chunksize=4)
         for seed, outcome, spent in results:
             done += 1
             hours += outcome.seconds * outcome.regions / 3600
@@ -72,7 +81,7 @@ def _run(seeds: range, options: argparse.Namespace) -> int:
 def _tell(seed: int, outcome: Outcome, options: argparse.Namespace) -> None:
     assert outcome.violation is not None
     print(f"seed {seed}{f' in order {options.order}' if options.order else ''}: {outcome.violation}")
-    lines = story_of(seed)
+    lines = STORIES[options.world](seed)
     if not options.as_found:
         lines = shorten(lines, outcome.violation.kind)
         print(f"  shortest story found ({len(lines)} lines), {run_story(lines).violation}:")

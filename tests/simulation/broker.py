@@ -9,7 +9,7 @@ they own the topics: only fencing keeps them from writing.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,7 +35,7 @@ from meridian_broker.topics.lifecycle.labels import Labels
 from meridian_broker.topics.lifecycle.parts import BrokerParts, OtherRegions
 from meridian_broker.topics.lifecycle.unfinished import Unfinished
 from meridian_broker.topics.limits import TopicLimits
-from meridian_broker.topics.ports import EveryTopic
+from meridian_broker.topics.ports import EveryTopic, Ownership
 from meridian_broker.topics.service.backfill_rounds import StoredEnds
 from meridian_broker.topics.service.cold_encoding import ColdEncoding
 from meridian_broker.topics.service.exchange_host import ExchangeHost
@@ -50,13 +50,14 @@ from simulation.disk_faults import DiskFaults
 from simulation.disks import Around, Volume
 from simulation.engine_disks import EngineVolume
 from simulation.exchange_links import ExchangeLinks
-from simulation.loop import Lock, SimScheduler
+from simulation.loop import Lock, Owner, SimScheduler
 from simulation.metadata import MetadataVolume, SimMetadata
 from simulation.names import HEARD_US, full_name
 from simulation.quotas import QuotaWatch
 from simulation.replication_links import ReplicationLinks
 
 if TYPE_CHECKING:
+    from meridian_broker.topics.context import TopicContext
     from simulation.stage import Stage
 
 WORLD_BEGAN_MS: Final = 1_780_000_000_000
@@ -106,6 +107,10 @@ class SimBroker:
                 faults=home.faults,
             )
         )
+        self.metadata = SimMetadata(
+            *(self, world.loop, home.metadata, home.metadata_us),
+            *(home.written, home.moved, home.taken_back, home.faults),
+        )
         self.service: TopicService
         self.exchange: ExchangeLinks
         self.replication: ReplicationLinks
@@ -114,9 +119,8 @@ class SimBroker:
     def region(self) -> str:
         return self.home.name
 
-    @property
-    def is_owner(self) -> bool:
-        """No later broker of the region has started."""
+    def delivers(self, _topic: str) -> bool:
+        """Whether what it delivers counts: no later broker of the region has started."""
         return self.home.broker is self
 
     def mono_ms(self) -> int:
@@ -127,27 +131,10 @@ class SimBroker:
         """Like ``server.broker``."""
         world, home = self.world, self.home
         clock = HybridClock(self.scheduler.now_ms, home.name)
-        catalog = Catalog(
-            SimMetadata(
-                world.loop,
-                home.metadata,
-                home.metadata_us,
-                home.written,
-                home.moved,
-                home.taken_back,
-                home.faults,
-            ),
-            clock,
-            self.scheduler.now_ms,
-            self.sleep,
-            world.draw,
-            alone=Lock(),
-        )
+        catalog = Catalog(self.metadata, clock, self.scheduler.now_ms, self.sleep, world.draw, alone=Lock())
         while True:
             try:
-                await catalog.never_below(max(home.volume.disk.ledgers, default=-1))
-                await catalog.refresh()
-                fence = await catalog.next_broker_epoch("broker-0", above=home.volume.newest_fence())
+                fence = await self._rank(catalog)
                 break
             except MetadataError:
                 await self.sleep(1)
@@ -158,7 +145,7 @@ class SimBroker:
             store=self.store,
             scheduler=self.scheduler,
             clock=clock,
-            ownership=EveryTopic(fence),
+            ownership=self._ownership(catalog, fence),
             defaults=lambda: rules,
             topic_limits=limits,
             log_limits=LogLimits(max_entries=world.ledger_entries, max_bytes=1 << 20, tail_bytes=4096),
@@ -166,14 +153,15 @@ class SimBroker:
             new_lock=Lock,
             loading=nullcontext(),
             schemas=SchemaRegistry(catalog, limits, self.scheduler.now_ms),
-            labels=Labels(self.store),
+            labels=Labels(self.store if home.is_apart else None),
             compaction_resources=CompactionResources(self.store, Lock(), CompactionLimits()),
             unfinished=Unfinished(),
         )
         registry = TopicRegistry(parts)
         streams = LeasedTopics(registry)
-        leases = LeaseManager(streams, f"{home.name}#{fence}", self.mono_ms)
-        streams.witness.bind(leases)
+        leases = LeaseManager(streams, f"{home.name}#{fence}", self.mono_ms, has_votes=home.is_apart)
+        if home.is_apart:  # brokers that share a region do not vote
+            streams.witness.bind(leases)
         host, ends = ExchangeHost(registry), StoredEnds(registry)
         core = ProgressExchange(host, leases=leases, ends=ends)
         self.exchange = ExchangeLinks(self, core)
@@ -181,6 +169,7 @@ class SimBroker:
         regions = OtherRegions(exchange=self.exchange, leasing=leases, replication=self.replication)
         self.service = TopicService(registry, regions, ends, self.exchange)
         host.bind(self.service.opener)
+        self._built()
         is_sure = True
         while True:
             try:
@@ -188,6 +177,7 @@ class SimBroker:
                     await catalog.refresh()
                 await catalog.ensure_bootstrap({name: ClusterRecord("http", "", name) for name in world.names})
                 await self.service.loading.make_topics()
+                await self._join(catalog)
                 break
             except MetadataError:
                 is_sure = False
@@ -197,6 +187,25 @@ class SimBroker:
         self.spawn(self._follow(), "follow the policies")
         self.spawn(self.quotas.run(), "look after backlog quotas")
         await self._load()
+
+    async def _rank(self, catalog: Catalog) -> int:
+        """The epoch of this run, after what the metadata hold is known. :raises MetadataError: the store is away."""
+        volume = self.home.volume
+        await catalog.never_below(max(volume.disk.ledgers, default=-1))
+        await catalog.refresh()
+        return await catalog.next_broker_epoch("broker-0", above=volume.newest_fence())
+
+    def _ownership(self, _catalog: Catalog, fence: int) -> Ownership:
+        return EveryTopic(fence)
+
+    def _built(self) -> None:
+        """All parts are there."""
+
+    async def _join(self, _catalog: Catalog) -> None:
+        """Serve topics from now on. :raises MetadataError: not now."""
+
+    async def _look(self) -> None:
+        """Once a second."""
 
     async def _load(self) -> None:
         try:
@@ -210,6 +219,7 @@ class SimBroker:
         cooling = ColdEncoding()
         while True:
             await self.sleep(1)
+            await self._look()
             await self._load()
             await self.service.policies.follow()
             self.service.backfill_rounds.look()
@@ -245,6 +255,9 @@ class SimBroker:
 
 class SimRegion:
     """What outlives a broker."""
+
+    is_apart = True
+    """Ledgers and metadata can be restored separately."""
 
     def __init__(self, world: Stage, name: str) -> None:
         self.world = world
@@ -357,6 +370,29 @@ class SimRegion:
         """The broker that serves a topic; None while none does."""
         broker = self.broker
         return broker if broker is not None and broker.alive and broker.ready else None
+
+    def look_up(self, _client: Owner, topic: str, then: Callable[[SimBroker | None], None]) -> None:
+        """Find the broker that serves a topic, like a client."""
+        then(self.broker_of(topic))
+
+    def taker(self, _topic: TopicContext) -> SimBroker | None:
+        """The broker that has the topic open, if only one can."""
+        return self.broker if self.is_one else None
+
+    def everyone(self) -> list[SimBroker]:
+        """Brokers that run."""
+        return [one for one in (self.broker, *self.earlier) if one is not None and one.alive]
+
+    def repair(self) -> None:
+        """Brokers work again; one whose drain did not end is restarted."""
+        self.retire()
+        broker = self.broker
+        if broker is not None and broker.alive:
+            broker.store.repair()
+            if broker.ready and broker.service.registry.closing:
+                self.world.crash(self.name)
+        if self.name not in self.world.gone:
+            self.start()
 
     def start(self) -> None:
         if self.broker is not None and self.broker.alive:

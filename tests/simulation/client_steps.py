@@ -94,7 +94,7 @@ class ClientSteps(Teller):
         opened.publish(forger, [send])
 
     def do_subscribe(self, region: str, topic: str, name: str, place: str = "earliest") -> None:
-        broker = self._broker(region)
+        broker = self._broker(region, topic)
         if broker is None:
             return
         initial = LATEST if place == "latest" else EARLIEST
@@ -197,7 +197,7 @@ class ClientSteps(Teller):
             consumer.nack(self._choose(consumer, words))
 
     def do_skip(self, region: str, topic: str, name: str, count: str = "") -> None:
-        broker, subscription = self._broker(region), self._subscription(region, topic, name)
+        broker, subscription = self._broker(region, topic), self._subscription(region, topic, name)
         if broker is None or subscription is None:
             return
         chosen, home = subscription, self.world.regions[region]
@@ -241,7 +241,7 @@ class ClientSteps(Teller):
         opened.subscription_registry.set_replicated(opened.subscriptions[name], how == "on")
 
     def do_seek(self, region: str, topic: str, name: str, place: str, ago: str = "") -> None:
-        broker, subscription = self._broker(region), self._subscription(region, topic, name)
+        broker, subscription = self._broker(region, topic), self._subscription(region, topic, name)
         if broker is None or subscription is None:
             return
         log = self.world.model.logs.of(broker.home, topic)

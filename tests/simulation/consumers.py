@@ -19,7 +19,7 @@ from simulation.consuming import ConsumerServer, Held
 from simulation.names import RETRY_US
 
 if TYPE_CHECKING:
-    from simulation.stage import Stage
+    from simulation.stage import Broker, Stage
 
 PERMITS: Final = 40
 LATE_MAX: Final = 20
@@ -54,6 +54,7 @@ class SimConsumer:
         self.server: ConsumerServer | None = None
         self._asked: ConsumerServer | None = None
         self._connecting = False
+        self._looks = 0
         self._received = 0
         self.closing: Callable[[], None] | None = None
         self.is_closed = False
@@ -66,7 +67,13 @@ class SimConsumer:
         if self._connecting or self.server is not None or self.is_closed:
             return
         self._connecting = True
-        broker = self.world.regions[self.region].broker_of(self.topic)
+        self._looks += 1
+        look = self._looks
+        self.world.regions[self.region].look_up(self, self.topic, lambda broker: self._found(look, broker))
+
+    def _found(self, look: int, broker: Broker | None) -> None:
+        if look != self._looks or not self._connecting:
+            return  # it was closed meanwhile
         if broker is None:
             self._again()
             return

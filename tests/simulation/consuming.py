@@ -204,7 +204,9 @@ class ConsumerServer:
         if entry[1] & MARKER:
             model.violate("a client saw a marker", f"{self._broker.region} sent {position}")
         delivering(self._broker, self._client.topic, consumer, position)
-        if self._broker.is_owner:  # only its lease keeps an earlier owner from delivering what it has in memory
+        if self._broker.delivers(
+            self._client.topic
+        ):  # only its lease keeps an earlier owner from delivering what it has in memory
             home, topic = self._broker.home, self._client.topic
             model.delivering(home, topic, subscription_of(consumer), position, entry, missing)
         subscription = subscription_of(consumer)

@@ -30,9 +30,9 @@ class Creations:
 
     def __init__(self, logs: Logs) -> None:
         self._logs = logs
-        self._asked: dict[Name, dict[str, list[Places]]] = defaultdict(lambda: defaultdict(list))
-        """Region -> beginnings of the creations started there. The client may never learn their outcome, and other
-        regions may know of them."""
+        self._asked: dict[Name, dict[str, list[tuple[Topic, Places]]]] = defaultdict(lambda: defaultdict(list))
+        """Region -> the open topics where creations were started, and their beginnings. The client may never learn
+        their outcome, and other regions may know of them."""
         self._cut_off: dict[Name, list[Places]] = defaultdict(list)
         """Requested before a crash and never answered: created or not."""
         self._deleted: set[Name] = set()
@@ -41,7 +41,7 @@ class Creations:
         """A client requests it now."""
         is_latest = initial == LATEST
         places = {**opened.log.last_origin, home.name: opened.log.last_own} if is_latest else {}
-        self._asked[topic, name][home.name].append(places)
+        self._asked[topic, name][home.name].append((opened, places))
 
     def refused(self, topic: str, name: str, initial: Position, opened: Topic | None) -> None:
         """The client learns that it was not created. It may have been, at any moment until now."""
@@ -52,8 +52,9 @@ class Creations:
         """A region's view just after it found or created it."""
         created = subscription.record.created
         asked = self._asked[topic, subscription.name][home.name]
-        asked_here = bool(asked)
-        places = asked.pop(0) if asked else {}  # the first request creates it
+        first = next((at for at, (opened, _) in enumerate(asked) if opened is subscription.topic), None)
+        asked_here = first is not None
+        places = {} if first is None else asked.pop(first)[1]  # the first request creates it
         if home.name in places:  # the latest message at its creation, at some moment before the answer
             stored = subscription.topic.log
             places = {**stored.last_origin, home.name: stored.last_own}
@@ -79,10 +80,10 @@ class Creations:
     def crashed(self, region: str) -> None:
         """Requests made there will never be answered."""
         for key, asked in self._asked.items():
-            self._cut_off[key] += asked.pop(region, [])
+            self._cut_off[key] += [places for _, places in asked.pop(region, [])]
 
     def may_begin_behind(self, topic: str, name: str, origin: Origin) -> bool:
         """Whether an unanswered creation may begin after a message."""
-        under_way = [places for some in self._asked[topic, name].values() for places in some]
+        under_way = [places for some in self._asked[topic, name].values() for _, places in some]
         places = under_way + self._cut_off[topic, name]
         return any(origin.position <= one.get(origin.region, EARLIEST) for one in places)

@@ -127,6 +127,10 @@ class RottingReader(MemoryReader):
         return found
 
 
+def _nothing() -> None:
+    """It is on the disk already."""
+
+
 class SimStore(MemoryLedgerStore):
     """`ledgers.store.LedgerStore` over a volume, for the life of one broker."""
 
@@ -152,6 +156,13 @@ class SimStore(MemoryLedgerStore):
             if self._queue and not self._due:
                 self._due = True
                 self._begun()
+
+    def arrive(self, random: Random | None) -> None:
+        """Some writes in flight reach the disk now. Their broker does not hear of it before the next sync."""
+        for write in self._queue[: 0 if random is None or not self._queue else random.randint(0, len(self._queue))]:
+            if write.refusal is None:
+                write.apply()
+                write.apply = _nothing
 
     def power_cut(self, random: Random | None) -> None:
         """Some writes in flight reached the disk; no more callbacks are called."""

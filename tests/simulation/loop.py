@@ -41,6 +41,11 @@ class Timer:
     def cancel(self) -> None:
         self.callback = None
 
+    def fire(self) -> None:
+        """Call it late, unless it was cancelled meanwhile."""
+        if self.callback is not None:
+            self.callback()
+
 
 class Loop:
     """See the module's text. Times are microseconds since the world began."""
@@ -49,6 +54,8 @@ class Loop:
         self.now_us = 0
         self.on_error: Callable[[BaseException, str], None] | None = None
         """Called with every uncaught exception."""
+        self._suspended: dict[Owner, list[tuple[Owner | None, Callable[[], None]]]] = {}
+        """Processes that stand still, and what they will do once they go on."""
         self._ready: deque[tuple[Owner | None, Callable[[], None]]] = deque()
         self._heap: list[tuple[int, int, Timer]] = []
         self._number = 0
@@ -74,6 +81,8 @@ class Loop:
             if callback is None or (owner is not None and not owner.alive):
                 continue
             self.now_us = due
+            if self._suspended and self.holds_back(owner, timer.fire):
+                continue
             try:
                 callback()
             except Exception as error:
@@ -87,6 +96,8 @@ class Loop:
         while ready:
             owner, callback = ready.popleft()
             if owner is None or owner.alive:
+                if self._suspended and self.holds_back(owner, callback):
+                    continue
                 try:
                     callback()
                 except Exception as error:
@@ -100,6 +111,31 @@ class Loop:
         if self.on_error is None:
             raise error
         self.on_error(error, getattr(callback, "__qualname__", repr(callback)))
+
+    # -- processes that stand still
+
+    def suspend(self, owner: Owner) -> None:
+        """The process stands still, like one that got SIGSTOP: what it would do waits, in order."""
+        self._suspended.setdefault(owner, [])
+
+    def resume(self, owner: Owner) -> None:
+        """It goes on, and catches up at once with everything that waits."""
+        self._ready.extend(self._suspended.pop(owner, ()))
+
+    def is_suspended(self, owner: Owner) -> bool:
+        """Whether the process stands still."""
+        return owner in self._suspended
+
+    def holds_back(self, owner: Owner | None, callback: Callable[[], None], *, is_task: bool = False) -> bool:
+        """Whether the process stands still. If it does, the callback waits until it goes on.
+
+        :param is_task: it is called even if the process is dead by then: a task ends itself.
+        """
+        waiting = None if owner is None else self._suspended.get(owner)
+        if waiting is None:
+            return False
+        waiting.append((None if is_task else owner, callback))
+        return True
 
     # -- coroutines
 
@@ -174,6 +210,8 @@ class Task:
         owner = self._owner
         if owner is not None and not owner.alive:
             self._work.close()
+            return
+        if self._loop.holds_back(owner, self.step, is_task=True):
             return
         try:
             waited = self._work.send(None)

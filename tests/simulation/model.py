@@ -304,7 +304,7 @@ class Model(Crashes):
         self, home: Region, topic: str, subscription: Subscription, epoch: Stamp, bits: dict[Origin, int]
     ) -> Heard:
         ack = Acked(epoch, bits, rewinds_of(subscription.cursor.progress))
-        ack.taken_by = home.broker if home.is_one else None
+        ack.taken_by = home.taker(subscription.topic)
         self.facts_of(subscription).add(ack)
 
         def heard(error: LedgerError | None) -> None:
@@ -315,14 +315,22 @@ class Model(Crashes):
 
         return heard
 
-    def stopping(self, home: Region) -> Callable[[], None]:
-        """A planned stop begins: what its broker took until now is on its disk once that has ended well (R20)."""
-        taken = [ack for facts in self.facts.values() for ack in facts.acks if ack.taken_by is home.broker]
+    def stopping(self, broker: Broker | None, topics: Collection[str] | None = None) -> Callable[[], None]:
+        """A planned stop begins: what the broker took until now is on its disk once that has ended well (R20).
+
+        :param topics: it gives up these alone."""
+        taken = [
+            ack
+            for (incarnation, _), facts in self.facts.items()
+            if topics is None or incarnation.partition(" since ")[0] in topics
+            for ack in facts.acks
+            if ack.taken_by is broker
+        ]
 
         def stopped() -> None:
             for ack in taken:
                 if ack.taken_by is not None:
-                    ack.known.setdefault(home.name, self._world.loop.now_us)
+                    ack.known.setdefault(ack.taken_by.region, self._world.loop.now_us)
 
         return stopped
 

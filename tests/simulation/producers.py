@@ -78,7 +78,9 @@ class SimProducer:
         if self._connecting or self._server is not None:
             return
         self._connecting = True
-        broker = self.world.regions[self.region].broker_of(self.topic)
+        self.world.regions[self.region].look_up(self, self.topic, self._found)
+
+    def _found(self, broker: Broker | None) -> None:
         if broker is None:
             self._again()
             return

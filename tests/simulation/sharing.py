@@ -21,11 +21,11 @@ COMMANDED_US: Final = 3_600_000_000
 def holders(world: Stage, topic: str, name: str, origin: str) -> Iterator[tuple[Broker, Subscription]]:
     """Brokers that would send messages of this origin now, because of a lease."""
     for region in world.regions.values():
-        for broker in (region.broker, *region.earlier):
-            opened = broker.topic(topic) if broker is not None and broker.alive else None
+        for broker in region.everyone():
+            opened = broker.topic(topic)
             subscription = None if opened is None else opened.subscriptions.get(name)
             share = None if subscription is None else subscription.share
-            if broker is not None and subscription is not None and share is not None and share.holds(origin):
+            if subscription is not None and share is not None and share.holds(origin):
                 yield broker, subscription
 
 

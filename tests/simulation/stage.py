@@ -21,11 +21,12 @@ from meridian_broker.replication.progress.waits import WaitResult
 from simulation.disks import Volume
 from simulation.engine_disks import EngineVolume
 from simulation.engine_loop import EngineLoop
-from simulation.loop import Loop
+from simulation.loop import Loop, Owner
 from simulation.metadata import MetadataVolume
 from simulation.network import Network, Process, Weather
 
 if TYPE_CHECKING:
+    from meridian_broker.topics.context import TopicContext
     from meridian_broker.topics.dispatch.consumer import Consumer
     from meridian_broker.topics.service.service import TopicService
     from meridian_broker.topics.subscriptions.subscription import Subscription
@@ -58,9 +59,8 @@ class Broker(Process, Protocol):
     @property
     def home(self) -> Region: ...
 
-    @property
-    def is_owner(self) -> bool:
-        """No later broker of the region has started."""
+    def delivers(self, topic: str, /) -> bool:
+        """Whether what it delivers of a topic counts: it is the one that serves it."""
 
     @property
     def version(self) -> int:
@@ -139,6 +139,15 @@ class Region(Protocol):
     def wall_ms(self) -> int:
         """Its clock."""
 
+    def look_up(self, client: Owner, topic: str, then: Callable[[Broker | None], None], /) -> None:
+        """Find the broker that serves a topic, like a client; None: ask again later."""
+
+    def taker(self, topic: TopicContext, /) -> Broker | None:
+        """The broker that has the topic open, if only one can."""
+
+    def everyone(self) -> Sequence[Broker]:
+        """Brokers that run."""
+
     def broker_of(self, topic: str, /) -> Broker | None:
         """The broker that serves a topic; None while none does."""
 
@@ -208,6 +217,9 @@ class Stage(Protocol):
     @property
     def topic_of_ledger(self) -> dict[tuple[str, int], str]:
         """(region, ledger) -> topic, of every ledger that ever held entries."""
+
+    def crash(self, region: str) -> None:
+        """Power cut."""
 
     def trouble(self) -> None:
         """Something is broken on purpose."""
@@ -325,6 +337,11 @@ class Watcher(Protocol):
         self, home: Region, topic: str, subscription: Subscription, position: Position, entry: bytes, bits: int, /
     ) -> None:
         """An entry goes to a client."""
+
+    # -- planned stops
+
+    def stopping(self, broker: Broker | None, topics: Collection[str] | None = None, /) -> Callable[[], None]:
+        """A broker gives up these topics, or all, in good order. The result hears that this ended well."""
 
     # -- what a region drops by itself
 

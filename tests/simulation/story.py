@@ -10,6 +10,7 @@ The world::
     regions us eu ap            all of them started, linked to each other, replicating
     chance 17                   before ``regions``: delays, and what a crash leaves, vary by this number
     ledgers of 5                before ``regions``: a ledger is full with so many entries
+    brokers 3                   before ``regions``: so many brokers, b1, b2, b3, share each region
     disks engine                before ``regions``: the local engine's files, instead of a list of entries
     doubles 5                   before ``regions``: of 100 things that regions tell each other 5 arrive twice
     tick 10                     let time pass
@@ -19,6 +20,7 @@ Everything else is described at the top of the file that implements it::
 
     client_steps.py             producers, subscriptions, consumers
     trouble_steps.py            what breaks, and what a region does by itself: trim, expire, evict
+    shared_steps.py             brokers that share a region
     region_steps.py             whole regions, where topics live, deletions, gaps
     topic_steps.py              quotas, terminations
     partition_steps.py          topics with partitions
@@ -36,6 +38,7 @@ from simulation.questions import Questions
 from simulation.quiet import Quiet
 from simulation.region_steps import RegionSteps
 from simulation.scopes import ScopeSteps
+from simulation.shared_steps import SharedSteps
 from simulation.teller import StoryError
 from simulation.topic_steps import TopicSteps
 from simulation.trouble_steps import TroubleSteps
@@ -44,7 +47,7 @@ from simulation.world import World
 __all__ = ["Story", "StoryError"]
 
 
-class Story(ClientSteps, TroubleSteps, RegionSteps, TopicSteps, PartitionSteps, ScopeSteps, Questions):
+class Story(ClientSteps, TroubleSteps, RegionSteps, TopicSteps, PartitionSteps, ScopeSteps, SharedSteps, Questions):
     """A running story."""
 
     def __init__(self) -> None:
@@ -53,6 +56,7 @@ class Story(ClientSteps, TroubleSteps, RegionSteps, TopicSteps, PartitionSteps, 
         self._ledger_entries = 50_000
         self._doubles = 0.0
         self._engine = False
+        self._brokers = 0
 
     @property
     def is_begun(self) -> bool:
@@ -86,11 +90,20 @@ class Story(ClientSteps, TroubleSteps, RegionSteps, TopicSteps, PartitionSteps, 
     def do_disks(self, what: str) -> None:
         self._engine = what == "engine"
 
+    def do_brokers(self, count: str) -> None:
+        self._brokers = int(count)
+
     def do_doubles(self, percent: str) -> None:
         self._doubles = int(percent) / 100
 
     def do_regions(self, *names: str) -> None:
-        self._world = World(names, chance=self._chance, ledger_entries=self._ledger_entries, engine=self._engine)
+        self._world = World(
+            names,
+            chance=self._chance,
+            ledger_entries=self._ledger_entries,
+            engine=self._engine,
+            brokers=self._brokers,
+        )
         self._world.weather.doubles = self._doubles
         self._world.run(1000)
         self._world.sent.clear()

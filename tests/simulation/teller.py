@@ -36,8 +36,8 @@ class Teller:
     def say(self, text: str) -> None:
         self._said.append(text)
 
-    def _broker(self, region: str) -> SimBroker | None:
-        found = self.world.regions[region].broker_of("")
+    def _broker(self, region: str, topic: str = "") -> SimBroker | None:
+        found = self.world.regions[region].broker_of(topic)
         if found is None:
             self.say(f"{region} is down")
         return found

@@ -42,7 +42,7 @@ from meridian_broker.positions import Cause
 from meridian_broker.topics.cursors import drops
 from meridian_broker.topics.errors import TopicError
 from meridian_broker.topics.service import closing, rounds
-from simulation.broker import SimRegion, raise_bugs
+from simulation.broker import SimBroker, SimRegion, raise_bugs
 from simulation.teller import Teller
 
 
@@ -94,7 +94,7 @@ class TroubleSteps(Teller):
         if broker is None:
             return
         self.world.trouble()
-        stopped = self.world.model.stopping(broker.home)
+        stopped = self.world.model.stopping(broker)
 
         async def work() -> None:
             try:
@@ -170,21 +170,21 @@ class TroubleSteps(Teller):
         self.world.regions[region].save()
 
     def do_trim(self, region: str) -> None:
-        broker = self._broker(region)
-        if broker is not None:
+        home = self.world.regions[region]
+        for broker in home.everyone():
+            if broker.ready:
+                self.world.loop.spawn(broker, self._trim(broker), "trim")
 
-            async def work() -> None:
-                broker.home.is_trimming = True
-                self.world.model.trimming(broker.home)
-                try:
-                    await rounds.trim_all(broker.service)
-                except SomeFailed as some:  # what cannot be given back now goes another time
-                    raise_bugs(some)
-                finally:
-                    broker.home.is_trimming = False
-                self.world.model.check_open()
-
-            self.world.loop.spawn(broker, work(), "trim")
+    async def _trim(self, broker: SimBroker) -> None:
+        broker.home.is_trimming = True
+        self.world.model.trimming(broker.home)
+        try:
+            await rounds.trim_all(broker.service)
+        except SomeFailed as some:  # what cannot be given back now goes another time
+            raise_bugs(some)
+        finally:
+            broker.home.is_trimming = False
+        self.world.model.check_open()
 
     def do_expire(self, region: str, topic: str, age_ms: str) -> None:
         opened = self._open(region, topic)
@@ -195,7 +195,7 @@ class TroubleSteps(Teller):
         before_ms = home.wall_ms() - int(age_ms)
         some = list(opened.subscriptions.values())
         self.world.model.expiring(home, some, before_ms)
-        self._drop(home, lambda: drops.drop_old(expiring, [one.cursor for one in some], before_ms))
+        self._drop(home, topic, lambda: drops.drop_old(expiring, [one.cursor for one in some], before_ms))
 
     def do_evict(self, region: str, topic: str, count: str) -> None:
         opened, home = self._open(region, topic), self.world.regions[region]
@@ -206,16 +206,16 @@ class TroubleSteps(Teller):
         evicting, upto = opened, log[min(int(count.removeprefix("x")), len(log)) - 1][0]
         some = list(opened.subscriptions.values())
         self.world.model.evicting(home, topic, some, upto)
-        self._drop(home, lambda: drops.drop_upto(evicting, [one.cursor for one in some], Cause.QUOTA, upto))
+        self._drop(home, topic, lambda: drops.drop_upto(evicting, [one.cursor for one in some], Cause.QUOTA, upto))
 
-    def _drop(self, home: SimRegion, drop: Callable[[], Coroutine[Any, Any, object]]) -> None:
+    def _drop(self, home: SimRegion, topic: str, drop: Callable[[], Coroutine[Any, Any, object]]) -> None:
         async def work() -> None:
             try:
                 await drop()
             except (LedgerError, TopicError) as error:
                 self.say(f"refused: {error}")
 
-        self.world.loop.spawn(home.broker_of(""), work(), "drop")
+        self.world.loop.spawn(home.broker_of(topic), work(), "drop")
 
 
 def _pairs(text: str) -> list[tuple[str, str]]:

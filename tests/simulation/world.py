@@ -27,6 +27,7 @@ from simulation.names import full_name
 from simulation.network import Network, Weather
 from simulation.partition_counts import PartitionCounts
 from simulation.producers import SimProducer
+from simulation.shared_region import SharedRegion
 from simulation.stage import Region
 
 SLOW_FOR_US: Final = 500_000
@@ -41,10 +42,17 @@ class World:
     """Everything there is."""
 
     def __init__(
-        self, names: Iterable[str], *, chance: int | None = None, ledger_entries: int = 50_000, engine: bool = False
+        self,
+        names: Iterable[str],
+        *,
+        chance: int | None = None,
+        ledger_entries: int = 50_000,
+        engine: bool = False,
+        brokers: int = 0,
     ) -> None:
         """:param chance: seed of delays and of what a crash leaves; None: everything takes its usual time.
-        :param engine: disks hold the local engine's files, and brokers run that engine."""
+        :param engine: disks hold the local engine's files, and brokers run that engine.
+        :param brokers: how many brokers share each region; 0: its only broker owns it without asking."""
         progress_log.ROLL_BYTES = PROGRESS_LEDGER_BYTES  # type: ignore[misc]
         self.names = list(names)
         self.loop = Loop()
@@ -79,7 +87,9 @@ class World:
         self.topic_of_ledger: dict[tuple[str, int], str] = {}
         """(region, ledger) -> topic, of every ledger that ever held entries."""
         self._numbers: dict[str, dict[int, int]] = defaultdict(dict)
-        self.regions = {name: SimRegion(self, name) for name in self.names}
+        self.regions: dict[str, SimRegion] = {
+            name: SharedRegion(self, name, brokers) if brokers else SimRegion(self, name) for name in self.names
+        }
         for region in self.regions.values():
             region.start()
 
@@ -216,14 +226,7 @@ class World:
             region.metadata.away = False
             region.faults.clear()
             region.volume.mend()
-            region.retire()
-            broker = region.broker
-            if broker is not None and broker.alive:
-                broker.store.repair()
-                if broker.ready and broker.service.registry.closing:
-                    self.crash(region.name)
-            if region.name not in self.gone:
-                region.start()
+            region.repair()
 
     def settle(self, told: set[SimBroker]) -> None:
         """Each region is told where topics live: one that was down, or was told something else, does not know. Backlog

@@ -125,6 +125,16 @@ class Claims:
         wish = [Put(paths.wish(bundle), encode(to))] if to else []
         await self._store.transact([Check(path, term.version)], [Delete(path), *wish])
 
+    async def disown(self, bundle: Bundle, session: str) -> None:
+        """Remove the owner's record of a bundle if it names this session.
+
+        :raises MetadataError: it is unknown whether it was removed.
+        """
+        path = paths.owner(bundle)
+        found = await self._store.get(path)
+        if found is not None and OwnerRecord.decode(path, found.value).session == session:
+            await self._store.transact([Check(path, found.version)], [Delete(path)])
+
     async def holds(self, bundle: Bundle, term: Term) -> bool:
         """Whether a term's record still exists. :raises MetadataError: it cannot be read."""
         found = await self._store.get(paths.owner(bundle))

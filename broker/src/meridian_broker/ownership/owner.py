@@ -24,7 +24,7 @@ from meridian_broker.ownership.bundles import Bundle, Bundles
 from meridian_broker.ownership.claims import Claims, NoSuchBundle, OwnedElsewhere
 from meridian_broker.ownership.placement import divide, to_hand_over
 from meridian_broker.ownership.records import BrokerRecord
-from meridian_broker.ownership.terms import Action, Event, Term, Terms
+from meridian_broker.ownership.terms import Action, Event, State, Term, Terms
 from meridian_broker.ownership.view import View, namespaces_of
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
@@ -188,6 +188,8 @@ class BundleOwner:
             lease, me = self._valid(), self._me
             if lease is None or me is None or self._stopping:
                 raise NotServing("this broker is stopping or cut off from its metadata store: look the topic up again")
+            if bundle in self._changing:
+                raise NotServing("this broker is giving the topic up: look it up again")
             if self._terms.happens(bundle, Event.WANTED) is not Action.CLAIM:
                 raise NotServing(f"{bundle} is being closed here: look the topic up again")
             try:
@@ -208,6 +210,9 @@ class BundleOwner:
 
         :param to: the broker that should own it next; empty: any.
         """
+        if bundle in self._changing:
+            async with self._alone:  # the split that is under way ends first: then its parts take the bundle's place
+                pass
         term = self._terms.held(bundle)
         if term is None or self._terms.happens(bundle, Event.GIVE_UP) is not Action.CLOSE:
             return
@@ -217,12 +222,16 @@ class BundleOwner:
             await self._open_topics.close(bundle)
         finally:
             self._next.pop(bundle, None)
-        if self._terms.happens(bundle, Event.CLOSED) is Action.RELEASE:
-            try:
-                await self._claims.release(bundle, term, to)
-                log.info("gave up %s in term %d", bundle, term.fence)
-            except MetadataError as error:
-                log.warning("gave up %s, but other brokers can take it only when the lease ends: %s", bundle, error)
+        if self._terms.happens(bundle, Event.CLOSED) is not Action.RELEASE:
+            return
+        self._changing.add(bundle)  # it is not acquired again while its record is being removed
+        try:
+            await self._claims.release(bundle, term, to)
+            log.info("gave up %s in term %d", bundle, term.fence)
+        except MetadataError as error:
+            log.warning("gave up %s, but the store may not know it yet: %s", bundle, error)
+        finally:
+            self._changing.discard(bundle)
 
     async def _announce(self, bundle: Bundle, to: str) -> None:
         """Send clients to the next owner from now on: they wait there until it owns the bundle."""
@@ -240,7 +249,7 @@ class BundleOwner:
         """
         async with self._alone:
             term, lease, me = self.term(bundle), self._valid(), self._me
-            if term is None or lease is None or me is None:
+            if term is None or lease is None or me is None or self._stopping:
                 raise NotServing(f"{bundle} is not owned by this broker: look it up again")
             self._changing.add(bundle)
             try:
@@ -322,6 +331,24 @@ class BundleOwner:
         every = [bundle for bundles in self.view.bundles.values() for bundle in bundles.every()]
         free = [one for one in every if self.view.owner(one) is None and self._terms.held(one) is None]
         return [one for one in free if (chosen := self.view.chosen(one)) is not None and chosen.broker == me.broker]
+
+    async def release_strays(self) -> None:
+        """Release the bundles that are recorded as this broker's although it does not own them: the store executed a
+        claim or a split whose answer was lost, or missed a release. No broker can take them otherwise.
+
+        :raises MetadataError: the store did not answer.
+        """
+        if not self._strays():
+            return
+        async with self._alone:  # no claim or split is under way: what the store says of free bundles is final
+            for bundle, session in self._strays():
+                await self._claims.disown(bundle, session)
+
+    def _strays(self) -> list[tuple[Bundle, str]]:
+        session = "" if self._me is None else self._me.session
+        mine = [bundle for bundle, owner in self.view.owners.items() if owner.session == session]
+        free = [bundle for bundle in mine if self._terms.state(bundle) is State.FREE]
+        return [(bundle, session) for bundle in free if bundle not in self._changing]
 
     def surplus(self) -> tuple[Bundle, str] | None:
         """A bundle to hand to a broker that has too few, and that broker; None: there is none."""

@@ -131,6 +131,7 @@ class OneOfSeveral:
         """
         for namespace in self._catalog.known_namespaces():
             await self.owner.bundles(namespace)
+        await self.owner.release_strays()
         for bundle in self.owner.vacant():
             try:
                 await self.owner.acquire(bundle)

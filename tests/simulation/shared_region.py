@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A region of several brokers: they share its ledgers and its metadata, and own its topics by leases.
+
+Ownership is all real: bundles, terms, claims, placement, and what closes and drops topics. Its store is simulated, and
+so is the *truth* that everything is checked against: the owners' records as the store has them at this moment, which
+no broker can see. A broker may know less, but it must not act on that. So after the end of its lease it delivers
+nothing, unless it was suspended and has only just come back, and before that end nobody else owns its bundles.
+
+Clients find the owner by lookups: they ask any broker, which answers or names another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.metadata.store import MetadataError
+from meridian_broker.ownership import paths
+from meridian_broker.ownership.bundles import Bundle, place_of
+from meridian_broker.ownership.claims import Claims, NoSuchBundle, OwnedElsewhere, newest_fence
+from meridian_broker.ownership.owner import BundleOwner, Found, NotServing
+from meridian_broker.ownership.records import BrokerRecord, OwnerRecord
+from meridian_broker.topics.service import closing
+from meridian_broker.topics.service.owned_topics import OwnedTopics
+from meridian_broker.wire.pulsar import topic_name
+from simulation.broker import RESTART_US, SimBroker, SimRegion
+from simulation.disks import SimStore
+from simulation.loop import Lock
+from simulation.names import full_name
+from simulation.network import PATIENCE_US
+
+if TYPE_CHECKING:
+    from meridian_broker.metadata.catalog import Catalog
+    from meridian_broker.topics.context import TopicContext
+    from meridian_broker.topics.ports import Ownership
+    from simulation.loop import Owner
+    from simulation.stage import Stage
+
+LEASE_SECONDS: Final = 10.0
+BUNDLES: Final = 2
+"""Bundles of a new namespace: few, so that topics share one until it is split."""
+NAMESPACE: Final = "public/default"
+OWNERS: Final = f"{paths.OWNERS}{NAMESPACE}/"
+ONLY_BROKER: Final = "broker-0"
+"""Whose epochs a region counts while it has one broker."""
+LOOK_UP_US: Final = 2_000_000
+"""So long a client waits for the answer to a lookup."""
+REDIRECTS: Final = 5
+"""So many brokers a client asks in one lookup."""
+
+
+class PlannedMoves(OwnedTopics):
+    """What is acknowledged before a bundle is given up in good order is durable afterwards."""
+
+    def __init__(self, broker: SharingBroker) -> None:
+        super().__init__(broker.owner)
+        self._broker = broker
+
+    async def close(self, bundle: Bundle) -> None:
+        topics = [topic for topic in self._broker.service.topics if place_of(topic_name.parse(topic)) in bundle]
+        short = {topic.rpartition("/")[2] for topic in topics}
+        stopped = self._broker.world.model.stopping(self._broker, short)
+        await super().close(bundle)
+        if bundle in self.owner.owned():  # otherwise the term ended meanwhile, and nothing was planned about that
+            stopped()
+
+
+class SharingBroker(SimBroker):
+    """One run of a broker that shares its region with others."""
+
+    home: SharedRegion
+    owner: BundleOwner
+    session = ""
+    """Of its present or latest lease."""
+    is_leaving = False
+    """It drains, and will end."""
+    resumed_us = -1
+    """When it was last allowed to go on."""
+
+    def __init__(self, world: Stage, home: SharedRegion, name: str) -> None:
+        super().__init__(world, home)
+        self.name = name
+
+    def delivers(self, topic: str) -> bool:
+        if self.home.broker_of(topic) is self:
+            return True
+        if self.world.loop.now_us > self.resumed_us:
+            self.world.model.violate("served by a broker that does not own it", f"{self.name} delivers {topic}")
+        return False
+
+    async def _rank(self, catalog: Catalog) -> int:
+        await catalog.refresh()
+        return await catalog.next_broker_epoch(self.name, above=await newest_fence(self.metadata))
+
+    def _ownership(self, catalog: Catalog, _fence: int) -> Ownership:
+        floor = partial(catalog.newest_broker_epoch, ONLY_BROKER)
+        claims = Claims(self.metadata, self.name, lambda _: BUNDLES, floor)
+        self.owner = BundleOwner(self.metadata, self.scheduler, claims, self._described, Lock(), LEASE_SECONDS)
+        self._moves = PlannedMoves(self)
+        self._catalog = catalog
+        return self._moves
+
+    def _described(self, lease: str, draining: bool) -> BrokerRecord:
+        self.session = f"{self.name}#{lease}"
+        return BrokerRecord(self.name, self.session, draining=draining)
+
+    def _built(self) -> None:
+        self._moves.bind(self.service.opener)
+
+    async def _join(self, catalog: Catalog) -> None:
+        try:
+            await self.owner.start()
+            await catalog.next_broker_epoch(ONLY_BROKER)
+        except MetadataError:  # the process ends, and its supervisor restarts it
+            self.home.kill(self.name)
+            self.world.loop.after(RESTART_US, None, lambda: self.home.start_one(self.name))
+            raise
+        self.spawn(catalog.run(), "follow the metadata")
+
+    async def _look(self) -> None:
+        """As ``OneOfSeveral.balance``."""
+        try:
+            await self.owner.bundles(NAMESPACE)
+            await self.owner.release_strays()
+            for bundle in self.owner.vacant():
+                await self.owner.acquire(bundle)
+            if (surplus := self.owner.surplus()) is not None:
+                await self.owner.give_up(*surplus)
+        except (MetadataError, OwnedElsewhere, NotServing, NoSuchBundle):
+            return
+
+    async def drain(self) -> None:
+        """As ``MeridianBroker.drain``, and end."""
+        await self.owner.leave()
+        await closing.send_consumers_away(self.service.registry)
+        await self.owner.close()
+        await closing.close(self.service.opener)
+        self.home.kill(self.name)
+
+
+class SharedRegion(SimRegion):
+    """See the module's text."""
+
+    is_apart = False
+
+    def __init__(self, world: Stage, name: str, brokers: int) -> None:
+        super().__init__(world, name)
+        self.brokers: dict[str, SharingBroker | None] = {f"b{number}": None for number in range(1, brokers + 1)}
+        """The latest run of each."""
+        self._fences: dict[int, tuple[str, Bundle]] = {}
+        self._owners: dict[Bundle, OwnerRecord] = {}
+        self._owners_of = -1
+        self._turn = 0
+
+    # -- the truth
+
+    def _owner_records(self) -> dict[Bundle, OwnerRecord]:
+        if self._owners_of != self.metadata.changes:
+            self._owners_of = self.metadata.changes
+            self._owners = {
+                bundle: OwnerRecord.decode(path, record.value)
+                for path, record in self.metadata.records.items()
+                if path.startswith(OWNERS) and (bundle := paths.bundle_of(path)) is not None
+            }
+        return self._owners
+
+    def broker_of(self, topic: str) -> SharingBroker | None:
+        """The owner, as the store has it. Without a topic: any broker."""
+        if not topic:
+            return next((one for one in self.everyone() if one.ready), None)
+        place = place_of(topic_name.parse(full_name(topic.rpartition("/")[2])))
+        record = next((one for bundle, one in self._owner_records().items() if place in bundle), None)
+        broker = None if record is None else self.brokers.get(record.broker)
+        if record is None or broker is None or not broker.alive or not broker.ready:
+            return None
+        return broker if broker.session == record.session else None
+
+    def shown_owners(self) -> list[str]:
+        """Each bundle with its owner."""
+        return [f"{bundle.range} {record.broker}" for bundle, record in sorted(self._owner_records().items())]
+
+    def written(self, path: str, value: bytes) -> None:
+        super().written(path, value)
+        bundle = paths.bundle_of(path) if path.startswith(OWNERS) else None
+        if bundle is not None:
+            self._check_term(bundle, OwnerRecord.decode(path, value))
+
+    def _check_term(self, bundle: Bundle, owner: OwnerRecord) -> None:
+        """No two brokers own the same topic, and each term has a fence of its own, which its parts share."""
+        violate = self.world.model.violate
+        others = [paths.bundle_of(path) for path in self.metadata.records if path.startswith(OWNERS)]
+        for other in others:
+            if other is not None and other != bundle and other.lower < bundle.upper and bundle.lower < other.upper:
+                violate("two owners", f"{owner.broker} owns {bundle.range}, and {other.range} has an owner, too")
+        session, whole = self._fences.setdefault(owner.fence, (owner.session, bundle))
+        is_part = session == owner.session and whole.lower <= bundle.lower and bundle.upper <= whole.upper
+        if not is_part or (bundle == whole and owner.fence < max(self._fences)):
+            violate("a fence was used twice", f"{owner.fence} of {owner.session}, and before of {session}")
+
+    def taker(self, topic: TopicContext) -> SharingBroker | None:
+        return next((one for one in self.everyone() if one.ready and one.service.topics.get(topic.name) is topic), None)
+
+    def everyone(self) -> list[SharingBroker]:  # type: ignore[override]
+        return [one for one in self.brokers.values() if one is not None and one.alive]
+
+    # -- what happens to its brokers
+
+    def start(self) -> None:
+        for name in self.brokers:
+            self.start_one(name)
+
+    def start_one(self, name: str) -> None:
+        before = self.brokers[name]
+        if before is None or not before.alive:
+            self.lives += 1
+            broker = self.brokers[name] = SharingBroker(self.world, self, name)
+            self.world.loop.spawn(broker, broker.start(), f"start {name}")
+
+    def running(self, name: str) -> SharingBroker | None:
+        """A broker that runs, suspended or not."""
+        broker = self.brokers[name]
+        return broker if broker is not None and broker.alive else None
+
+    def kill(self, name: str) -> None:
+        """SIGKILL. What was on its way to the ledgers may have arrived there."""
+        if (broker := self.running(name)) is not None:
+            broker.alive = False
+            self.world.loop.resume(broker)
+            broker.store.power_cut(self.world.weather.random)
+            self.world.network.lost(broker)
+
+    def suspend(self, name: str) -> None:
+        """SIGSTOP. What was on its way to the ledgers may arrive there; clients give up after a while."""
+        if (broker := self.running(name)) is None:
+            return
+        random = self.world.weather.random
+        assert isinstance(broker.store, SimStore)
+        broker.store.arrive(random)
+        self.world.loop.suspend(broker)
+
+        def give_up() -> None:
+            if self.world.loop.is_suspended(broker):
+                self.world.network.lost(broker)
+
+        patience_us = PATIENCE_US if random is None else random.randrange(PATIENCE_US)
+        self.world.loop.after(patience_us, None, give_up)
+
+    def resume(self, name: str) -> None:
+        """SIGCONT."""
+        if (broker := self.running(name)) is not None:
+            broker.resumed_us = self.world.loop.now_us
+            self.world.loop.resume(broker)
+
+    def crash(self, *, silently: bool = False) -> None:
+        for name in self.brokers:
+            self.kill(name)
+
+    def second(self) -> bool:
+        return False
+
+    def repair(self) -> None:
+        for name in self.brokers:
+            if (broker := self.running(name)) is not None:
+                broker.metadata.is_cut_off = False
+                self.resume(name)
+                if broker.is_leaving:
+                    self.kill(name)
+            self.start_one(name)
+
+    # -- clients
+
+    def look_up(self, client: Owner, topic: str, then: Callable[[SimBroker | None], None]) -> None:
+        up = [one for one in self.everyone() if one.ready]
+        if not up:
+            then(None)
+            return
+        self._turn += 1
+        LookUp(self, client, topic, then).ask(up[self._turn % len(up)], authoritative=False)
+
+
+class LookUp:
+    """One lookup of a client, which follows redirects."""
+
+    def __init__(self, home: SharedRegion, client: Owner, topic: str, then: Callable[[SimBroker | None], None]) -> None:
+        self._home = home
+        self._loop = home.world.loop
+        self._client = client
+        self._topic = topic_name.parse(full_name(topic))
+        self._then: Callable[[SimBroker | None], None] | None = then
+        self._hops = 0
+        self._loop.after(LOOK_UP_US, client, lambda: self._end(None))
+
+    def ask(self, broker: SharingBroker, *, authoritative: bool) -> None:
+        self._loop.after(
+            self._delay_us(), broker, lambda: broker.spawn(self._locate(broker, authoritative), "look a topic up")
+        )
+
+    def _delay_us(self) -> int:
+        return self._home.world.weather.delay_us(self._home.name, self._home.name)
+
+    async def _locate(self, broker: SharingBroker, authoritative: bool) -> None:
+        try:
+            found = await broker.owner.locate(self._topic, authoritative=authoritative)
+        except (NotServing, MetadataError):
+            self._loop.after(self._delay_us(), self._client, lambda: self._end(None))
+            return
+        self._loop.after(self._delay_us(), self._client, lambda: self._answered(broker, found))
+
+    def _answered(self, asked: SharingBroker, found: Found) -> None:
+        named = self._home.running(found.broker.broker)
+        self._hops += 1
+        if named is None or not named.ready:
+            self._end(None)
+        elif named is asked or found.owns or self._hops > REDIRECTS:
+            self._end(named)
+        elif self._then is not None:
+            self.ask(named, authoritative=True)
+
+    def _end(self, broker: SimBroker | None) -> None:
+        then, self._then = self._then, None
+        if then is not None:
+            then(broker)

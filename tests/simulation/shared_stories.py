@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generates a random story of a region that one to three brokers share: topics move, brokers die, leases run out.
+
+It draws from the actions of ordinary stories those that one region knows, and adds what happens to brokers.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simulation.generate import Generator, Mood
+
+REGION: Final = "us"
+PAST_THE_LEASE_MS: Final = (9_000, 11_000, 16_000, 35_000)
+
+
+class SharedGenerator(Generator):
+    """Draws one story."""
+
+    def _mood(self) -> Mood:
+        random = self.random
+        self._brokers = [f"b{number}" for number in range(1, random.choices((1, 2, 3), (1, 4, 5))[0] + 1)]
+        self._stopped: list[str] = []
+        weights = {
+            "produce": 12.0,
+            "ack": 12.0,
+            "consumer": 2.0,
+            "cumulative": random.choice((0.0, 3.0)),
+            "part": random.choice((0.0, 2.0)),
+            "nack": random.choice((0.0, 2.0)),
+            "late": random.choice((0.0, 0.0, 1.0)),
+            "seek": random.choice((0.0, 0.0, 0.7)),
+            "move": random.choice((0.0, 2.0)),
+            "close": random.choice((0.0, 1.0)),
+            "kill": random.choice((0.0, 1.0)),
+            "crash": random.choice((0.0, 0.0, 1.0)),
+            "start": 1.0,
+            "disk": random.choice((0.0, 0.5)),
+            "metadata": random.choice((0.0, 0.0, 0.5)),
+            "clock": random.choice((0.0, 0.5)),
+            "trim": random.choice((0.0, 0.0, 1.0)),
+            "expire": random.choice((0.0, 0.0, 1.0)),
+            "subscribe": 0.3,
+            "suspend": random.choice((0.0, 2.0, 4.0)),
+            "die": random.choice((0.0, 2.0)),
+            "leave": random.choice((0.0, 2.0)),
+            "begin": 2.0,
+            "hand": random.choice((0.0, 3.0, 6.0)),
+            "divide": random.choice((0.0, 1.0)),
+            "isolate": random.choice((0.0, 0.0, 2.0)),
+            "fails": random.choice((0.0, 0.0, 1.0)),
+            "outage": random.choice((0.0, 0.0, 0.5)),
+        }
+        topics = ["t", "u", "v"][: random.choice((1, 2, 3))]
+        subscriptions = ["sub"] if random.random() < 0.6 else ["sub", "other"]
+        return Mood([REGION], topics, subscriptions, weights)
+
+    def story(self) -> list[str]:
+        lines = [line for line in super().story() if not line.startswith(("disks", "doubles"))]
+        return [f"brokers {len(self._brokers)}", *lines]
+
+    def _broker(self) -> str:
+        return self.random.choice(self._brokers)
+
+    def _under_way(self) -> None:
+        """Clients are busy at the very moment."""
+        if self.random.random() < 0.7:
+            if self.random.random() < 0.5:
+                self.say(f"disk {REGION} {self.random.choice((5, 50))}")
+            self._produce()
+            self._ack()
+            self.say(f"tick {self.random.choice((1, 2, 5, 20))}")
+
+    def _suspend(self) -> None:
+        broker = self._broker()
+        self._under_way()
+        self.say(f"suspend {REGION} {broker}")
+        self.say(f"disk {REGION} 0")
+        if self.random.random() < 0.3:
+            self._stopped.append(broker)
+            return
+        self._meanwhile()
+        self.say(f"resume {REGION} {broker}")
+
+    def _meanwhile(self) -> None:
+        for _ in range(self.random.randint(1, 3)):
+            self.say(f"tick {self.random.choice(PAST_THE_LEASE_MS)}")
+            if self.random.random() < 0.5:
+                self._kill()
+                self.say("tick 1500")
+            self._produce()
+            self._ack()
+
+    def _die(self) -> None:
+        broker = self._broker()
+        self._under_way()
+        self.say(f"die {REGION} {broker}")
+        self._stopped.append(broker)
+
+    def _leave(self) -> None:
+        broker = self._broker()
+        self._under_way()
+        self.say(f"leave {REGION} {broker}")
+        self._stopped.append(broker)
+
+    def _begin(self) -> None:
+        if self._stopped:
+            broker = self._stopped.pop(self.random.randrange(len(self._stopped)))
+            self.say(f"resume {REGION} {broker}")
+            self.say(f"begin {REGION} {broker}")
+
+    def _hand(self) -> None:
+        self._under_way()
+        to = f" {self._broker()}" if self.random.random() < 0.7 else ""
+        self.say(f"hand {REGION} {self._topic()}{to}")
+        self.say(f"disk {REGION} 0")
+
+    def _divide(self) -> None:
+        topic = self._topic()
+        if self.random.random() < 0.3:
+            self.say(f"hand {REGION} {topic}")
+            self.say(f"tick {self.random.choice((1, 5, 600))}")
+        self.say(f"divide {REGION} {topic}")
+
+    def _isolate(self) -> None:
+        broker = self._broker()
+        self.say(f"isolate {REGION} {broker}")
+        if self.random.random() < 0.7:
+            self._meanwhile()
+            self.say(f"reach {REGION} {broker}")
+
+    def _fails(self) -> None:
+        kind = self.random.choice(("answer", "answer", "metadata", "write", "read"))
+        self.say(f"fails {REGION} {kind} {self.random.randrange(6)} x{self.random.randint(1, 3)}")
+        if self.random.random() < 0.7:
+            self.random.choice((self._hand, self._divide, self._begin, self._leave))()
+
+    def _outage(self) -> None:
+        """Nobody reaches the metadata store, perhaps for longer than a lease."""
+        self.say(f"metadata {REGION} away")
+        self._produce()
+        self.say(f"tick {self.random.choice((1000, *PAST_THE_LEASE_MS))}")
+        self.say(f"metadata {REGION} back")
+
+
+def story_of(seed: int) -> list[str]:
+    """The lines of a seed."""
+    return SharedGenerator(seed).story()
