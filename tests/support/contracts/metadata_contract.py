@@ -143,6 +143,13 @@ class ReadingAndWriting:
 
 
 class Listing:
+    async def test_many_paths_are_read_in_the_order_asked_for(self, store: MetadataStore) -> None:
+        version = await store.put("/b", b"1")
+        assert await store.get_many(["/b", "/a", "/b"]) == [Record(b"1", version), None, Record(b"1", version)]
+        assert await store.get_many([]) == []
+        with pytest.raises(BadRequest):
+            await store.get_many(["/b", "no path"])
+
     async def test_children_are_one_level_sorted_and_complete(self, store: MetadataStore) -> None:
         for path in ("/t/a", "/t/a/x/y", "/t/a-b", "/t/a.c/d/e", "/t/b/c", "/t/b/d", "/tt/z", "/s/t"):
             await store.put(path, b"")

@@ -38,7 +38,7 @@ from meridian_broker.metadata.sync.paths import parent_of
 from meridian_broker.metadata.sync.stamped import Stamped
 from meridian_broker.positions.clock import Stamp
 from simulation.story import StoryError
-from support.worlds.sync_world import START_MS, StoreInMemory, SyncWorld
+from support.worlds.sync_world import START_MS, Broken, StoreInMemory, SyncWorld
 
 
 class SyncScript:
@@ -66,6 +66,8 @@ class SyncScript:
             method(*words[1:])
         except MetadataError as error:
             self._say(f"refused: {error}")
+        except Broken as broken:
+            self._say(f"broken: {broken}")
         except (TypeError, KeyError, ValueError, IndexError) as error:
             raise StoryError(f"{line}: {error!r}") from error
         return self._said
