@@ -209,6 +209,8 @@ class Load:
         """With receipts."""
         self.got: list[tuple[int, float]] = []
         """Each with the time at which its acknowledgement was on its way."""
+        self.ids: list[str] = []
+        """Their ids."""
         self._is_over = threading.Event()
         self._threads = [threading.Thread(target=self._publish), threading.Thread(target=self._consume)]
         self._problems: list[BaseException] = []
@@ -246,6 +248,7 @@ class Load:
                     continue
                 consumer.acknowledge(message)
                 self.got.append((int(message.data()), time.monotonic()))
+                self.ids.append(f"{message.message_id()} {message.redelivery_count()}")
                 quiet_since = time.monotonic()
 
     def wait_for_more(self) -> None:
@@ -256,11 +259,16 @@ class Load:
     def lost(self) -> set[int]:
         return set(self.sent) - {number for number, _ in self.got}
 
-    def again(self, moment: float) -> list[int]:
+    def again(self, moment: float) -> list[str]:
         """Messages that came again although they were acknowledged a second or more before this moment: clients hold
         acknowledgements back for a tenth of one."""
-        first: dict[int, float] = {}
-        return [number for number, at in self.got if at != first.setdefault(number, at) < moment - 1.0]
+        first: dict[int, tuple[float, str]] = {}
+        found = []
+        for (number, at), message in zip(self.got, self.ids, strict=True):
+            before, earlier = first.setdefault(number, (at, message))
+            if at != before < moment - 1.0:
+                found.append(f"{number}: {earlier} at {before - moment:.3f}, {message} at {at - moment:.3f}")
+        return found
 
 
 def suspended(broker: BrokerProcess) -> None:
