@@ -45,6 +45,13 @@ class Region:
     def admin_url(self) -> str:
         return "http://" + ",".join(f"127.0.0.1:{port}" for _, port in self.ports.values())
 
+    def is_balanced(self) -> bool:
+        """Whether each of two brokers owns two of the four bundles of public/default, as their logs say."""
+        logs = [broker.log() for broker in self.brokers.values()]
+        return len(logs) == 1 or all(
+            log.count(": owns public/default/") - log.count(": gave up public/default/") == 2 for log in logs
+        )
+
     def asked(self) -> BrokerProcess:
         """One of its brokers."""
         return next(iter(self.brokers.values()))
@@ -105,6 +112,7 @@ class World:
         names = [region.name for region in self.regions]
         for region in self.regions:
             assert region.asked().http("POST", f"{NAMESPACE}/replication", names).status == 204
+        wait_until(lambda: all(region.is_balanced() for region in self.regions), "brokers to own as many bundles")
         self.until_ready()
 
     def until_ready(self) -> None:
@@ -266,7 +274,7 @@ class Load:
         found = []
         for (number, at), message in zip(self.got, self.ids, strict=True):
             before, earlier = first.setdefault(number, (at, message))
-            if at != before < moment - 1.0:
+            if at > moment and before < moment - 1.0:
                 found.append(f"{number}: {earlier} at {before - moment:.3f}, {message} at {at - moment:.3f}")
         return found
 
