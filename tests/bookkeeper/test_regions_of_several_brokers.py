@@ -338,3 +338,29 @@ def test_a_region_of_one_broker_on_its_own_volume_beside_one_of_two(
         world.until_ready()
     finally:
         world.close()
+
+
+def test_calls_between_regions_reach_the_owners_of_partitions(world: World) -> None:
+    us, eu = world.regions
+    path = "/admin/v2/persistent/public/default/many"
+    assert us.asked().http("PUT", f"{path}/partitions", 8).status == 204
+    assert eu.asked().http("GET", f"{path}/partitions").json["partitions"] == 8
+    assert {eu.owner(f"many-partition-{number}") for number in range(8)} == set(eu.brokers.values())
+    with connected(us.url) as here, connected(eu.url) as there:
+        consumer = subscribe(there, "many")
+        producer = here.create_producer(
+            "many", batching_enabled=False, message_routing_mode=pulsar.PartitionsRoutingMode.RoundRobinDistribution
+        )
+        for number in range(24):
+            producer.send(b"%d" % number)
+        assert sorted(numbers(consumer, 24)) == list(range(24))
+        producer.close()
+        refused = us.asked().http("DELETE", f"{path}/partitions")
+        assert refused.status == 412
+        assert f"{eu.name} has 8 clients of it" in refused.reason
+    wait_until(lambda: us.asked().http("DELETE", f"{path}/partitions").status == 204, "the topic to have no clients")
+    for region in world.regions:
+        for broker in region.brokers.values():
+            assert broker.http("GET", f"{path}/partitions").status == 404
+            assert broker.http("GET", "/admin/v2/persistent/public/default").json == []
+            assert broker.http("GET", "/meridian/v1/health").json["healthy"]

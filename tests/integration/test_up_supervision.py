@@ -24,6 +24,7 @@ import pytest
 from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.server.layout import Directory, UpFailed
+from meridian_broker.server.regions_file import clusters_in
 from meridian_broker.server.settings import load
 from support.brokers.free_ports import free_base_port
 
@@ -159,6 +160,17 @@ def test_a_region_of_several_brokers(tmp_path: Path, launch: Launch) -> None:
     assert code == 1
     assert "us/broker-3 stopped in" in rest
     wait_until_gone([one["pid"] for one in listed])
+
+
+def test_several_regions_of_several_brokers(tmp_path: Path, launch: Launch) -> None:
+    up = launch(tmp_path / "d", regions="us,eu", brokers="2")
+    up.read_until("All regions are up")
+    found = clusters_in(tmp_path / "d" / "regions.json")
+    first, first_http = up.ports
+    assert found["us"].broker_service_url == f"pulsar://127.0.0.1:{first},127.0.0.1:{first + 2}"
+    assert found["eu"].service_url == f"http://127.0.0.1:{first_http + 10},127.0.0.1:{first_http + 12}"
+    up.process.terminate()
+    assert up.end()[0] == 0
 
 
 def test_what_each_region_is_told(tmp_path: Path, launch: Launch) -> None:
