@@ -98,16 +98,16 @@ def choice(**given: str) -> SyncChoice:
     return SyncChoice({EVENT_TOPIC: "", CONFIGURATION_EVENT_TOPIC: "", SCOPES: "tenants,namespaces"} | given)
 
 
-def test_what_was_set_at_run_time_counts_until_it_is_taken_back() -> None:
+def test_new_settings_hold_at_once_and_bad_ones_change_nothing() -> None:
     chosen = choice(**{EVENT_TOPIC: "persistent://public/default/a"})
     assert chosen.is_synced(TENANT)
-    chosen.change({SCOPES: "namespaces", "clusterName": "eu"})
+    chosen.follow({**chosen.values, SCOPES: "namespaces"})
     assert not chosen.is_synced(TENANT)
-    assert chosen.changed == {SCOPES: "namespaces"}
-    chosen.change({EVENT_TOPIC: ""})
+    with pytest.raises(Invalid):
+        chosen.follow({**chosen.values, SCOPES: "ledgers"})
+    assert chosen.scopes == {"namespaces"}
+    chosen.follow({**chosen.values, EVENT_TOPIC: ""})
     assert chosen.topic == ""
-    chosen.change({})
-    assert chosen.topic == "persistent://public/default/a"
 
 
 @pytest.mark.parametrize(
