@@ -26,6 +26,5 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    made = S3Server(tmp_path_factory.mktemp("s3"))
-    yield made
-    made.kill()
+    with S3Server(tmp_path_factory.mktemp("s3")) as made:
+        yield made

@@ -82,15 +82,14 @@ async def test_a_server_that_is_away_or_hangs_costs_a_bounded_time(tmp_path: Pat
     with pytest.raises(ObjectStoreAway, match="could not write k to bucket b at http://127"):
         await away.put("k", b"v")
     assert time.monotonic() - began < 20
-    server = S3Server(tmp_path)
-    server.pause()
-    hangs = S3Objects(replace(server.place, timeout_seconds=1, max_attempts=2))
-    with pytest.raises(ObjectStoreAway):
-        await hangs.read("k", 0, 1)
-    server.resume()
-    with pytest.raises(ObjectNotFound):
-        await hangs.read("k", 0, 1)
-    server.kill()
+    with S3Server(tmp_path) as server:
+        server.pause()
+        hangs = S3Objects(replace(server.place, timeout_seconds=1, max_attempts=2))
+        with pytest.raises(ObjectStoreAway):
+            await hangs.read("k", 0, 1)
+        server.resume()
+        with pytest.raises(ObjectNotFound):
+            await hangs.read("k", 0, 1)
     await hangs.close()
     with pytest.raises(ObjectStoreAway, match="was closed"):
         await hangs.read("k", 0, 1)
@@ -99,12 +98,11 @@ async def test_a_server_that_is_away_or_hangs_costs_a_bounded_time(tmp_path: Pat
 
 async def test_tls_needs_an_authority_that_is_trusted(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
-    server = S3Server(tmp_path, authority.issue("s3"))
-    trusting = S3Objects(replace(server.place, ca_file=authority.trusted))
-    await trusting.put("k", b"v")
-    assert await trusting.read("k", 0, -1) == b"v"
-    with pytest.raises(ObjectStoreAway):
-        await S3Objects(replace(server.place, max_attempts=1)).read("k", 0, -1)
-    with pytest.raises(ObjectStoreRefused, match="cannot be used"):
-        S3Objects(replace(server.place, ca_file=tmp_path / "missing.pem"))
-    server.kill()
+    with S3Server(tmp_path, authority.issue("s3")) as server:
+        trusting = S3Objects(replace(server.place, ca_file=authority.trusted))
+        await trusting.put("k", b"v")
+        assert await trusting.read("k", 0, -1) == b"v"
+        with pytest.raises(ObjectStoreAway):
+            await S3Objects(replace(server.place, max_attempts=1)).read("k", 0, -1)
+        with pytest.raises(ObjectStoreRefused, match="cannot be used"):
+            S3Objects(replace(server.place, ca_file=tmp_path / "missing.pem"))

@@ -11,6 +11,7 @@ import socket
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Self
 
 from meridian_broker.engines.s3.place import S3Place
 from support.brokers.broker_process import wait_until
@@ -48,6 +49,12 @@ class S3Server:
             made.mkdir(parents=True)
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
 
     @property
     def bucket(self) -> Path:
