@@ -143,6 +143,9 @@ def test_what_keeps_regions_from_being_in_sync_is_told_once() -> None:
         return Report(body, "2026-01-01T00:00:00Z").found(findings, MetadataSyncPolicyStatus())
 
     before = told([ready, metadata_sync.synced(policy(), [region("eu", ON), region("us", ON)])], {})
+    late = told([ready, metadata_sync.synced(policy(), [region("eu", OFF), region("us", ON)])], before.status)
+    assert late.event is None, "it resolves by itself"
+    assert late.again_seconds < before.again_seconds, "and is looked at again soon"
     first = told([ready, blocked], before.status)
     assert first.event is not None and first.event.warning
     assert (first.event.reason, first.event.message) == ("SyncBlocked", "eu: 2 values differ from us")

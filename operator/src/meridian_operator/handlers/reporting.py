@@ -11,7 +11,7 @@ from typing import Any, Final
 from meridian_operator.api.shared import Condition, Status
 from meridian_operator.kube.client import Event
 from meridian_operator.plan.changes import Change
-from meridian_operator.plan.metadata_sync import SYNC_BLOCKED
+from meridian_operator.plan.metadata_sync import CATCHING_UP, SYNC_BLOCKED
 from meridian_operator.plan.outcome import (
     ALIGNED,
     DELETION_BLOCKED,
@@ -31,6 +31,9 @@ MESSAGE_CHARACTERS: Final = 4000
 PLAN_SENTENCES: Final = 64
 _QUIET: Final = ("Progressing", "Paused", "DryRun", "WaitingForTopic")
 """Reasons of Ready that cause no Event: the user knows, or the state is temporary."""
+
+_SOON: Final = ((READY, "Progressing"), (SYNCED, CATCHING_UP))
+"""Conditions with these reasons will change without a change of the object: it is looked at again soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,7 @@ class Report:
         rest = status.model_dump(mode="json", by_alias=True, exclude={"conditions", "observed_generation"})
         findings = [*findings, *([] if self.verified is None else [self.verified])]
         made = self._answer(findings, rest)
-        if any(one.type == READY and one.reason == "Progressing" for one in findings):
+        if any((one.type, one.reason) in _SOON for one in findings):
             made = replace(made, again_seconds=AGAIN_SECONDS)
         if not done or (made.event is not None and made.event.warning):
             return made

@@ -15,6 +15,8 @@ from meridian_operator.plan.outcome import SYNCED, Finding, Plan
 
 EVENT_TOPIC: Final = "metadataSyncEventTopic"
 SCOPES: Final = "metadataSyncScopes"
+CATCHING_UP: Final = "CatchingUp"
+"""Reason of Synced: it resolves by itself."""
 SYNC_BLOCKED: Final = "SyncBlocked"
 """Reason of Synced: somebody has to decide or to mend something."""
 
@@ -72,7 +74,7 @@ def synced(spec: MetadataSyncPolicySpec, seen: Sequence[RegionSeen]) -> Finding:
         return Finding(SYNCED, "False", SYNC_BLOCKED, "; ".join(troubles)[:4000])
     behind = [name for name, one in known.items() if not (one.enabled and one.synced)]
     if behind:
-        return Finding(SYNCED, "False", "CatchingUp", f"not in sync yet: {', '.join(behind)}")
+        return Finding(SYNCED, "False", CATCHING_UP, f"not in sync yet: {', '.join(behind)}")
     if silent:
         return Finding(SYNCED, "Unknown", "RegionUnreachable", f"could not be asked: {', '.join(silent)}")
     return Finding(SYNCED, "True", "InSync", f"all {len(known)} regions have the same metadata")
