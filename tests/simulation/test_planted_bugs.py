@@ -31,7 +31,7 @@ BY_STORIES = (
     "a-topic-at-rest-is-not-counted",
     "an-old-number-of-partitions-comes-back",
     "an-older-end-counts",
-    "brokers-acquired-while-it-is-released",
+    "brokers-a-split-is-given-up-under-way",
     "chapters-go-before-the-record",
     "damaged-entry-passed-over",
     "forgotten-view-stays-passed",
