@@ -56,6 +56,30 @@ async def test_only_the_owner_opens_a_topic(two: Two) -> None:
     assert two.b.service.topics == {}
 
 
+async def test_a_bundle_moved_by_hand_stays_and_loads_are_told_when_they_change(two: Two) -> None:
+    a, b = two.a.owner, two.b.owner
+    for bundle in (await a.bundles("public/default")).every():
+        await a.acquire(bundle)
+    while (move := a.next_move({})) is not None:  # both have joined
+        await a.give_up(*move)
+        await b.acquire(move[0])
+        await wait_until(lambda: len(a.view.owners) == len(b.view.owners) == len(a.owned()) + len(b.owned()))
+    assert b.next_move({}) is None
+    for bundle in a.owned()[:2]:
+        await a.give_up(bundle, "b")
+        await b.acquire(bundle)
+    await wait_until(lambda: {one.broker: one.bundles for one in a.view.candidates()}["b"] == len(b.owned()))
+    assert len(b.owned()) - len(a.owned()) >= 3
+    assert a.next_move({}) is b.next_move({}) is None
+    await a.report(0.5)
+    await wait_until(lambda: {one.broker: one.usage for one in b.view.candidates()} == {"a": 0.5, "b": 0.0})
+    await a.report(0.52)
+    assert a.usage == 0.5
+    await a.leave()
+    await a.report(0.9)
+    assert a.usage == 0.5
+
+
 async def test_a_topic_that_goes_from_broker_to_broker_and_back_keeps_everything(two: Two) -> None:
     places: list[Position] = []
     unacked: list[Position] = []

@@ -125,8 +125,8 @@ class SharingBroker(SimBroker):
             await self.owner.release_strays()
             for bundle in self.owner.vacant():
                 await self.owner.acquire(bundle)
-            if (surplus := self.owner.surplus()) is not None:
-                await self.owner.give_up(*surplus)
+            if (move := self.owner.next_move({})) is not None:
+                await self.owner.give_up(*move)
         except (MetadataError, OwnedElsewhere, NotServing, NoSuchBundle):
             return
 

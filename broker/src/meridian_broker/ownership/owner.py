@@ -11,8 +11,9 @@ table says.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -20,9 +21,10 @@ from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.ledgers.scheduling import Scheduler, run_all
 from meridian_broker.metadata.store import Lease, MetadataError, MetadataStore
 from meridian_broker.ownership import paths
+from meridian_broker.ownership.balancing import Balance
 from meridian_broker.ownership.bundles import Bundle, Bundles
 from meridian_broker.ownership.claims import Claims, NoSuchBundle, OwnedElsewhere
-from meridian_broker.ownership.placement import divide, to_hand_over
+from meridian_broker.ownership.placement import divide
 from meridian_broker.ownership.records import BrokerRecord
 from meridian_broker.ownership.terms import Action, Event, State, Term, Terms
 from meridian_broker.ownership.view import View, namespaces_of
@@ -35,6 +37,8 @@ LOOKS_PER_LEASE: Final = 20
 HAND_OVER_SECONDS: Final = 5.0
 """How long a request waits at a bundle's next owner for the hand-over. It is not refused at once because refused
 clients back off exponentially."""
+NOTICEABLE: Final = 0.05
+"""Change of load that the other brokers are told: each report is a write to the store that all of them see."""
 LOCATE_ATTEMPTS: Final = 4
 """How often a lookup is attempted while its bundle keeps being split."""
 
@@ -93,6 +97,7 @@ class BundleOwner:
         self._alone = alone
         self._lease_seconds = lease_seconds
         self._terms = Terms()
+        self._balance = Balance()
         self._changing: set[Bundle] = set()
         """Bundles whose owner's record this broker is changing."""
         self._next: dict[Bundle, str] = {}
@@ -350,12 +355,36 @@ class BundleOwner:
         free = [bundle for bundle in mine if self._terms.state(bundle) is State.FREE]
         return [(bundle, session) for bundle in free if bundle not in self._changing]
 
-    def surplus(self) -> tuple[Bundle, str] | None:
-        """A bundle to hand to a broker that has too few, and that broker; None: there is none."""
+    def next_move(self, traffic: Mapping[Bundle, float]) -> tuple[Bundle, str] | None:
+        """A bundle to hand to another broker, and that broker; None: none. See ``balancing.py``.
+
+        :param traffic: of this broker's bundles, as far as it was measured.
+        """
         if (me := self._me) is None or self._stopping:
             return None
-        mine = [bundle for bundle in self._terms if self.term(bundle) is not None]
-        return to_hand_over(mine, me.broker, self.view.candidates())
+        mine = {bundle: traffic.get(bundle, 0.0) for bundle in self._terms if self.term(bundle) is not None}
+        view = self.view
+        return self._balance.next_move(mine, me.broker, view.candidates(), view.members(), self._now())
+
+    async def report(self, usage: float) -> None:
+        """Tell the other brokers this broker's load, if it has changed noticeably.
+
+        :param usage: share of its capacity in use.
+        :raises MetadataError: the store did not answer.
+        """
+        async with self._alone:  # not while this broker announces that it stops
+            lease, me = self._valid(), self._me
+            if lease is None or me is None or self._stopping or abs(usage - me.usage) < NOTICEABLE:
+                return
+            me = replace(me, usage=round(usage, 2))
+            await self._store.put(paths.broker(me.broker), me.encode(), lease=lease.lease_id)
+            if self._lease is lease:
+                self._me = me
+
+    @property
+    def usage(self) -> float:
+        """The load that the other brokers know of."""
+        return 0.0 if self._me is None else self._me.usage
 
     # -- the lease -----------------------------------------------------------------------------------------------
 
@@ -384,7 +413,7 @@ class BundleOwner:
 
     async def _tell(self, lease: Lease) -> None:
         """Write this broker's current record."""
-        me = self._described(f"{lease.lease_id:x}", self._stopping)
+        me = replace(self._described(f"{lease.lease_id:x}", self._stopping), usage=self.usage)
         await self._store.put(paths.broker(me.broker), me.encode(), lease=lease.lease_id)
         self._me = me
 

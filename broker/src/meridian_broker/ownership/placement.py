@@ -7,12 +7,12 @@ broker leaves, only its bundles move. Brokers loaded well above the average are 
 weight and there are few of them per broker.
 
 A broker that joins gets bundles from the others, one at a time, until no broker has two more than another. So no more
-bundles move than have to.
+bundles move than have to. ``balancing.py`` says when.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Final
@@ -23,6 +23,10 @@ SLACK: Final = 1.25
 """A broker with at most this multiple of the average still gets bundles. Lower balances better and moves more."""
 BUSY: Final = 0.85
 """Share of its capacity from which on a broker gets no bundle while another broker is below it."""
+RELIEF: Final = 0.3
+"""Difference in load from which on a busy broker hands a bundle over: below it, hardly anybody would notice."""
+LEAST_RELIEF: Final = 0.02
+"""Share of a broker's capacity below which moving a bundle is not worth the interruption."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,26 @@ def to_hand_over(mine: Collection[Bundle], me: str, candidates: Collection[Candi
     if len(mine) - least.bundles < 2 or len(mine) < most:
         return None  # a broker that has more hands over first
     return max(mine, key=lambda bundle: (_score(least.broker, bundle), bundle)), least.broker
+
+
+def to_relieve(mine: Mapping[Bundle, float], me: str, candidates: Collection[Candidate]) -> tuple[Bundle, str] | None:
+    """A bundle that this broker should hand over because of its load, and to which broker; None: none.
+
+    Only the busiest broker hands over. The other broker is not busier afterwards than this one.
+
+    :param mine: the bundles that this broker owns, with their traffic; 0: unknown.
+    """
+    busiest = max(candidates, key=lambda one: (one.usage, one.broker), default=None)
+    least = min(candidates, key=lambda one: (one.usage, one.broker), default=None)
+    traffic = sum(mine.values())
+    if busiest is None or least is None or busiest.broker != me or not traffic:
+        return None
+    if busiest.usage < BUSY or busiest.usage - least.usage < RELIEF:
+        return None
+    most = (busiest.usage - least.usage) / 2
+    loads = {bundle: busiest.usage * share / traffic for bundle, share in mine.items()}
+    fit = [(load, bundle) for bundle, load in loads.items() if LEAST_RELIEF <= load <= most]
+    return (max(fit)[1], least.broker) if fit else None
 
 
 def _below_average(candidates: Collection[Candidate]) -> list[Candidate]:

@@ -94,6 +94,11 @@ class View:
         counts.update(broker for bundle, broker in self.wishes.items() if bundle not in self.owners)
         return [Candidate(one.broker, counts[one.broker], one.usage) for one in self._alive().values()]
 
+    def members(self) -> tuple[frozenset[tuple[str, str]], int]:
+        """The brokers that may get bundles, with their sessions, and how many bundles there are."""
+        brokers = frozenset((one.broker, one.session) for one in self._alive().values())
+        return brokers, sum(len(bundles.borders) - 1 for bundles in self.bundles.values())
+
     def _alive(self) -> dict[str, BrokerRecord]:
         return {one.broker: one for one in self.brokers.values() if not one.draining}
 

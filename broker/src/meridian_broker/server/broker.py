@@ -459,6 +459,9 @@ class BrokerProcess:
             behind=self.behind,
             speak_with_regions=self.speak_with_regions,
             balance=None if self.several is None else self.several.balance,
+            report_load=None
+            if self.several is None
+            else partial(self.several.report_load, self.service.topics.values()),
             look_for_room=self._metadata.look_for_room,
         )
         self.admin = AdminState(

@@ -17,6 +17,7 @@ from meridian_broker.ledgers.storage import LedgerStorage
 from meridian_broker.server.behind import BehindRecord
 from meridian_broker.server.keys import LOOK_SECONDS as KEYS_SECONDS
 from meridian_broker.server.keys import Keys
+from meridian_broker.server.load import MEASURE_SECONDS
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.server.settings import Settings
 from meridian_broker.topics.lifecycle import garbage, unneeded_copies
@@ -53,7 +54,9 @@ class Chores:
     speak_with_regions: Callable[[], None]
     """Keep links to exactly the regions that the metadata name."""
     balance: Callable[[], Awaitable[None]] | None
-    """Take bundles without an owner, hand over surplus ones; None: this broker is its region's only one."""
+    """Take bundles without an owner, hand over others to balance; None: this broker is its region's only one."""
+    report_load: Callable[[], Awaitable[None]] | None
+    """Tell the region's other brokers how loaded this one is; None: there are none."""
     look_for_room: Callable[[], Awaitable[None]]
     """See whether a full metadata store is full still."""
 
@@ -194,6 +197,11 @@ class Chores:
                 *("take bundles that nobody owns", self.balance, LOOK_SECONDS),
                 "topics of a broker that died are not served until a client looks them up",
                 at_once=True,
+            )
+        if self.report_load is not None:
+            self._begin(
+                *("report the load of this broker", self.report_load, MEASURE_SECONDS),
+                "other brokers do not consider how loaded this one is",
             )
         self._begin(
             *("record which regions are behind", self.behind.follow, LOOK_SECONDS),

@@ -11,25 +11,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict
 from functools import partial
 
 from meridian_broker.gateway.addresses import Addresses, Place
 from meridian_broker.gateway.owners_feed import OwnersFeed
-from meridian_broker.ledgers.scheduling import Scheduler
+from meridian_broker.ledgers.scheduling import Scheduler, in_slices
 from meridian_broker.ledgers.storage import LedgerStorage
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.policies import DEFAULT_BUNDLES
 from meridian_broker.metadata.store import MetadataStore
+from meridian_broker.ownership.bundles import Bundle
 from meridian_broker.ownership.claims import Claims, OwnedElsewhere, brokers_alive
 from meridian_broker.ownership.owner import BundleOwner, NotServing
+from meridian_broker.ownership.placement import BUSY
 from meridian_broker.ownership.records import BrokerRecord
 from meridian_broker.replication.progress.messages import NamespaceOwners, RemoteBroker
+from meridian_broker.server.load import BundleTraffic, Processor
 from meridian_broker.server.settings_brokers import ONLY_BROKER, BrokerSettings
 from meridian_broker.server.waiting import StartFailed
 from meridian_broker.topics.errors import TopicFenced
 from meridian_broker.topics.service.owned_topics import OwnedTopics
+from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
@@ -49,6 +54,11 @@ class OneOfSeveral:
     ) -> None:
         """:param addresses: returns this broker's addresses, by listener."""
         self._broker_id = settings.broker_id
+        self._scheduler = scheduler
+        self._processor = Processor(time.process_time, time.monotonic)
+        self._measuring = BundleTraffic()
+        self._traffic: Mapping[Bundle, float] = {}
+        """Of this broker's bundles, while it is busy."""
         self._addresses = addresses
         self._catalog = catalog
         self.owner = BundleOwner(
@@ -74,6 +84,11 @@ class OneOfSeveral:
     def _bundles(self, namespace: str) -> int:
         record = self._catalog.namespace(namespace)
         return DEFAULT_BUNDLES if record is None else record.bundles
+
+    def _bundle_of(self, topic: str) -> Bundle | None:
+        name = topic_name.parse(topic)
+        bundles = self.owner.view.bundles.get(name.namespace_name)
+        return None if bundles is None else bundles.of(name)
 
     def _record(self, lease: str, draining: bool) -> BrokerRecord:
         broker = self._broker_id
@@ -137,8 +152,22 @@ class OneOfSeveral:
                 await self.owner.acquire(bundle)
             except (OwnedElsewhere, NotServing) as error:
                 log.debug("could not acquire %s: %s", bundle, error)
-        if (surplus := self.owner.surplus()) is not None:
-            await self.owner.give_up(*surplus)
+        if (move := self.owner.next_move(self._traffic)) is not None:
+            log.info("handing %s to broker %s", *move)
+            await self.owner.give_up(*move)
+
+    async def report_load(self, topics: Collection[Topic]) -> None:
+        """Measure this broker's load and tell the other brokers; while it is busy, find out which bundles cause it.
+
+        :raises MetadataError: the store did not answer.
+        """
+        usage = self._processor.usage()
+        if usage < BUSY:
+            self._measuring.forget()
+            self._traffic = {}
+        else:
+            self._traffic = await self._measuring.measure(in_slices(self._scheduler, topics), self._bundle_of)
+        await self.owner.report(usage)
 
 
 class BesideOthers(StartFailed):

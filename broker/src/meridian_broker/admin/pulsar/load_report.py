@@ -19,6 +19,7 @@ from meridian_broker.admin.http.state import AdminState
 from meridian_broker.admin.pulsar.dealing import known
 from meridian_broker.admin.pulsar.health import software_version
 from meridian_broker.gateway.addresses import Addresses
+from meridian_broker.topics.service.traffic import traffic
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar import topic_name
 
@@ -68,6 +69,7 @@ class LoadReports:
             "protocols": {},
             "advertisedListeners": {},
             "loadReportType": "LocalBrokerData",
+            "reportedUsage": 0.0 if self._admin.owner is None else self._admin.owner.usage,
             "maxResourceUsage": max(one["usage"] / one["limit"] for one in (cpu, memory) if one["limit"]),
         }
 
@@ -102,16 +104,15 @@ async def report(request: web.Request) -> web.Response:
 
 
 def _counts(topic: Topic) -> dict[str, int]:
-    came, came_bytes = topic.received_totals()
-    registry, subscriptions = topic.subscription_registry, topic.subscriptions.values()
+    carried = traffic(topic)
     return {
         "topics": 1,
         "producerCount": len(topic.producers),
-        "consumerCount": sum(len(one.consumers) for one in subscriptions),
-        "msgRateIn": came,
-        "msgThroughputIn": came_bytes,
-        "msgRateOut": registry.messages_out_before + sum(one.messages_out for one in subscriptions),
-        "msgThroughputOut": registry.bytes_out_before + sum(one.bytes_out for one in subscriptions),
+        "consumerCount": sum(len(one.consumers) for one in topic.subscriptions.values()),
+        "msgRateIn": carried.messages_in,
+        "msgThroughputIn": carried.bytes_in,
+        "msgRateOut": carried.messages_out,
+        "msgThroughputOut": carried.bytes_out,
     }
 
 

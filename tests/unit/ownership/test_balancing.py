@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Balance: bundles move when brokers come and go and when one of them is overloaded, few of them, and never back and
+forth; what somebody moves by hand stays."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from meridian_broker.ownership.balancing import SETTLE_SECONDS, Balance
+from meridian_broker.ownership.bundles import Bundle, Bundles
+from meridian_broker.ownership.placement import BUSY, RELIEF, Candidate
+
+LOADS = st.lists(st.lists(st.floats(0.0, 0.5), max_size=8), min_size=1, max_size=4)
+"""By broker, what each of its bundles costs."""
+
+
+class Region:
+    """Brokers that see each other's bundles and loads without delay."""
+
+    def __init__(self, loads: list[list[float]]) -> None:
+        bundles = iter(Bundles.equal("t/n", 64).every())
+        self.owned = {f"broker-{at}": {next(bundles): one for one in some} for at, some in enumerate(loads)}
+        self.balances = {name: Balance() for name in self.owned}
+        self.now = 0.0
+        self.moved: list[tuple[Bundle, str, str]] = []
+
+    def usage(self, name: str) -> float:
+        return sum(self.owned[name].values())
+
+    def candidates(self) -> list[Candidate]:
+        return [Candidate(name, len(mine), self.usage(name)) for name, mine in self.owned.items()]
+
+    def look(self) -> int:
+        """Every broker looks once. Returns the number of bundles that moved."""
+        before = len(self.moved)
+        self.now += 1
+        for name, balance in self.balances.items():
+            members = frozenset(self.owned)
+            if (move := balance.next_move(self.owned[name], name, self.candidates(), members, self.now)) is not None:
+                self.move(move[0], name, move[1])
+        return len(self.moved) - before
+
+    def move(self, bundle: Bundle, broker: str, to: str) -> None:
+        self.owned[to][bundle] = self.owned[broker].pop(bundle)
+        self.moved.append((bundle, broker, to))
+
+    def settle(self) -> None:
+        """Look until nothing moves, also after the times for which brokers wait."""
+        for _ in range(1000):
+            if not self.look():
+                self.now += SETTLE_SECONDS
+                if not self.look():
+                    return
+        pytest.fail("bundles never stop moving")
+
+
+@settings(max_examples=500)
+@given(LOADS)
+def test_movement_ends_and_each_move_because_of_load_relieves_the_busiest_broker(loads: list[list[float]]) -> None:
+    region = Region(loads)
+    while region.look():
+        pass
+    counts = [len(mine) for mine in region.owned.values()]
+    assert max(counts) - min(counts) < 2
+    before, usages = len(region.moved), {name: region.usage(name) for name in region.owned}
+    for _ in range(200):
+        region.now += SETTLE_SECONDS
+        if not region.look():
+            break
+        now = {name: region.usage(name) for name in region.owned}
+        assert max(now.values()) <= max(usages.values()) + 1e-9
+        assert sum(one * one for one in now.values()) < sum(one * one for one in usages.values())
+        usages = now
+    else:
+        pytest.fail("bundles never stop moving")
+    trail: dict[Bundle, list[str]] = {}
+    for bundle, broker, to in region.moved[before:]:
+        trail.setdefault(bundle, [broker]).append(to)
+    assert all(first != second for places in trail.values() for first, second in itertools.pairwise(places))
+    assert len(region.moved) - before <= sum(counts)
+
+
+@settings(max_examples=500)
+@given(LOADS, st.data())
+def test_few_bundles_move_in_a_settling_time(loads: list[list[float]], data: st.DataObject) -> None:
+    region = Region(loads)
+    while region.look():
+        pass
+    region.now += SETTLE_SECONDS
+    moves = sum(region.look() for _ in range(data.draw(st.integers(1, int(SETTLE_SECONDS) - 1))))
+    assert moves <= len(region.owned) // 2 + 1
+
+
+@settings(max_examples=500)
+@given(st.lists(st.integers(1, 8), min_size=2, max_size=4), st.data())
+def test_bundles_moved_by_hand_stay_until_the_set_of_brokers_changes(counts: list[int], data: st.DataObject) -> None:
+    region = Region([[0.01] * count for count in counts])
+    region.settle()
+    by_hand = data.draw(st.integers(1, 6))
+    for _ in range(by_hand):
+        broker, to = data.draw(st.permutations(sorted(region.owned)))[:2]
+        if region.owned[broker]:
+            region.move(min(region.owned[broker]), broker, to)
+    moved = len(region.moved)
+    region.settle()
+    assert len(region.moved) == moved
+    region.owned["late"], region.balances["late"] = {}, Balance()
+    region.settle()
+    settled = [len(mine) for mine in region.owned.values()]
+    assert max(settled) - min(settled) < 2
+
+
+def test_a_broker_is_relieved_by_the_largest_bundle_that_does_not_turn_the_tables() -> None:
+    region = Region([[0.5, 0.3, 0.2], [0.1, 0.1]])
+    region.settle()
+    small, middle, large = sorted(load for load in (0.2, 0.3, 0.5))
+    assert sorted(region.owned["broker-0"].values()) == [small, large]
+    assert middle in region.owned["broker-1"].values()
+
+
+@pytest.mark.parametrize(
+    "loads",
+    [
+        [[0.4, 0.4], [0.0, 0.0]],  # not busy
+        [[0.5, 0.4], [0.4, 0.3]],  # the other one is nearly as busy
+        [[0.95], [0.0]],  # one bundle is all of it: elsewhere it would be the same
+    ],
+)
+def test_nothing_moves_where_that_would_not_help(loads: list[list[float]]) -> None:
+    region = Region(loads)
+    region.settle()
+    assert region.moved == []
+    assert BUSY - RELIEF > 0.5
