@@ -62,6 +62,26 @@ async def test_a_changed_setting_rules_open_topics_and_comes_back_after_a_restar
         assert broker.gateway.concurrent_lookups == 50_000
 
 
+async def test_a_namespace_gets_the_number_of_bundles_that_is_asked_for_or_set(tmp_path: Path) -> None:
+    async with broker_inside(tmp_path, defaultNumberOfNamespaceBundles=6) as broker:
+
+        async def bundles(name: str, body: Any) -> Any:
+            path = f"{broker.listeners.admin_url}/admin/v2/namespaces/public/{name}"
+            made = await asyncio.to_thread(http, "PUT", path, body)
+            return (
+                (await asyncio.to_thread(http, "GET", path)).json["bundles"]["numBundles"]
+                if made.status < 300
+                else made
+            )
+
+        assert await bundles("one", {}) == 6
+        assert await bundles("two", {"bundles": {"numBundles": 0}}) == 6
+        assert await bundles("three", {"bundles": {"numBundles": 3}}) == 3
+        assert (await bundles("four", {"bundles": {"numBundles": 1025}})).status == 412
+        assert (await change(broker, "defaultNumberOfNamespaceBundles", "9")).status == 204
+        assert await bundles("five", {}) == 9
+
+
 async def test_what_cannot_be_changed_is_refused_with_the_reason(tmp_path: Path) -> None:
     async with broker_inside(tmp_path) as broker:
         names = (await ask(broker, "GET", CONFIGURATION)).json

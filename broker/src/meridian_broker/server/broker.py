@@ -478,6 +478,7 @@ class BrokerProcess:
             offload=self.offload,
             gateway=self.gateway,
             settings=self.live,
+            default_bundles=lambda: self.settings.topics.default_number_of_namespace_bundles,
             data_directory=self.settings.region.data_directory,
             faults=self.settings.process.fault_injection_enabled,
             sync_metrics=self.settings.replication.expose_subscription_sync_metrics_in_prometheus,

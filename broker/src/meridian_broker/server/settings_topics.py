@@ -24,6 +24,9 @@ class TopicSettings:
     default_num_partitions: int = whole(1, 1, 1000, dynamic=True)
     """Partitions of a partitioned topic that is created that way."""
 
+    default_number_of_namespace_bundles: int = whole(4, 1, 1024, dynamic=True)
+    """Bundles of a namespace that is created without saying how many. Brokers of a region own topics by bundle."""
+
     allow_auto_subscription_creation: bool = field(default=True, metadata=DYNAMIC)
     """A consumer that names a subscription which does not exist creates it."""
 

@@ -72,6 +72,8 @@ class AdminState:
     """Copies of ledgers in an object store; None: there is none."""
     gateway: Broker
     settings: ChangeableSettings
+    default_bundles: Callable[[], int]
+    """Returns the number of bundles of a namespace that is made without one."""
     data_directory: Path
     admin_url: Callable[[], str]
     calls: RegionCalls

@@ -53,10 +53,20 @@ async def get(request: web.Request) -> web.Response:
 async def create(request: web.Request) -> web.Response:
     """Make a namespace; the body holds its first policies."""
     given = await body(request, default=None)
-    record = NamespaceRecord.from_json({} if given is None else given)
+    record = NamespaceRecord.from_json(_with_bundles(state(request), {} if given is None else given))
     await check_allowed(state(request), part(request, "tenant"), record.replication_clusters)
     await state(request).catalog.namespaces.create(namespace_of(request), record)
     return done()
+
+
+def _with_bundles(admin: AdminState, given: Any) -> Any:
+    """The policies with the default number of bundles where none is given; 0 is none, as in Pulsar."""
+    if not isinstance(given, dict):
+        return given
+    bundles = given.get(policies.BUNDLES)
+    if bundles is not None and not (isinstance(bundles, dict) and bundles.get("numBundles") in (None, 0)):
+        return given
+    return given | {policies.BUNDLES: {"numBundles": admin.default_bundles()}}
 
 
 async def delete(request: web.Request) -> web.Response:
