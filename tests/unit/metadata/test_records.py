@@ -168,6 +168,7 @@ def test_a_newer_format_is_refused_with_a_sentence() -> None:
         st.dictionaries(names, st.text(max_size=8), max_size=3),
         st.lists(ledgers, max_size=3).map(tuple),
         st.lists(st.integers(0, 2**53), max_size=3).map(tuple),
+        st.none() | st.lists(st.binary(max_size=20), max_size=3).map(tuple),
         positions,
         st.dictionaries(names, positions, max_size=3),
         st.none() | positions,
