@@ -32,7 +32,7 @@ def test_its_etcd_comes_later(tmp_path: Path) -> None:
     try:
         etcd.kill()
         broker = BrokerProcess("us", tmp_path / "us", metadata_url=f"etcd:{etcd.url}").start(wait=False)
-        wait_until(lambda: "waits up to 60 s for it" in broker.log(), "the broker to say that it waits")
+        wait_until(lambda: "waiting up to 60 s for it" in broker.log(), "the broker to say that it waits")
         with broker:
             etcd.start()
             broker.wait_healthy()
@@ -128,5 +128,5 @@ def test_its_port_is_taken(tmp_path: Path) -> None:
 def test_it_is_told_to_stop_while_it_waits(tmp_path: Path) -> None:
     broker = BrokerProcess("us", tmp_path / "us", metadata_url="etcd:http://127.0.0.1:1").start(wait=False)
     with broker:
-        wait_until(lambda: "waits up to 60 s for it" in broker.log(), "the broker to say that it waits")
+        wait_until(lambda: "waiting up to 60 s for it" in broker.log(), "the broker to say that it waits")
         assert broker.stop() in (0, -signal.SIGTERM)

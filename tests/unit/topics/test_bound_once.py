@@ -14,7 +14,8 @@ from meridian_broker.topics.service.witness import WitnessStore
 @pytest.mark.parametrize("part", [ExchangeHost, WitnessStore])
 def test_a_second_one_is_refused(part: Any) -> None:
     scheduler = SimpleNamespace(spawn=lambda work, _: work.close())
-    parts = SimpleNamespace(region="us", regions_of=frozenset, scheduler=scheduler)
+    ownership = SimpleNamespace(owns=bool)
+    parts = SimpleNamespace(region="us", regions_of=frozenset, scheduler=scheduler, ownership=ownership)
     made = part(SimpleNamespace(parts=parts, is_served=bool, closing=False))
     first, second = object(), object()
     made.bind(first)

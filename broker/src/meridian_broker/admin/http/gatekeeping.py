@@ -54,12 +54,17 @@ async def proven_answers(request: web.Request, handler: Handler) -> web.StreamRe
     try:
         response = await handler(request)
     except web.HTTPTemporaryRedirect as redirect:
-        response = redirect
+        _prove(request, redirect)
+        raise
+    _prove(request, response)
+    return response
+
+
+def _prove(request: web.Request, response: web.StreamResponse) -> None:
     admitted = request.get(ADMITTED)
     if admitted is not None and isinstance(response, web.Response):
         body = response.body if isinstance(response.body, bytes) else b""
         response.headers[PROOF_HEADER] = request.app[STATE].guard.answer(admitted, response.status, body)
-    return response
 
 
 @web.middleware
