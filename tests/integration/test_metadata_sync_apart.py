@@ -121,6 +121,7 @@ def test_what_a_client_publishes_is_set_apart_and_the_next_event_is_applied(shar
         try:
             producer = await Producer.open(connection, TOPIC)
             await (await producer.send(b"forged"))
+            await (await producer.send(bytes((5 << 20) + 3950)))  # a letter with all of it would be too large
         finally:
             await connection.close()
 
@@ -129,11 +130,11 @@ def test_what_a_client_publishes_is_set_apart_and_the_next_event_is_applied(shar
     wait_ttl(shared, 60)
     for region in REGIONS:
         letters = status(shared, region)["deadLetters"]
-        assert letters["count"] == 1
+        assert letters["count"] == 2
         assert letters["last"][0]["region"] == "us"
         assert "does not prove" in letters["last"][0]["reason"]
         stats = get(shared, region, "/admin/v2/persistent/public/default/metadata-events-metadata-syncer-DLQ/stats")
-        assert stats["msgInCounter"] == 1
+        assert stats["msgInCounter"] == 2
 
 
 def test_a_namespace_that_holds_topics_in_another_region_is_not_deleted(shared: RegionsProcess) -> None:

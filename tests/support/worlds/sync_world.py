@@ -431,7 +431,8 @@ class PeerInMemory:
         known, mark = await known_in(store), store.records.get(paths.region(asking))
         heard = BEGINNING if mark is None else read_mark(asking, mark.value)[0]
         scopes = frozenset(paths.SCOPES)
-        return cls(name, known, store, Digest(scopes, known.buckets(scopes), world.horizon(name), heard))
+        everyone = await world.regions[name].brokers[0].applier.heard_of_all()
+        return cls(name, known, store, Digest(scopes, known.buckets(scopes), world.horizon(name), heard, everyone))
 
     async def digest(self) -> Digest:
         await step()

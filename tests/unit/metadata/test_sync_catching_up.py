@@ -56,6 +56,52 @@ def test_what_the_peer_had_heard_of_is_none(world: SyncWorld) -> None:
     assert world.conflicts("us") == {}
 
 
+def pass_horizon(world: SyncWorld) -> None:
+    """Every region hears marks from later than anything written."""
+    world.now_ms += 1000
+    for _ in range(2):
+        for region in world.names:
+            world.finish(region, world.mark(region))
+        for region in world.names:
+            for source in world.names:
+                for _ in world.topic[source]:
+                    deliver_all(world, region, source)
+    for region in world.names:
+        world.finish(region, world.regions[region].brokers[0].applier.forget())
+        assert world.horizon(region) > (world.now_ms - 1000, 0)
+
+
+def test_a_value_whose_event_was_lost_is_kept_and_given_however_late(world: SyncWorld) -> None:
+    write(world, "us", 1)
+    world.finish("us", world.publish("us"))
+    world.regions["eu"].readers["us"].delivered.update(range(len(world.topic["us"])))  # set apart, or acked by others
+    pass_horizon(world)
+    world.finish("us", world.catch_up("us", "eu"))
+    assert world.values("us")[ROLE] == 1
+    world.finish("eu", world.catch_up("eu", "us"))
+    assert world.values("eu")[ROLE] == 1
+
+
+def test_a_region_that_joins_late_keeps_and_gives_what_it_alone_has() -> None:
+    world = SyncWorld(["us", "eu", "ap"])
+    write(world, "ap", 1)
+    world.names = ["us", "eu"]
+    write(world, "us", 2, only_us := tenant_role("t", "only-us"))
+    world.finish("us", world.publish("us"))
+    pass_horizon(world)
+    world.names = ["us", "eu", "ap"]
+    world.finish("ap", world.catch_up("ap", "us"))
+    world.finish("ap", world.catch_up("ap", "eu"))
+    assert world.values("ap")[ROLE] == 1
+    assert world.values("ap")[only_us] == 2
+    pass_horizon(world)
+    for region in ("us", "eu"):
+        world.finish(region, world.catch_up(region, "ap"))
+        assert world.values(region)[ROLE] == 1
+    world.quiet()
+    world.check_agreement()
+
+
 @pytest.mark.parametrize(("side", "wanted"), [("us", 1), ("eu", 2)])
 def test_differences_are_decided_for_the_side_that_is_named(world: SyncWorld, side: str, wanted: int) -> None:
     only_there = tenant_role("t", "there")

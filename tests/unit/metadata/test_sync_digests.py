@@ -51,9 +51,9 @@ def test_numbers_are_equal_exactly_if_values_are_and_follow_changes(
 
 
 @many
-@given(known, known, st.tuples(st.integers(0, 4), st.integers(0, 1)))
+@given(known, known, st.tuples(st.integers(0, 4), st.integers(0, 1)), st.tuples(st.integers(0, 4), st.integers(0, 1)))
 def test_each_takes_what_is_newer_or_gone(
-    one: dict[str, Stamped], two: dict[str, Stamped], horizon: tuple[int, int]
+    one: dict[str, Stamped], two: dict[str, Stamped], horizon: tuple[int, int], heard: tuple[int, int]
 ) -> None:
     here = {path: summary_of(state) for path, state in one.items()}
     there = {path: summary_of(state) for path, state in two.items()}
@@ -61,7 +61,8 @@ def test_each_takes_what_is_newer_or_gone(
     given_back = two | {path: one[path] for path in compare(there, here, BEGINNING).wanted}
     assert taken == given_back
     assert not any(some[path].beats(state) for some in (one, two) for path, state in taken.items() if path in some)
-    for path in compare(here, there, horizon).gone:
+    for path in compare(here, there, horizon, heard).gone:
+        assert BEGINNING < heard < horizon, "it has heard of every deletion itself, or never had what was deleted"
         assert path not in two
         assert one[path].value is not None
         assert moment(one[path].stamp) <= horizon

@@ -42,6 +42,9 @@ SUBSCRIPTION: Final = "metadata-syncer"
 """As in Pulsar."""
 DEAD_LETTERS: Final = f"-{SUBSCRIPTION}-DLQ"
 RETRY_SECONDS: Final = 1.0
+LETTER_BYTES: Final = 64 << 10
+"""So much of an event that cannot be applied is kept: a topic may refuse a copy with the reason beside it."""
+LETTER_ATTEMPTS: Final = 5
 SEND_SECONDS: Final = 30.0
 """A message whose receipt takes longer is sent again, over a new producer."""
 PERMITS: Final = 50
@@ -181,11 +184,24 @@ class EventTopic:
             await self._listener(message)
 
     async def _set_apart(self, arrived: Arrived, reason: str) -> None:
-        """:raises MetadataError: the dead-letter topic does not take it. The message comes again."""
-        log.warning("an event of %s at %s of %s is set apart: %s", arrived.region, arrived.position, self.topic, reason)
+        """Keep a copy in the dead-letter topic. Events behind it do not wait for that for long."""
+        payload, letters = arrived.payload or b"", self.topic + DEAD_LETTERS
         properties = {"reason": reason, "region": arrived.region, "position": str(arrived.position)}
-        sender = self._senders[self.topic + DEAD_LETTERS]
-        await sender.send(arrived.payload or b"", properties, only_to=self._region)
+        if len(payload) > LETTER_BYTES:
+            properties["bytes"] = str(len(payload))
+        for attempt in range(1, LETTER_ATTEMPTS + 1):
+            try:
+                await self._senders[letters].send(payload[:LETTER_BYTES], properties, only_to=self._region)
+                kept = f"a copy is in {letters}"
+                break
+            except MetadataError as error:
+                kept = f"no copy could be kept: {error}"
+                if attempt < LETTER_ATTEMPTS:
+                    await asyncio.sleep(RETRY_SECONDS)
+        log.warning(
+            "an event of %s at %s of %s is not applied: %s (%s)",
+            *(arrived.region, arrived.position, self.topic, reason, kept),
+        )
         self.dead.append(DeadLetter(str(arrived.position), arrived.region, reason))
         self.dead_letters += 1
 

@@ -57,7 +57,8 @@ class RestPeer:
                 self.clock_offset_ms = int(said["clockMillis"]) - (before_ms + after_ms) // 2
             scopes = frozenset(map(str, said["scopes"])) & paths.SCOPES.keys()
             buckets, mark = _numbers(said["buckets"], BUCKETS), _moment(said["mark"])
-            return Digest(scopes, buckets, _moment(said["horizon"]), mark, str(said["identity"]))
+            heard = _moment(said.get("heard"))  # an earlier version does not say
+            return Digest(scopes, buckets, _moment(said["horizon"]), mark, heard, str(said["identity"]))
 
     async def parts(self, scopes: Collection[str], buckets: Sequence[int]) -> Mapping[int, Sequence[int]]:
         said = await self._ask("POST", "parts", {"scopes": sorted(scopes), "buckets": list(buckets)})

@@ -21,7 +21,7 @@ from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.applying import Applier, Poison
 from meridian_broker.metadata.sync.catching_up import Comparison, compared, settle, take
 from meridian_broker.metadata.sync.choice import SyncChoice
-from meridian_broker.metadata.sync.events import Changes
+from meridian_broker.metadata.sync.events import Changes, Mark
 from meridian_broker.metadata.sync.events import decode as decode_message
 from meridian_broker.metadata.sync.known import Known
 from meridian_broker.metadata.sync.publishing import Publisher
@@ -185,9 +185,18 @@ class Session:
             raise Poison(f"it is no metadata event: {error}") from error
         if isinstance(decoded, Changes) and decoded.region == self._shared.clock.region:
             return  # this region has them, or learns what it lost by comparing
+        if isinstance(decoded, Mark) and not self._has_caught_up_with(decoded.region):
+            return  # this region may lack what was deleted before: it has not heard that yet. Marks come again
         await self.applier.apply(decoded)
 
     # -- comparing
+
+    def _has_caught_up_with(self, region: str) -> bool:
+        """Since this session began; before, the store may have been restored from a copy."""
+        state = self.peers.get(region)
+        return region == self._shared.clock.region or (
+            state is not None and state.is_joined and state.compared_ms is not None
+        )
 
     async def _compare_all(self) -> None:
         due: dict[str, float] = {}
@@ -248,7 +257,7 @@ class Session:
     async def compare(self, region: str) -> tuple[Comparison, RestPeer]:
         """:raises MetadataError: the region cannot be asked."""
         peer = await self._peer(region)
-        return await compared(self.known, peer), peer
+        return await compared(self.known, peer, self._shared.choice.scopes), peer
 
     async def adopt(self, region: str, side: str) -> int:
         """Decide what differs from another region for ``side``, one of the two. Returns the number of paths.
@@ -269,7 +278,7 @@ class Session:
         others = sorted(self.regions() - {self._shared.clock.region})
         peers = [await self._peer(region, replacing=True) for region in others]
         for peer in peers:
-            comparison = await compared(self.known, peer)
+            comparison = await compared(self.known, peer, self._shared.choice.scopes)
             await self.publisher.continue_after(comparison.digest.mark)
             await take(comparison, peer, self.applier, together)
         for peer in peers:

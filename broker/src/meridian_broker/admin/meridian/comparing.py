@@ -46,6 +46,7 @@ async def digest(request: web.Request) -> web.Response:
             "buckets": numbers_json(session.known.buckets(scopes)),
             "horizon": None if horizon is None else list(read_moment(paths.HORIZON, horizon)),
             "mark": None if mark is None else list(read_mark(paths.region(asking), mark.value)[0]),
+            "heard": list(await session.applier.heard_of_all()),
             "clockMillis": sharing.now_ms(),
         }
     )

@@ -33,7 +33,7 @@ from meridian_broker.metadata.sync.events import Event, Mark, Message
 from meridian_broker.metadata.sync.outbox import MAX_BYTES
 from meridian_broker.metadata.sync.reading import Seen, read, with_tombstones
 from meridian_broker.metadata.sync.shapes import fault_of
-from meridian_broker.metadata.sync.stamped import Moment, Stamped, from_store, to_store
+from meridian_broker.metadata.sync.stamped import BEGINNING, Moment, Stamped, from_store, to_store
 from meridian_broker.positions.clock import HybridClock
 
 ATTEMPTS: Final = 64
@@ -125,11 +125,12 @@ class Applier:
         if refused:
             raise Poison("; ".join([*refused.values()][:REFUSALS_SHOWN]))
 
-    async def take(self, events: Sequence[Event], *, are_new: bool = False) -> None:
+    async def take(self, events: Sequence[Event], *, are_new: bool = False, alive_upto: Moment = BEGINNING) -> None:
         """Decide about these events and store the result, in one transaction.
 
         :param are_new: probably nothing is known of these paths: see whether that is so when they are written, and read
             them only if it is not.
+        :param alive_upto: they are what a region has that has heard of every deletion up to here.
         :raises Contended: other writers kept changing the paths.
         """
         wanted = [*with_tombstones(event.path for event in events), *(paths.parked(e.path) for e in events)]
@@ -139,7 +140,7 @@ class Applier:
                 seen = Seen({**dict.fromkeys(wanted), paths.HORIZON: horizon})
             else:
                 seen = await read(self._store, [*wanted, paths.HORIZON])
-            verdicts, operations, conflicts = self._decide(events, seen)
+            verdicts, operations, conflicts = self._decide(events, seen, alive_upto)
             if not operations or await self._store.transact(list(seen.checks().values()), operations):
                 self.counts.verdicts.update(verdicts)
                 self.counts.conflicts += conflicts
@@ -162,6 +163,11 @@ class Applier:
             before(from_parked(path, record.value)) for path, record in await self._store.scan(paths.PARKED + "/")
         ]
         return {region: min([upto, *parked]) for region, (upto, _) in (await self._marks()).items()}
+
+    async def heard_of_all(self) -> Moment:
+        """Up to where every region was heard; ``BEGINNING``: not every one was yet."""
+        heard = await self.heard()
+        return min((heard.get(region, BEGINNING) for region in self._regions()), default=BEGINNING)
 
     async def forget(self) -> int:
         """Remove tombstones that no region needs any more. Returns how many.
@@ -190,9 +196,13 @@ class Applier:
                 removed += len(some)
         return removed
 
-    def _decide(self, events: Sequence[Event], seen: Seen) -> tuple[list[Verdict], list[Put | Delete], int]:
+    def _decide(
+        self, events: Sequence[Event], seen: Seen, alive_upto: Moment
+    ) -> tuple[list[Verdict], list[Put | Delete], int]:
         latest = self._now_ms() + MAX_AHEAD_MS
         horizon = seen.moment(paths.HORIZON)
+        if horizon <= alive_upto:  # what was deleted up to the horizon, that region does not have any more
+            horizon = BEGINNING
         verdicts: list[Verdict] = []
         operations: list[Put | Delete] = []
         conflicts = 0

@@ -20,7 +20,7 @@ from typing import Final, Protocol, TypeVar
 
 from meridian_broker.metadata.errors import Contended, Invalid
 from meridian_broker.metadata.records import encode
-from meridian_broker.metadata.store import Check, Delete, Put
+from meridian_broker.metadata.store import Check, Delete, MetadataUnavailable, Put
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.applying import EVENTS_TOGETHER, Applier, in_transactions, refusal_of
 from meridian_broker.metadata.sync.digests import Place, Summary, compare, forgotten
@@ -48,6 +48,8 @@ class Digest:
     horizon: Moment
     mark: Moment = BEGINNING
     """The last mark of the asking region that it has heard."""
+    heard: Moment = BEGINNING
+    """Up to where it has heard every region: what it still has was not deleted up to there."""
     identity: str = ""
     """Of the peer's store."""
 
@@ -93,9 +95,17 @@ class Comparison:
         return [path for path in both if self.here[path].content and self.there[path].content]
 
 
-async def compared(known: Known, peer: Peer) -> Comparison:
-    """:raises MetadataError: the peer does not answer."""
+async def compared(known: Known, peer: Peer, scopes: Collection[str] = paths.SCOPES.keys()) -> Comparison:
+    """
+    :param scopes: that this region shares.
+    :raises MetadataError: the peer does not answer, or shares others.
+    """
     digest = await peer.digest()
+    if digest.scopes != frozenset(scopes):
+        here_and_there = (
+            f"{peer.region} shares {', '.join(sorted(digest.scopes))}, this region {', '.join(sorted(scopes))}"
+        )
+        raise MetadataUnavailable(f"{here_and_there}: set metadataSyncScopes alike")
     mine = known.buckets(digest.scopes)
     differing = [at for at, (one, other) in enumerate(zip(mine, digest.buckets, strict=True)) if one != other]
     places: list[Place] = []
@@ -119,7 +129,8 @@ async def take(comparison: Comparison, peer: Peer, applier: Applier, together: T
     :raises MetadataError: the peer or the store does not answer, or a value cannot be served here. The others, or what
         was taken until then, stay.
     """
-    difference = compare(comparison.here, comparison.there, comparison.digest.horizon)
+    heard = comparison.digest.heard
+    difference = compare(comparison.here, comparison.there, comparison.digest.horizon, await applier.heard_of_all())
     wanted = [path for path in difference.wanted if paths.scope_of(path) in comparison.digest.scopes]
     refused: list[str] = []
     for some in _portions(wanted, STATES_TOGETHER):
@@ -132,7 +143,8 @@ async def take(comparison: Comparison, peer: Peer, applier: Applier, together: T
         new = [event for event in events if event.path not in comparison.here]
         known = [event for event in events if event.path in comparison.here]
         taking = [applier.take(group) for group in in_transactions(known)]
-        await together([*taking, *(applier.take(group, are_new=True) for group in in_transactions(new))])
+        unknown = [applier.take(group, are_new=True, alive_upto=heard) for group in in_transactions(new)]
+        await together([*taking, *unknown])
     deletion = forgotten(comparison.digest.horizon)
     gone = [Event(path, deletion, _seen(comparison, path, applier.region)) for path in difference.gone]
     for group in in_transactions(gone):

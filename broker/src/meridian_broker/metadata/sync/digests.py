@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
-from meridian_broker.metadata.sync.stamped import Moment, Stamped, moment
+from meridian_broker.metadata.sync.stamped import BEGINNING, Moment, Stamped, moment
 from meridian_broker.positions.clock import Stamp
 
 BUCKETS: Final = 256
@@ -105,15 +105,20 @@ class Difference:
     """Paths that the other region knew and has forgotten: they were deleted."""
 
 
-def compare(mine: Mapping[str, Summary], theirs: Mapping[str, Summary], their_horizon: Moment) -> Difference:
+def compare(
+    mine: Mapping[str, Summary], theirs: Mapping[str, Summary], their_horizon: Moment, heard: Moment = BEGINNING
+) -> Difference:
     """
     :param theirs: everything that the other region knows in the same places.
     :param their_horizon: see ``converging``: it forgot nothing that was deleted later.
+    :param heard: the moment up to which this region has heard every region. If that is not before the horizon, it has
+        itself heard of every deletion that the other region forgot, and what it still has was not deleted.
+        ``BEGINNING``: it has not heard all of them yet, so it never had anything that they could have deleted.
     """
     wanted = [path for path, one in theirs.items() if path not in mine or one > mine[path]]
     gone = [
         path
-        for path, one in mine.items()
+        for path, one in (mine.items() if BEGINNING < heard < their_horizon else ())
         if path not in theirs and one.content and not one.generation and moment(one.stamp) <= their_horizon
     ]
     return Difference(sorted(wanted), sorted(gone))

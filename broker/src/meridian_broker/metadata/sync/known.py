@@ -77,6 +77,7 @@ class Known:
         return sum(len(tree) for tree in self._deletions.values())
 
     async def _follow(self, prefix: str, trees: dict[str, DigestTree], folder: str) -> None:
+        self._read.discard(folder or prefix)
         async for changes in self._store.watch(prefix):
             if changes:
                 self._apply(changes, trees, folder)
@@ -84,12 +85,12 @@ class Known:
                 await self._read_all(prefix, trees, folder)
 
     async def _read_all(self, prefix: str, trees: dict[str, DigestTree], folder: str) -> None:
-        for scope in trees:
-            trees[scope] = DigestTree()
+        read = {scope: DigestTree() for scope in trees}
         for number, (where, record) in enumerate(await self._store.scan(prefix)):
             if number % SLICE == 0:
                 await self._pause()
-            self._set(trees, folder, where, record)
+            self._set(read, folder, where, record)
+        trees.update(read)
         self._read.add(folder or prefix)
 
     def _apply(self, changes: Iterable[Change], trees: dict[str, DigestTree], folder: str) -> None:
