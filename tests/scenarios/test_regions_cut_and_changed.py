@@ -85,6 +85,11 @@ def test_a_link_is_cut(regions: LinkedRegions, ways: list[tuple[str, str]]) -> N
         acknowledge_some(east, topic, 20, below=8)
         wait_for(regions, WEST, topic, 12)
         regions.heal()
+        for region, other in ((EAST, WEST), (WEST, EAST)):
+            wait_until(
+                lambda region=region, other=other: stats(regions, region, topic)["replication"][other]["connected"],
+                f"{region} to send its entries to {other} itself again",
+            )
         publish(east, topic, numbered(range(20, 25)))
         take_numbers(subscribe(west, topic), range(8, 25))
     for region in REGIONS:
