@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.ledgers.periodic import each
 from meridian_broker.ledgers.scheduling import SLICE
+from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.topic_listing import Listing
 from meridian_broker.server import draining
 from meridian_broker.server.loop import LoopScheduler
@@ -112,8 +113,9 @@ async def test_rules_of_non_persistent_topics_and_what_is_unused() -> None:
 
 async def test_changed_policies() -> None:
     counter = Counter()
-    registry = TopicRegistry(parts())
-    registry.topics = {str(number): SimpleNamespace(failure=None) for number in range(MANY)}  # type: ignore[misc]
+    registry = TopicRegistry(parts(remember_missing=lambda _: None))
+    every = {str(number): SimpleNamespace(failure=None, rules=Rules()) for number in range(MANY)}
+    registry.topics = every  # type: ignore[assignment]
     opener: Any = SimpleNamespace(parts=registry.parts, registry=registry, follow=counter.done)
     assert await most_in_a_turn(PolicyRounds(opener).follow(), lambda: counter.count) == SLICE
     assert counter.count == MANY

@@ -111,6 +111,7 @@ class Access:
     async def refresh(self) -> None:
         """Reload the whole view from the store."""
         view = View.of(await self.store.scan(keys.GEO))
+        view.follow(self.view)
         self.news += 1
         self.view = view
 

@@ -9,7 +9,7 @@ answers may lag slightly, except for this process's own writes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -83,9 +83,11 @@ class Catalog:
 
     def rules(self, broker: Rules, topic: TopicName) -> Rules:
         """The rules of a topic, as last seen: its own policies over its namespace's over the broker's settings."""
-        namespace, own = self.namespace(topic.namespace_name), self._access.view.topic_policies(topic)
+        view = self._access.view
+        namespace, own = view.ruling(topic.namespace_name), view.topic_policies(topic)
         levels = [one.own for one in (namespace, own) if one is not None]
-        return rules(broker, self.region, *levels)
+        found = rules(broker, self.region, *levels)
+        return found if view.stands(topic.namespace_name) else replace(found, are_current=False)
 
     def own_policies(self, topic: TopicName) -> Level:
         """The topic's own policies, as last seen."""
@@ -93,12 +95,16 @@ class Catalog:
         return {} if own is None else own.own
 
     def regions(self, topic: TopicName) -> frozenset[str]:
-        """Regions of a topic, as last seen: its own choice, else its namespace's."""
+        """Regions of a topic, as last seen: its own choice, else its namespace's, even if that is missing now."""
         own = self._access.view.topic_policies(topic)
         if own is not None and REPLICATION in own.own:
             return frozenset(region for region, is_in_it in own.own[REPLICATION].items() if is_in_it)
-        namespace = self.namespace(topic.namespace_name)
+        namespace = self._access.view.ruling(topic.namespace_name)
         return frozenset() if namespace is None else namespace.replication_clusters
+
+    def remember_missing(self, namespaces: Iterable[str]) -> None:
+        """These namespaces have open topics: if one is missing, what it said last is remembered, and of no other."""
+        self._access.view.keep_only(namespaces)
 
     def incarnation(self, topic: TopicName) -> str:
         """The incarnation that the topic would get if it were created now (R8), as last seen. An existing topic has the

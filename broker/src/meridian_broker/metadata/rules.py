@@ -29,6 +29,9 @@ from meridian_broker.metadata.policy_values import (
 class Rules:
     """The rules in force for one topic. The defaults are those of a broker without settings."""
 
+    are_current: bool = True
+    """False: the topic's namespace is missing or being deleted, and these are the last that were known. Nothing is
+    removed because of them."""
     regions: frozenset[str] | None = None
     """Where the topic lives by its own choice; None: where its namespace does."""
     retention: Retention = field(default=Retention(0, 0))

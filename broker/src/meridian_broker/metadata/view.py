@@ -3,6 +3,9 @@
 
 The view holds the store's content at the paths it knows, by version: an update that is older than the known version is
 ignored. A namespace's record is built when it is first needed, and rebuilt after one of its paths changed.
+
+A namespace may be deleted, or hidden with its tenant, by a region that does not know its topics (R42). What it said
+last is kept until ``keep_only``, because its topics must not fall back to the broker's settings.
 """
 
 from __future__ import annotations
@@ -96,6 +99,12 @@ class _Shelf(Generic[T]):
             self._folded[base] = self._fold(Tree(base, tree))
         return self._folded[base]
 
+    def tree(self, base: str) -> Mapping[str, Record]:
+        return self._trees.get(base, {})
+
+    def trees(self) -> Iterable[tuple[str, Mapping[str, Record]]]:
+        return self._trees.items()
+
     def bases(self) -> list[str]:
         return sorted(base for base, tree in self._trees.items() if "" in tree)
 
@@ -110,6 +119,8 @@ class View:
         self._clusters: _Shelf[ClusterRecord] = _Shelf(_fold_cluster)
         self._tenants: _Shelf[TenantRecord] = _Shelf(fold_tenant)
         self._namespaces: _Shelf[NamespaceRecord] = _Shelf(fold_namespace)
+        self._kept: _Shelf[NamespaceRecord] = _Shelf(fold_namespace)
+        """What namespaces said last that are missing or being deleted."""
         self._topic_policies: _Shelf[TopicPolicies] = _Shelf(fold_topic_policies)
         self._deletions: dict[str, Stamp] = {}
         """By path. Stamps only grow, so the latest one counts, whatever the order of arrival."""
@@ -124,17 +135,22 @@ class View:
     def apply(self, changes: Iterable[Change]) -> list[Changed]:
         """Apply changes. Returns what they concern, each object once, even if our own write was applied before."""
         news: dict[Changed, None] = {}
+        before: dict[str, Mapping[str, Record]] = {}
         for change in changes:
             where = split(change.path)
             if where is None:
                 continue
             kind, base, leaf = where
+            if kind == "namespace" and base not in before:
+                before[base] = self._namespaces.tree(base)
             shelf = self._shelf(kind)
             if shelf is not None:
                 shelf.set(base, leaf, change.record)
             elif kind == "deletion":
                 self._hear_of_deletion(change)
             news[Changed(kind, name_of(kind, base))] = None
+        for base, tree in before.items():
+            self._keep(base, tree)
         return list(news)
 
     def replace(self, tree: Tree) -> None:
@@ -142,7 +158,16 @@ class View:
         where = split(tree.path)
         shelf = None if where is None else self._shelf(where[0])
         if shelf is not None:
+            before = self._namespaces.tree(tree.path)
             shelf.replace(tree.path, tree.records)
+            if shelf is self._namespaces:
+                self._keep(tree.path, before)
+
+    def follow(self, earlier: View) -> None:
+        """This view takes the place of another one: keep what namespaces said there that are missing here."""
+        for shelf in (earlier._kept, earlier._namespaces):
+            for base, tree in shelf.trees():
+                self._keep(base, tree)
 
     def cluster(self, name: str) -> ClusterRecord | None:
         return self._clusters.get(keys.cluster(name))
@@ -157,6 +182,29 @@ class View:
         if self._tenants.get(keys.tenant(name.partition("/")[0])) is None:
             return None  # its tenant was deleted in another region (R42)
         return self._namespaces.get(keys.namespace(name))
+
+    def ruling(self, name: str) -> NamespaceRecord | None:
+        """What holds for the topics of a namespace: what it says or, if it does not stand, what it said last."""
+        base = keys.namespace(name)
+        return self._kept.get(base) or self._namespaces.get(base)
+
+    def stands(self, name: str) -> bool:
+        """Whether a namespace is there, and not being deleted."""
+        tenant = self._tenants.tree(keys.tenant(name.partition("/")[0]))
+        return "" in tenant and _stands(self._namespaces.tree(keys.namespace(name)))
+
+    def keep_only(self, names: Iterable[str]) -> None:
+        """Forget what namespaces said last, except these."""
+        wanted = set(map(keys.namespace, names))
+        for base in [base for base, _ in self._kept.trees() if base not in wanted]:
+            self._kept.replace(base, {})
+
+    def _keep(self, base: str, before: Mapping[str, Record]) -> None:
+        """A namespace may have changed from this."""
+        if _stands(self._namespaces.tree(base)):
+            self._kept.replace(base, {})
+        elif _stands(before):
+            self._kept.replace(base, before)
 
     def namespaces(self) -> list[str]:
         return [name_of("namespace", base) for base in self._namespaces.bases()]
@@ -197,3 +245,12 @@ class View:
 def _fold_cluster(tree: Tree) -> ClusterRecord | None:
     record = tree.records.get("")
     return None if record is None else ClusterRecord.from_json(*decode(tree.path, record.value))
+
+
+def _stands(tree: Mapping[str, Record]) -> bool:
+    """Whether a namespace with these records exists, can be read, and is not being deleted."""
+    base = tree.get("")
+    try:
+        return base is not None and not decode("a namespace", base.value)[0].get("deleting", False)
+    except MetadataError:
+        return False

@@ -64,7 +64,8 @@ async def inside(request: web.Request) -> web.Response:
     damages = list(admin.ledgers.damages)
     topics = _failing_topics(admin)
     damaged, lost, unread = await _troubled(admin)
-    some = (topics["topics"], damaged["topics"], lost["topics"], unread["subscriptions"])
+    missing = sorted(admin.service.policies.missing)
+    some = (topics["topics"], damaged["topics"], lost["topics"], unread["subscriptions"], missing)
     full = admin.ledgers.full
     no_room = admin.metadata_full()
     healthy = not (failing or damages or full or no_room or any(some))
@@ -76,6 +77,7 @@ async def inside(request: web.Request) -> web.Response:
             "full": full,
             "metadataFull": no_room,
             "failingTopics": topics,
+            "missingNamespaces": missing[:SHOWN],
             "damagedTopics": damaged,
             "lostRecords": lost,
             "unreadSubscriptions": unread,

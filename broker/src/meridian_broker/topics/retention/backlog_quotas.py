@@ -85,6 +85,8 @@ def _send_away(topic: Topic, producers: list[Producer], problem: str) -> None:
 
 
 async def _evict(topic: Topic, kind: str, quota: BacklogQuota) -> None:
+    if not topic.rules.are_current:
+        return
     cursors = [one.cursor for one in topic.subscriptions.values() if one.durable]
     if kind == SIZE:
         upto = topic.log.place_before_last(int(quota.limit_bytes * EVICT_TO))

@@ -22,11 +22,11 @@ READER_BACK_MS: Final = 60_000
 
 
 async def expire(topic: Topic) -> None:
-    """Drop what is older than the topic's message TTL.
+    """Drop what is older than the topic's message TTL, unless its namespace is missing.
 
     :raises LedgerError, TopicError: it failed for now; retry later.
     """
-    if topic.rules.message_ttl_seconds > 0 and topic.failure is None:
+    if topic.rules.message_ttl_seconds > 0 and topic.rules.are_current and topic.failure is None:
         before_ms = topic.scheduler.now_ms() - topic.rules.message_ttl_seconds * 1000
         await drops.drop_old(topic, _cursors(topic), before_ms)
 
@@ -40,7 +40,8 @@ async def expire_soon(topic: Topic) -> None:
 
 
 async def trim(topic: Topic) -> None:
-    """Delete the ledgers that are no longer needed, under the topic's retention policy.
+    """Delete the ledgers that are no longer needed, under the topic's retention policy; none while its namespace is
+    missing.
 
     :raises LedgerError, MetadataError: a ledger cannot be deleted now.
     """
@@ -49,8 +50,9 @@ async def trim(topic: Topic) -> None:
     keep_bytes = None if retention.size_mb < 0 else retention.size_mb << 20
     topic.deduplication.tidy()
     _forget_readers(topic, now)
-    await _raise_floors(topic)
-    await _give_back(topic, keep_bytes, keep_since)
+    if topic.rules.are_current:
+        await _raise_floors(topic)
+        await _give_back(topic, keep_bytes, keep_since)
     if now - topic.last_used_ms > 60_000:
         topic.log.drop_tail()
     topic.log.cool_indexes(topic.needed_from().ledger)

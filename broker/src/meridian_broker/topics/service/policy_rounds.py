@@ -1,16 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Applies changed policies and settings to the open topics: their regions and their rules."""
+"""Applies changed policies and settings to the open topics: their regions and their rules.
+
+A topic whose namespace is missing keeps the regions and rules that were known last, and nothing of it is removed until
+the namespace is back: what became of it is decided in another region, which may not know the topic.
+"""
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.periodic import SomeFailed
 from meridian_broker.ledgers.scheduling import in_slices
+from meridian_broker.wire.pulsar import topic_name
 
 if TYPE_CHECKING:
     from meridian_broker.metadata.rules import Rules
     from meridian_broker.topics.service.opener import TopicOpener
+
+log = logging.getLogger(__name__)
 
 
 class PolicyRounds:
@@ -22,6 +30,8 @@ class PolicyRounds:
         """The catalog's revision that the open topics follow."""
         self._defaults: Rules | None = None
         """The rules from the settings that they follow."""
+        self.missing: frozenset[str] = frozenset()
+        """Namespaces that have open topics here, and are missing or being deleted."""
 
     async def follow(self) -> None:
         """Apply the policies to every open topic, if any or a setting changed since the last call.
@@ -34,12 +44,28 @@ class PolicyRounds:
             return
         await registry.non_persistent.follow_policies()
         failures: dict[str, Exception] = {}
+        missing: set[str] = set()
         async for topic in in_slices(opener.parts.scheduler, registry.topics.values()):
             if topic.failure is None:
                 try:
                     opener.follow(topic)
                 except Exception as error:
                     failures[topic.name] = error
+                if not topic.rules.are_current:
+                    missing.add(topic_name.parse(topic.name).namespace_name)
+        self._note(frozenset(missing))
         if failures:
             raise SomeFailed(failures, len(registry.topics))
         self._revision, self._defaults = revision, defaults
+
+    def _note(self, missing: frozenset[str]) -> None:
+        for namespace in sorted(missing - self.missing):
+            log.warning(
+                "namespace %s is missing or being deleted, but has open topics here: they keep the last policies "
+                "known, and nothing of them is removed or expires; create it again, or delete its topics",
+                namespace,
+            )
+        for namespace in sorted(self.missing - missing):
+            log.info("namespace %s is there again, or has no open topics here any more", namespace)
+        self.missing = missing
+        self._opener.parts.catalog.remember_missing(missing)

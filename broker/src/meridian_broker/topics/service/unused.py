@@ -72,6 +72,7 @@ def is_unused(topic: Topic, *, alone: bool) -> bool:
     idle_ms = topic.scheduler.now_ms() - topic.last_used_ms
     if (
         not alone
+        or not topic.rules.are_current
         or topic.is_quarantined
         or topic.subscription_registry.lost_records.in_doubt
         or topic.failure is not None
@@ -140,6 +141,8 @@ def is_abandoned(subscription: Subscription) -> bool:
     """Has it had no consumer in this region for that long?"""
     limit_ms = subscription.topic.rules.subscription_expiration_minutes * 60_000
     if not limit_ms or not subscription.durable or subscription.consumers:
+        return False
+    if not subscription.topic.rules.are_current:
         return False
     last_used_ms = max(subscription.cursor.last_acked_ms, subscription.last_left_ms)
     return subscription.topic.scheduler.now_ms() - last_used_ms > limit_ms
