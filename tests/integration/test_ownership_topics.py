@@ -12,10 +12,11 @@ import pytest
 from meridian_broker.engines.memory.ledgers import MemoryLedgerStore
 from meridian_broker.engines.sqlite.metadata import SqliteMetadataStore
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.metadata.store import VersionConflict
+from meridian_broker.metadata.store import MetadataUnavailable, VersionConflict
 from meridian_broker.ownership import paths
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.errors import TopicFenced
+from meridian_broker.topics.service import owned_topics
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar.topic_name import TopicName, parse
 from support.contracts.metadata_contract import wait_until
@@ -227,3 +228,63 @@ async def test_an_owner_that_was_replaced_can_take_no_topic_to_rest(two: Two) ->
     again = await b.open(NAME)
     assert owed(again, places) == []
     assert again.progress_log.ledgers == []
+
+
+async def test_a_new_owner_answers_for_no_topic_before_it_knows_which_there_are(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another region that heard "there is no such topic" would dispatch what was acknowledged here (R20)."""
+    await two.a.open(NAME)
+    await two.b.load()
+    registry, records = two.b.service.registry, two.b.catalog.topics
+    listing, is_listed, fails = records.names, asyncio.Event(), [MetadataUnavailable("the store is away")] * 2
+
+    async def listed_later(namespace: str) -> list[TopicName]:
+        if fails:
+            raise fails.pop()
+        await is_listed.wait()
+        return await listing(namespace)
+
+    monkeypatch.setattr(records, "names", listed_later)
+    monkeypatch.setattr(owned_topics, "SURVEY_SECONDS", 0.001)
+    await two.a.give_up(NAME, two.b)
+    assert two.b.owned.owns(str(NAME)) and not registry.is_served(str(NAME))
+    await wait_until(lambda: not fails)
+    assert not registry.is_served(str(NAME)) and await registry.unopened() is None
+    is_listed.set()
+    await wait_until(lambda: registry.is_unopened(str(NAME)))
+    assert not registry.is_served(str(NAME))
+    await wait_until(two.b.owned.is_surveyed)
+    assert await registry.unopened() == {str(NAME)}
+    await two.b.load()
+    assert registry.is_served(str(NAME)) and str(NAME) in two.b.service.topics
+
+
+async def test_a_bundle_that_went_while_its_topics_were_listed_is_listed_again_when_it_comes_back(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the first listing says is older than what another owner has created since."""
+    await two.b.load()
+    records, waiting = two.b.catalog.topics, list[asyncio.Event]()
+    listing = records.names
+
+    async def listed_later(namespace: str) -> list[TopicName]:
+        found = await listing(namespace)
+        waiting.append(asyncio.Event())
+        await waiting[-1].wait()
+        return found
+
+    monkeypatch.setattr(records, "names", listed_later)
+    await two.a.give_up(NAME, two.b)
+    await wait_until(lambda: len(waiting) == 1)
+    await two.b.give_up(NAME, two.a)
+    assert two.b.owned.is_surveyed()
+    await two.a.open(NAME)
+    await two.a.give_up(NAME, two.b)
+    await wait_until(lambda: len(waiting) == 2)
+    waiting[0].set()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not two.b.owned.is_surveyed(str(NAME)) and not two.b.service.registry.is_served(str(NAME))
+    waiting[1].set()
+    await wait_until(lambda: two.b.service.registry.is_unopened(str(NAME)))

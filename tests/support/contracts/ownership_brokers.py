@@ -34,7 +34,7 @@ class CountedTopics:
         self.may_close = asyncio.Event()
         self.may_close.set()
 
-    async def gained(self, bundle: Bundle) -> None:
+    def gained(self, bundle: Bundle) -> None:
         self.gains.append(bundle)
 
     async def close(self, bundle: Bundle) -> None:

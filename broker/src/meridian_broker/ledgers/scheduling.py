@@ -51,6 +51,11 @@ async def next_turn(scheduler: Scheduler) -> None:
     await scheduler.answer(lambda ready: scheduler.defer(lambda: ready(None)))
 
 
+async def later(scheduler: Scheduler, seconds: float) -> None:
+    """Continue after so many seconds."""
+    await scheduler.answer(lambda ready: scheduler.later(seconds, lambda: ready(None)))
+
+
 async def in_slices(scheduler: Scheduler, items: Iterable[T], size: int = SLICE) -> AsyncIterator[T]:
     """The items as they are now, ``size`` of them in each turn of the loop: there may be a hundred thousand.
 

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, Protocol
 
 from meridian_broker.ledgers.notifying import notify_all
-from meridian_broker.ledgers.scheduling import Scheduler, run_all
+from meridian_broker.ledgers.scheduling import Scheduler, later, run_all
 from meridian_broker.metadata.store import Lease, MetadataError, MetadataStore
 from meridian_broker.ownership import paths
 from meridian_broker.ownership.balancing import Balance
@@ -60,8 +60,8 @@ class Found(NamedTuple):
 class BundleTopics(Protocol):
     """The open topics of this broker."""
 
-    async def gained(self, bundle: Bundle) -> None:
-        """This broker now owns a bundle."""
+    def gained(self, bundle: Bundle) -> None:
+        """This broker owns a bundle from this turn of the loop on. Must not raise."""
         ...
 
     async def close(self, bundle: Bundle) -> None:
@@ -206,7 +206,7 @@ class BundleOwner:
                 self._terms.happens(bundle, Event.ENDED)
                 raise NotServing("the lease on this broker's bundles ended: look the topic up again")
             if self._terms.happens(bundle, Event.GRANTED, term) is Action.SERVE:
-                self._scheduler.spawn(self._open_topics.gained(bundle), f"look after the topics of {bundle}")
+                self._open_topics.gained(bundle)
             log.info("owns %s in term %d", bundle, term.fence)
             return term
 
@@ -490,4 +490,4 @@ class BundleOwner:
             self._ended(bundle)
 
     async def _pause(self, seconds: float) -> None:
-        await self._scheduler.answer(lambda ready: self._scheduler.later(seconds, lambda: ready(None)))
+        await later(self._scheduler, seconds)

@@ -32,6 +32,10 @@ class Ownership(Protocol):
         """The same by its full name; one that is no name is owned by nobody else."""
         ...
 
+    def is_surveyed(self, topic: str | None = None, /) -> bool:
+        """Whether it is known here if the topic is on record; without one, if that is so of all topics owned here."""
+        ...
+
 
 class EveryTopic:
     """Ownership in a region of one broker: it owns every topic, in a term that lasts as long as its process."""
@@ -47,6 +51,9 @@ class EveryTopic:
         return True
 
     def owns(self, _topic: str, /) -> bool:
+        return True
+
+    def is_surveyed(self, _topic: str | None = None, /) -> bool:
         return True
 
 

@@ -4,6 +4,9 @@
 The room ``ownership`` decides who owns which bundle; this module connects it to topics, in both directions. Only the
 owner of its bundle opens a topic, with the fence of the term. When a bundle is given up, its topics are closed cleanly.
 When it is lost, they are dropped without another write, because another broker may own them.
+
+A new owner does not know yet which topics of the bundle are on record. Until it does it must not answer for any of
+them that there is none: another region would dispatch what has been acknowledged here (R20).
 """
 
 from __future__ import annotations
@@ -11,9 +14,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from meridian_broker.ledgers.scheduling import run_all
+from meridian_broker.ledgers.scheduling import in_slices, later, run_all
+from meridian_broker.metadata.store import MetadataError
 from meridian_broker.ownership.bundles import Bundle, place_of
 from meridian_broker.ownership.owner import NotServing
 from meridian_broker.topics.errors import TopicElsewhere, TopicFenced
@@ -29,6 +33,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+SURVEY_SECONDS: Final = 0.5
+"""Pause before the topics of a bundle are listed again because the metadata store did not answer; it doubles ..."""
+SURVEY_SECONDS_MAX: Final = 10.0
+"""... up to this."""
+
 MOVED = "another broker is taking the topic over: look it up again"
 LOST = "this broker may no longer own the topic: look it up again"
 
@@ -38,6 +47,8 @@ class OwnedTopics:
 
     def __init__(self, owner: BundleOwner) -> None:
         self.owner = owner
+        self._surveys: dict[Bundle, object] = {}
+        """The bundles whose topics are being listed, by the run that does."""
         self._opener: TopicOpener | None = None
 
     def bind(self, opener: TopicOpener) -> None:
@@ -76,18 +87,41 @@ class OwnedTopics:
         except InvalidTopicNameError:
             return True
 
+    def is_surveyed(self, topic: str | None = None, /) -> bool:
+        if not self._surveys or topic is None:
+            return not self._surveys
+        try:
+            name = topic_name.parse(topic)
+        except InvalidTopicNameError:
+            return True
+        return not any(_is_in(name, bundle) for bundle in self._surveys)
+
     # -- BundleTopics --------------------------------------------------------------------------------------------
 
-    async def gained(self, bundle: Bundle) -> None:
-        """Arrange for the bundle's topics to be opened: delayed delivery and expiry do not wait for clients.
+    def gained(self, bundle: Bundle) -> None:
+        """Arrange for the bundle's topics to be opened: delayed delivery and expiry do not wait for clients."""
+        run = self._surveys[bundle] = object()
+        self._bound.parts.scheduler.spawn(self._survey(bundle, run), f"list the topics of {bundle}")
 
-        :raises MetadataError: they cannot be read.
-        """
-        parts = self._bound.parts
-        for name in await parts.catalog.topics.names(bundle.namespace):
-            if str(name) not in self._bound.registry.topics and self.holds(name):
-                parts.unfinished.unopened.add(str(name))
-                parts.unfinished.later(name)
+    async def _survey(self, bundle: Bundle, run: object) -> None:
+        """List the bundle's topics on record, however often the store has to be asked."""
+        parts, pause = self._bound.parts, SURVEY_SECONDS
+        while self._surveys.get(bundle) is run:
+            try:
+                names = await parts.catalog.topics.names(bundle.namespace)
+            except MetadataError as error:
+                log.warning("the topics of %s stay closed until they can be listed, will retry: %s", bundle, error)
+                await later(parts.scheduler, pause)
+                pause = min(2 * pause, SURVEY_SECONDS_MAX)
+                continue
+            async for name in in_slices(parts.scheduler, names):
+                if self._surveys.get(bundle) is not run:
+                    return
+                if str(name) not in self._bound.registry.topics and self.holds(name):
+                    parts.unfinished.unopened.add(str(name))
+                    parts.unfinished.later(name)
+            if self._surveys.get(bundle) is run:
+                del self._surveys[bundle]
 
     async def close(self, bundle: Bundle) -> None:
         """Close the bundle's open topics cleanly."""
@@ -118,6 +152,7 @@ class OwnedTopics:
         return [topics[name] for name in _in(topics, bundle)]
 
     def _forget_unopened(self, bundle: Bundle) -> None:
+        self._surveys.pop(bundle, None)
         unfinished = self._bound.parts.unfinished
         for name in _in(unfinished.unopened | unfinished.closed.keys(), bundle):
             unfinished.closed.pop(name, None)

@@ -95,6 +95,8 @@ class TopicRegistry:
     def is_served(self, topic: str) -> bool:
         """Whether this broker's answers about a topic are complete: it is open, or never existed here."""
         found, unfinished = self.topics.get(topic), self.parts.unfinished
+        if found is None and not self.parts.ownership.is_surveyed(topic):
+            return False
         is_open = found is None or found.failure is None
         return unfinished.is_surveyed and topic not in unfinished.unopened and is_open
 
@@ -104,7 +106,7 @@ class TopicRegistry:
 
     async def unopened(self) -> set[str] | None:
         """Topics on record that are not served now; None: the topics on record are not known yet."""
-        if not self.parts.unfinished.is_surveyed:
+        if not self.parts.unfinished.is_surveyed or not self.parts.ownership.is_surveyed():
             return None
         walk = in_slices(self.parts.scheduler, self.topics.items(), listing.SLICE)
         fenced = {name async for name, topic in walk if topic.failure is not None}
