@@ -15,8 +15,8 @@ from typing import Final
 from meridian_broker.cli.main import build
 from meridian_broker.cli.programs import Sources
 from meridian_broker.engines.local.files import OsFiles
-from meridian_broker.server.broker import run_broker
 from meridian_broker.server.main import ServerPrograms, start_logging
+from meridian_broker.server.running import run_broker
 from meridian_broker.server.settings import load
 from support.contracts.ledger_disks import READS, WRITES, FaultyDisk
 

@@ -19,7 +19,7 @@ from acks import topic_of
 from meridian_broker.engines.memory.ledgers import MemoryReader
 from meridian_broker.ledgers.scheduling import next_turn
 from meridian_broker.ledgers.store import LedgerCorrupt
-from meridian_broker.server.broker import GC_THRESHOLD
+from meridian_broker.server.running import GC_THRESHOLD
 from meridian_broker.topics.topic import Topic
 from seeks import measured
 

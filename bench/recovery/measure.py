@@ -28,11 +28,11 @@ import uvloop
 from meridian_broker.ledgers.scheduling import next_turn
 from meridian_broker.positions import ZERO, Position
 from meridian_broker.positions.position import EARLIEST
-from meridian_broker.server import broker as server
+from meridian_broker.server import running
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.server.settings import Settings
 from meridian_broker.topics.journal import progress_log
-from meridian_broker.topics.journal.progress_log import Kind
+from meridian_broker.topics.journal.changes import Kind
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar.topic_name import parse
 from support.brokers.free_ports import free_port
@@ -158,7 +158,7 @@ async def read(directory: Path, shape: Shape, records: int) -> Opened:
         process = await BrokerProcess.start(settings(directory), stack)
         gc.collect()
         gc.freeze()
-        gc.set_threshold(*server.GC_THRESHOLD)
+        gc.set_threshold(*running.GC_THRESHOLD)
         start_mib = reset_peak()
         async with Turns() as opening:
             topic = await process.service.opener.topic(parse(NAME), create=False)

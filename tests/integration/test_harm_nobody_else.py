@@ -133,7 +133,7 @@ async def test_a_witness_knows_nothing_of_what_it_could_not_write(
     await until(lambda: store.is_open)
     told: list[VoterSets] = []
     assert store._log is not None
-    monkeypatch.setattr(store._log._metadata, "allocate_ledger_id", broken)
+    monkeypatch.setattr(store._log._chain._metadata, "allocate_ledger_id", broken)
     store.hear(SUBJECT, VoterSets.of("a", "b", "c"), told.append)
     await until(lambda: not store.is_open)
     store.open_soon()

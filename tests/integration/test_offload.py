@@ -16,7 +16,7 @@ import pytest
 from meridian_broker.engines.memory.objects import MemoryObjects
 from meridian_broker.ledgers.objects import ObjectStoreRefused
 from meridian_broker.ledgers.offloaded.offloading import Offloading
-from meridian_broker.server import broker as broker_module
+from meridian_broker.server import opened_stores
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.server.offloading import with_offloaded
 from support.brokers.broker_inside import broker_inside
@@ -111,7 +111,7 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         world.objects = MemoryObjects(bucket)
         return await with_offloaded(near, settings, metadata, scheduler, world.objects)
 
-    monkeypatch.setattr(broker_module, "with_offloaded", offloaded)
+    monkeypatch.setattr(opened_stores, "with_offloaded", offloaded)
     yield world
 
 
@@ -232,7 +232,7 @@ async def test_a_start_without_the_store_is_refused_once_ledgers_were_offloaded(
     ) as world.broker:
         await world.publish()
         await world.look()
-    monkeypatch.setattr(broker_module, "with_offloaded", partial(with_offloaded))
+    monkeypatch.setattr(opened_stores, "with_offloaded", partial(with_offloaded))
     with pytest.raises(Exception, match="were offloaded, and the settings do not say to where"):
         async with broker_inside(world.directory):
             pass

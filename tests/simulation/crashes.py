@@ -13,7 +13,7 @@ from meridian_broker.ledgers.labels import Kind as LedgerKind
 from meridian_broker.ledgers.labels import Label
 from meridian_broker.positions import Progress
 from meridian_broker.positions.position import EARLIEST, Origin, Position
-from meridian_broker.topics.journal import progress_log
+from meridian_broker.topics.journal import changes
 from meridian_broker.topics.journal.topic_record import stamp_of
 from simulation.facts import CREATIONS, Acked, deletion_of, durable_progress, life_of, said_of
 from simulation.names import incarnation_of
@@ -113,7 +113,7 @@ class Crashes(Record):
         if label is None or label.kind is not LedgerKind.PROGRESS:
             return
         incarnation = incarnation_of(label.belonging.topic, label.belonging.incarnation)
-        record = progress_log.decode(stored.entries[entry])
+        record = changes.decode(stored.entries[entry])
         said, deleted = said_of(record), deletion_of(record)
         for (known, life), facts in self.facts.items():
             name, _, since = life.partition(" since ")

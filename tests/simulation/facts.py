@@ -15,8 +15,8 @@ from meridian_broker.metadata.topic_records import TopicRecord
 from meridian_broker.positions import ZERO, Beginning, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, Origin, Position
 from meridian_broker.topics.dispatch.consumer import Consumer
-from meridian_broker.topics.journal import progress_log
-from meridian_broker.topics.journal.progress_log import Kind
+from meridian_broker.topics.journal import changes
+from meridian_broker.topics.journal.changes import Kind
 from meridian_broker.topics.journal.subscription_record import decode_record
 from meridian_broker.topics.journal.subscription_snapshot import Whole
 from meridian_broker.topics.subscriptions.subscription import Subscription
@@ -212,7 +212,7 @@ CREATIONS: Final = frozenset((Kind.SUBSCRIPTION, Kind.WHOLE))
 """Records that create a subscription."""
 
 
-def said_of(record: progress_log.Change) -> Progress:
+def said_of(record: changes.Change) -> Progress:
     """What a record of a progress log says of acknowledgements and rewinds."""
     if record.kind == Kind.WHOLE:
         return Progress.decode(Whole.decode(record.payload).progress)
@@ -221,7 +221,7 @@ def said_of(record: progress_log.Change) -> Progress:
     return Progress()
 
 
-def deletion_of(record: progress_log.Change) -> Stamp:
+def deletion_of(record: changes.Change) -> Stamp:
     """The deletion of the subscription that a record of a progress log tells of; ``ZERO``: of none."""
     if record.kind == Kind.WHOLE:
         return decode_record(Whole.decode(record.payload).record).deleted
@@ -248,7 +248,7 @@ def durable_progress(home: Region, topic: str) -> tuple[str, dict[str, Progress]
     stored_record = TopicRecord.from_json(records.decode("", record.value)[0])
     for ledger in _progress_ledgers(home, topic, stored_record):
         for entry in home.volume.disk.ledgers[ledger].entries:
-            change = progress_log.decode(entry)
+            change = changes.decode(entry)
             kind, name, _, payload = change
             if kind == Kind.SUBSCRIPTION:
                 life = Beginning(decode_record(payload).deleted, ZERO, {})

@@ -20,7 +20,7 @@ from pathlib import Path
 MERIDIAN = (sys.executable, "-P", "-m", "meridian_broker.server.main")
 """What starts the program as a user does."""
 _FORKING = multiprocessing.get_context("forkserver")
-_FORKING.set_forkserver_preload(["meridian_broker.server.main", "meridian_broker.server.broker"])
+_FORKING.set_forkserver_preload(["meridian_broker.server.main", "meridian_broker.server.running"])
 
 
 class ForkedMeridian:

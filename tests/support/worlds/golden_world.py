@@ -36,8 +36,8 @@ from meridian_broker.replication.leases.quorums import BEGUN, VoterSets
 from meridian_broker.replication.progress import codec
 from meridian_broker.replication.progress import messages as peer
 from meridian_broker.topics.backfill.gaps import Accepted
-from meridian_broker.topics.journal import progress_log
-from meridian_broker.topics.journal.progress_log import Kind
+from meridian_broker.topics.journal import changes
+from meridian_broker.topics.journal.changes import Kind
 from meridian_broker.topics.journal.subscription_record import SubscriptionRecord
 from meridian_broker.topics.journal.subscription_snapshot import Whole
 from meridian_broker.topics.publishing import sequence_ids
@@ -354,7 +354,7 @@ def small_files() -> dict[str, bytes]:
     }
     for kind, payload in progress_records().items():
         name = f"progress-record-{kind.name.lower().replace('_', '-')}.bin"
-        files[name] = progress_log.encode(kind, "billing", TIME_MS, payload)
+        files[name] = changes.encode(kind, "billing", TIME_MS, payload)
     for message in peer_messages():
         files[f"peer-{type(message).__name__.lower()}.bin"] = codec.encode(message)
     return files

@@ -30,7 +30,7 @@ from meridian_broker.positions.position import Position
 from meridian_broker.positions.progress import Progress
 from meridian_broker.replication.progress import codec
 from meridian_broker.topics.dispatch_scope import votes
-from meridian_broker.topics.journal import progress_log
+from meridian_broker.topics.journal import changes
 from meridian_broker.topics.journal.subscription_record import decode_record, encode_record
 from meridian_broker.topics.journal.subscription_snapshot import Whole
 from meridian_broker.topics.publishing import sequence_ids
@@ -115,26 +115,26 @@ def test_entries_are_read() -> None:
 
 
 def test_every_kind_of_progress_record_has_a_golden_file() -> None:
-    assert world.progress_records().keys() == set(progress_log.Kind)
+    assert world.progress_records().keys() == set(changes.Kind)
 
 
 @pytest.mark.parametrize("kind", world.progress_records())
-def test_progress_records_are_read(kind: progress_log.Kind) -> None:
+def test_progress_records_are_read(kind: changes.Kind) -> None:
     name = f"progress-record-{kind.name.lower().replace('_', '-')}.bin"
     expected = (kind, "billing", world.TIME_MS, world.progress_records()[kind])
-    assert progress_log.decode(golden(name)) == expected
-    if kind is progress_log.Kind.SUBSCRIPTION:
+    assert changes.decode(golden(name)) == expected
+    if kind is changes.Kind.SUBSCRIPTION:
         assert decode_record(expected[3]) == world.SUBSCRIPTION
-    if kind is progress_log.Kind.WHOLE:
+    if kind is changes.Kind.WHOLE:
         assert Whole.decode(expected[3]).record == world.RECORD
-    if kind is progress_log.Kind.LOST:
+    if kind is changes.Kind.LOST:
         assert Loss.decode("7", expected[3]) == Loss(7, 3, world.TIME_MS, ("billing",), in_doubt=True)
-    if kind is progress_log.Kind.VOTES:
+    if kind is changes.Kind.VOTES:
         assert votes.decode(expected[3]) == {
             "eu-central": ("eu-central#7", 3, 6000),
             "us-east": ("us-west#12", 9, 0),
         }
-    if kind is progress_log.Kind.SEQUENCES:
+    if kind is changes.Kind.SEQUENCES:
         assert sequence_ids.decode(expected[3]) == world.SEQUENCES
 
 
@@ -151,7 +151,7 @@ def test_peer_messages_are_read(expected: object) -> None:
         ("dropped.bin", Dropped.decode, 2),
         ("entry-own.bin", entry.unpack, 2),
         ("entry-foreign.bin", entry.unpack, 2),
-        ("progress-record-acked.bin", progress_log.decode, 2),
+        ("progress-record-acked.bin", changes.decode, 2),
     ],
 )
 def test_a_newer_value_is_refused_with_a_sentence(name: str, read: Callable[[bytes], object], newer: int) -> None:
@@ -162,7 +162,7 @@ def test_a_newer_value_is_refused_with_a_sentence(name: str, read: Callable[[byt
 
 
 def test_newer_sequence_ids_are_refused_with_a_sentence() -> None:
-    payload = progress_log.decode(golden("progress-record-sequences.bin")).payload
+    payload = changes.decode(golden("progress-record-sequences.bin")).payload
     assert payload[0] == 1
     with pytest.raises(ValueError, match=r"format 2.* newer broker wrote them"):
         sequence_ids.decode(b"\x02" + payload[1:])

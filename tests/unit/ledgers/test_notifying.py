@@ -13,7 +13,8 @@ from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.server.loop import LoopScheduler
-from meridian_broker.topics.journal.progress_log import Kind, ProgressLog
+from meridian_broker.topics.journal.changes import Kind
+from meridian_broker.topics.journal.progress_log import ProgressLog
 from support.worlds.topic_record import TopicRecord
 
 ENTRY = (0, 1, 0, 0, 0, b"", b"x")

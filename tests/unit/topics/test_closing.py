@@ -118,7 +118,7 @@ async def test_a_consumer_that_leaves_is_told_once_its_acknowledgements_are_dura
     disk.ready.set()
     await one.settle()
     assert left == [None]
-    store: Any = one.topic.progress_log._store
+    store: Any = one.topic.progress_log._chain._store
     store.crash()
     await one.start()
     assert acked(one) == wanted

@@ -19,7 +19,7 @@ from meridian_broker.topics.cursors import log_walks, seeking
 from meridian_broker.topics.cursors.log_walks import Exceptions
 from meridian_broker.topics.cursors.resent import Resent
 from meridian_broker.topics.dispatch.consumer import Consumer
-from meridian_broker.topics.journal.progress_log import Kind
+from meridian_broker.topics.journal.changes import Kind
 from meridian_broker.topics.subscriptions.administration import _Nobody
 from support.worlds.topic_of_one_region import BEGAN_MS, Region, region
 

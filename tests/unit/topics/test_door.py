@@ -39,8 +39,8 @@ from meridian_broker.replication.progress.messages import ExchangeLimits
 from meridian_broker.topics import validation
 from meridian_broker.topics.entry_metadata import foreign_header, own_entry
 from meridian_broker.topics.errors import InvalidName, MessageTooLarge, NotAllowed
-from meridian_broker.topics.journal import progress_log
-from meridian_broker.topics.journal.progress_log import Kind
+from meridian_broker.topics.journal import changes
+from meridian_broker.topics.journal.changes import Kind
 from meridian_broker.topics.journal.subscription_record import SubscriptionRecord, decode_record, encode_record
 from meridian_broker.topics.policies import UNLIMITED
 from meridian_broker.wire.proto import peer_pb2
@@ -355,9 +355,7 @@ def test_a_subscription_that_is_let_in_fits_into_its_records(name: str, properti
         return
     record = SubscriptionRecord(name, properties=properties)
     encoded = encode_record(record)
-    assert (
-        decode_record(progress_log.decode(progress_log.encode(Kind.SUBSCRIPTION, name, 1, encoded)).payload) == record
-    )
+    assert decode_record(changes.decode(changes.encode(Kind.SUBSCRIPTION, name, 1, encoded)).payload) == record
 
 
 def test_the_largest_subscription_fits_beside_its_progress_into_a_message_to_another_region() -> None:

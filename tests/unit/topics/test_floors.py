@@ -8,7 +8,7 @@ from typing import Any
 
 from meridian_broker.positions import Cause, Progress
 from meridian_broker.topics.cursors import drops, floors
-from meridian_broker.topics.journal.progress_log import Kind
+from meridian_broker.topics.journal.changes import Kind
 from meridian_broker.topics.journal.subscription_snapshot import Whole
 from meridian_broker.topics.lifecycle import replay
 from support.worlds.topic_of_one_region import Region, region
@@ -36,7 +36,7 @@ async def dropped_somewhere() -> tuple[Region, Exchange]:
 
 def hold(one: Region) -> Any:
     """Writes reach the disk when the test says so."""
-    store: Any = one.topic.progress_log._store
+    store: Any = one.topic.progress_log._chain._store
     store._schedule = None
     return store
 
@@ -65,7 +65,7 @@ async def test_a_report_that_was_told_outlives_a_roll_over_and_a_crash() -> None
 
     one.record.save_progress_ledgers = slow  # type: ignore[method-assign]
     log._roll()
-    store: Any = log._store
+    store: Any = log._chain._store
     while not exchange.told:
         await asyncio.sleep(0)
         store.sync()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.positions import Progress, Stamp
-from meridian_broker.topics.journal.progress_log import Kind, decode, encode
+from meridian_broker.topics.journal.changes import Kind, decode, encode
 from meridian_broker.topics.journal.subscription_record import SubscriptionRecord, decode_record, encode_record
 from support.worlds.topic_of_one_region import region
 

@@ -15,7 +15,7 @@ from meridian_broker.ledgers.store import LedgerCorrupt
 from meridian_broker.positions import Dropped, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST
 from meridian_broker.replication.leases.manager import LeaseManager
-from meridian_broker.topics.journal.progress_log import Kind
+from meridian_broker.topics.journal.changes import Kind
 from meridian_broker.topics.journal.subscription_record import SubscriptionRecord, encode_record
 from meridian_broker.topics.lifecycle import replay
 from meridian_broker.topics.service.leased_topics import LeasedTopics

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from meridian_broker.positions import ZERO, Cause, Dropped, Position, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST
-from meridian_broker.topics.journal.progress_log import Change, Kind
+from meridian_broker.topics.journal.changes import Change, Kind
 from meridian_broker.topics.journal.subscription_record import SubscriptionRecord, encode_record
 from meridian_broker.topics.journal.subscription_snapshot import Whole
 from meridian_broker.topics.lifecycle import replay

@@ -13,8 +13,8 @@ from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataUnavailable
 from meridian_broker.positions import Cause
 from meridian_broker.topics.cursors import drops
+from meridian_broker.topics.journal.changes import Kind as Change
 from meridian_broker.topics.journal.progress_log import REST_BYTES, REST_MS
-from meridian_broker.topics.journal.progress_log import Kind as Change
 from support.worlds.topic_of_one_region import Region, region
 
 
@@ -224,7 +224,7 @@ async def test_the_first_ledger_of_all_may_be_empty() -> None:
 
 async def test_a_disk_that_fails_when_a_log_goes_to_rest_fails_its_topic() -> None:
     one, told = await idle(), list[LedgerError | None]()
-    store: Any = one.topic.progress_log._store
+    store: Any = one.topic.progress_log._chain._store
     one.topic.progress_log.append(Change.VOTES, "shared", b"{}", told.append)
     store.fail_writes("no disk")
     with pytest.raises(LedgerError, match="no disk"):

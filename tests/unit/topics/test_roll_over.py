@@ -17,7 +17,8 @@ from meridian_broker.positions.position import EARLIEST
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.topics.cursors import drops, seeking
 from meridian_broker.topics.journal import progress_log
-from meridian_broker.topics.journal.progress_log import Kind, ProgressLog
+from meridian_broker.topics.journal.changes import Kind
+from meridian_broker.topics.journal.progress_log import ProgressLog
 from support.brokers.broker_regions import until
 from support.worlds.topic_of_one_region import Region, region
 from support.worlds.topic_record import TopicRecord
@@ -28,7 +29,7 @@ class Ledgers:
 
     def __init__(self, one: Region, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made = self.bytes = 0
-        store: Any = one.topic.progress_log._store
+        store: Any = one.topic.progress_log._chain._store
         create, append = store.create, store.append
 
         async def counted_create(*what: Any) -> Any:

@@ -16,7 +16,8 @@ from meridian_broker.positions.position import EARLIEST
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.errors import TopicFenced
-from meridian_broker.topics.journal.progress_log import Kind, ProgressLog
+from meridian_broker.topics.journal.changes import Kind
+from meridian_broker.topics.journal.progress_log import ProgressLog
 from meridian_broker.topics.journal.subscription_record import ORIGIN, SubscriptionRecord, encode_record
 from meridian_broker.topics.subscriptions.administration import (
     _Nobody,

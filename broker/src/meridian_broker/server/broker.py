@@ -8,29 +8,20 @@ SIGTERM: no new connections, acknowledgements and ledgers written, peers told, c
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import gc
 import logging
 import os
 import random
-import secrets
-import signal
-import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
-
-import uvloop
+from typing import Final
 
 from meridian_broker.admin.elsewhere.users import objections, used_elsewhere
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.engines.local.files import FilePort, make_directory
 from meridian_broker.engines.pinned import PinnedLedgers
-from meridian_broker.gateway.addresses import Addresses
 from meridian_broker.gateway.broker_calls import BrokerCalls
-from meridian_broker.gateway.client_errors import ConnectFailed
 from meridian_broker.gateway.client_options import ClientOptions, peer_options
 from meridian_broker.gateway.event_topic import EventTopic
 from meridian_broker.gateway.exchange import ExchangeShell
@@ -41,45 +32,35 @@ from meridian_broker.gateway.places import Places
 from meridian_broker.gateway.pulsar.broker import Broker
 from meridian_broker.gateway.region_calls import RegionCalls
 from meridian_broker.gateway.replication import ReplicatorRunner
-from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
 from meridian_broker.ledgers.offloaded.storage import OffloadedLedgers
-from meridian_broker.ledgers.scheduling import in_slices
 from meridian_broker.ledgers.storage import LedgerStorage
-from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.noting import NotingStore
-from meridian_broker.metadata.records import ClusterRecord
-from meridian_broker.metadata.store import MetadataError
-from meridian_broker.metadata.sync.recording import RecordingStore
 from meridian_broker.ownership.claims import newest_fence
 from meridian_broker.positions import HybridClock
 from meridian_broker.replication.leases.leases import LeaseTimes
 from meridian_broker.replication.leases.manager import LeaseManager
 from meridian_broker.replication.progress.exchange import ProgressExchange
-from meridian_broker.server.anew import begin_anew
 from meridian_broker.server.behind import BehindRecord
 from meridian_broker.server.chores import Chores
-from meridian_broker.server.descriptors import limit, raise_limit, shares
-from meridian_broker.server.draining import quiesce
-from meridian_broker.server.early import PATIENCE_SECONDS, EarlyPorts
+from meridian_broker.server.descriptors import limit, shares
+from meridian_broker.server.draining import confirmed, quiesce
+from meridian_broker.server.early import EarlyPorts
 from meridian_broker.server.keys import Keys
 from meridian_broker.server.listeners import Listeners, client_tls
 from meridian_broker.server.live_settings import LiveSettings
 from meridian_broker.server.loop import LoopScheduler
-from meridian_broker.server.offloading import with_offloaded
 from meridian_broker.server.one_of_several import BesideOthers, OneOfSeveral, check, require_alone
+from meridian_broker.server.opened_stores import OpenedStores, open_stores
 from meridian_broker.server.privacy import close_to_others
 from meridian_broker.server.rank import Outranked, served
+from meridian_broker.server.region_addresses import RegionAddresses, own_record
 from meridian_broker.server.regions_file import listed_regions
 from meridian_broker.server.settings import Settings
-from meridian_broker.server.stores import open_ledgers, open_metadata
-from meridian_broker.server.topic_settings import TopicDefaults, cache_bytes, compaction_limits, topic_limits
-from meridian_broker.server.waiting import StartFailed, once_there
-from meridian_broker.topics.compaction.compaction import CompactionResources
-from meridian_broker.topics.directory.schemas import SchemaRegistry
-from meridian_broker.topics.lifecycle.labels import Labels
-from meridian_broker.topics.lifecycle.parts import BrokerParts, OtherRegions
-from meridian_broker.topics.lifecycle.unfinished import Unfinished
+from meridian_broker.server.topic_parts import broker_parts
+from meridian_broker.server.topic_settings import TopicDefaults, cache_bytes
+from meridian_broker.server.waiting import once_there
+from meridian_broker.topics.lifecycle.parts import OtherRegions
 from meridian_broker.topics.policies import UNLIMITED
 from meridian_broker.topics.ports import EveryTopic
 from meridian_broker.topics.service import closing
@@ -98,81 +79,6 @@ log = logging.getLogger(__name__)
 CONTACT_SECONDS: Final = 1.0
 """Longest time a starting broker waits for other regions before it admits clients: it must first learn what was
 acknowledged there while it was away. A region that is down is noticed at once and not waited for."""
-SWITCH_INTERVAL_SECONDS: Final = 0.0005
-"""The thread that makes entries durable gets the interpreter this soon; the default of 5 ms would stand in every
-receipt's latency."""
-GC_THRESHOLD: Final = (50_000, 20, 50)
-"""Entries, receipts and acknowledgements make no cycles: looking for some less often costs a little memory."""
-MMAP_THRESHOLD: Final = 64 << 20
-M_MMAP_THRESHOLD: Final = -3
-M_TRIM_THRESHOLD: Final = -1
-"""glibc maps and unmaps every block over 128 KiB; entries of that size would cost three times as much."""
-
-
-def run_broker(
-    settings: Settings,
-    files: Callable[[Path], FilePort] | None = None,
-    early: EarlyPorts | None = None,
-) -> int:
-    """Run until SIGTERM or SIGINT, then drain. The exit code: 0 for a clean end.
-
-    :param files: see ``BrokerProcess.start``.
-    :param early: ports that are open already.
-    :raises Outranked: a later broker with the same id has started.
-    """
-    _tune()
-    raise_limit()
-    uvloop.run(_run(settings, files, early))
-    return 0
-
-
-def _tune() -> None:
-    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
-    try:
-        libc = ctypes.CDLL(None)
-        libc.mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD)
-        libc.mallopt(M_TRIM_THRESHOLD, MMAP_THRESHOLD)
-    except (OSError, AttributeError):
-        log.info("no glibc here: large messages cost more memory traffic")
-
-
-async def _run(
-    settings: Settings,
-    files: Callable[[Path], FilePort] | None,
-    early: EarlyPorts | None,
-) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, stop.set)
-    async with AsyncExitStack() as stack:
-        if early is not None:
-            stack.callback(early.close)
-            loop.call_later(PATIENCE_SECONDS, early.close)
-        process = await _started(BrokerProcess.start(settings, stack, files, early), stop)
-        if process is None:
-            return
-        log.info("region %s serves %s", process.region, process.listeners)
-        gc.collect()
-        gc.freeze()  # long-lived objects: collections need not visit them again
-        gc.set_threshold(*GC_THRESHOLD)
-        await process.serve(stop)
-        log.info("draining")
-        await process.drain()
-    log.info("stopped")
-
-
-async def _started(start: Coroutine[Any, Any, BrokerProcess], stop: asyncio.Event) -> BrokerProcess | None:
-    """None if it was told to stop before it was up. :raises StartFailed: the stores cannot be reached or read."""
-    starting = asyncio.ensure_future(start)
-    stopping = asyncio.ensure_future(stop.wait())
-    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-    (starting if stop.is_set() and not starting.done() else stopping).cancel()
-    await asyncio.wait((starting, stopping))
-    try:
-        return None if starting.cancelled() else starting.result()
-    except (LedgerError, MetadataError) as error:
-        raise StartFailed(str(error)) from error
 
 
 class BrokerProcess:
@@ -234,37 +140,18 @@ class BrokerProcess:
         close_to_others(settings.region.data_directory)
         process = cls(settings, early)
         stack.push_async_callback(process.scheduler.close)
-        store = await open_metadata(settings, begin_anew)
-        stack.push_async_callback(store.close)
-        process._metadata = store = NotingStore(store)
-        process.clock = HybridClock(process.scheduler.now_ms, process.region)
-        process.live = LiveSettings(settings, store)
-        await process.live.load()
-        process.settings = settings = process.live.current
-        recording = process._share_metadata()
-        catalog = process.catalog = Catalog(
-            *(recording, process.clock, process.scheduler.now_ms, asyncio.sleep, secrets.randbelow),
-            alone=asyncio.Lock(),
-        )
-        await catalog.refresh()
-        process.scheduler.spawn(catalog.run(), "follow the metadata")
-        near = await open_ledgers(settings, files)
-        stack.push_async_callback(near.close)
-        process.ledgers = await with_offloaded(near, settings, store, process.scheduler)
-        stack.push_async_callback(process.ledgers.close)
-        note = settings.region.data_directory / "ledgers-to-delete" if process.ledgers.is_apart else None
-        process.held = PinnedLedgers(process.ledgers, note, process.scheduler)
-        await process.held.finish_deletions()
-        if process.ledgers.is_apart:  # the metadata may be an older copy than the ledgers (R1)
-            stored = [ledger.ledger_id for ledger in await process.ledgers.list()]
-            await catalog.never_below(max(stored, default=-1))
+        stores = await open_stores(settings, process.scheduler, stack, files)
+        process.settings = settings = stores.live.current
+        process.live, process.sharing, process.clock = stores.live, stores.sharing, stores.clock
+        process.catalog, process._metadata = stores.catalog, stores.metadata
+        process.ledgers, process.held = stores.ledgers, stores.held
         if settings.brokers.is_one_of_several:
             process._join()
             process.fence = await process._next_epoch()
         else:
             wait_seconds = settings.process.start_timeout_seconds
             process.fence = await once_there(process._epoch_alone, BesideOthers, wait_seconds)
-        await process._build(stack)
+        await process._build(stores, stack)
         process.live.subscribe(process._follow_settings)
         await process._open_listeners(stack)
         await process._bootstrap()
@@ -281,20 +168,6 @@ class BrokerProcess:
         process.admin.ready = True
         process.gateway.admit()
         return process
-
-    def _share_metadata(self) -> RecordingStore:
-        """The store through which the catalog writes what other regions have to learn."""
-        choice = self.settings.metadata.sync_choice()
-        recording = RecordingStore(self._metadata, self.clock, choice.is_synced, lambda: choice.refusal)
-        self.sharing = MetadataSync(
-            store=self._metadata,
-            clock=self.clock,
-            now_ms=self.scheduler.now_ms,
-            choice=choice,
-            recording=recording,
-            draw=lambda: secrets.token_hex(8),
-        )
-        return recording
 
     async def _next_epoch(self) -> int:
         above = max(self.ledgers.newest_fence(), await newest_fence(self._metadata))
@@ -313,45 +186,19 @@ class BrokerProcess:
             self.settings.brokers, self._metadata, self.scheduler, self.catalog, self.listeners.every
         )
 
-    async def _build(self, stack: AsyncExitStack) -> None:
+    async def _build(self, stores: OpenedStores, stack: AsyncExitStack) -> None:
         settings = self.settings
-        topics, storage, replication = settings.topics, settings.storage, settings.replication
-        limits = settings.limits
-        limits_of_topics = topic_limits(settings)
-        topic_defaults = self._topic_defaults = TopicDefaults(settings, self.scheduler.now_ms)
-        parts = BrokerParts(
-            region=self.region,
-            catalog=self.catalog,
-            store=self.held,
-            scheduler=self.scheduler,
-            clock=self.clock,
-            ownership=EveryTopic(self.fence) if self.several is None else self.several.topics,
-            defaults=lambda: topic_defaults.rules,
-            backlog_quotas=settings.backlog.backlog_quota_check_enabled,
-            topic_limits=limits_of_topics,
-            log_limits=LogLimits(
-                max_entries=storage.managed_ledger_max_entries_per_ledger,
-                max_bytes=storage.managed_ledger_max_size_per_ledger_mbytes << 20,
-            ),
-            cache=CacheBudget(cache_bytes(settings)),
-            new_lock=asyncio.Lock,
-            loading=asyncio.Semaphore(limits.max_concurrent_topic_load_request),
-            publishing=lambda: topic_defaults.publishing,
-            schemas=SchemaRegistry(self.catalog, limits_of_topics, self.scheduler.now_ms),
-            labels=Labels(self.held if self.ledgers.is_apart else None),
-            compaction_resources=CompactionResources(self.held, asyncio.Lock(), compaction_limits(settings)),
-            unfinished=Unfinished(),
-        )
-        registry = TopicRegistry(parts)
+        network, limits, replication = settings.network, settings.limits, settings.replication
+        self._topic_defaults = TopicDefaults(settings, self.scheduler.now_ms)
+        ownership = EveryTopic(self.fence) if self.several is None else self.several.topics
+        registry = TopicRegistry(broker_parts(settings, self._topic_defaults, stores, self.scheduler, ownership))
         identity = PeerIdentity(self.region, lambda: self.keys.peer_secrets, os.urandom)
         options = peer_options(identity, ClientOptions(tls=self._client_tls))
-        self.calls = RegionCalls(identity, self._resolve, self._client_tls, self.scheduler.monotonic_ms)
+        addresses = RegionAddresses(self.catalog, self._listed, has_tls=self._client_tls is not None)
+        self.calls = RegionCalls(identity, addresses.resolve, self._client_tls, self.scheduler.monotonic_ms)
         jitter = random.Random().random
         self.runner = ReplicatorRunner(
-            self.region,
-            self._resolve,
-            options,
-            self.calls,
+            *(self.region, addresses.resolve, options, self.calls),
             jitter=jitter,
             now_ms=self.scheduler.now_ms,
             queue_size=replication.replication_producer_queue_size,
@@ -373,7 +220,7 @@ class BrokerProcess:
                 is_shared=self.several is not None,
             )
         self.host, ends = ExchangeHost(registry), StoredEnds(registry)
-        self.exchange = self._progress(ends, options)
+        self.exchange = self._progress(ends, addresses, options)
         self.behind = BehindRecord(self.catalog, self.broker_id, self.exchange, self.scheduler.now_ms)
         regions = OtherRegions(exchange=self.exchange, leasing=self.leases, replication=self.runner, before=self.behind)
         self.service = TopicService(registry, regions, ends, self.exchange)
@@ -387,15 +234,15 @@ class BrokerProcess:
             addresses=self.listeners.addresses,
             authentication=self.keys.authentication,
             identity=identity,
-            max_message_bytes=settings.network.max_message_size,
-            pending_publishes=settings.network.max_pending_publish_requests_per_connection,
+            max_message_bytes=network.max_message_size,
+            pending_publishes=network.max_pending_publish_requests_per_connection,
             publish_bytes_max=limits.publish_buffer_bytes or UNLIMITED,
             connections_max=min(limits.broker_max_connections or UNLIMITED, self._connections.clients),
             strangers_max=self._connections.strangers,
             connections_per_address_max=limits.broker_max_connections_per_ip,
-            concurrent_lookups=settings.network.max_concurrent_lookup_request,
-            pattern_length=topics.subscription_pattern_max_length,
-            keep_alive_seconds=settings.network.keep_alive_interval_seconds,
+            concurrent_lookups=network.max_concurrent_lookup_request,
+            pattern_length=settings.topics.subscription_pattern_max_length,
+            keep_alive_seconds=network.keep_alive_interval_seconds,
             producer_name=self._producer_name,
             locate=None if self.several is None else self.several.locate,
             next_owner=None if self.several is None else self.several.next_owner,
@@ -425,7 +272,7 @@ class BrokerProcess:
             lambda topic: self.catalog.regions(topic_name.parse(topic)),
         )
 
-    def _progress(self, ends: StoredEnds, options: ClientOptions) -> ExchangeShell:
+    def _progress(self, ends: StoredEnds, addresses: RegionAddresses, options: ClientOptions) -> ExchangeShell:
         replication = self.settings.replication
         core = ProgressExchange(
             self.host,
@@ -438,7 +285,7 @@ class BrokerProcess:
         )
         return ExchangeShell(
             core,
-            self._resolve,
+            addresses.resolve,
             options,
             random.Random().random,
             self.scheduler.monotonic_ms,
@@ -496,37 +343,8 @@ class BrokerProcess:
 
     async def _bootstrap(self) -> None:
         """Create what every region needs: the clusters, tenant ``public``, namespace ``public/default``."""
-        mine = self.listeners.addresses("") or Addresses()
-        clusters = {
-            self.region: ClusterRecord(
-                mine.admin_url or "", mine.admin_url_tls or "", mine.service_url or "", mine.service_url_tls or ""
-            )
-        }
-        clusters |= self._listed
-        await self.catalog.ensure_bootstrap(clusters)
-
-    def _resolve(self, region: str) -> tuple[str, str | None] | None:
-        """Where another region is.
-
-        With TLS, a relay between two regions is noticed, so any cluster record may be used. Without TLS it is not, and
-        anyone who can write such a record could be the relay: then only the file named in the settings counts.
-
-        :raises ConnectFailed: the region has no address that may be used.
-        """
-        if self._client_tls is None:
-            listed = self._listed.get(region)
-            if listed is None:
-                raise ConnectFailed(
-                    f"not connecting to region {region}: without TLS (brokerClientTlsEnabled) its address must be in "
-                    "regionsFile"
-                )
-            return listed.broker_service_url, listed.service_url
-        cluster = self.catalog.cluster(region)
-        if cluster is None:
-            return None
-        if not cluster.broker_service_url_tls:
-            raise ConnectFailed(f"region {region} has no brokerServiceUrlTls, and brokerClientTlsEnabled is set")
-        return cluster.broker_service_url_tls, cluster.service_url_tls or None
+        mine = own_record(self.listeners.addresses(""))
+        await self.catalog.ensure_bootstrap({self.region: mine} | self._listed)
 
     def speak_with_regions(self) -> None:
         """Keep links to exactly the regions that the metadata name."""
@@ -565,7 +383,7 @@ class BrokerProcess:
                     await self.several.owner.leave()
                 await quiesce(self.service, self.gateway, self.scheduler)
                 await closing.send_consumers_away(self.service.registry)
-                await self._confirmed()
+                await confirmed(self.host, self.exchange, self.scheduler)
                 self.leases.release_unwanted()  # other regions take over dispatch at once (R26)
                 if self.several is not None:
                     await self.several.owner.close()
@@ -576,14 +394,3 @@ class BrokerProcess:
             )
         for connection in tuple(self.gateway.connections):
             connection.end("this broker is shutting down")
-
-    async def _confirmed(self) -> None:
-        """Wait, within the barrier's time, until peers confirmed the changes sent to them (R20)."""
-
-        async def flush(topic: str, subscription: str) -> None:
-            await self.scheduler.answer(lambda ready: self.exchange.flush(topic, subscription, lambda: ready(None)))
-
-        async with asyncio.TaskGroup() as flushes:
-            async for topic in in_slices(self.scheduler, self.host.open_topics()):
-                for name in self.host.replicated_in(topic):
-                    flushes.create_task(flush(topic, name))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The beginning of a drain: clients settle what is under way before they are sent away.
+"""The steps of a drain that wait: clients settle what is under way before they are sent away, and peers confirm it.
 
 Whatever is under way when a connection ends is done again on the next one: an acknowledgement that the client had not
 sent yet means that its message is delivered again, and a message without a receipt is stored twice.
@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Final
 from meridian_broker.ledgers.scheduling import Scheduler, in_slices
 
 if TYPE_CHECKING:
+    from meridian_broker.gateway.exchange import ExchangeShell
     from meridian_broker.gateway.pulsar.broker import Broker
+    from meridian_broker.topics.service.exchange_host import ExchangeHost
     from meridian_broker.topics.service.service import TopicService
     from meridian_broker.topics.subscriptions.subscription import Subscription
 
@@ -40,6 +42,18 @@ async def quiesce(service: TopicService, gateway: Broker, scheduler: Scheduler) 
     await _until(have_acknowledged, ACK_SECONDS)
     gateway.hear_no_more()
     await _until(lambda: not gateway.owes_receipts, RECEIPT_SECONDS)
+
+
+async def confirmed(host: ExchangeHost, exchange: ExchangeShell, scheduler: Scheduler) -> None:
+    """Wait, within the barrier's time, until peers confirmed the changes sent to them (R20)."""
+
+    async def flush(topic: str, subscription: str) -> None:
+        await scheduler.answer(lambda ready: exchange.flush(topic, subscription, lambda: ready(None)))
+
+    async with asyncio.TaskGroup() as flushes:
+        async for topic in in_slices(scheduler, host.open_topics()):
+            for name in host.replicated_in(topic):
+                flushes.create_task(flush(topic, name))
 
 
 def _is_owed_acks(subscription: Subscription) -> bool:

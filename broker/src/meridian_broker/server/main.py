@@ -40,7 +40,7 @@ class ServerPrograms:
         start_logging(settings.process.log_level)
         early = _early_ports(settings)
         gc.disable()  # while modules load there is next to no garbage: looking for it takes a tenth of the start
-        from meridian_broker.server.broker import run_broker
+        from meridian_broker.server.running import run_broker
 
         gc.enable()
         return run_broker(settings, early=early)

@@ -26,7 +26,7 @@ from meridian_broker.positions.clock import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.positions.skipped import stretches
 from meridian_broker.topics.cursors.ports import ViewReading
-from meridian_broker.topics.journal.progress_log import Change, Kind
+from meridian_broker.topics.journal.changes import Change, Kind
 from meridian_broker.topics.journal.subscription_record import decode_record
 from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.topics.topic import Topic

@@ -34,7 +34,7 @@ from meridian_broker.admin.http.requests import Refused
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.topics.errors import TopicError
-from meridian_broker.topics.journal.progress_log import Change
+from meridian_broker.topics.journal.changes import Change
 from meridian_broker.wire.pulsar import topic_name
 
 log = logging.getLogger(__name__)

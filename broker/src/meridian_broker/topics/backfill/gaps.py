@@ -35,7 +35,7 @@ from meridian_broker.positions import Cause, Dropped
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.cursors import drops
 from meridian_broker.topics.errors import GapNotAcceptable
-from meridian_broker.topics.journal.progress_log import Kind
+from meridian_broker.topics.journal.changes import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping

@@ -26,7 +26,7 @@ from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.cursors import log_walks
 from meridian_broker.topics.cursors.resent import Resent
 from meridian_broker.topics.cursors.state import CursorState
-from meridian_broker.topics.journal.progress_log import Kind
+from meridian_broker.topics.journal.changes import Kind
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.index import Place

@@ -25,7 +25,7 @@ from meridian_broker.positions import Position
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.positions.reports import Report, vouched
 from meridian_broker.topics.cursors import log_walks, rewind_merging
-from meridian_broker.topics.journal.progress_log import Kind
+from meridian_broker.topics.journal.changes import Kind
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.index import LedgerIndex, Place

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from meridian_broker.positions import Position, Progress
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.positions.reports import agreed
-from meridian_broker.topics.journal.progress_log import Kind
+from meridian_broker.topics.journal.changes import Kind
 
 if TYPE_CHECKING:
     from meridian_broker.topics.cursors.cursor import Cursor

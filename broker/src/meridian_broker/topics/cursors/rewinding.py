@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from meridian_broker.positions import Progress
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.cursors import floors, rewind_merging
-from meridian_broker.topics.journal.progress_log import Kind
+from meridian_broker.topics.journal.changes import Kind
 
 if TYPE_CHECKING:
     from meridian_broker.topics.cursors.cursor import Cursor

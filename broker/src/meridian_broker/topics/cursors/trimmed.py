@@ -22,7 +22,7 @@ from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions import AckSet, Progress
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.cursors.log_walks import SLICE, Steps
-from meridian_broker.topics.journal.progress_log import Kind
+from meridian_broker.topics.journal.changes import Kind
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.chapters import Chapter

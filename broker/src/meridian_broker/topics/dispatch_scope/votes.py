@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from meridian_broker.topics.journal.progress_log import Kind
+from meridian_broker.topics.journal.changes import Kind
 
 Ballot = tuple[str, int, int]
 """Holder, term, duration in milliseconds."""

@@ -10,29 +10,23 @@ record takes it, in the write that also takes the ledgers off the list, and the 
 begins a ledger as a roll-over does, and the record keeps its snapshot until that of the ledger is durable. So at every
 moment the record names all there is, and a replaced owner can neither take a snapshot nor delete a ledger, because its
 write of the record fails (R10).
-
-Record layout, big-endian: ``u8 version | u8 kind | u16 length of the name | u64 time ms | name | payload``.
 """
 
 from __future__ import annotations
 
-import struct
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from contextlib import suppress
-from enum import IntEnum
-from typing import Final, NamedTuple, Protocol
+from typing import Final
 
-from meridian_broker.ledgers.labels import Belonging, Label
-from meridian_broker.ledgers.labels import Kind as LedgerKind
 from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.ledgers.scheduling import Scheduler, next_turn
-from meridian_broker.ledgers.store import Done, LedgerCorrupt, LedgerError, LedgerNotFound, LedgerStore, Writer
+from meridian_broker.ledgers.store import Done, LedgerError, LedgerStore, Writer
 from meridian_broker.ledgers.under_way import UnderWay
 from meridian_broker.metadata.store import MetadataError, MetadataUnavailable
+from meridian_broker.topics.journal.changes import Change, Kind, encode
+from meridian_broker.topics.journal.progress_ledgers import Damaged, ProgressLedgers, ProgressLogMetadata
 
-FORMAT_VERSION: Final = 1
-_HEAD: Final = struct.Struct(">BBHQ")
 ROLL_BYTES: Final = 32 << 20
 """A progress ledger is rolled over once this many bytes follow its snapshot, ..."""
 ROLL_RECORDS: Final = 50_000
@@ -53,112 +47,6 @@ REST_MS: Final = 300_000
 """A log goes to rest once it has not changed for so long: that costs a ledger and three writes to the metadata store
 when it changes again.
 """
-READ_BYTES: Final = 64 << 10
-SLICE: Final = 128
-"""Records decoded before others run: with the cost of joining them, a few milliseconds (``bench/recovery``)."""
-
-
-class Kind(IntEnum):
-    """The kind of a record."""
-
-    SUBSCRIPTION = 1
-    """The subscription's own record (JSON): created, or its flags or properties changed."""
-    ACKED = 2
-    """A delta of progress from this region's own clients: first-hand."""
-    MERGED = 3
-    """A delta of progress from another region."""
-    PROGRESS = 4
-    """Whole progress, at the start of a ledger."""
-    FIRST_HAND = 5
-    """Whole first-hand progress, at the start of a ledger."""
-    DROPPED = 6
-    """Ranges dropped without an acknowledgement (R14)."""
-    REMOVED = 7
-    """The subscription was deleted."""
-    SEQUENCES = 8
-    """Last sequence ids of producers; belongs to no subscription (``topics/publishing/sequence_ids.py``)."""
-    WHOLE = 9
-    """A whole subscription (``subscription_snapshot.py``): created, or its flag switched. It is one record, so that a
-    crash never leaves a subscription behind whose beginning is unknown.
-    """
-    GAP = 10
-    """Entries of an origin (its name is in the subscription's field) that were given up
-    (``topics/backfill/gaps.py``).
-    """
-    FLOORS = 11
-    """Floors reported by all regions (R11): progress, and no acknowledgement of any client."""
-    LOST = 12
-    """Records of a ledger (its id is in the subscription's field) that the disk damaged
-    (``topics/subscriptions/damaged_records.py``).
-    """
-    VOTES = 16
-    """To which regions this one has promised shares of a subscription, and for how long
-    (``topics/dispatch_scope/votes.py``).
-    """
-
-
-_KINDS: Final = frozenset(Kind)
-
-
-class Change(NamedTuple):
-    """One record."""
-
-    kind: Kind
-    subscription: str
-    time_ms: int
-    payload: bytes
-
-
-class Damaged(NamedTuple):
-    """A record that the disk damaged."""
-
-    ledger: int
-    entry: int
-    remains: bytes
-    """What is left of the record; empty if nothing is."""
-
-
-class ProgressLogMetadata(Protocol):
-    """Where a topic's list of progress ledgers is kept."""
-
-    @property
-    def belonging(self) -> Belonging: ...
-
-    async def allocate_ledger_id(self) -> int: ...
-
-    async def save_progress_ledgers(self, ledgers: list[int], snapshot: tuple[bytes, ...] | None = None) -> None:
-        """:param snapshot: records that precede the ledgers; None: the first ledger begins with a snapshot."""
-        ...
-
-
-class ProgressLogError(ValueError):
-    """A record of the progress log cannot be read."""
-
-
-def encode(kind: Kind, subscription: str, time_ms: int, payload: bytes) -> bytes:
-    """One record as bytes."""
-    name = subscription.encode()
-    return _HEAD.pack(FORMAT_VERSION, kind, len(name), time_ms) + name + payload
-
-
-def decode(record: bytes) -> Change:
-    """:raises ProgressLogError: a newer format, or not a valid record."""
-    try:
-        version, kind, length, time_ms = _HEAD.unpack_from(record)
-        if version != FORMAT_VERSION:
-            raise ProgressLogError(
-                f"progress record of format {version}; this broker reads {FORMAT_VERSION}: a newer broker wrote it, "
-                "start that version again"
-            )
-        if kind not in _KINDS:
-            raise ProgressLogError(
-                f"progress record of kind {kind}, which this broker does not know: a newer broker wrote it, "
-                "start that version again"
-            )
-        end = _HEAD.size + length
-        return Change(Kind(kind), str(record[_HEAD.size : end], "utf-8"), time_ms, bytes(record[end:]))
-    except (struct.error, UnicodeDecodeError) as error:
-        raise ProgressLogError(f"{len(record)} bytes are not a progress record: {error}") from error
 
 
 class ProgressLog:
@@ -175,17 +63,10 @@ class ProgressLog:
         rests: bool = False,
     ) -> None:
         """:param rests: ledgers are scarce, and listed by the metadata store: see the module's text."""
-        self._store = store
-        self._metadata = metadata
-        self._fence = fence
+        self._chain = ProgressLedgers(store, metadata, fence, scheduler, rests=rests)
         self._scheduler = scheduler
         self._snapshot = snapshot
-        self._rests = rests
-        self._at_rest: tuple[bytes, ...] | None = None
-        """The snapshot in the topic's record, which precedes the ledgers; None: they hold everything."""
         self._changed_ms = scheduler.now_ms()
-        self._emptied: int | None = None
-        """A ledger that began with a snapshot and is empty now: deleted since the metadata were copied (R5)."""
         self._too_large_at = -1
         """After how many changes the snapshot was found to be too large for the record."""
         self._writer: Writer | None = None
@@ -194,9 +75,6 @@ class ProgressLog:
         """Size of the snapshot in the current ledger. What was appended behind it:"""
         self._since_bytes = self._since_records = 0
         self._held: list[tuple[bytes, Done | None]] = []
-        self.ledgers: list[int] = []
-        self._spare: tuple[int, Writer] | None = None
-        """A ledger that was created but not recorded, because the metadata store refused the write."""
         self._refusal: MetadataUnavailable | None = None
         """Why the last roll-over failed."""
         self.failure: LedgerError | None = None
@@ -206,72 +84,26 @@ class ProgressLog:
         self._finished = 0
         self._awaiting: deque[tuple[int, Done]] = deque()
 
+    @property
+    def ledgers(self) -> list[int]:
+        """The ids of its ledgers, oldest first."""
+        return self._chain.ids
+
     async def open(
         self, ledgers: list[int], unnamed: Collection[int] = (), snapshot: tuple[bytes, ...] | None = None
     ) -> None:
-        """Fence the earlier owner (R10). ``changes`` returns what is on record.
+        """See ``ProgressLedgers.open``. ``changes`` returns what is on record."""
+        await self._chain.open(ledgers, unnamed, snapshot)
 
-        :param snapshot: that of the record, as given to ``save_progress_ledgers``.
-        :param unnamed: progress ledgers of the topic on the volume that are not among ``ledgers``. Later ones were
-            created after these metadata were copied. Earlier ones were superseded, and their owner stopped before it
-            deleted them: they are deleted now, unless one of ``ledgers`` is missing. In that case the volume is the
-            older copy, and if it has none of ``ledgers``, the earlier ones are all there is.
+    def changes(self, met: Callable[[Damaged], None] | None = None) -> AsyncIterator[list[Change]]:
+        """See ``ProgressLedgers.changes``. A log that is being written replaces a damaged ledger by a snapshot,
+        because memory has what the disk lost.
         """
-        self._at_rest = snapshot
-        found: list[int] = []
-        for ledger_id in ledgers:
-            entries = 0
-            with suppress(LedgerNotFound):
-                entries = (await self._store.recover(ledger_id, self._fence)).entries
-                found.append(ledger_id)
-            if self._rests and snapshot is None and ledger_id == ledgers[0] and not entries:
-                self._emptied = ledger_id
-        after = max(ledgers) if found else -1
-        is_whole = len(found) == len(ledgers)
-        for ledger_id in unnamed:
-            if ledger_id > after:
-                with suppress(LedgerNotFound):  # opened before without success, and deleted
-                    found.append((await self._store.recover(ledger_id, self._fence)).ledger_id)
-        self.ledgers = sorted(found)
-        if not set(found) <= set(ledgers):
-            await self._metadata.save_progress_ledgers(self.ledgers, snapshot)
-        if is_whole:
-            for ledger_id in unnamed:
-                if ledger_id <= after:
-                    await self._store.delete(ledger_id)
+        return self._chain.changes(met, self._replace)
 
-    async def changes(self, met: Callable[[Damaged], None] | None = None) -> AsyncIterator[list[Change]]:
-        """Every recorded change, oldest first, ``SLICE`` at a time; others run in between.
-
-        :param met: called with each damaged record, in order with the others. None: damage is an error, and a log
-            that is being written replaces the ledger by a snapshot, because memory has what the disk lost.
-        :raises LedgerError: a ledger cannot be read, or was deleted by a roll-over meanwhile.
-        :raises ProgressLogError: a record cannot be read.
-        """
-        if self._at_rest:
-            yield [decode(record) for record in self._at_rest]
-        if self._emptied is not None and met is not None:
-            met(Damaged(self._emptied, 0, b""))
-        for ledger_id in list(self.ledgers):
-            reader = await self._store.open(ledger_id)
-            at, end = 0, reader.last_confirmed() + 1
-            while at < end:
-                try:
-                    records = await reader.read(at, end - 1, READ_BYTES)
-                except LedgerCorrupt as error:
-                    if met is None:
-                        if self._writer is not None:
-                            self._roll()
-                        raise
-                    met(Damaged(ledger_id, at, error.remains))
-                    at += 1
-                    if at % SLICE == 0:
-                        await next_turn(self._scheduler)
-                    continue
-                at += len(records)
-                for first in range(0, len(records), SLICE):
-                    yield [decode(record) for record in records[first : first + SLICE]]
-                    await next_turn(self._scheduler)
+    def _replace(self) -> None:
+        if self._writer is not None:
+            self._roll()
 
     async def prepare(self) -> None:
         """Make sure that there is a ledger to write to, before a change depends on it.
@@ -360,7 +192,7 @@ class ProgressLog:
                 return  # nothing can be written any more, and all waiting callers have their answer
             except MetadataUnavailable:
                 return  # nothing waits for it: changes go to the previous ledger, and the next one tries again
-            await self._forget(old)
+            await self._chain.forget(old, begins_with_snapshot=bool(self._snapshot_bytes))
         finally:
             self._rolls.end(number)
 
@@ -372,7 +204,7 @@ class ProgressLog:
         :raises LedgerError: no ledger can be created; as after any other error, all appends fail from then on.
         """
         try:
-            writer = await self._make_ledger()
+            writer = await self._chain.extend()
             before, self._writer = self._writer, None
             if before is not None:
                 await before.seal()  # everything written before is durable before anything that follows
@@ -399,21 +231,6 @@ class ProgressLog:
         for record, done in held:
             self._write_change(writer, record, done)
         return snapshot
-
-    async def _make_ledger(self) -> Writer:
-        """Create and record another ledger. :raises MetadataUnavailable: nothing changed."""
-        if self._spare is None:
-            ledger_id = await self._metadata.allocate_ledger_id()
-            label = Label(LedgerKind.PROGRESS, self._metadata.belonging).encode()
-            self._spare = ledger_id, await self._store.create(ledger_id, self._fence, label)
-        ledger_id, writer = self._spare
-        # Recorded only after creation: a later owner that reads the record must find the ledger, or it could not
-        # fence it.
-        if self._rests and not self.ledgers and self._at_rest is None:
-            self._at_rest = ()  # nothing precedes the first ledger of all, which has no snapshot yet
-        await self._metadata.save_progress_ledgers([*self.ledgers, ledger_id], self._at_rest)
-        self.ledgers, self._spare = [*self.ledgers, ledger_id], None
-        return writer
 
     def _slices(self, snapshot: Iterable[tuple[Kind, str, bytes]]) -> Iterator[list[bytes]]:
         """Slices are encoded on demand, so that each is current in the turn in which it is written."""
@@ -460,15 +277,6 @@ class ProgressLog:
         self._awaiting = deque((at + snapshot if at > written else at, done) for at, done in self._awaiting)
         self._asked += snapshot
 
-    async def _forget(self, old: list[int]) -> None:
-        """The snapshot in the last ledger is durable: delete the ledgers before it."""
-        current = self.ledgers[-1:]
-        precedes = () if self._rests and not self._snapshot_bytes else None  # it has no snapshot, and needs none
-        await self._metadata.save_progress_ledgers(current, precedes)
-        self.ledgers, self._at_rest = current, precedes
-        for ledger_id in old:
-            await self._store.delete(ledger_id)
-
     def _refuse_held(self, failure: LedgerError) -> None:
         held, self._held = self._held, []
         notify_all([done for _, done in held if done is not None], failure)
@@ -479,7 +287,7 @@ class ProgressLog:
     def may_rest(self) -> bool:
         """Whether ``rest`` would do something: it has not changed for a while, and its ledgers are not needed."""
         is_quiet = self._scheduler.now_ms() - self._changed_ms >= REST_MS and self._too_large_at != self._asked
-        return self._rests and bool(self.ledgers) and is_quiet and self._rolls.is_idle and self.failure is None
+        return self._chain.rests and bool(self.ledgers) and is_quiet and self._rolls.is_idle and self.failure is None
 
     async def rest(self) -> None:
         """Let the topic's record hold everything, if that is little, and delete the ledgers. Changes that arrive
@@ -496,7 +304,7 @@ class ProgressLog:
                 self._too_large_at = asked
                 return
             # Without the metadata store an open ledger still takes changes, and a sealed one does not.
-            await self._metadata.save_progress_ledgers(self.ledgers, self._at_rest)
+            await self._chain.confirm()
             if self._asked != asked:
                 return
             writer, self._writer = self._writer, None
@@ -505,7 +313,7 @@ class ProgressLog:
             if self.failure is not None:
                 raise self.failure
             await self._move_into_record()
-            await self._drop_spare()
+            await self._chain.drop_spare()
         except LedgerError as error:
             self._fail(error)
             self._answer()
@@ -519,13 +327,8 @@ class ProgressLog:
     async def _move_into_record(self) -> None:
         """Every ledger is sealed. Another owner's write of the record makes this one fail, and nothing is deleted."""
         snapshot = self._small_snapshot()
-        if snapshot is None:
-            return
-        old = self.ledgers
-        await self._metadata.save_progress_ledgers([], snapshot)
-        self.ledgers, self._at_rest = [], snapshot
-        for ledger_id in old:
-            await self._store.delete(ledger_id)
+        if snapshot is not None:
+            await self._chain.move_into_record(snapshot)
 
     def _small_snapshot(self) -> tuple[bytes, ...] | None:
         """The records of the snapshot; None: there are too many for the topic's record."""
@@ -550,7 +353,7 @@ class ProgressLog:
             with suppress(LedgerError):
                 await self._scheduler.answer(self.when_durable)
         writer, self._writer = self._writer, None
-        rests = to_rest and self._rests and is_written and self.failure is None and bool(self.ledgers)
+        rests = to_rest and self._chain.rests and is_written and self.failure is None and bool(self.ledgers)
         self.failure = self.failure or LedgerError("the topic is being closed: look its owner up again")
         self._refuse_held(self.failure)
         self._answer()
@@ -559,17 +362,9 @@ class ProgressLog:
         if rests:
             with suppress(MetadataError):  # it stays in its ledgers, or another owner has it
                 await self._move_into_record()
-        await self._drop_spare()
-
-    async def _drop_spare(self) -> None:
-        if self._spare is not None:
-            (ledger_id, unused), self._spare = self._spare, None
-            await unused.seal()
-            await self._store.delete(ledger_id)
+        await self._chain.drop_spare()
 
     async def delete(self) -> None:
         """Delete every progress ledger."""
         await self.close()
-        for ledger_id in self.ledgers:
-            await self._store.delete(ledger_id)
-        self.ledgers = []
+        await self._chain.delete()

@@ -6,7 +6,7 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
-from meridian_broker.topics.journal.progress_log import ProgressLogError
+from meridian_broker.topics.journal.changes import ProgressLogError
 
 _LENGTHS: Final = struct.Struct(">II")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from meridian_broker.ledgers.scheduling import next_turn
 from meridian_broker.positions import ZERO, Dropped, Progress
 from meridian_broker.topics.dispatch_scope import votes
-from meridian_broker.topics.journal.progress_log import Change, Kind
+from meridian_broker.topics.journal.changes import Change, Kind
 from meridian_broker.topics.journal.subscription_record import decode_record, encode_record
 from meridian_broker.topics.journal.subscription_snapshot import Whole
 from meridian_broker.topics.subscriptions.registry import whole

@@ -25,7 +25,7 @@ from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics import entry_metadata
 from meridian_broker.topics.errors import CannotTellRepeat, NotAllowed, TopicError
-from meridian_broker.topics.journal.progress_log import Kind
+from meridian_broker.topics.journal.changes import Kind
 from meridian_broker.topics.publishing.sequence_ids import (
     FRESH,
     NONE,

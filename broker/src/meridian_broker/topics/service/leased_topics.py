@@ -24,7 +24,7 @@ from meridian_broker.replication.leases.reconfiguration import Subject
 from meridian_broker.replication.leases.voter import VoteBasis
 from meridian_broker.topics.dispatch_scope import shares
 from meridian_broker.topics.dispatch_scope.votes import Ballot, encode
-from meridian_broker.topics.journal.progress_log import Kind
+from meridian_broker.topics.journal.changes import Kind
 from meridian_broker.topics.journal.subscription_record import ORIGIN
 from meridian_broker.topics.ports import DispatchShares
 from meridian_broker.topics.service import scopes

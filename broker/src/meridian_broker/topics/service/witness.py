@@ -27,7 +27,9 @@ from meridian_broker.replication.leases.reconfiguration import Subject
 from meridian_broker.topics.dispatch_scope import votes
 from meridian_broker.topics.dispatch_scope.votes import Ballot
 from meridian_broker.topics.errors import TopicError
-from meridian_broker.topics.journal.progress_log import Damaged, Kind, ProgressLog, ProgressLogError
+from meridian_broker.topics.journal.changes import Kind, ProgressLogError
+from meridian_broker.topics.journal.progress_ledgers import Damaged
+from meridian_broker.topics.journal.progress_log import ProgressLog
 from meridian_broker.topics.journal.topic_record import TopicMetadata
 from meridian_broker.topics.lifecycle import orphans
 from meridian_broker.wire.pulsar import topic_name

@@ -29,7 +29,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.positions import ZERO, Beginning, Progress, Stamp
-from meridian_broker.topics.journal.progress_log import Damaged, Kind, ProgressLogError, decode
+from meridian_broker.topics.journal.changes import Kind, ProgressLogError, decode
+from meridian_broker.topics.journal.progress_ledgers import Damaged
 from meridian_broker.topics.journal.subscription_record import SubscriptionRecord
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from meridian_broker.topics.errors import (
     SubscriptionInUse,
     SubscriptionNotFound,
 )
-from meridian_broker.topics.journal.progress_log import Kind
+from meridian_broker.topics.journal.changes import Kind
 from meridian_broker.topics.journal.subscription_record import (
     SubscriptionRecord,
     decode_record,
