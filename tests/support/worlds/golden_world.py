@@ -11,6 +11,7 @@ import asyncio
 import shutil
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from meridian_broker.engines.local.store import LocalLedgerStore
@@ -304,6 +305,12 @@ TOPIC_RECORD = TopicRecord(
     terminated=Position(2, 29),
     topic_epoch=3,
 )
+AT_REST = replace(
+    TOPIC_RECORD,
+    progress_ledgers=(),
+    progress_snapshot=(b"first record of its progress log", b"second"),
+)
+"""A topic that has given up its ledger of acknowledgements (since format 2 of this record)."""
 SCHEMA = SchemaRecord("JSON", b'{"type":"record","name":"Order","fields":[]}', {"by": "hand"}, TIME_MS)
 POLICIES = NamespaceRecord(frozenset(REGIONS), own={RETENTION: Retention(60, -1), MESSAGE_TTL: 3600})
 
@@ -351,6 +358,7 @@ def small_files() -> dict[str, bytes]:
         "dropped.bin": dropped().encode(),
         "entry-own.bin": own_entry(),
         "entry-foreign.bin": entry.pack_foreign(foreign_header()) + BODY,
+        "topic-record-at-rest.bin": AT_REST.encode(),
     }
     for kind, payload in progress_records().items():
         name = f"progress-record-{kind.name.lower().replace('_', '-')}.bin"

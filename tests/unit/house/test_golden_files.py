@@ -12,6 +12,7 @@ import shutil
 import sqlite3
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +282,27 @@ async def test_metadata_is_read(database: Path) -> None:
         await store.close()
 
 
+async def test_a_topic_whose_progress_is_in_its_record_is_none_for_older_brokers(database: Path) -> None:
+    """They would open it without its subscriptions. The same topic is theirs again once a ledger has its progress."""
+    assert json.loads(golden("topic-record-at-rest.bin"))["format"] == 2
+    store = await SqliteMetadataStore.open(database)
+    try:
+        path, topics = keys.topic(parse("orders")), world.catalog_on(store).topics
+        await store.put(path, golden("topic-record-at-rest.bin"))
+        record, version = await topics.get(parse("orders"))
+        assert record == world.AT_REST
+        version = await topics.put(parse("orders"), record, version)
+        assert json.loads(await found(store, path))["format"] == 2
+        await topics.move(parse("orders"), parse("aside"), {}, None)
+        assert json.loads(await found(store, keys.topic(parse("aside"))))["format"] == 2
+        record, version = await topics.get(parse("aside"))
+        used = replace(record, progress_snapshot=None, progress_ledgers=(9,))
+        await topics.put(parse("aside"), used, version)
+        assert json.loads(await found(store, keys.topic(parse("aside"))))["format"] == 1
+    finally:
+        await store.close()
+
+
 async def found(store: SqliteMetadataStore, path: str) -> bytes:
     record = await store.get(path)
     assert record is not None
@@ -291,9 +313,9 @@ async def test_a_newer_metadata_value_is_refused_with_a_sentence(database: Path)
     store = await SqliteMetadataStore.open(database)
     try:
         path = keys.topic(parse("orders"))
-        value = (await found(store, path)).replace(b'"format":1', b'"format":2')
+        value = (await found(store, path)).replace(b'"format":1', b'"format":3')
         await store.put(path, value)
-        with pytest.raises(MetadataError, match="has format 2, made by a newer version"):
+        with pytest.raises(MetadataError, match="has format 3, made by a newer version"):
             await world.catalog_on(store).topics.get(parse("orders"))
     finally:
         await store.close()

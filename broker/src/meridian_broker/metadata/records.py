@@ -20,30 +20,31 @@ from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions.clock import Stamp
 
 FORMAT: Final = 1
-"""Format of every stored value. A greater one is refused, an older one is read."""
+"""Format of every stored value but those that say otherwise. A greater one is refused, an older one is read."""
 
 Json = dict[str, Any]
 _ENCODE: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
-def encode(value: Any, stamp: Stamp | None = None) -> bytes:
+def encode(value: Any, stamp: Stamp | None = None, *, as_format: int = FORMAT) -> bytes:
     """A value in its stored form: format, value, and the stamp of the write."""
-    wrapped: Json = {"format": FORMAT, "value": value}
+    wrapped: Json = {"format": as_format, "value": value}
     if stamp is not None:
         wrapped["stamp"] = list(stamp)
     return _ENCODE(wrapped).encode()
 
 
-def decode(path: str, data: bytes) -> tuple[Any, Stamp | None]:
+def decode(path: str, data: bytes, *, newest: int = FORMAT) -> tuple[Any, Stamp | None]:
     """The value and its stamp.
 
+    :param newest: the greatest format that the caller can read.
     :raises MetadataError: it is of a newer format, or damaged.
     """
     try:
         wrapped = json.loads(data)
         found = wrapped["format"]
-        if found > FORMAT:
-            raise MetadataError(f"{path} has format {found}, made by a newer version; this one reads {FORMAT}: upgrade")
+        if found > newest:
+            raise MetadataError(f"{path} has format {found}, made by a newer version; this one reads {newest}: upgrade")
         stamp = wrapped.get("stamp")
         return wrapped["value"], None if stamp is None else Stamp(int(stamp[0]), int(stamp[1]), str(stamp[2]))
     except (ValueError, KeyError, TypeError, IndexError) as error:

@@ -15,7 +15,7 @@ from meridian_broker.metadata.deletions import Deletion, Deletions
 from meridian_broker.metadata.errors import AlreadyExists, NotFound
 from meridian_broker.metadata.limits import MAX_OPERATIONS
 from meridian_broker.metadata.policies_of_topics import forget_older, policies_to_forget
-from meridian_broker.metadata.records import PartitionedTopicRecord, decode, encode
+from meridian_broker.metadata.records import PartitionedTopicRecord
 from meridian_broker.metadata.store import ABSENT, Check, Delete, Put
 from meridian_broker.metadata.topic_listing import Listing, list_topics
 from meridian_broker.metadata.topic_records import TopicRecord
@@ -40,8 +40,9 @@ class Topics:
 
     async def find(self, topic: TopicName) -> tuple[TopicRecord, int] | None:
         """The record and its version; None when the topic does not exist here."""
-        value, stamp, version = await self._access.value(keys.topic(topic))
-        return (TopicRecord.from_json(value, stamp), version) if version else None
+        path = keys.topic(topic)
+        found = await self._access.store.get(path)
+        return None if found is None else (TopicRecord.decode(path, found.value), found.version)
 
     async def get(self, topic: TopicName) -> tuple[TopicRecord, int]:
         """:raises NotFound: the topic does not exist here."""
@@ -108,12 +109,12 @@ class Topics:
                 Check(path, ABSENT),
                 Check(partitioned, ABSENT),
             ]
-            if not await self._access.store.transact(checks, [Put(path, encode(made.to_json()))]):
+            if not await self._access.store.transact(checks, [Put(path, made.encode())]):
                 return None
             found = await self._access.store.get(path)
             if found is None:
                 return None  # created, and deleted again right away: create it again
-            return TopicRecord.from_json(decode(path, found.value)[0]), found.version
+            return replace(TopicRecord.decode(path, found.value), stamp=None), found.version
 
         made = await self._access.retry(f"creating {topic}", attempt)
         if self.on_change is not None:
@@ -154,10 +155,7 @@ class Topics:
             some = names[begin : begin + TOGETHER]
             checks = [*shared, deletions[base], *(deletions[name] for name in some)]
             checks += [Check(keys.topic(name), ABSENT) for name in some]
-            puts = [
-                Put(keys.topic(name), encode(replace(record, incarnation=incarnations[name]).to_json()))
-                for name in some
-            ]
+            puts = [Put(keys.topic(name), replace(record, incarnation=incarnations[name]).encode()) for name in some]
             if await self._access.store.transact(checks, puts) and self.on_change is not None:
                 for name in some:
                     self.on_change(name, True)
@@ -167,9 +165,7 @@ class Topics:
 
         :raises VersionConflict: another broker wrote it, so the caller no longer owns the topic.
         """
-        return await self._access.store.put(
-            keys.topic(topic), encode(record.to_json(), record.stamp), expected=expected
-        )
+        return await self._access.store.put(keys.topic(topic), record.encode(record.stamp), expected=expected)
 
     async def delete(
         self, topic: TopicName, stamp: Stamp | None = None, ends: Mapping[str, Position] | None = None
@@ -208,7 +204,7 @@ class Topics:
     async def aside(self, topic: TopicName) -> list[TopicRecord]:
         """Quarantined copies of the topic: their ledgers still carry the topic's name."""
         return [
-            TopicRecord.from_json(*decode(path, record.value))
+            TopicRecord.decode(path, record.value)
             for path, record in await self._access.store.scan(keys.topic(topic) + ASIDE)
         ]
 
@@ -226,11 +222,10 @@ class Topics:
             if found is None:
                 raise NotFound(f"topic {topic} does not exist in {self._access.region}")
             incarnation, checks = await self._deletions.incarnation(to)
-            value, written = decode(old, found.value)
-            record = TopicRecord.from_json(value)
+            record = TopicRecord.decode(old, found.value)
             moved = replace(record, incarnation=incarnation, properties={**record.properties, **why})
             checks += [Check(old, found.version), Check(new, ABSENT)]
-            operations: list[Put | Delete] = [Delete(old), Put(new, encode(moved.to_json(), written))]
+            operations: list[Put | Delete] = [Delete(old), Put(new, moved.encode(record.stamp))]
             if stamp is None:
                 return await self._access.store.transact(checks, operations) or None
             check, put, mark = await self._deletions.marking(topic, stamp)

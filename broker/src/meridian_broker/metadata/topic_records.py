@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A region's record of a topic or partition: its ledgers, its compacted view, its last entries. Local to the region.
 
-Encoded like the other records (``records.py``).
+Encoded like the other records (``records.py``); one that has the topic's progress has a format of its own.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ from typing import Any, Final
 
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.records import (
+    FORMAT,
     Json,
     created_json,
+    decode,
+    encode,
     mapping,
     strings,
     take,
@@ -24,6 +27,10 @@ from meridian_broker.metadata.records import (
 from meridian_broker.positions.clock import Stamp
 from meridian_broker.positions.position import EARLIEST, Position, parse_position
 from meridian_broker.positions.skipped import Skipped
+
+AT_REST: Final = 2
+"""Format of a record that holds the topic's progress. A broker that does not look for it there must not open the topic:
+it would open it without its subscriptions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +213,15 @@ class TopicRecord:
             **created_json(self.created),
             **self.extra,
         }
+
+    def encode(self, stamp: Stamp | None = None) -> bytes:
+        """In its stored form."""
+        return encode(self.to_json(), stamp, as_format=FORMAT if self.progress_snapshot is None else AT_REST)
+
+    @classmethod
+    def decode(cls, path: str, data: bytes) -> TopicRecord:
+        """From its stored form. :raises MetadataError: it is of a newer format, or damaged."""
+        return cls.from_json(*decode(path, data, newest=AT_REST))
 
     @classmethod
     def from_json(cls, source: Any, stamp: Stamp | None = None) -> TopicRecord:
