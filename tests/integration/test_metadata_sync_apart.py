@@ -116,6 +116,10 @@ def test_a_write_that_was_answered_outlives_its_broker(shared: RegionsProcess) -
 
 
 def test_what_a_client_publishes_is_set_apart_and_the_next_event_is_applied(shared: RegionsProcess) -> None:
+    """Where the topic is not chosen, it is one like others."""
+    chosen = "/admin/v2/brokers/configuration/metadataSyncEventTopic"
+    write(shared, "us", "DELETE", chosen)
+
     async def publish() -> None:
         connection = await PulsarClientConnection.connect(shared.service_url("us"))
         try:
@@ -126,6 +130,8 @@ def test_what_a_client_publishes_is_set_apart_and_the_next_event_is_applied(shar
             await connection.close()
 
     asyncio.run(publish())
+    write(shared, "us", "POST", f"{chosen}/{quote(TOPIC, safe='')}")
+    wait_in_step(shared)
     write(shared, "us", "POST", TTL, 60)
     wait_ttl(shared, 60)
     for region in REGIONS:

@@ -60,17 +60,30 @@ def test_what_is_made_in_one_region_appears_in_the_other(regions: RegionsProcess
 
 def test_a_dead_event_topic_holds_up_no_write(regions: RegionsProcess) -> None:
     """What was written meanwhile travels by the topic that takes its place."""
-    ended = "/admin/v2/persistent/public/default/metadata-events/terminate"
+    setting, ended = "/admin/v2/brokers/configuration/metadataSyncEventTopic", "persistent/public/default/ended"
+    write(regions, "us", "PUT", f"/admin/v2/{ended}")
     for region in REGIONS:
-        write(regions, region, "POST", ended)
+        wait_until(
+            lambda region=region: regions.http(region, "POST", f"/admin/v2/{ended}/terminate").status == 200,
+            "the topic to be there and end",
+        )
+    for region in REGIONS:
+        write(regions, region, "POST", f"{setting}/{quote('persistent://public/default/ended', safe='')}")
     tenant = {"adminRoles": [], "allowedClusters": ["us"]}
-    write(regions, "us", "PUT", "/admin/v2/tenants/late", tenant)
+    write(regions, "us", "PUT", "/admin/v2/tenants/early", tenant)
+
+    def has_compared() -> bool:
+        shown = [status(regions, region) for region in REGIONS]
+        return all(peer["problem"] is None for one in shown for peer in one["peers"].values())
+
     wait_until(lambda: "terminated" in " ".join(status(regions, "us")["problems"]), "the problem to be shown", 20)
-    assert status(regions, "us")["outbox"] == 1
+    wait_until(has_compared, "the regions to be compared")
+    write(regions, "us", "PUT", "/admin/v2/tenants/late", tenant)
+    wait_until(lambda: status(regions, "us")["outbox"] == 2, "the outbox")
     assert get(regions, "eu", "/admin/v2/tenants/late") is None
     other = quote("persistent://public/default/other-events", safe="")
     for region in REGIONS:
-        write(regions, region, "POST", f"/admin/v2/brokers/configuration/metadataSyncEventTopic/{other}")
+        write(regions, region, "POST", f"{setting}/{other}")
     wait_until(lambda: get(regions, "eu", "/admin/v2/tenants/late"), "the tenant in eu")
     wait_until(lambda: is_synced(regions), "the regions to be in step")
 

@@ -18,6 +18,8 @@ from support.contracts.metadata_contract import wait_until
 
 PRODUCERS = "maxProducersPerTopic"
 EVENTS, MORE_EVENTS = "metadataSyncEventTopic", "configurationMetadataSyncEventTopic"
+PEERS = {"peerTokenFile": "/secret"}
+"""Without which metadata are not synchronized."""
 ONE, OTHER = "persistent://public/default/one", "persistent://public/default/other"
 
 
@@ -48,7 +50,7 @@ async def test_every_broker_of_the_region_follows_over_its_own_settings(store: S
 
 
 async def test_settings_that_do_not_go_together_are_never_stored(store: SqliteMetadataStore) -> None:
-    brokers = [LiveSettings(Settings(), store) for _ in range(2)]
+    brokers = [LiveSettings(Settings.of(PEERS), store) for _ in range(2)]
     results = await asyncio.gather(
         brokers[0].change(EVENTS, ONE), brokers[1].change(MORE_EVENTS, OTHER), return_exceptions=True
     )
@@ -72,10 +74,10 @@ async def test_a_broker_leaves_out_what_it_cannot_use_and_takes_the_rest(
 ) -> None:
     found = {"ofALaterVersion": "1", PRODUCERS: "3", EVENTS: ONE, "maxConsumersPerTopic": "none"}
     await store.put(keys.SETTINGS, encode(found))
-    broker = LiveSettings(Settings.of({MORE_EVENTS: OTHER}), store)
+    broker = LiveSettings(Settings.of(PEERS | {MORE_EVENTS: OTHER}), store)
     await broker.load()
     assert broker.changed == {PRODUCERS: "3"}
-    assert broker.current == Settings.of({MORE_EVENTS: OTHER, PRODUCERS: "3"})
+    assert broker.current == Settings.of(PEERS | {MORE_EVENTS: OTHER, PRODUCERS: "3"})
     assert "'ofALaterVersion'" in caplog.text
     caplog.clear()
 
@@ -98,6 +100,7 @@ async def test_what_this_version_does_not_know_survives_a_change(store: SqliteMe
         (PRODUCERS, "10001", "expected a whole number from 0 to 10000"),
         (EVENTS, "x" * (VALUE_MAX + 1), f"expected at most {VALUE_MAX}"),
         (EVENTS, "persistent://public/default/a-partition-1", "none of its partitions"),
+        (EVENTS, ONE, "set peerTokenFile too"),
     ],
 )
 async def test_refusals(store: SqliteMetadataStore, key: str, value: str, words: str) -> None:

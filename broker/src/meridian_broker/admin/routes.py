@@ -220,6 +220,21 @@ PARTITIONS_ROUTES: Final = frozenset(
 )
 """The handlers that are about all partitions of a topic, never about a topic without."""
 
+HARMLESS_ROUTES: Final = frozenset(
+    {
+        topics.create,
+        topics.unload,
+        topics.trim,
+        topics.backlog_size,
+        subscriptions.create,
+        compacting.start,
+        offloading.start,
+        gaps.accept,
+        uniting.preview,
+    }
+)
+"""The handlers that write, or seem to, and make a topic lose no message that a subscription is owed."""
+
 _ANYWHERE: Final = frozenset(
     {
         *(route.handler for route in _TOPIC_POLICIES),

@@ -16,6 +16,7 @@ from meridian_broker.admin.http.errors import refusals
 from meridian_broker.admin.http.gatekeeping import EXPORT_CALLS, PEER_CALLS, gatekeeper, proven_answers
 from meridian_broker.admin.http.owners import ANYWHERE, AT_OWNER, SPREAD, at_owner
 from meridian_broker.admin.http.requests import STATE
+from meridian_broker.admin.http.reserved import HARMLESS, keeps_events
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.admin.http.web_pages import HOSTS, no_web_pages
 from meridian_broker.admin.meridian.describing import REMEMBERS, Remembered
@@ -24,7 +25,7 @@ from meridian_broker.admin.pulsar.health import live, ready
 from meridian_broker.admin.pulsar.load_report import LOAD, LoadReports
 from meridian_broker.admin.pulsar.spread import spread
 from meridian_broker.admin.pulsar.topic_stats import STATS, TopicStats
-from meridian_broker.admin.routes import OWNERS_ROUTES, PARTITIONS_ROUTES, ROUTES
+from meridian_broker.admin.routes import HARMLESS_ROUTES, OWNERS_ROUTES, PARTITIONS_ROUTES, ROUTES
 from meridian_broker.bounds.http import PROBES
 from meridian_broker.gateway.places import Hall, Places
 from meridian_broker.gateway.tls_listeners import TlsListener, TlsListeners
@@ -54,7 +55,8 @@ class AdminServer:
         :param names: by which this broker is known, in small letters.
         """
         server = cls(state, Exports(state), host, Hall(places, time.monotonic, "idle HTTP connections"))
-        app = web.Application(middlewares=[within_limits, proven_answers, refusals, no_web_pages, gatekeeper, at_owner])
+        doors = [within_limits, proven_answers, refusals, no_web_pages, gatekeeper, keeps_events, at_owner]
+        app = web.Application(middlewares=doors)
         app[HOSTS] = names
         app[EXPORTS] = server._exports
         app[REMEMBERS] = server._remembered
@@ -64,6 +66,7 @@ class AdminServer:
         app[EXPORT_CALLS] = frozenset(route.handler for route in ROUTES if route.exports)
         app[AT_OWNER] = OWNERS_ROUTES
         app[ANYWHERE] = PARTITIONS_ROUTES
+        app[HARMLESS] = HARMLESS_ROUTES
         app[SPREAD] = spread
         app[PEER_CALLS] = {route.handler: route.peers for route in ROUTES if route.peers is not None}
         for route in ROUTES:

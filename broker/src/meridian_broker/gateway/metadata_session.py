@@ -177,12 +177,14 @@ class Session:
 
     # -- applying
 
-    async def _arrived(self, message: bytes) -> None:
+    async def _arrived(self, region: str, message: bytes) -> None:
         """:raises Poison: it cannot be applied. :raises MetadataError: not now."""
         try:
             decoded = decode_message(message)
         except ValueError as error:
             raise Poison(f"it is no metadata event: {error}") from error
+        if decoded.region != region:
+            raise Poison(f"it says that it is of {decoded.region}, and {region} published it")
         if isinstance(decoded, Changes) and decoded.region == self._shared.clock.region:
             return  # this region has them, or learns what it lost by comparing
         if isinstance(decoded, Mark) and not self._has_caught_up_with(decoded.region):
@@ -192,19 +194,24 @@ class Session:
     # -- comparing
 
     def _has_caught_up_with(self, region: str) -> bool:
-        """Since this session began; before, the store may have been restored from a copy."""
+        """Since this session began, and since events were missed; before, the store may have been restored from a
+        copy."""
         state = self.peers.get(region)
         return region == self._shared.clock.region or (
-            state is not None and state.is_joined and state.compared_ms is not None
+            state is not None and state.is_joined and state.caught_up == self.topic.missed
         )
 
     async def _compare_all(self) -> None:
         due: dict[str, float] = {}
+        missed = self.topic.missed
         while True:
             now = asyncio.get_running_loop().time()
             others = self.regions() - {self._shared.clock.region}
             self.peers = {region: self.peers.get(region, PeerState()) for region in sorted(others)}
             if self.known.is_ready:
+                if self.topic.missed != missed:
+                    missed = self.topic.missed
+                    due = {region: min(at, now + LOOK_SECONDS) for region, at in due.items()}
                 asked = [one for one in sorted(others) if due.get(one, 0) <= now]
                 done = await asyncio.gather(*map(self._compared, asked))
                 for region, was_done in zip(asked, done, strict=True):
@@ -215,7 +222,7 @@ class Session:
 
     async def _compared(self, region: str) -> bool:
         """Whether the two regions were compared."""
-        state = self.peers[region]
+        state, missed = self.peers[region], self.topic.missed
         try:
             comparison, peer = await self.compare(region)
             if not await self._standing.belongs_to(region, comparison.digest.identity):
@@ -240,7 +247,7 @@ class Session:
             return False
         self._standing.name_taken(None, region)
         self._is_admitted.set()
-        state.compared_ms, state.problem = self._shared.now_ms(), None
+        state.compared_ms, state.caught_up, state.problem = self._shared.now_ms(), missed, None
         if peer.clock_offset_ms is not None:
             state.clock_offset_ms = peer.clock_offset_ms
         if not state.is_joined:

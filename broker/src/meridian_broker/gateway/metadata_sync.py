@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from meridian_broker.gateway.event_topic import EventTopic
+from meridian_broker.gateway.event_topic import DEAD_LETTERS, EventTopic
 from meridian_broker.gateway.metadata_peers import RestPeer
 from meridian_broker.gateway.metadata_session import Session, Shared
 from meridian_broker.metadata.store import MetadataStore
@@ -62,6 +62,20 @@ class MetadataSync:
         self._open = open_topic
         self._shared = Shared(
             self.store, self.clock, self.now_ms, self.choice, self.recording, self.standing, peer, regions_of
+        )
+
+    def carries_events(self, topic: str) -> bool:
+        """Whether metadata are synchronized by this topic."""
+        return topic == self.choice.topic
+
+    def reserved(self, topic: str) -> str | None:
+        """Why clients may not use a topic; None: they may."""
+        chosen = self.choice.topic
+        if not chosen or topic not in (chosen, chosen + DEAD_LETTERS):
+            return None
+        return (
+            f"{topic} is for the brokers alone while metadata are synchronized by {chosen} (metadataSyncEventTopic): "
+            "use another topic"
         )
 
     def follow(self, choice: SyncChoice) -> None:

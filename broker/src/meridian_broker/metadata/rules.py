@@ -78,6 +78,33 @@ class Rules:
     auto_subscription_creation: AutoSubscriptionCreation = field(default=AutoSubscriptionCreation())
 
 
+def unlimited(found: Rules) -> Rules:
+    """The same rules for a topic of the brokers themselves: nothing in it expires or is evicted, limits of clients do
+    not apply to it, and whoever needs it may create it."""
+    return replace(
+        found,
+        message_ttl_seconds=0,
+        backlog_quotas={},
+        subscription_expiration_minutes=0,
+        encryption_required=False,
+        max_producers=0,
+        max_consumers=0,
+        max_consumers_per_subscription=0,
+        max_subscriptions=0,
+        max_topics=0,
+        max_unacked_per_consumer=0,
+        max_unacked_per_subscription=0,
+        max_message_bytes=0,
+        publish_rate=PublishRate(),
+        dispatch_rate=DispatchRate(),
+        subscription_dispatch_rate=DispatchRate(),
+        replicator_dispatch_rate=DispatchRate(),
+        inactive_topics=InactiveTopics(),
+        subscription_types=frozenset(SUBSCRIPTION_TYPES),
+        auto_topic_creation=AutoTopicCreation(),
+    )
+
+
 def rules(broker: Rules, region: str, *levels: Level) -> Rules:
     """The rules from these levels, later ones overriding earlier ones, over the broker's settings.
 

@@ -246,6 +246,7 @@ class BrokerProcess:
             producer_name=self._producer_name,
             locate=None if self.several is None else self.several.locate,
             next_owner=None if self.several is None else self.several.next_owner,
+            reserved=self.sharing.reserved,
             objections=lambda topic, subscription: objections(self.admin, topic, subscription),
         )
         self._bind_sharing(identity)

@@ -127,7 +127,8 @@ def plan_regions(options: UpOptions, given: Given) -> list[RegionPlan]:
             raise UpFailed(f"{given[key][1]}: `meridian up` chooses {key} for every region itself{hint}")
     if len(options.regions) > REGIONS_MAX:
         raise UpFailed(f"{len(options.regions)} regions: at most {REGIONS_MAX} run on one machine")
-    settings = Settings.build(given)
+    secret = options.data_directory / "made-when-it-runs"
+    settings = Settings.build({**given, "peerTokenFile": (str(secret), "meridian up")})
     first = {"brokerServicePort": options.base_port, "webServicePort": options.base_http_port}
     if settings.tls.is_served:
         first |= {"brokerServicePortTls": options.base_port_tls, "webServicePortTls": options.base_http_port_tls}

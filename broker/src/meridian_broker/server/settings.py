@@ -233,7 +233,7 @@ class Settings:
                 "digits, '-', '_' or '.'"
             )
         self.brokers.check()
-        self.metadata.check(self.region.metadata_store_url)
+        self.metadata.check(self.region.metadata_store_url, has_peer_secret=self.region.peer_token_file is not None)
         self.storage.check(self.region.metadata_store_url)
         self.offload.check()
         open_to_all = not (self.network.insecure or self.authentication.authentication_enabled)

@@ -20,7 +20,8 @@ class MetadataSettings:
     metadata_sync_event_topic: str = field(default="", metadata=DYNAMIC)
     """The topic by which regions tell each other of changed metadata, for example
     `persistent://public/default/metadata-events`: a persistent topic without partitions, in a namespace that is
-    replicated to every region that takes part. Empty: metadata are not synchronized."""
+    replicated to every region that takes part. It belongs to the brokers: clients are refused. Needs `peerTokenFile`.
+    Empty: metadata are not synchronized."""
 
     configuration_metadata_sync_event_topic: str = field(default="", metadata=DYNAMIC)
     """The same, as Pulsar names it for its configuration store. A region of Meridian has one metadata store: set one of
@@ -68,15 +69,21 @@ class MetadataSettings:
             }
         )
 
-    def check(self, url: str) -> None:
+    def check(self, url: str, *, has_peer_secret: bool) -> None:
         """
         :param url: ``metadataStoreUrl``; empty: the embedded store.
+        :param has_peer_secret: other regions can prove what they write.
         :raises SettingsError: it is of no known form, has credentials in it, or does not go with the other settings.
         """
         try:
-            self.sync_choice()
+            choice = self.sync_choice()
         except Invalid as error:
             raise SettingsError(str(error)) from None
+        if choice.topic and not has_peer_secret:
+            raise SettingsError(
+                "metadataSyncEventTopic: set peerTokenFile too, the same in all regions: without it, anybody who can "
+                "write to the topic in any region could write this region's metadata"
+            )
         kind, _, rest = url.partition(":")
         if "@" in rest and kind != "sqlite":
             # The part before it may be a password: do not repeat any of the text.

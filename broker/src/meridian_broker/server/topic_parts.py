@@ -52,4 +52,5 @@ def broker_parts(
         labels=Labels(stores.held if stores.ledgers.is_apart else None),
         compaction_resources=CompactionResources(stores.held, asyncio.Lock(), compaction_limits(settings)),
         unfinished=Unfinished(),
+        carries_events=stores.sharing.carries_events,
     )

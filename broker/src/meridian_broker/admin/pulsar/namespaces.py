@@ -22,6 +22,7 @@ from meridian_broker.admin.http.requests import (
     part,
     state,
 )
+from meridian_broker.admin.http.reserved import refuse_namespace_of_events
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.admin.pulsar import dealing, whole_namespaces
 from meridian_broker.admin.pulsar.clusters import check_allowed
@@ -80,6 +81,7 @@ async def delete_namespace(request: web.Request, name: str, *, force: bool) -> N
     admin = state(request)
     catalog = admin.catalog
     await catalog.namespaces.get(name)
+    refuse_namespace_of_events(request, name)
     if force and admin.brokers is not None:
         await whole_namespaces.delete_topics(request, name)
     if force:
@@ -230,7 +232,9 @@ async def _open_topics(request: web.Request) -> list[Topic]:
 
 
 async def _all_topics(request: web.Request) -> list[Topic]:
+    """But the one that carries metadata events."""
     await _record(request)
-    service = state(request).service
-    found = await service.registry.names(namespace_of(request))
+    service, sharing = state(request).service, state(request).sharing
+    names = await service.registry.names(namespace_of(request))
+    found = [name for name in names if not sharing.carries_events(name)]
     return [await service.opener.topic(topic_name.parse(name), create=False) async for name in in_turns(found)]

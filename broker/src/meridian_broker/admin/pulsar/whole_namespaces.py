@@ -61,9 +61,10 @@ async def delete_topics(request: web.Request, namespace: str) -> None:
 
 
 async def _topics(request: web.Request, namespace: str) -> list[TopicName]:
+    """But the one that carries metadata events."""
     await state(request).catalog.namespaces.get(namespace)
     names = await state(request).service.registry.names(namespace)
-    return [topic_name.parse(name) for name in names]
+    return [topic_name.parse(name) for name in names if not state(request).sharing.carries_events(name)]
 
 
 def _there(said: list[Said]) -> list[Said]:

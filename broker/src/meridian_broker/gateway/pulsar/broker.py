@@ -16,6 +16,7 @@ from meridian_broker.gateway.pulsar.connected import Connected
 from meridian_broker.gateway.pulsar.expiry import Expiries
 from meridian_broker.gateway.pulsar.flow import BYTES, STOPPING, WRITE_BYTES, turn_bytes
 from meridian_broker.ledgers.notifying import notify_all
+from meridian_broker.topics.errors import NotAllowed
 from meridian_broker.topics.service.service import TopicService
 
 LONG_ANSWERS: Final = 4
@@ -67,6 +68,8 @@ class Broker:
     """Where topics are; None: this broker serves every topic of its region."""
     next_owner: NextOwner | None = None
     """Where topics that are being closed go; None: they stay, because this broker is its region's only one."""
+    reserved: Callable[[str], str | None] = lambda _: None
+    """Why clients may not use a topic; None: they may."""
     ready: bool = False
     """Set once everything is open; until then other brokers are served, and clients wait for the answer to CONNECT."""
     waiting: dict[Connected, Callable[[], None]] = field(default_factory=dict)
@@ -88,6 +91,11 @@ class Broker:
     expiries: Expiries = field(default_factory=Expiries)
     addresses_connected: Counter[str] = field(default_factory=Counter)
     """Clients by address."""
+
+    def check_for_clients(self, topic: str) -> None:
+        """:raises NotAllowed: the topic is not for clients."""
+        if (reason := self.reserved(topic)) is not None:
+            raise NotAllowed(reason)
 
     def begin_drain(self) -> None:
         """The broker is about to stop: refuse connections, and say so in health checks."""

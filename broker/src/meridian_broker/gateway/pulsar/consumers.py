@@ -65,6 +65,7 @@ async def _subscribe(connection: Connection, asked: pb.CommandSubscribe) -> None
     try:
         validation.consumer(asked, connection.clients - 1)
         name = topic_name.parse(asked.topic)
+        connection.broker.check_for_clients(str(name))
         if asked.read_compacted and (TYPES[asked.subType].tracks_holders or not name.is_persistent):
             raise NotAllowed("read_compacted is for readers, Exclusive and Failover consumers of persistent topics")
         topic, subscription = await patiently(
@@ -72,6 +73,7 @@ async def _subscribe(connection: Connection, asked: pb.CommandSubscribe) -> None
         )
         if connection.transport is None or connection.subscribing.get(asked.consumer_id) is not asked:
             return  # gone, or closed by the client meanwhile, which may have asked for another one since
+        connection.broker.check_for_clients(topic.name)  # which may have been chosen in the meantime
         consumer = _enter(connection, asked, topic, subscription)
     except REFUSALS as error:
         if connection.subscribing.get(asked.consumer_id) is asked:

@@ -131,6 +131,7 @@ async def _get_or_create_schema(connection: Connection, asked: pb.CommandGetOrCr
     try:
         name = topic_name.parse(asked.topic)
         if not connection.is_peer:  # a replicator has its topic here, if by the name of a partition only
+            connection.broker.check_for_clients(str(name))
             await creation.partitions(connection.broker.service.opener, name, create=False)
         schemas = connection.broker.service.parts.schemas
         answer.schema_version = await schemas.add(name, asked.schema, author=connection.author)

@@ -75,6 +75,8 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
                 f"region {connection.peer_name} may replicate its own messages only, not those of {remote!r} (R7)"
             )
         name = topic_name.parse(asked.topic)
+        if not connection.is_peer:
+            connection.broker.check_for_clients(str(name))
         incarnation = None if remote is None else asked.replication_source.incarnation
         told = None if incarnation is None else await incarnations.differing(service.opener, name, incarnation)
         if told is not None:
@@ -103,6 +105,8 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
             await subscribing.ensure_subscription(service.parts, topic, asked.initial_subscription_name)
         if connection.transport is None or not _is_wanted(connection, asked):
             return
+        if not connection.is_peer:
+            connection.broker.check_for_clients(topic.name)  # which may have been chosen in the meantime
         made = Producer(
             topic,
             connection,

@@ -34,6 +34,8 @@ class PeerState:
     taken: int = 0
     """Paths taken by comparisons."""
     compared_ms: int | None = None
+    caught_up: int | None = None
+    """The number of occasions to miss events (``EventTopic.missed``) before the last comparison."""
     clock_offset_ms: int = 0
     problem: str | None = "not compared yet"
 

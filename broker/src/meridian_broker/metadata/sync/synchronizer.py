@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-Listener = Callable[[bytes], Awaitable[None]]
-"""Gets the messages in order, this region's own included. A message whose listener raised comes again."""
+Listener = Callable[[str, bytes], Awaitable[None]]
+"""Gets the messages in order, this region's own included, each with the region that published it. A message whose
+listener raised comes again."""
 
 
 class MetadataEventSynchronizer(Protocol):

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from meridian_broker.metadata.rules import unlimited
 from meridian_broker.topics.backfill.questions import Peers
 from meridian_broker.topics.backfill.skipping import Replicators
 from meridian_broker.wire.pulsar import topic_name
@@ -60,10 +61,13 @@ class BrokerParts:
     """Returns the rate limits of all topics together; None: there are none."""
     backlog_quotas: bool = True
     """Whether backlog quotas are enforced."""
+    carries_events: Callable[[str], bool] = lambda _: False
+    """Whether a topic carries the metadata events of this region, so that no policy may limit it."""
 
     def rules(self, name: TopicName) -> Rules:
         """The rules of a topic, as last read from the metadata. An open topic keeps them as ``topic.rules``."""
-        return self.catalog.rules(self.defaults(), name)
+        found = self.catalog.rules(self.defaults(), name)
+        return unlimited(found) if self.carries_events(str(name)) else found
 
     def regions_of(self, topic: str) -> frozenset[str]:
         """The regions of a topic, including this one; only this one if the topic no longer belongs here."""
