@@ -25,7 +25,9 @@ from meridian_broker.ledgers.store import (
     LedgerNotFound,
     LedgerUnreadable,
 )
-from meridian_broker.metadata.store import VersionConflict
+from meridian_broker.metadata import keys
+from meridian_broker.metadata.records import encode
+from meridian_broker.metadata.store import Record, VersionConflict
 from support.contracts.ledger_contract import LedgerContract, read_all
 from support.worlds.offload_world import FOLDER, Killed, OffloadWorld
 
@@ -38,6 +40,12 @@ async def world() -> AsyncIterator[OffloadWorld]:
     await world.start()
     yield world
     await world.close()
+
+
+async def restarted(world: OffloadWorld, *, prefers_copies: bool) -> OffloadWorld:
+    await world.store.close()
+    await world.start(prefers_copies=prefers_copies, cache_bytes=0)
+    return world
 
 
 class ContractWorld(OffloadWorld):
@@ -380,6 +388,39 @@ async def test_a_copy_that_is_not_whole_keeps_the_ledger_and_is_made_again(
     await world.offloading.leave(7)
     assert 7 not in world.disk.ledgers
     assert await read_all(world.store, 7) == ENTRIES
+
+
+@pytest.mark.parametrize("prefers_copies", [True, False])
+async def test_a_reader_goes_on_in_the_copy_that_replaced_another(world: OffloadWorld, prefers_copies: bool) -> None:
+    """What it read before is deleted: that is no damage, which would be given up where no other region has it."""
+    world = await restarted(world, prefers_copies=prefers_copies)
+    await world.sealed(7, ENTRIES)
+    await world.offloading.copy(7, world.fence)
+    reader = await world.store.open(7)
+    assert await reader.read(0, 3, 1 << 20) == ENTRIES[:4]
+    record = world.table.get(7)
+    assert record is not None
+    await world.table.replace(record, record.follow(State.UPLOADING, world.scheduler.now_ms()))
+    await world.offloading.copy(7, world.fence)
+    await world.offloading.leave(7)
+    assert 7 not in world.disk.ledgers
+    assert isinstance(reader, OffloadableReader)
+    assert await reader.read(0, len(ENTRIES), 1 << 20) == ENTRIES
+    assert await reader.read_heads(0, len(ENTRIES), 1 << 20) == ENTRIES
+
+
+async def test_a_reader_goes_on_in_a_copy_that_another_broker_made(world: OffloadWorld) -> None:
+    await world.away(7, ENTRIES)
+    reader = await world.store.open(7)
+    record = world.table.get(7)
+    assert record is not None
+    replaced = replace(record, copy="other")
+    for key in list(world.bucket):  # as the other broker leaves it
+        world.bucket[key.replace(record.copy, "other")] = world.bucket.pop(key)
+    path = keys.offloaded(7)
+    world.records[path] = Record(encode(replaced.to_json()), world.records[path].version + 1)
+    assert world.table.get(7) == record, "nobody told this broker"
+    assert await reader.read(0, len(ENTRIES), 1 << 20) == ENTRIES
 
 
 async def test_an_object_store_that_fails_anywhere_keeps_the_ledger(world: OffloadWorld) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from meridian_broker.ledgers.offloaded.cache import BlockCache
@@ -37,6 +37,11 @@ class CopyReader:
     @property
     def ledger_id(self) -> int:
         return self._ledger_id
+
+    @property
+    def copy(self) -> str:
+        """The name of the copy."""
+        return self._copy
 
     def last_confirmed(self) -> int:
         """As `Reader.last_confirmed`."""
@@ -174,17 +179,31 @@ class OffloadableReader:
 
     async def read_heads(self, first: int, last: int, max_bytes: int) -> list[bytes]:
         """As `HeadReader.read_heads`."""
-        if self._near is None and self._copy is not None:
-            return await self._copy.read_heads(first, last, max_bytes)
+        if self._near is None:
+            return await self._from_copy(lambda copy: copy.read_heads(first, last, max_bytes))
         return await self.read(first, last, max_bytes)
 
     def _known_copy(self) -> CopyReader | None:
-        if self._copy is None:
-            self._copy = self._places.copy_of(self._ledger_id)
+        """The copy on record, which may be another one than before: one that is not whole is made again."""
+        now = self._places.copy_of(self._ledger_id)
+        if now is not None and (self._copy is None or self._copy.copy != now.copy):
+            self._copy = now
         return self._copy
 
     async def _read_copy(self, first: int, last: int, max_bytes: int) -> list[bytes]:
-        if self._copy is None:
-            self._copy = await self._places.find_copy(self._ledger_id)
-        self._last_confirmed = self._copy.last_confirmed()
-        return await self._copy.read(first, last, max_bytes)
+        return await self._from_copy(lambda copy: copy.read(first, last, max_bytes))
+
+    async def _from_copy(self, read: Callable[[CopyReader], Awaitable[list[bytes]]]) -> list[bytes]:
+        copy = self._known_copy()
+        if copy is None:
+            copy = self._copy = await self._places.find_copy(self._ledger_id)
+        self._last_confirmed = copy.last_confirmed()
+        try:
+            return await read(copy)
+        except LedgerCorrupt:
+            # Before that counts as damage: another broker may have made another copy, and deleted this one.
+            now = await self._places.find_copy(self._ledger_id)
+            if now.copy == copy.copy:
+                raise
+            self._copy = now
+            return await read(now)
