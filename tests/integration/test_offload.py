@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,19 @@ from typing import Any
 import aiohttp
 import pulsar
 import pytest
-from meridian_broker.engines.memory.objects import MemoryObjects
-from meridian_broker.ledgers.objects import ObjectStoreRefused
+from meridian_broker.engines.local.store import LocalLedgerStore
+from meridian_broker.engines.memory.objects import Fault, MemoryObjects
+from meridian_broker.ledgers.objects import ObjectStoreAway, ObjectStoreRefused
 from meridian_broker.ledgers.offloaded.offloading import Offloading
+from meridian_broker.ledgers.offloaded.records import State
+from meridian_broker.ledgers.store import LedgerDeleted, LedgerInfo, LedgerNotFound, LedgerUnreadable
 from meridian_broker.server import opened_stores
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.server.offloading import with_offloaded
+from meridian_broker.topics.lifecycle.garbage import AGE_MS
+from meridian_broker.wire.pulsar.topic_name import parse
 from support.brokers.broker_inside import broker_inside
+from support.brokers.broker_regions import until
 from support.brokers.region_clients import PATIENCE_MS
 
 SETTINGS = {
@@ -38,6 +46,8 @@ class World:
     def __init__(self, directory: Path, objects: MemoryObjects) -> None:
         self.directory = directory
         self.objects = objects
+        self.fault: Fault = lambda _operation, _key: None
+        """Of the bucket of brokers that start from now on."""
         self.broker: BrokerProcess
 
     def running(self, **settings: object) -> Any:
@@ -109,6 +119,7 @@ async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
     async def offloaded(near: Any, settings: Any, metadata: Any, scheduler: Any) -> Any:
         world.objects = MemoryObjects(bucket)
+        world.objects.fault = world.fault
         return await with_offloaded(near, settings, metadata, scheduler, world.objects)
 
     monkeypatch.setattr(opened_stores, "with_offloaded", offloaded)
@@ -315,11 +326,77 @@ async def test_copies_that_a_dead_broker_left_are_found(world: World) -> None:
         metadata, offloading = world.broker._metadata, world.offloading
         kept = {record.ledger_id: record for record in offloading.table}
         assert (await world.http("DELETE", f"{TOPIC}?force=true"))[0] == 204
-        for record in kept.values():  # the broker died before it wrote that they are doomed
-            await metadata.delete(f"/local/offloaded/{record.ledger_id:016d}")
-            await offloading.table.fetch(record.ledger_id)
-            await offloading.table.replace(None, record)
-        (work,) = [one for one in world.broker.chores._works if one.name.startswith("look for offloaded")]
-        assert await work.attempt()
-        await offloading.clear()
+        for age_ms in (AGE_MS - 60_000, AGE_MS):  # the broker died before it wrote that they are doomed
+            assert world.objects.bucket
+            for record in kept.values():
+                await metadata.delete(f"/local/offloaded/{record.ledger_id:016d}")
+                await offloading.table.fetch(record.ledger_id)
+                old = replace(record, since_ms=world.broker.scheduler.now_ms() - age_ms)
+                await offloading.table.replace(None, old)
+            (work,) = [one for one in world.broker.chores._works if one.name.startswith("look for offloaded")]
+            assert await work.attempt()
+            await offloading.clear()
         assert not world.objects.bucket
+
+
+@pytest.mark.parametrize("is_forgotten", [False, True])
+async def test_ledgers_that_metadata_restored_alone_do_not_name_are_found_in_the_bucket(
+    world: World, caplog: pytest.LogCaptureFixture, is_forgotten: bool
+) -> None:
+    """They were created and offloaded after the copy of the metadata was made (R5).
+
+    :param is_forgotten: the volume does not remember any more that it had them.
+    """
+    offload = {"managedLedgerOffloadAutoTriggerSizeThresholdBytes": 0, "managedLedgerOffloadDeletionLagMs": 0}
+    backup, metadata = world.directory / "backup", world.directory / "metadata.sqlite"
+    async with world.running() as world.broker:
+        await world.work(lambda client: client.subscribe("t", "s").close())
+    shutil.copy(metadata, backup)
+    async with world.running(**offload) as world.broker:
+        await world.publish()
+        await world.look()
+        gone = world.away()
+        assert len(gone) >= len(MESSAGES) // 20 - 1
+    shutil.copy(backup, metadata)
+    with pytest.MonkeyPatch.context() as patched:
+        if is_forgotten:
+            recover = LocalLedgerStore.recover
+
+            async def forgotten(store: LocalLedgerStore, ledger_id: int, fence: int) -> LedgerInfo:
+                try:
+                    return await recover(store, ledger_id, fence)
+                except LedgerDeleted as error:
+                    raise LedgerNotFound(str(error)) from None
+
+            patched.setattr(LocalLedgerStore, "recover", forgotten)
+        async with world.running(**offload) as world.broker:
+            assert await world.consume(len(MESSAGES)) == MESSAGES
+            assert gone <= {one["ledgerId"] for one in await world.ledgers()}
+    assert f"{len(gone)} ledgers" in caplog.text
+    async with world.running(**offload) as world.broker:  # from now on they are on record
+        await world.broker.service.opener.topic(parse("t"), create=False)
+        assert gone == {record.ledger_id for record in world.offloading.table if record.state is State.AWAY}
+
+
+async def test_a_topic_waits_for_the_bucket_while_its_metadata_may_lack_ledgers_that_are_there(world: World) -> None:
+    offload = {"managedLedgerOffloadAutoTriggerSizeThresholdBytes": 0, "managedLedgerOffloadDeletionLagMs": 0}
+    backup, metadata = world.directory / "backup", world.directory / "metadata.sqlite"
+    async with world.running() as world.broker:
+        await world.work(lambda client: client.subscribe("t", "s").close())
+    shutil.copy(metadata, backup)
+    async with world.running(**offload) as world.broker:
+        await world.publish()
+        await world.look()
+    shutil.copy(backup, metadata)
+
+    def away(operation: str, key: str) -> None:
+        raise ObjectStoreAway(f"{operation} {key}")
+
+    world.fault = away
+    async with world.running(**offload) as world.broker:
+        with pytest.raises(LedgerUnreadable):
+            await world.broker.service.opener.topic(parse("t"), create=False)
+        await world.broker.service.opener.topic(parse("other"), create=True)
+        world.objects.fault = lambda *_: None
+        await until(lambda: str(parse("t")) in world.broker.service.topics)
+        assert await world.consume(len(MESSAGES)) == MESSAGES

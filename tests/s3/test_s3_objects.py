@@ -51,6 +51,7 @@ async def test_whatever_is_there_is_deleted_and_what_is_not_is_no_matter(objects
     await objects.delete([*keys[1:], "x/never-there"])
     assert [one.key for one in await objects.list("x")] == keys[:1]
     assert await objects.list("nothing") == []
+    assert await objects.list("x", after=keys[0]) == []
     for first, length in ((0, -1), (0, 5)):
         with pytest.raises(ObjectNotFound):
             await objects.read(keys[1], first, length)

@@ -53,8 +53,11 @@ class ObjectStore(Protocol):
         """
         ...
 
-    async def list(self, prefix: str) -> list[ObjectInfo]:
-        """Every object whose key begins with ``prefix`` followed by a slash, by key."""
+    async def list(self, prefix: str, after: str = "") -> list[ObjectInfo]:
+        """Every object whose key begins with ``prefix`` followed by a slash, by key.
+
+        :param after: only keys greater than this.
+        """
         ...
 
     async def delete(self, keys: Sequence[str]) -> None:

@@ -171,7 +171,9 @@ class Chores:
         async def look_for_unneeded() -> None:
             table = offload.offloading.table
             await table.load()
-            await unneeded_copies.collect(self.service.parts.catalog.topics, list(table), self.held)
+            await unneeded_copies.collect(
+                self.service.parts.catalog.topics, list(table), self.held, self.scheduler.now_ms()
+            )
 
         self._begin(
             *("offload ledgers", offload.look, OFFLOAD_SECONDS),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
+from meridian_broker.ledgers.offloaded.storage import OffloadedLedgers
 from meridian_broker.ledgers.scheduling import Scheduler
 from meridian_broker.server.opened_stores import OpenedStores
 from meridian_broker.server.settings import Settings
@@ -49,8 +50,14 @@ def broker_parts(
         loading=asyncio.Semaphore(settings.limits.max_concurrent_topic_load_request),
         publishing=lambda: defaults.publishing,
         schemas=SchemaRegistry(stores.catalog, limits, scheduler.now_ms),
-        labels=Labels(stores.held if stores.ledgers.is_apart else None),
+        labels=_labels(stores),
         compaction_resources=CompactionResources(stores.held, asyncio.Lock(), compaction_limits(settings)),
         unfinished=Unfinished(),
         carries_events=stores.sharing.carries_events,
     )
+
+
+def _labels(stores: OpenedStores) -> Labels:
+    if not stores.ledgers.is_apart:
+        return Labels(None)
+    return Labels(stores.held, stores.ledgers.copied if isinstance(stores.ledgers, OffloadedLedgers) else None)

@@ -35,9 +35,10 @@ class MemoryObjects:
             raise ObjectNotFound(f"there is no object {key} in {self.where}")
         return self.bucket[key][first : None if length < 0 else first + length]
 
-    async def list(self, prefix: str) -> list[ObjectInfo]:
+    async def list(self, prefix: str, after: str = "") -> list[ObjectInfo]:
         self._begin("list", prefix)
-        return [ObjectInfo(key, len(data)) for key, data in sorted(self.bucket.items()) if key.startswith(f"{prefix}/")]
+        found = sorted((key, len(data)) for key, data in self.bucket.items() if key.startswith(f"{prefix}/"))
+        return [ObjectInfo(key, size) for key, size in found if key > after]
 
     async def delete(self, keys: Sequence[str]) -> None:
         for key in keys:

@@ -80,13 +80,13 @@ class S3Objects:
     async def _whole(self, key: str) -> Any:
         return await (await obstore.get_async(self._store, key)).bytes_async()
 
-    async def list(self, prefix: str) -> list[ObjectInfo]:
+    async def list(self, prefix: str, after: str = "") -> list[ObjectInfo]:
         """A thousand at a time."""
-        found = await self._ask(f"list {prefix} in", lambda: self._collect(prefix))
+        found = await self._ask(f"list {prefix} in", lambda: self._collect(prefix, after))
         return sorted(ObjectInfo(str(one["path"]), int(one["size"])) for one in found)
 
-    async def _collect(self, prefix: str) -> Any:
-        return await obstore.list(self._store, prefix).collect_async()
+    async def _collect(self, prefix: str, after: str) -> Any:
+        return await obstore.list(self._store, prefix, offset=after or None).collect_async()
 
     async def delete(self, keys: Sequence[str]) -> None:
         """A thousand at a time."""

@@ -10,6 +10,7 @@ whole objects whatever is there is listed below the ledger's name, so it can be 
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Final
 
 from meridian_broker.ledgers.entry import head_of
@@ -122,6 +123,16 @@ class Copies:
             if name == _INDEX and await self.lacks(ledger_id, copy) is None:
                 return copy, await self.index(ledger_id, copy)
         return None
+
+    async def whole_after(self, ledger_id: int, but: Container[int]) -> list[tuple[int, CopyIndex]]:
+        """The ledgers with greater ids of which there is a whole copy. :param but: these are not looked at.
+
+        :raises LedgerUnreadable, ObjectStoreError: that cannot be found out now.
+        """
+        listed = await self._objects.list(self._folder, after=self._ledger(ledger_id + 1))
+        names = {one.key.removeprefix(f"{self._folder}/").partition("/")[0] for one in listed}
+        others = [number for number in sorted(int(name) for name in names if name.isdecimal()) if number not in but]
+        return [(number, copy[1]) for number in others if (copy := await self.find(number)) is not None]
 
     async def delete(self, ledger_id: int, *, but: str | None = None) -> None:
         """Delete all copies of a ledger. :param but: the name of one that stays.

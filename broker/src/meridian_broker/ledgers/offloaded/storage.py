@@ -61,6 +61,8 @@ class OffloadedLedgers:
         self._scheduler = scheduler
         self._prefers_copies = prefers_copies
         self._near_until_ms = 0
+        self._unrecorded: set[int] = set()
+        """Ledgers with a whole copy that was not on record when it was found."""
         self._outside = outside
         offloading.on_gone = cache.forget
 
@@ -126,7 +128,8 @@ class OffloadedLedgers:
             if record is not None and record.is_whole:
                 return record
             is_doomed = record is not None and record.state is State.DOOMED
-            if is_doomed or not isinstance(error, LedgerDeleted):
+            may_be_copied = isinstance(error, LedgerDeleted) or ledger_id in self._unrecorded
+            if is_doomed or not may_be_copied:
                 raise error
             found = await self.offloading.adopt(ledger_id)
         except (MetadataError, ObjectStoreError) as away:
@@ -185,8 +188,26 @@ class OffloadedLedgers:
     def outside(self) -> str:
         return json.dumps({"near": self._near.outside, "offloaded": self._outside})
 
+    async def copied(self, after: int) -> list[LedgerInfo]:
+        """The ledgers with greater ids of which there is a whole copy, on record or not: metadata that were restored
+        from an older copy do not know what was offloaded since (R5).
+
+        :raises LedgerUnreadable: that cannot be found out now.
+        """
+        on_record = {record.ledger_id: record for record in self.offloading.table if record.ledger_id > after}
+        found = [_info(record) for record in on_record.values() if record.is_whole]
+        try:
+            others = await self.offloading.copies.whole_after(after, but=on_record)
+        except ObjectStoreError as away:
+            raise LedgerUnreadable(f"which ledgers were offloaded cannot be found out now: {away}") from away
+        for ledger_id, index in others:
+            self._unrecorded.add(ledger_id)
+            found.append(LedgerInfo(ledger_id, index.entries, index.size, True, index.label))
+        return found
+
     async def list(self) -> list[LedgerInfo]:
-        """Those that were offloaded and are no longer here are not among them: the metadata name them."""
+        """Those that were offloaded and are no longer here are not among them: the metadata name them, unless they are
+        an older copy; see ``copied``."""
         return await self._near.list()
 
     async def close(self) -> None:

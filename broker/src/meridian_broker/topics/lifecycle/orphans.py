@@ -14,6 +14,10 @@ Such metadata lack the ledgers created since, and perhaps whole topics; but each
   (``deletion.claimed``). If messages that the record names are still on the volume, they were quarantined (R8), and are
   quarantined again. Ledgers of an earlier incarnation than the record's, or than the last deletion on record, belong to
   a topic that no longer exists.
+- Ledgers with messages that were offloaded since, of which only copies in the object store are left. A topic's last
+  ledger is never offloaded, so the copies are looked for only if a newer one was found on the volume. Until the object
+  store can be asked, such a topic stays closed: once it has recorded the newer ledger, an earlier one that it lacks
+  counts as trimmed.
 - Ledgers of a copy that was quarantined belong to that copy, whose record names them, although their labels name the
   topic.
 
@@ -125,8 +129,10 @@ async def adopt(parts: BrokerParts, name: TopicName, metadata: TopicMetadata) ->
     """The unrecorded ledgers on the volume of a topic that was just acquired.
 
     :raises MetadataError: the change of a record of an earlier incarnation cannot be written.
+    :raises LedgerUnreadable: the object store does not say what was offloaded.
     """
     ledgers = await parts.labels.of(str(name))
+    recorded_upto = metadata.newest_ledger
     incarnation = newest(ledgers)
     if stamp_of(incarnation) > stamp_of(metadata.record.incarnation):
         if {one.ledger_id for one in ledgers} & {one.ledger_id for one in metadata.record.ledgers}:
@@ -136,6 +142,11 @@ async def adopt(parts: BrokerParts, name: TopicName, metadata: TopicMetadata) ->
             await metadata.begin_again(incarnation, joining=parts.is_multi_region(name))
     unnamed = await _unnamed(parts, name, metadata)
     messages = _messages(unnamed, metadata)
+    if messages:
+        left = [one for one in await parts.labels.left(str(name), recorded_upto) if _is_of(one, metadata)]
+        messages = sorted([*messages, *_messages(left, metadata)], key=lambda span: span.ledger_id)
+        if left:
+            log.warning("%s: %d ledgers that the metadata, an older copy, lack were offloaded", name, len(left))
     if entries := sum(one.entries for one in unnamed if one.ledger_id > metadata.newest_ledger):
         log.warning("%s: %d entries are in ledgers that the metadata, an older copy, lack", name, entries)
     progress = [one.ledger_id for one in unnamed if one.label.kind is Kind.PROGRESS]
@@ -150,13 +161,13 @@ async def _unnamed(parts: BrokerParts, name: TopicName, metadata: TopicMetadata)
     """Ledgers of the record's own incarnation that no record names."""
     record = metadata.record
     named = {*record.progress_ledgers, *record.obsolete_ledgers, *(one.ledger_id for one in record.ledgers)}
-    found = [
-        one
-        for one in await parts.labels.of(str(name))
-        if one.label.belonging.incarnation == record.incarnation and one.ledger_id not in named
-    ]
+    found = [one for one in await parts.labels.of(str(name)) if _is_of(one, metadata) and one.ledger_id not in named]
     others = await _ledgers_aside(parts, name) if found else set()
     return [one for one in found if one.ledger_id not in others]
+
+
+def _is_of(one: Labelled, metadata: TopicMetadata) -> bool:
+    return one.label.belonging.incarnation == metadata.record.incarnation
 
 
 def _messages(unnamed: Iterable[Labelled], metadata: TopicMetadata) -> list[Span]:

@@ -3,7 +3,9 @@
 
 A topic's record stops naming a ledger before its copy is on record as one to be deleted; a broker that dies between the
 two leaves the copy behind. The ledger was sealed and on record once, and is named never again after that; so nothing
-has to be fenced, as for ledgers that may still be written (``garbage.py``).
+has to be fenced, as for ledgers that may still be written (``garbage.py``). One case is different: a topic that is
+opened with metadata older than the copy puts the copy on record before its own record names the ledger again
+(``orphans.py``). So only copies whose record has not changed for a day are looked at.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.labels import Label
 from meridian_broker.ledgers.offloaded.records import State
-from meridian_broker.topics.lifecycle.garbage import Candidate, unnamed
+from meridian_broker.topics.lifecycle.garbage import AGE_MS, Candidate, unnamed
 from meridian_broker.wire.pulsar import topic_name
 
 if TYPE_CHECKING:
@@ -25,14 +27,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-async def collect(topics: Topics, records: list[Offloaded], store: LedgerStore) -> None:
-    """Delete those of these ledgers that nobody names.
+async def collect(topics: Topics, records: list[Offloaded], store: LedgerStore, now_ms: int) -> None:
+    """Delete those of these ledgers that nobody names, and that have been as they are for ``AGE_MS``.
 
     :raises LedgerError, MetadataError: that cannot be done now.
     """
     by_topic: defaultdict[str, list[Candidate]] = defaultdict(list)
     for record in records:
-        if record.state is not State.DOOMED:
+        if record.state is not State.DOOMED and now_ms - record.since_ms >= AGE_MS:
             try:
                 belonging = Label.decode(record.label).belonging
             except ValueError:
