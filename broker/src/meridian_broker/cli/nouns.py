@@ -14,6 +14,7 @@ from meridian_broker.cli.asking import confirm, yes_option
 from meridian_broker.cli.names import TopicName, namespace_name, part, topic_name
 from meridian_broker.cli.output import NO, Console, force_option, forced, say, table, with_console
 from meridian_broker.cli.rest import AdminRefused, AdminUnreachable
+from meridian_broker.cli.shadows import shadow
 
 POLL_SECONDS: Final = 0.25
 """Between two questions whether a region is ready."""
@@ -50,9 +51,10 @@ def topics_create(console: Console, topic: TopicName, partitions: int | None) ->
 @topics.command("delete")
 @click.argument("topic", type=topic_name)
 @force_option
+@click.option("--cascade", is_flag=True, help="Delete its shadows, too. Without, a topic with shadows stays.")
 @yes_option
 @with_console
-def topics_delete(console: Console, topic: TopicName, force: bool, yes: bool) -> None:
+def topics_delete(console: Console, topic: TopicName, force: bool, cascade: bool, yes: bool) -> None:
     """Delete TOPIC in all its regions, with its messages, partitions and subscriptions.
 
     A region that cannot be reached deletes it once it is back; without --force, all regions must be reachable. On a
@@ -67,7 +69,8 @@ def topics_delete(console: Console, topic: TopicName, force: bool, yes: bool) ->
         confirm(
             yes, f"Delete {topic}{where}, its messages and {f'subscriptions {lost}' if lost else 'no subscription'}?"
         )
-    console.admin.request("DELETE", f"{base}/partitions" if count else base, forced(force))
+    query = {**forced(force), **({"cascade": "true"} if cascade else {})}
+    console.admin.request("DELETE", f"{base}/partitions" if count else base, query)
     later = "; a region that cannot be reached now deletes it once it is back" if len(regions) > 1 and force else ""
     console.done(f"deleted {topic}{where}{later}", regions=regions)
 
@@ -140,6 +143,9 @@ def topics_partitions(console: Console, topic: TopicName, grow_to: int | None) -
         console.done(f"{topic} has {grow_to} partitions")
     else:
         console.tree(partition_count(console, topic))
+
+
+topics.add_command(shadow)
 
 
 @topics.command("translate-id")

@@ -153,6 +153,11 @@ class Chain:
         """The last durable entry."""
 
     @property
+    def chain(self) -> tuple[list[Chapter], list[int]]:
+        """The ledgers and their ids themselves: a view of this log has every change of them at once."""
+        return self._chapters, self._ids
+
+    @property
     def first(self) -> Position:
         """The first entry still stored; right behind the last confirmed one when nothing is."""
         for chapter in self._chapters:

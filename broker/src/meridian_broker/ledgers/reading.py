@@ -123,7 +123,7 @@ class ReadableLog(Chain):
         index = await self.load_index(position.ledger)
         place, times = index.place(position.entry), await self.load_times(position.ledger)
         if place is not None:
-            self._tell_damaged(self.damage.found({position: place}), str(error))
+            self.tell_damaged(self.damage.found({position: place}), str(error))
         time_ms = None if place is None else published_ms(place, self.region, error.remains)
         if time_ms is None:  # not earlier than it was: a seek to a time takes it along rather than skip it
             known = times.between(position.entry)
@@ -161,8 +161,12 @@ class ReadableLog(Chain):
         self.damage.copies.pop(position, None)
         return None
 
-    def _tell_damaged(self, new: int, why: str | None) -> None:
-        """:param new: how many entries are. :param why: of the first one."""
+    def tell_damaged(self, new: int, why: str | None) -> None:
+        """Damaged entries were found.
+
+        :param new: how many are.
+        :param why: of the first one.
+        """
         if new:
             more = f", and {new - 1} others of its ledger" if new > 1 else ""
             log.error("%s%s; asking the other regions for copies", why, more)
@@ -254,7 +258,7 @@ class ReadableLog(Chain):
             new += self.damage.found(places)
             if len(some) == PLACES_AT_ONCE:
                 await next_turn(self._scheduler)
-        self._tell_damaged(new, found.get(first.entry))
+        self.tell_damaged(new, found.get(first.entry))
 
     def _following(self, ledger: int) -> Chapter | None:
         at = bisect_right(self._ids, ledger)

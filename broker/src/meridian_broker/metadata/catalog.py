@@ -27,6 +27,7 @@ from meridian_broker.metadata.policy_table import REPLICATION, Level
 from meridian_broker.metadata.records import ClusterRecord, TenantRecord
 from meridian_broker.metadata.rules import Rules, rules
 from meridian_broker.metadata.schema_catalog import Schemas
+from meridian_broker.metadata.shadow_topics import ShadowTopics, as_shadow
 from meridian_broker.metadata.store import MetadataError, MetadataStore
 from meridian_broker.metadata.tenancy import Clusters, Namespaces, Tenants
 from meridian_broker.metadata.topic_catalog import Topics
@@ -70,6 +71,7 @@ class Catalog:
         self.topic_policies = PoliciesOfTopics(self._access)
         self.schemas = Schemas(self._access)
         self.behind = BehindRecord(self._access)
+        self.shadows = ShadowTopics(self._access)
 
     @property
     def region(self) -> str:
@@ -87,7 +89,8 @@ class Catalog:
         namespace, own = view.ruling(topic.namespace_name), view.topic_policies(topic)
         levels = [one.own for one in (namespace, own) if one is not None]
         found = rules(broker, self.region, *levels)
-        return found if view.stands(topic.namespace_name) else replace(found, are_current=False)
+        found = found if view.stands(topic.namespace_name) else replace(found, are_current=False)
+        return found if self.shadows.find(topic) is None else as_shadow(found)
 
     def own_policies(self, topic: TopicName) -> Level:
         """The topic's own policies, as last seen."""
@@ -95,7 +98,10 @@ class Catalog:
         return {} if own is None else own.own
 
     def regions(self, topic: TopicName) -> frozenset[str]:
-        """Regions of a topic, as last seen: its own choice, else its namespace's, even if that is missing now."""
+        """Regions of a topic, as last seen: its own choice, else its namespace's, even if that is missing now. A shadow
+        is in this one only."""
+        if self.shadows.find(topic) is not None:
+            return frozenset((self.region,))
         own = self._access.view.topic_policies(topic)
         if own is not None and REPLICATION in own.own:
             return frozenset(region for region, is_in_it in own.own[REPLICATION].items() if is_in_it)
@@ -177,6 +183,7 @@ class Catalog:
         :raises MetadataUnavailable: the store does not answer.
         """
         await self._access.refresh()
+        await self.shadows.load()
 
     async def run(self) -> None:
         """Keep the view current and notify the listeners, until cancelled. A failed watch is restarted."""

@@ -36,6 +36,7 @@ SCHEMA_BYTES: Final = "/local/schema-bytes"
 LEDGER_IDS: Final = "/local/ledger-ids"
 BROKERS: Final = "/local/brokers"
 OFFLOADED: Final = "/local/offloaded"
+SHADOWS: Final = "/local/shadows"
 SETTINGS: Final = "/local/settings"
 """What was changed of the brokers' settings while they run."""
 ROOM: Final = "/local/room"
@@ -131,6 +132,11 @@ def broker_epoch(broker_id: str) -> str:
 def behind(broker_id: str) -> str:
     """When other regions fell behind with this region's acknowledgements."""
     return f"{BROKERS}/{escape(broker_id)}/behind"
+
+
+def shadow(topic: TopicName) -> str:
+    """Which topic a shadow is a view of; its partitions share it."""
+    return f"{SHADOWS}/{_topic(topic.base)}"
 
 
 def offloaded(ledger_id: int) -> str:

@@ -15,9 +15,10 @@ from meridian_broker.ledgers.retired_indexes import Late
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.store import MetadataError
-from meridian_broker.topics.errors import TopicError, TopicFenced, TopicTerminated
+from meridian_broker.topics.errors import NotAllowed, TopicError, TopicFenced, TopicTerminated
 from meridian_broker.topics.policies import bounds
 from meridian_broker.topics.reopening import Failing
+from meridian_broker.topics.shadows import OnRecord
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.log import TopicLog
@@ -48,6 +49,10 @@ class TopicSetup:
     """Stamp of the last deletion of the partitioned topic it belongs to (R8)."""
     keeps_quotas: bool = True
     """Backlog quotas are enforced."""
+    shadow_of: str | None = None
+    """The topic of which it is a read-only view; None: of none."""
+    shadows: OnRecord = dict
+    """Its own shadows."""
 
 
 class TopicContext:
@@ -101,6 +106,8 @@ class TopicContext:
         self.remotes: set[str] = set()
         """Regions a replicator runs to."""
         self.keeps_quotas = setup.keeps_quotas
+        self.shadow_of = setup.shadow_of
+        """The topic whose log it reads; None: it has a log of its own."""
         self.is_ended = False
         """It takes no more messages."""
         self.terminated: Position | None = None
@@ -145,6 +152,18 @@ class TopicContext:
         self.check_open()
         if self.is_leaving:
             raise TopicFenced(f"{self.name} is being deleted: look it up again")
+
+    def read_only(self, doing: str) -> NotAllowed:
+        """Why something cannot be done to a shadow, which stores no messages.
+
+        :param doing: a verb and what belongs to it, as in "publish to".
+        """
+        return NotAllowed(f"{self.name} is a shadow of {self.shadow_of}, and read only: {doing} {self.shadow_of}")
+
+    def check_own_log(self, doing: str) -> None:
+        """:raises NotAllowed: it is a shadow. For ``doing`` see ``read_only``."""
+        if self.shadow_of is not None:
+            raise self.read_only(doing)
 
     def used(self) -> None:
         """A client came or left."""

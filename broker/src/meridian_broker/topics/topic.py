@@ -25,6 +25,7 @@ from meridian_broker.topics.backfill.intake import Intake
 from meridian_broker.topics.backfill.questions import Peers
 from meridian_broker.topics.backfill.repair import Repair
 from meridian_broker.topics.backfill.schema_numbers import AddSchema
+from meridian_broker.topics.compaction.borrowed import BorrowedCompaction
 from meridian_broker.topics.compaction.compaction import Compaction
 from meridian_broker.topics.context import TopicContext, TopicSetup
 from meridian_broker.topics.cursors import seeking
@@ -39,6 +40,7 @@ from meridian_broker.topics.publishing.deduplication import Deduplication
 from meridian_broker.topics.publishing.producer import Producer
 from meridian_broker.topics.publishing.rates import PublishRates
 from meridian_broker.topics.publishing.storing import Storing
+from meridian_broker.topics.shadows import Shadows
 from meridian_broker.topics.subscriptions.registry import SubscriptionRegistry
 from meridian_broker.topics.subscriptions.subscribing import Subscribing
 
@@ -68,11 +70,13 @@ class Topic(TopicContext):
         publish_throttle: Callable[[], Throttle | None] = lambda: None,
         peers: Peers | None = None,
         add_schema: AddSchema | None = None,
+        source: Topic | None = None,
     ) -> None:
         """
         :param publish_throttle: returns the throttle shared by all topics of the broker; None: there is none.
         :param peers: the other regions, which are asked for missing entries.
         :param add_schema: registers a schema of another region here.
+        :param source: the topic of whose log ``log`` is a view, if it is a shadow and its source exists.
         """
         super().__init__(
             *(name, partition, region, incarnation, log, progress_log(self)),
@@ -85,7 +89,11 @@ class Topic(TopicContext):
         self.admit = self.admission.admit
         self.deduplication = Deduplication(self, self.producers)
         self._publish_rates = PublishRates(scheduler, publish_throttle)
-        self.compaction: Compaction = Compaction(self)
+        self.shadows: Shadows[Topic] = Shadows(name, setup.shadows)
+        self.when_fenced(self.shadows.fence)
+        self.compaction: Compaction = (
+            Compaction(self) if source is None else BorrowedCompaction(self, source.compaction)
+        )
         self.subscription_registry = SubscriptionRegistry(self, self.compaction, follow)
         self.subscriptions = self.subscription_registry.subscriptions
         self.subscribing = Subscribing(self, self.subscription_registry)
@@ -231,12 +239,15 @@ class Topic(TopicContext):
             positions.append(unaccounted)
         if (uncompacted := self.compaction.holds_from()) is not None:
             positions.append(uncompacted)
+        if (held := self.shadows.needed_from()) is not None:
+            positions.append(held)
         return min(positions, default=self.log.last_confirmed)
 
     def begin(self) -> None:
         """Start dispatching new entries, and repair damage found by the replay. Called once, after the replay."""
         self.log.watch(self._dispatch_all)
-        self.repair.noticed()
+        if self.shadow_of is None:  # else its source repairs what they have in common
+            self.repair.noticed()
 
     def _dispatch_all(self) -> None:
         """New entries are there: let every subscription with consumers have them."""

@@ -15,7 +15,10 @@ from meridian_broker.topics.compaction.compaction import Status
 
 async def start(request: web.Request) -> web.Response:
     """Start compacting the topic in the background."""
-    compactions = [topic.compaction for topic in await opened(request)]
+    topics = await opened(request)
+    for topic in topics:
+        topic.check_own_log("compact")
+    compactions = [topic.compaction for topic in topics]
     idle = [one for one in compactions if one.status is not Status.RUNNING]
     for compaction in idle or compactions:  # with none idle, the first refuses
         compaction.start()

@@ -82,12 +82,17 @@ async def delete_namespace(request: web.Request, name: str, *, force: bool) -> N
     catalog = admin.catalog
     await catalog.namespaces.get(name)
     refuse_namespace_of_events(request, name)
+    shadows = [one for one in catalog.shadows.all() if one.source.namespace_name == name]
+    if outside := sorted(str(one.shadow) for one in shadows if one.shadow.namespace_name != name):
+        raise NotEmpty(
+            f"topics of namespace {name} have shadows elsewhere, {', '.join(outside[:3])}: delete these first"
+        )
     if force and admin.brokers is not None:
         await whole_namespaces.delete_topics(request, name)
     if force:
         parted = [*await catalog.partitioned.names(name), *await catalog.partitioned.names(name, NON_PERSISTENT)]
         plain = [topic_name.parse(one) for one in await admin.service.registry.non_persistent.names(name)]
-        for topic in [*parted, *plain, *await catalog.topics.names(name)]:
+        for topic in [*(one.shadow for one in shadows), *parted, *plain, *await catalog.topics.names(name)]:
             try:
                 await removal.delete(admin.service.opener, topic, force=True)
             except (NotFound, TopicNotFound):

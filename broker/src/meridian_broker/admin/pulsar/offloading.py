@@ -59,7 +59,9 @@ async def start(request: web.Request) -> web.Response:
     """Copy every ledger before a message to the object store, in the background; the body is the message's id."""
     upto = message_id(await body(request))
     rounds = _rounds(request)
-    rounds.start(await opened_one(request), upto)
+    topic = await opened_one(request)
+    topic.check_own_log("offload")
+    rounds.start(topic, upto)
     return done()
 
 

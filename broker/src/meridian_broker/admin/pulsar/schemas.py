@@ -19,26 +19,28 @@ from meridian_broker.admin.http.requests import (
     state,
     topic_of,
 )
+from meridian_broker.admin.pulsar.shadows import check_not_shadow
 from meridian_broker.bounds.http import LARGE_BODY_BYTES
 from meridian_broker.metadata.records import SchemaRecord
 from meridian_broker.topics.directory.schemas import NUMBERS, VERSION
 from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar.topic_name import TopicName
 
 
 async def newest(request: web.Request) -> web.Response:
     """The newest schema."""
-    return answer(_shown(await state(request).catalog.schemas.get(topic_of(request))))
+    return answer(_shown(await state(request).catalog.schemas.get(_whose(request))))
 
 
 async def of_version(request: web.Request) -> web.Response:
     """The schema of one version."""
     version = number(part(request, "version"), "version")
-    return answer(_shown(await state(request).catalog.schemas.get(topic_of(request), version)))
+    return answer(_shown(await state(request).catalog.schemas.get(_whose(request), version)))
 
 
 async def every(request: web.Request) -> web.Response:
     """All schemas, oldest first."""
-    found = await state(request).catalog.schemas.all(topic_of(request))
+    found = await state(request).catalog.schemas.all(_whose(request))
     return answer({"getSchemaResponses": [_shown(record) for record in found]})
 
 
@@ -47,6 +49,7 @@ async def add(request: web.Request) -> web.Response:
     schema = _given(await body(request, limit=LARGE_BODY_BYTES))
     service = state(request).service
     name = topic_of(request)
+    check_not_shadow(request, name, "add the schema to")
     service.registry.check_exists(name)
     author = request.get(ROLE) or request.remote or ""
     (version,) = VERSION.unpack(await service.parts.schemas.add(name, schema, author=author))
@@ -55,7 +58,14 @@ async def add(request: web.Request) -> web.Response:
 
 async def delete(request: web.Request) -> web.Response:
     """Delete all schemas; answers the newest version there was."""
-    return answer(_version(await state(request).catalog.schemas.delete(topic_of(request))))
+    name = topic_of(request)
+    check_not_shadow(request, name, "delete the schemas of")
+    return answer(_version(await state(request).catalog.schemas.delete(name)))
+
+
+def _whose(request: web.Request) -> TopicName:
+    """The topic in the path, or the source that a shadow has its schemas from."""
+    return state(request).catalog.shadows.schemas_of(topic_of(request))
 
 
 def _given(value: Any) -> pb.Schema:

@@ -116,10 +116,14 @@ def _total(parts: list[Json]) -> Json:
         for key, value in one.items():
             if key == "publishers":
                 total[key] = [*total.get(key, []), *value]
-            elif key in ("subscriptions", "replication"):
+            elif key in ("subscriptions", "replication", "shadowReplication"):
                 total[key] = _merge(total.get(key, {}), value)
             elif key == "meridian":
-                total[key] = {"missing": [*total.get(key, {}).get("missing", ()), *value["missing"]]}
+                known = total.get(key, {})
+                total[key] = {"missing": [*known.get("missing", ()), *value["missing"]]}
+                if "shadow" in value:  # of all partitions, or of none
+                    one = {**value["shadow"], "source": value["shadow"]["source"].partition("-partition-")[0]}
+                    total[key]["shadow"] = _add_own(known["shadow"], one) if "shadow" in known else one
             elif key in ADDED:
                 total[key] = total.get(key, 0) + value
             elif key == "fill":
@@ -160,7 +164,7 @@ def _add(known: Json, one: Json) -> Json:
     return added
 
 
-_SUMS: Final = frozenset({"setSize", "setBytes", "lagEntries", "entries", "bytes"})
+_SUMS: Final = frozenset({"gapEntries", "setSize", "setBytes", "lagEntries", "entries", "bytes"})
 
 
 def _add_own(known: Json, other: Json) -> Json:

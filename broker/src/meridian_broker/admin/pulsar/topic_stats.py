@@ -17,6 +17,7 @@ from meridian_broker.admin.figures.turns import in_turns
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.admin.pulsar.offloading import offloaded_json
 from meridian_broker.gateway.pulsar.connection import Connection
+from meridian_broker.ledgers.view import LogView
 from meridian_broker.positions.position import Position
 from meridian_broker.replication.entries.replicator_status import ReplicatorStatus
 from meridian_broker.topics.dispatch.consumer import Consumer
@@ -24,6 +25,7 @@ from meridian_broker.topics.dispatch.single import SingleDispatcher
 from meridian_broker.topics.publishing.producer import Producer
 from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.topics.topic import Topic
+from meridian_broker.wire.pulsar import topic_name
 
 Json = dict[str, Any]
 
@@ -71,7 +73,11 @@ class TopicStats:
             "publishers": [self.producer(one) async for one in in_turns(producers)] if publishers else [],
             "subscriptions": subscriptions,
             "replication": self.replication(topic),
-            "meridian": {"missing": [lagging.gap_json(gap, topic) for gap in topic.gaps.all()]},
+            "shadowReplication": self.shadows(topic),
+            "meridian": {
+                "missing": [lagging.gap_json(gap, topic) for gap in topic.gaps.all()],
+                **self.shadow(topic),
+            },
             "fill": fill(topic),
         }
 
@@ -80,6 +86,45 @@ class TopicStats:
         return {
             remote: self._replicator(topic, remote, status)
             for remote, status in sorted(self.state.replication.status(topic.name).items())
+        }
+
+    def shadows(self, topic: Topic) -> Json:
+        """Per shadow in the topic's list, as Pulsar's replicators. Nothing is sent: shadows read the same ledgers."""
+        name = topic_name.parse(topic.name)
+        shown = {}
+        for record in self.state.catalog.shadows.of(name):
+            key = str(record.shadow_of(name))
+            shadow = topic.shadows.open.get(key)
+            behind = (
+                topic.log.entries
+                if shadow is None
+                else topic.log.distance(shadow.log.last_confirmed, topic.log.last_confirmed)
+            )
+            if record.listed:
+                shown[key] = {
+                    "msgRateOut": 0.0,
+                    "msgThroughputOut": 0.0,
+                    "msgOutCounter": 0,
+                    "bytesOutCounter": 0,
+                    "msgRateExpired": 0.0,
+                    "replicationBacklog": behind,
+                    "connected": shadow is not None,
+                    "replicationDelayInSeconds": 0,
+                }
+        return shown
+
+    def shadow(self, topic: Topic) -> Json:
+        """How a shadow stands to its source; nothing of another topic."""
+        record = self.state.catalog.shadows.find(topic_name.parse(topic.name))
+        if record is None or not isinstance(topic.log, LogView):
+            return {}
+        return {
+            "shadow": {
+                "source": topic.shadow_of,
+                "connected": topic.log.is_attached,
+                "holdsSourceLedgers": record.holds,
+                "gapEntries": topic.log.skipped_entries,
+            }
         }
 
     async def internal(self, topic: Topic) -> Json:

@@ -31,17 +31,17 @@ from meridian_broker.admin.http.requests import (
 )
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.admin.http.web_pages import check_no_other_site
+from meridian_broker.admin.pulsar import shadows
 from meridian_broker.ledgers.finding import last_message
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.partitioned_topics import MAX_PARTITIONS
 from meridian_broker.positions import Stamp
 from meridian_broker.topics.lifecycle import termination
 from meridian_broker.topics.retention import trimming
-from meridian_broker.topics.service import closing, creation, incarnations, kinds, partition_growth, removal
+from meridian_broker.topics.service import closing, creation, incarnations, kinds, removal, shadow_topics
+from meridian_broker.topics.service import partition_growth as growth
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar.topic_name import NON_PERSISTENT, TopicName
-
-"""How far another region's clock may be ahead of ours."""
 
 
 async def opened(request: web.Request, *, create: bool = False) -> list[Topic]:
@@ -95,14 +95,18 @@ async def listed_partitioned(request: web.Request) -> web.Response:
 async def create(request: web.Request) -> web.Response:
     """Make a topic without partitions; the body holds its properties."""
     having = properties(await body(request, default=None))
-    await creation.create_plain(state(request).service.opener, any_topic_of(request), having)
+    opener, name = state(request).service.opener, any_topic_of(request)
+    if shadows.is_new_shadow(having):
+        await shadow_topics.create(opener, name, 0, having, listed=False)
+    else:
+        await creation.create_plain(opener, name, having)
     return done()
 
 
 async def delete(request: web.Request) -> web.Response:
     """Delete a topic with its messages; ``?force=true``: also when clients are connected.
 
-    ``?deleteSchema=true``: with its schemas."""
+    ``?deleteSchema=true``: with its schemas. ``?cascade=true``: with its shadows."""
     name = any_topic_of(request)
     if name.partition < 0 and await state(request).catalog.partitioned.find(name) is not None:
         raise Refused(409, f"{name} is partitioned: delete {request.path}/partitions")
@@ -128,6 +132,10 @@ async def _delete(request: web.Request, name: TopicName, *, partitioned: bool) -
         others = admin.service.parts.regions_of(str(name)) - {admin.region} if name.is_persistent else frozenset()
         path = request.rel_url.raw_path
         forced = flag(request, "force")
+        if flag(request, "cascade"):
+            await shadow_topics.delete_shadows(admin.service.opener, name, force=forced)
+        else:
+            removal.check_no_shadows(admin.service.opener, name)
         if others and not forced:
             await check_deletion(admin, name, others, path)
         await _delete_everywhere(admin, name, others, path, force=forced)
@@ -223,7 +231,9 @@ async def create_partitioned(request: web.Request) -> web.Response:
     name, service = any_topic_of(request), state(request).service
     await _follow_base(request, name)
     created = request.query.get("created")
-    if created is None or not name.is_persistent:
+    if created is None and shadows.is_new_shadow(having):
+        await shadow_topics.create(service.opener, name, _count(given), having, listed=False)
+    elif created is None or not name.is_persistent:
         await creation.create_partitioned(service.opener, name, _count(given), having)
     else:
         known = request.query.get("incarnation", "")
@@ -247,16 +257,19 @@ async def grow(request: web.Request) -> web.Response:
     ``?incarnation=``: another region asks, and this is the last deletion that it knows of (R8)."""
     name = any_topic_of(request)
     wanted = _count(await body(request))
+    shadows.check_not_shadow(request, name, "add partitions to")
     await _follow_base(request, name)
     record = await state(request).catalog.partitioned.get(name)
     if wanted < record.partitions:
         raise Refused(406, f"{name} has {record.partitions} partitions and cannot go back to {wanted}")
-    await partition_growth.grow(state(request).service.opener, name, wanted, request.query.get("incarnation"))
+    opener = state(request).service.opener
+    await growth.grow(opener, name, wanted, request.query.get("incarnation"))
+    await shadow_topics.follow_partitions(opener, name)
     return done()
 
 
 async def delete_partitioned(request: web.Request) -> web.Response:
-    """Delete a partitioned topic with all its partitions."""
+    """Delete a partitioned topic with all its partitions; ``?cascade=true``: with its shadows."""
     name = any_topic_of(request)
     if "stamp" not in request.query:
         await state(request).catalog.partitioned.get(name)
@@ -307,6 +320,7 @@ async def _change_properties(request: web.Request, added: Mapping[str, str], rem
         return {key: value for key, value in {**before, **added}.items() if key != removed}
 
     name = topic_of(request)
+    await shadows.changed_properties(request, name, added, removed)
     partitioned = state(request).catalog.partitioned
     if name.partition < 0 and await partitioned.find(name) is not None:
         await partitioned.change(name, lambda record: replace(record, properties=changed(record.properties)))

@@ -88,6 +88,8 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
         plain = None if created is None else kinds.Creation(created, Kind.PLAIN)
         carried = [] if plain is None else await kinds.make_way(service.opener, name, plain)
         topic = await service.opener.served(name, create=True, incarnation=incarnation, created=created)
+        if isinstance(topic, Topic):
+            topic.check_own_log("publish to")
         if isinstance(topic, Topic) and carried:
             await kinds.carry(service.opener, [topic], carried)
         if isinstance(topic, Topic) and topic.backfill is not None:

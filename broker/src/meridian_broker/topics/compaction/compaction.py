@@ -89,12 +89,14 @@ class Compaction:
         self._waiting: list[Callable[[None], None]] = []
         self._readers: list[Callable[[CompactedView | None], None]] = []
 
-    def when_view_changes(self, callback: Callable[[CompactedView | None], None]) -> None:
-        """Call ``callback`` with each view that comes into force; None: there is none any more."""
+    def when_view_changes(self, callback: Callable[[CompactedView | None], None]) -> Callable[[], None]:
+        """Call ``callback`` with each view that comes into force; None: there is none any more. Returns a function that
+        ends this."""
         self._readers.append(callback)
+        return lambda: self._readers.remove(callback)
 
     def _view_changed(self, view: CompactedView | None) -> None:
-        for callback in self._readers:
+        for callback in tuple(self._readers):
             callback(view)
 
     async def open(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final
 
 from meridian_broker.metadata.catalog import Catalog
@@ -12,6 +13,7 @@ from meridian_broker.metadata.errors import NotFound
 from meridian_broker.metadata.records import SchemaRecord
 from meridian_broker.metadata.schema_catalog import SchemaQuota
 from meridian_broker.topics.directory.schema_rates import SchemaRates
+from meridian_broker.topics.errors import IncompatibleSchema
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.topic_name import TopicName
@@ -62,7 +64,7 @@ class SchemaRegistry:
         if version is not None and len(version) == VERSION.size:
             (number,) = VERSION.unpack(version)
         try:
-            record = await self._catalog.schemas.get(topic, number)
+            record = await self._catalog.schemas.get(self._catalog.shadows.schemas_of(topic), number)
         except NotFound:
             return None
         schema = pb.Schema(
@@ -81,6 +83,8 @@ class SchemaRegistry:
     ) -> bytes:
         """Add a schema; content that exists already keeps its version. ``check``: as in ``Schemas.add``.
 
+        A shadow has its source's schemas, and takes no others.
+
         :param author: whose rate limit applies; None: another region, which has the schema already.
         """
         now_ms = self._now_ms()
@@ -92,8 +96,19 @@ class SchemaRegistry:
             if author is not None:
                 self._rates.count(author, now_ms)
 
+        source = self._catalog.shadows.schemas_of(topic)
+        if source != topic:
+            return await self._known(source, topic, record)
         quota = None if author is None else self._quota
         return VERSION.pack((await self._catalog.schemas.add(topic, record, allowed, quota)).version)
+
+    async def _known(self, source: TopicName, shadow: TopicName, wanted: SchemaRecord) -> bytes:
+        """The version of a schema that a shadow's source has. :raises IncompatibleSchema: it does not have it."""
+        with suppress(NotFound):
+            for record in await self._catalog.schemas.all(source):
+                if record.content_id == wanted.content_id:
+                    return VERSION.pack(record.version)
+        raise IncompatibleSchema(f"{shadow} is a shadow of {source}, which does not have this schema: add it there")
 
     def for_topic(self, topic: TopicName) -> Callable[[bytes], Awaitable[pb.Schema | None]]:
         """How a replicator looks up schemas of this topic."""

@@ -6,6 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from meridian_broker.ledgers.log import TopicLog
+from meridian_broker.ledgers.view import LogView
+from meridian_broker.metadata.shadow_topics import SOURCE
 from meridian_broker.positions import Stamp
 from meridian_broker.topics import validation
 from meridian_broker.topics.context import TopicSetup
@@ -29,9 +31,11 @@ async def open_topic(
     incarnation: str | None,
     growing_to: int,
     created: Stamp | None,
+    source: Topic | None = None,
 ) -> Topic:
     """As ``TopicOpener.topic``; the caller holds the topic's lock.
 
+    :param source: of a shadow, if it exists: open.
     :raises TopicError: it does not exist and may not be made.
     :raises LedgerError: what is stored cannot be recovered.
     :raises ValueError: what is stored cannot be read: a newer broker wrote it, or it is damaged.
@@ -39,6 +43,9 @@ async def open_topic(
     fence = await parts.ownership.acquire(name)
     base = await _base_of(parts, name)
     metadata, exists = await deletion.claimed(parts, name, fence, base.deleting)
+    if not exists and base.partitions is None and parts.catalog.shadows.find(name) is not None:
+        await parts.catalog.shadows.delete(name)  # a crash left it: there is no such shadow
+        source = None
     if not exists:
         if not growing_to:
             await _may_create(parts, name, create, foreign=incarnation is not None)
@@ -51,13 +58,29 @@ async def open_topic(
     if base.partitions is None:
         base = await _base_of(parts, name)  # it may have been made meanwhile
     adopted = await orphans.adopt(parts, name, metadata)
-    topic = await _open(parts, regions, name, metadata, adopted, base, growing_to)
-    await topic.deduplication.open(topic.rules.deduplication)
+    topic = await _open(parts, regions, name, metadata, adopted, base, growing_to, source)
     topic.subscription_registry.lost_records.report()
+    if topic.shadow_of is not None:
+        _begin_shadow(topic, source)
+        return topic
+    await topic.deduplication.open(topic.rules.deduplication)
     if topic.backfill is not None:
         topic.log.restore_joined(metadata.record.joined, is_joined=topic.backfill.is_complete)
     topic.begin()
     return topic
+
+
+def _begin_shadow(topic: Topic, source: Topic | None) -> None:
+    """It is replayed. :raises TopicFenced: its source was fenced meanwhile."""
+    topic.begin()
+    if source is not None:
+        source.shadows.attach(topic)
+        topic.when_fenced(lambda _: source.shadows.detach(topic))
+        if source.failure is not None:
+            topic.fence(f"its source is not served now ({source.failure})", for_good=True)
+            topic.check_open()
+        if source.terminated is not None:
+            termination.ended(topic, source.terminated, source.ends)
 
 
 class _Base(NamedTuple):
@@ -79,6 +102,8 @@ async def _base_of(parts: BrokerParts, name: TopicName) -> _Base:
     deletion = await partitioned.deletion(name)
     incarnation = "" if deletion is None else str(deletion.stamp)
     record = await partitioned.on_record(name.base)
+    if record is not None and SOURCE in record.properties and parts.catalog.shadows.find(name) is None:
+        raise NotAllowed(f"{name.base} is a shadow in another region: read {record.properties[SOURCE]} here")
     if record is None or record.deleting is not None:
         return _Base(incarnation, deleting=None if record is None else record.deleting)
     return _Base(incarnation, record.partitions, record.created)
@@ -92,19 +117,26 @@ async def _open(
     adopted: orphans.Adopted,
     base: _Base,
     growing_to: int,
+    source: Topic | None,
 ) -> Topic:
     """The topic with what is stored of it."""
-    record = metadata.record
-    topic_log = TopicLog(
-        *(parts.region, parts.store, metadata, metadata.fence),
-        *(parts.log_limits, parts.scheduler, parts.cache),
-    )
-    await topic_log.open(
-        *(metadata.spans(), record.last_own, record.last_origins, record.holes),
-        found=adopted.messages,
-        trimmed=adopted.trimmed,
-        mends=metadata.mends(),
-    )
+    record, shadow = metadata.record, parts.catalog.shadows.find(name)
+    topic_log: TopicLog
+    if shadow is None:
+        topic_log = TopicLog(
+            *(parts.region, parts.store, metadata, metadata.fence),
+            *(parts.log_limits, parts.scheduler, parts.cache),
+        )
+        await topic_log.open(
+            *(metadata.spans(), record.last_own, record.last_origins, record.holes),
+            found=adopted.messages,
+            trimmed=adopted.trimmed,
+            mends=metadata.mends(),
+        )
+    else:
+        topic_log = view = LogView(parts.region, parts.store, parts.scheduler, parts.cache)
+        if source is not None:
+            view.attach(source.log)
 
     def progress_log(topic: Topic) -> ProgressLog:
         return ProgressLog(
@@ -121,6 +153,8 @@ async def _open(
         created=record.created if base.partitions is None else base.created,
         base_incarnation="" if base.partitions is None else base.incarnation,
         keeps_quotas=parts.backlog_quotas,
+        shadow_of=None if shadow is None else str(shadow.source_of(name)),
+        shadows=lambda: {str(one.shadow_of(name)): one.holds for one in parts.catalog.shadows.of(name)},
     )
     topic = Topic(
         str(name),
@@ -135,9 +169,25 @@ async def _open(
         regions.exchange,
         setup,
         publish_throttle=parts.publishing,
-        peers=regions.replication,
+        peers=None if shadow is not None else regions.replication,
         add_schema=lambda schema: parts.schemas.add(name, schema, topic.check_open),
+        source=source,
     )
+    try:
+        await _replay(parts, regions, topic, metadata, adopted)
+    except BaseException:
+        if shadow is not None:  # its source must not tell it of anything any more
+            topic.fence("it could not be opened", for_good=True)
+            await topic.log.close()
+        raise
+    return topic
+
+
+async def _replay(
+    parts: BrokerParts, regions: OtherRegions, topic: Topic, metadata: TopicMetadata, adopted: orphans.Adopted
+) -> None:
+    """Rebuild the topic from what is on record and in its progress log."""
+    record = metadata.record
     topic.admission.restore(record.topic_epoch)
     await topic.compaction.open(metadata, parts.compaction_resources, adopted.views)
     if record.terminated is not None:
@@ -149,7 +199,6 @@ async def _open(
         lacking = Unconfirmed(parts.regions_of(topic.name), regions.before)
         await replay.recover(topic, lacking.acked)
         await lacking.tell(topic)
-    return topic
 
 
 async def _may_create(parts: BrokerParts, name: TopicName, create: bool, *, foreign: bool = False) -> None:

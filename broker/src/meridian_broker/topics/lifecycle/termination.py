@@ -36,7 +36,9 @@ async def terminate(topic: Topic) -> Position:
 
     :raises TopicFenced: another request is doing it, or the topic was closed meanwhile; try again.
     :raises MetadataError: it was not recorded: the topic stays open.
+    :raises NotAllowed: it is a shadow.
     """
+    topic.check_own_log("terminate")
     topic.check_open()
     if topic.backfill is not None:
         await topic.scheduler.answer(topic.backfill.ready)
@@ -100,3 +102,5 @@ def ended(topic: Topic, last: Position, ends: Mapping[str, Position]) -> None:
         producer.port.disconnect_producer(producer)
     for subscription in topic.subscriptions.values():
         subscription.dispatch_soon()
+    for shadow in topic.shadows.open.values():
+        ended(shadow, last, ends)

@@ -167,6 +167,9 @@ class NonPersistentTopic:
         if self.failure is not None:
             raise TopicFenced(f"{self.name} is not served now ({self.failure}): look it up again")
 
+    def check_own_log(self, _doing: str) -> None:
+        """Nothing: only persistent topics have shadows."""
+
     def check_admits(self) -> None:
         """:raises TopicFenced: it is closed."""
         self.check_open()

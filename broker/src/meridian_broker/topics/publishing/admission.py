@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.metadata.store import MetadataError
-from meridian_broker.topics.errors import ProducerBusy, ProducerFenced, TopicFenced, TopicTerminated
+from meridian_broker.topics.errors import NotAllowed, ProducerBusy, ProducerFenced, TopicFenced, TopicTerminated
 from meridian_broker.topics.publishing.access_modes import AccessMode, Asked, Present, Verdict, decide, next_epoch
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Admission:
             self._topic.check_admits()
             self._check_going_on()
             verdict, epoch = self._decide(producer)
-        except (ProducerBusy, ProducerFenced, TopicFenced, TopicTerminated) as error:
+        except (NotAllowed, ProducerBusy, ProducerFenced, TopicFenced, TopicTerminated) as error:
             told(error)
             return False
         if verdict is Verdict.WAIT:
@@ -217,7 +217,8 @@ class Admission:
         return bool(self._waiting) or self._exclusive is not None
 
     def _check_going_on(self) -> None:
-        """:raises TopicTerminated: it accepts no more messages."""
+        """:raises TopicTerminated: it accepts no more messages. :raises NotAllowed: it never did."""
+        self._topic.check_own_log("publish to")
         if self.ended is not None:
             raise TopicTerminated(self.ended)
 

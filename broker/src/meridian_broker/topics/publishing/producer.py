@@ -96,6 +96,10 @@ class ProducerHost(Protocol):
         """:raises TopicFenced: no client is admitted now."""
         ...
 
+    def check_own_log(self, doing: str) -> None:
+        """:raises NotAllowed: nothing can be published to it."""
+        ...
+
     def fence(self, reason: str) -> None:
         """Stop serving, and disconnect all clients."""
         ...

@@ -7,7 +7,9 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.ledgers.view import LogView
 from meridian_broker.positions import Cause
+from meridian_broker.positions.position import Position
 from meridian_broker.topics.cursors import drops, floors, trimmed
 from meridian_broker.topics.errors import TopicError, TopicFenced
 
@@ -52,7 +54,8 @@ async def trim(topic: Topic) -> None:
     _forget_readers(topic, now)
     if topic.rules.are_current:
         await _raise_floors(topic)
-        await _give_back(topic, keep_bytes, keep_since)
+        if topic.shadow_of is None:  # else ledgers are its source's to delete
+            await _give_back(topic, keep_bytes, keep_since)
     if now - topic.last_used_ms > 60_000:
         topic.log.drop_tail()
     topic.log.cool_indexes(topic.needed_from().ledger)
@@ -79,14 +82,18 @@ def _forget_readers(topic: Topic, now_ms: int) -> None:
 async def truncate(topic: Topic) -> None:
     """Drop everything stored so far for all subscriptions, and free its space whatever the retention (R14).
 
-    What another region has not received yet stays stored until it has.
+    What another region has not received yet stays stored until it has. The shadows' subscriptions lose it, too.
 
     :raises LedgerError: a ledger cannot be read, created or deleted.
     :raises TopicFenced: the topic was closed meanwhile.
+    :raises NotAllowed: it is a shadow.
     """
+    topic.check_own_log("truncate")
     topic.check_open()
     await topic.log.roll()
-    await drops.drop_upto(topic, _cursors(topic), Cause.TRUNCATED, topic.log.last_confirmed)
+    end = topic.log.last_confirmed
+    await drops.drop_upto(topic, _cursors(topic), Cause.TRUNCATED, end)
+    await _skip_in_shadows(topic, end)
     topic.deduplication.tidy()
     await _raise_floors(topic)
     await _give_back(topic, 0, None)
@@ -104,4 +111,25 @@ async def _give_back(topic: Topic, keep_bytes: int | None, keep_since_ms: int | 
         upto = await topic.retention_holds.upto(min(needed, topic.needed_from()), keep_bytes, keep_since_ms)
     except TopicFenced:
         return
-    await topic.log.trim(min(upto, topic.needed_from()), keep_bytes, keep_since_ms)
+    going = topic.log.trimmable(min(upto, topic.needed_from()), keep_bytes, keep_since_ms)
+    if going:
+        last = going[-1]
+        await _skip_in_shadows(topic, Position(last.ledger_id, last.entries - 1))
+        await topic.log.trim(min(upto, topic.needed_from()), keep_bytes, keep_since_ms)
+
+
+async def _skip_in_shadows(topic: Topic, upto: Position) -> None:
+    """What is about to be deleted is dropped for the shadows' subscriptions that are still owed it, and recorded.
+
+    :raises LedgerError, TopicError: it is not recorded: nothing may be deleted yet.
+    """
+    for shadow in list(topic.shadows.open.values()):
+        if any(cursor.mark_delete < upto for cursor in _cursors(shadow)):
+            skipped = await drops.drop_upto(shadow, _cursors(shadow), Cause.TRUNCATED, upto)
+            await drops.durable(shadow)
+            if (count := sum(skipped.values())) and isinstance(shadow.log, LogView):
+                shadow.log.skipped(count)
+                log.warning(
+                    "%s skips %d entries of its subscriptions: %s deletes them",
+                    *(shadow.name, count, topic.name),
+                )

@@ -25,6 +25,11 @@ async def unload(opener: TopicOpener, name: TopicName) -> None:
     """Close the topic in good order; the next request opens it again."""
     opener.failing.end_pause(str(name), opener.parts.scheduler.monotonic_ms())
     topic = await opener.topic(name, create=False)
+    for shadow in list(topic.shadows.open.values()):  # they close with it, and this way in good order
+        async with opener.registry.lock(shadow.name):
+            if opener.registry.topics.get(shadow.name) is not shadow:
+                continue
+            await _close(opener, shadow, f"its source was unloaded: look {shadow.name} up again", to_rest=True)
     async with opener.registry.lock(topic.name):
         await _close(opener, topic, "the topic was unloaded: look it up again", to_rest=True)
 

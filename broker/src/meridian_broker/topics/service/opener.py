@@ -13,8 +13,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from meridian_broker.ledgers.store import LedgerError, LedgerUnreadable
+from meridian_broker.ledgers.view import LogView
 from meridian_broker.metadata.store import MetadataError
-from meridian_broker.topics.errors import NotAllowed, TopicError, TopicFenced, TopicUnreadable
+from meridian_broker.topics.errors import (
+    NotAllowed,
+    TopicElsewhere,
+    TopicError,
+    TopicFenced,
+    TopicNotFound,
+    TopicUnreadable,
+)
 from meridian_broker.topics.lifecycle import opening
 from meridian_broker.topics.reopening import Failing
 from meridian_broker.topics.replication_source import TopicSource
@@ -73,6 +81,7 @@ class TopicOpener:
         if not name.is_persistent:
             raise NotAllowed(f"{name} stores no messages: this is supported for persistent topics only")
         registry.check_exists(name)
+        source = await self._open_source(name)
         async with registry.lock(key):
             if registry.closing:
                 raise TopicFenced("this broker is shutting down: look the topic up again")
@@ -83,7 +92,7 @@ class TopicOpener:
             if found is not None:
                 await self.drop(found)
             async with self.parts.loading:
-                return await self._open(name, create, incarnation, growing_to, created)
+                return await self._open(name, create, incarnation, growing_to, created, source)
 
     async def served(
         self, name: TopicName, *, create: bool, incarnation: str | None = None, created: Stamp | None = None
@@ -94,9 +103,37 @@ class TopicOpener:
         self.registry.check_exists(name)
         return await self.registry.non_persistent.topic(name, create=create)
 
+    async def _open_source(self, name: TopicName) -> Topic | None:
+        """Open the topic that ``name`` is a shadow of: before its lock is taken, and one of the places for loading.
+
+        :returns: None: it does not exist, or ``name`` is no shadow.
+        :raises TopicError: it exists and cannot be opened.
+        """
+        record = self.parts.catalog.shadows.find(name)
+        if record is None:
+            return None
+        source = record.source_of(name)
+        try:
+            return await self.topic(source, create=False)
+        except TopicElsewhere as error:
+            raise NotAllowed(
+                f"{name} is a shadow of {source}, which another broker serves: that is not supported yet ({error})"
+            ) from error
+        except (TopicNotFound, NotAllowed) as error:  # deleted, or made again with partitions, or without
+            log.info("%s waits for its source %s: %s", name, source, error)
+            return None
+
     async def _open(
-        self, name: TopicName, create: bool, incarnation: str | None, growing_to: int, created: Stamp | None
+        self,
+        name: TopicName,
+        create: bool,
+        incarnation: str | None,
+        growing_to: int,
+        created: Stamp | None,
+        source: Topic | None,
     ) -> Topic:
+        if source is not None and self.registry.topics.get(source.name) is not source:
+            raise TopicFenced(f"{name} waits for its source {source.name}, which was closed: look it up again")
         try:
             topic = await opening.open_topic(
                 self.parts,
@@ -106,6 +143,7 @@ class TopicOpener:
                 incarnation,
                 growing_to,
                 created,
+                source,
             )
         except ValueError as error:
             raise TopicUnreadable(f"{name} cannot be opened: {error}") from error
@@ -120,11 +158,29 @@ class TopicOpener:
         topic.when_fenced(lambda _: self._fenced(topic))
         self.parts.labels.forget(topic.name)
         self.registry.add(topic)
+        self._wake_shadows(name)
+        self._check_source(topic, name)
         scopes.opened(topic)
         self.follow(topic)
         if topic.backfill is not None and (topic.backfill.joining.is_joining or not topic.backfill.is_complete):
             topic.backfill.start()
         return topic
+
+    def _wake_shadows(self, source: TopicName) -> None:
+        """Shadows that were opened while their source did not exist read it from now on."""
+        for record in self.parts.catalog.shadows.of(source):
+            shadow = self.registry.topics.get(str(record.shadow_of(source)))
+            if shadow is not None:
+                self._check_source(shadow, record.shadow_of(source))
+
+    def _check_source(self, shadow: Topic, name: TopicName) -> None:
+        """Open a shadow again that was opened without its source, if that is there now."""
+        record = self.parts.catalog.shadows.find(name)
+        if record is None or not isinstance(shadow.log, LogView) or shadow.log.is_attached:
+            return
+        source = self.registry.topics.get(str(record.source_of(name)))
+        if source is not None and source.failure is None:
+            shadow.fence(f"its source {source.name} is there again")
 
     async def open(self, name: TopicName) -> None:
         """Open a topic now or, where that fails, with the next attempt to open all."""

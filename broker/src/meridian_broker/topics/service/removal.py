@@ -46,9 +46,10 @@ def _to_nobody(_: Stamp) -> None:
 async def delete(opener: TopicOpener, name: TopicName, *, force: bool, begun: Begun = _to_nobody) -> Stamp | None:
     """Delete a topic, or a partitioned one with its partitions. Answers the deletion's stamp, of a persistent topic.
 
-    :raises TopicInUse: clients are there and ``force`` is not given.
+    :raises TopicInUse: clients are there and ``force`` is not given; or it has shadows.
     :raises NotFound: there is none.
     """
+    check_no_shadows(opener, name)
     check = _anyway if force else _check_no_clients
     partitioned = opener.parts.catalog.partitioned
     if name.partition >= 0 or await partitioned.find(name) is None:
@@ -61,6 +62,8 @@ async def delete(opener: TopicOpener, name: TopicName, *, force: bool, begun: Be
                 raise TopicNotFound(f"topic {name} does not exist")
             stamp = await new_stamp(opener, name)
             await remove(opener, topics, check, stamp, begun)
+            if name.partition < 0:
+                await opener.parts.catalog.shadows.delete(name)
         return stamp
     async with AsyncExitStack() as locks:
         await locks.enter_async_context(opener.registry.lock(str(name)))
@@ -71,7 +74,16 @@ async def delete(opener: TopicOpener, name: TopicName, *, force: bool, begun: Be
         topics = await hold(opener, names, locks)
         stamp = await new_stamp(opener, name)
         await remove(opener, topics, check, stamp, begun, partitioned=name)
-        return await partitioned.delete(name, stamp)  # this holds for partitions that were never used, too
+        gone = await partitioned.delete(name, stamp)  # this holds for partitions that were never used, too
+        await opener.parts.catalog.shadows.delete(name)
+        return gone
+
+
+def check_no_shadows(opener: TopicOpener, name: TopicName) -> None:
+    """:raises TopicInUse: the topic, or the one that it is a partition of, has shadows."""
+    if shadows := opener.parts.catalog.shadows.of(name):
+        listed = ", ".join(str(one.shadow) for one in shadows)
+        raise TopicInUse(f"{name.base} has shadows, {listed}: delete these first, or all together with ?cascade=true")
 
 
 async def delete_as_elsewhere(opener: TopicOpener, name: TopicName, stamp: Stamp, *, partitioned: bool) -> None:
@@ -174,6 +186,7 @@ async def finish(opener: TopicOpener, name: TopicName) -> None:
         stamp = Stamp.parse(record.deleting)
         left = await hold(opener, await partition_names(opener, name), locks)  # opening deletes what is of that life
         await opener.parts.catalog.partitioned.delete(name, stamp)
+        await opener.parts.catalog.shadows.delete(name)
         log.info("partitioned topic %s: completed a deletion that was begun earlier", name)
     if left:  # recreated, and the metadata are an older copy
         await orphans.make_partitioned(opener.parts, name, 1 + max(topic.partition for topic in left))

@@ -38,7 +38,7 @@ async def remove_unused(opener: TopicOpener) -> None:
     """
     found: dict[TopicName, list[Topic]] = {}
     async for name, topic in in_slices(opener.parts.scheduler, opener.registry.topics.items()):
-        if topic.rules.inactive_topics.remove:
+        if topic.rules.inactive_topics.remove and not opener.parts.catalog.shadows.of(topic_name.parse(name)):
             found.setdefault(topic_name.parse(name).base, []).append(topic)
 
     def check(topic: Topic) -> None:

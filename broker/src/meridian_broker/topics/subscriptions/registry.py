@@ -140,7 +140,10 @@ class SubscriptionRegistry:
         it (R17).
 
         :raises LimitReached: it would be replicated, and the topic has too many tombstones.
+        :raises NotAllowed: it would be replicated, and the topic is a shadow.
         """
+        if replicated:
+            self._topic.check_own_log("replicate a subscription of")
         grave = self.tombstones.get(name)
         if replicated and grave is None:
             self.tombstones.check_room()
@@ -164,6 +167,8 @@ class SubscriptionRegistry:
         :raises NotAllowed: a replicated subscription of that name was deleted after this one was created.
         :raises LimitReached: the flag is switched on, and the topic has too many tombstones.
         """
+        if replicated:
+            self._topic.check_own_log("replicate a subscription of")
         record, grave = subscription.record, self.tombstones.get(subscription.name)
         if grave is not None and grave.deleted != record.deleted:
             raise NotAllowed(

@@ -64,6 +64,8 @@ class Subscribing:
             ready(NotAllowed(f"{name!r} is not a valid subscription name"))
             return
         try:
+            if replicated:
+                self.topic.check_own_log("replicate a subscription of")
             self.registry.closed_names.check(name)
             self.registry.check_room(name)
         except TopicError as error:

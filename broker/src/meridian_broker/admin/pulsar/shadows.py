@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``.../shadowTopics``: the shadows of a topic (PIP-180).
+
+Pulsar's clients make a shadow with a property that names its source, and then write the list of the source's shadows:
+PUT, GET and DELETE are as in Pulsar. POST is the proposal's: one request makes a shadow and lists it; so is DELETE with
+``?topic=``, which deletes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aiohttp import web
+
+from meridian_broker.admin.http.requests import Refused, answer, body, done, flag, properties, state, topic_of, truth
+from meridian_broker.metadata.errors import Invalid
+from meridian_broker.metadata.shadow_topics import HOLDS, SOURCE
+from meridian_broker.topics.service import removal, shadow_topics
+from meridian_broker.wire.pulsar import topic_name
+from meridian_broker.wire.pulsar.topic_name import TopicName
+
+MOST: int = 10_000
+"""Names in one list."""
+
+
+async def listed(request: web.Request) -> web.Response:
+    """The list of the topic's shadows."""
+    name = await _source(request)
+    return answer(shadow_topics.listed(state(request).catalog.shadows, name))
+
+
+async def set_list(request: web.Request) -> web.Response:
+    """Replace the list. The shadows in it exist already."""
+    name, given = await _source(request), await body(request)
+    if not isinstance(given, list) or not given or not all(isinstance(one, str) for one in given):
+        raise Refused(412, "expected a list of names of shadow topics, with at least one in it")
+    if len(given) > MOST:
+        raise Refused(412, f"{len(given)} names: a list has at most {MOST}")
+    await shadow_topics.set_list(state(request).service.opener, name, given)
+    return done()
+
+
+async def create(request: web.Request) -> web.Response:
+    """Make a shadow of the topic. The body is its name, or ``{"topic": name, "holdSourceLedgers": true}``."""
+    source, given = await _source(request), await body(request)
+    having: dict[str, str] = {}
+    if isinstance(given, Mapping):
+        having = properties(given.get("properties"))
+        holds = given.get("holdSourceLedgers", True)
+        if not isinstance(holds, bool):
+            raise Refused(400, f"holdSourceLedgers is {holds!r}: expected true or false")
+        having[HOLDS] = str(holds).lower()
+        given = given.get("topic")
+    if not isinstance(given, str):
+        raise Refused(400, 'expected the name of the shadow, or {"topic": name, "holdSourceLedgers": true}')
+    opener = state(request).service.opener
+    shadow = topic_name.parse(given)
+    await shadow_topics.create(opener, shadow, None, {**having, SOURCE: str(source)}, listed=True)
+    return done()
+
+
+async def remove(request: web.Request) -> web.Response:
+    """Empty the list; the shadows stay. ``?topic=``: delete this shadow instead.
+
+    ``&force=true``: also when clients are connected to it."""
+    source, named = await _source(request), request.query.get("topic")
+    opener = state(request).service.opener
+    if named is None:
+        await shadow_topics.set_list(opener, source, [])
+        return done()
+    shadow = topic_name.parse(named)
+    record = opener.parts.catalog.shadows.find(shadow)
+    if record is None or record.source != source or record.shadow != shadow:
+        raise Refused(404, f"{shadow} is not a shadow of {source}")
+    await removal.delete(opener, shadow, force=flag(request, "force"))
+    return done()
+
+
+async def _source(request: web.Request) -> TopicName:
+    """The topic in the path. :raises Refused: it does not exist, or is a partition, or stores nothing."""
+    name, catalog = topic_of(request), state(request).catalog
+    if name.partition >= 0:
+        raise Refused(412, f"{name} is a partition: its whole topic, {name.base}, has shadows")
+    if await catalog.partitioned.find(name) is None and await catalog.topics.find(name) is None:
+        raise Refused(404, f"topic {name} does not exist")
+    return name
+
+
+async def changed_properties(request: web.Request, name: TopicName, added: Mapping[str, str], gone: str | None) -> None:
+    """Carry out what a change of properties means for a shadow, before they are written.
+
+    :raises Refused: a topic cannot become a shadow, or stop being one, or be one of another topic.
+    """
+    opener = state(request).service.opener
+    record = opener.parts.catalog.shadows.find(name)
+    wanted: Any = None if gone == SOURCE else added.get(SOURCE)
+    if record is None:
+        if wanted is not None:
+            raise Refused(412, f"{name} exists already: only a new topic becomes a shadow, by the property {SOURCE}")
+        return
+    if gone == SOURCE or (wanted is not None and wanted != str(record.source)):
+        raise Refused(412, f"{name} is a shadow of {record.source}, and stays one: delete it, and make another one")
+    if gone == HOLDS or HOLDS in added:
+        await shadow_topics.hold(opener, record.shadow, gone == HOLDS or truth(added[HOLDS], HOLDS))
+
+
+def check_not_shadow(request: web.Request, name: TopicName, doing: str) -> None:
+    """:raises Refused: it is a shadow, of which ``doing`` is the source's affair."""
+    record = state(request).catalog.shadows.find(name)
+    if record is not None:
+        raise Refused(405, f"{name} is a shadow of {record.source}, and read only: {doing} {record.source}")
+
+
+def is_new_shadow(having: Mapping[str, str]) -> bool:
+    """Whether these properties make a new topic a shadow. :raises Invalid: they are contradictory."""
+    if HOLDS in having and SOURCE not in having:
+        raise Invalid(f"property {HOLDS} is for shadows: {SOURCE} names their source")
+    return SOURCE in having

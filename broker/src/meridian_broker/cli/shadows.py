@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``meridian topics shadow VERB``: read-only topics that share the ledgers of another one (PIP-180)."""
+
+from __future__ import annotations
+
+import click
+
+from meridian_broker.cli.asking import confirm, yes_option
+from meridian_broker.cli.names import TopicName, topic_name
+from meridian_broker.cli.output import Console, force_option, forced, with_console
+
+
+@click.group()
+def shadow() -> None:
+    """Shadows of a topic: the same messages under the same ids, with subscriptions of their own."""
+
+
+@shadow.command("create")
+@click.argument("source", type=topic_name)
+@click.argument("topic", type=topic_name)
+@click.option(
+    "--hold/--no-hold",
+    "holds",
+    default=True,
+    show_default=True,
+    help="Keep what subscriptions of the shadow have not acknowledged stored, as the source's own do; without, they "
+    "skip what the source deletes.",
+)
+@with_console
+def create(console: Console, source: TopicName, topic: TopicName, holds: bool) -> None:
+    """Create TOPIC as a shadow of SOURCE, with as many partitions.
+
+    Messages are published to SOURCE only.
+
+    \b
+      meridian topics shadow create orders orders-for-analytics
+    """
+    body = {"topic": str(topic), "holdSourceLedgers": holds}
+    console.admin.request("POST", f"{source.path}/shadowTopics", body=body)
+    console.done(f"created {topic}, a shadow of {source}")
+
+
+@shadow.command("list")
+@click.argument("source", type=topic_name)
+@with_console
+def listed(console: Console, source: TopicName) -> None:
+    """Shadows of SOURCE."""
+    console.names(console.admin.get(f"{source.path}/shadowTopics"))
+
+
+@shadow.command("delete")
+@click.argument("source", type=topic_name)
+@click.argument("topic", type=topic_name)
+@force_option
+@yes_option
+@with_console
+def delete(console: Console, source: TopicName, topic: TopicName, force: bool, yes: bool) -> None:
+    """Delete TOPIC, a shadow of SOURCE, with its subscriptions. The messages stay: they are SOURCE's."""
+    confirm(yes, f"Delete {topic} and its subscriptions?")
+    query = {**forced(force), "topic": str(topic)}
+    console.admin.request("DELETE", f"{source.path}/shadowTopics", query)
+    console.done(f"deleted {topic}, a shadow of {source}")

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A log that is another topic's: it is read under the same positions, and nothing is ever written to it (PIP-180).
+
+The view has the chain of ledgers of its source, and what is known of them: indexes, publish times, damage. So a
+roll-over, a trim and the index of an entry appear in both at the same time, and cost memory once. What the view has of
+its own is the end up to which its readers were told. It follows the source's, and never goes back.
+
+A view without a source is empty. That is how it stands while its source does not exist; the end stays where it was, for
+ledger ids only grow (R1), and whatever a source of the same name stores later lies behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NoReturn
+
+from meridian_broker.ledgers.chapters import CacheBudget, LogLimits, Span
+from meridian_broker.ledgers.index import LedgerIndex
+from meridian_broker.ledgers.labels import Belonging
+from meridian_broker.ledgers.log import TopicLog
+from meridian_broker.ledgers.notifying import notify_all
+from meridian_broker.ledgers.pending import Waiting
+from meridian_broker.ledgers.reading import Stored
+from meridian_broker.ledgers.scheduling import Scheduler
+from meridian_broker.ledgers.store import LedgerError, LedgerNotFound, LedgerStore
+from meridian_broker.positions.position import Position
+
+_LIMITS: Final = LogLimits()
+
+
+class _NoRecord:
+    """A view writes no record of ledgers."""
+
+    belonging = Belonging("", "")
+
+    async def allocate_ledger_id(self) -> NoReturn:
+        raise _refusal()
+
+    async def save_spans(self, *_: object) -> NoReturn:
+        raise _refusal()
+
+
+def _refusal() -> LedgerError:
+    return LedgerError("this log is a view of another topic's: it stores nothing of its own")
+
+
+class LogView(TopicLog):
+    """See the module's text. ``attach`` it to its source, if there is one, before anything reads it."""
+
+    def __init__(self, region: str, store: LedgerStore, scheduler: Scheduler, cache: CacheBudget) -> None:
+        super().__init__(region, store, _NoRecord(), 0, _LIMITS, scheduler, cache)
+        self._source: TopicLog | None = None
+        self._unwatch: Callable[[], None] = lambda: None
+        self.skipped_entries = 0
+        """Entries that were deleted although a subscription was still owed them, added up over subscriptions, since the
+        view was made."""
+
+    # -- its source ----------------------------------------------------------------------------------------------
+
+    def attach(self, source: TopicLog) -> None:
+        """Become a view of this log, as it is and as it grows."""
+        self.detach()
+        self._source = source
+        self._chapters, self._ids = source.chain
+        self.damage, self.holes = source.damage, source.holes
+        self.last_origin, self.joined = source.last_origin, source.joined
+        self._unwatch = source.watch(self._follow)
+        self.last_confirmed = max(self.last_confirmed, source.last_confirmed)
+
+    def detach(self) -> None:
+        """The source is gone: what the view had is gone with it."""
+        self._unwatch()
+        self._unwatch = lambda: None
+        source, self._source = self._source, None
+        if source is not None:
+            self._own_appended = source.last_own
+            self._chapters, self._ids = [], []
+
+    @property
+    def is_attached(self) -> bool:
+        return self._source is not None
+
+    def skipped(self, entries: int) -> None:
+        """Entries that subscriptions were owed are about to be deleted."""
+        self.skipped_entries += entries
+
+    def _follow(self) -> None:
+        if self._source is not None and self._source.last_confirmed > self.last_confirmed:
+            self.last_confirmed = self._source.last_confirmed
+            notify_all(tuple(self._watchers))
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def tail_after(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored] | None:
+        """As the source has it in memory."""
+        if self._source is None:
+            return super().tail_after(position, max_entries, max_bytes)
+        return self._source.tail_after(position, max_entries, max_bytes)
+
+    async def read_after(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored]:
+        """As of any log, except that the source may trim a ledger while it is read: then what follows it is read."""
+        while True:
+            following = self.after(position)
+            try:
+                return await super().read_after(position, max_entries, max_bytes)
+            except LedgerNotFound:
+                if following is None or self.holds(following):
+                    raise
+
+    async def reload_index(self, ledger: int) -> LedgerIndex:
+        """The source's. :raises LedgerError: there is none, or it cannot be read."""
+        return await (super().reload_index(ledger) if self._source is None else self._source.reload_index(ledger))
+
+    def tell_damaged(self, new: int, why: str | None) -> None:
+        """The source repairs the entries, which both read."""
+        if self._source is not None:
+            self._source.tell_damaged(new, why)
+
+    def spans(self) -> list[Span]:
+        """The source's ledgers."""
+        return [] if self._source is None else self._source.spans()
+
+    @property
+    def last_own(self) -> Position:
+        """The last own entry appended to the source."""
+        return self._own_appended if self._source is None else self._source.last_own
+
+    @property
+    def staying_from(self) -> int:
+        """As of the source."""
+        return -1 if self._source is None else self._source.staying_from
+
+    # -- what it does not do -------------------------------------------------------------------------------------
+
+    def _wait_for_ledger(self, _: Waiting) -> None:
+        """What every append does without a ledger. :raises LedgerError: always."""
+        raise _refusal()
+
+    async def roll(self) -> None:
+        """:raises LedgerError: always."""
+        raise _refusal()
+
+    async def trim(self, *_: object) -> list[int]:
+        """Nothing: ledgers are the source's to delete."""
+        return []
+
+    def cool_indexes(self, below: int) -> None:
+        """Nothing: indexes are the source's to drop."""
+
+    def drop_tail(self) -> None:
+        """Nothing: the tail is the source's."""
+
+    async def close(self) -> None:
+        """Let go of the source. Nothing of it is sealed or written."""
+        self.failure = self.failure or LedgerError("the topic is being closed: look its owner up again")
+        self._answer()
+        self.detach()
+
+    async def delete(self) -> None:
+        """Let go of the source. Nothing of it is deleted."""
+        await self.close()

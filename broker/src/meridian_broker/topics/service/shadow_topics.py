@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shadow topics of a broker: made, listed, deleted with their source, and kept at its number of partitions (PIP-180).
+
+What is on record of a shadow is written before the topic itself, under the lock that everybody takes who opens or makes
+a topic of that name; so no topic of that name is ever an ordinary one first. Records that a crash left without a topic
+are removed before they are used again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from meridian_broker.ledgers.scheduling import run_all
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotFound
+from meridian_broker.metadata.shadow_topics import HOLDS, SOURCE, ShadowRecord
+from meridian_broker.metadata.store import MetadataError
+from meridian_broker.metadata.topic_records import TopicRecord
+from meridian_broker.topics import validation
+from meridian_broker.topics.errors import (
+    NotAllowed,
+    NotInThisRegion,
+    TopicError,
+    TopicNotFound,
+)
+from meridian_broker.topics.lifecycle import opening
+from meridian_broker.topics.ports import EveryTopic
+from meridian_broker.topics.service import partition_growth, removal
+from meridian_broker.wire.pulsar import topic_name
+from meridian_broker.wire.pulsar.topic_name import TopicName
+
+if TYPE_CHECKING:
+    from meridian_broker.metadata.shadow_topics import ShadowTopics
+    from meridian_broker.topics.service.opener import TopicOpener
+
+log = logging.getLogger(__name__)
+
+
+# -- making --------------------------------------------------------------------------------------------------------
+
+
+async def create(
+    opener: TopicOpener, shadow: TopicName, partitions: int | None, properties: Mapping[str, str], *, listed: bool
+) -> None:
+    """Make a shadow of the topic that the property ``SOURCE`` names.
+
+    :param partitions: how many it is to have, 0 for none; None: as many as its source.
+    :param listed: whether it is in its source's list from the beginning.
+    :raises AlreadyExists: there is a topic of that name.
+    :raises Invalid: it cannot be a shadow of that topic.
+    :raises TopicNotFound: there is no such source.
+    :raises NotAllowed: not in this region.
+    """
+    source = topic_name.parse(properties[SOURCE])
+    holds = properties.get(HOLDS, "true").lower()
+    if holds not in ("true", "false"):
+        raise Invalid(f"property {HOLDS} is {properties[HOLDS]!r}: expected true or false")
+    record = ShadowRecord(shadow, source, holds == "true", listed)
+    _check_names(opener, record)
+    count = await _partitions_of_source(opener, source)
+    if partitions is not None and partitions != count:
+        raise Invalid(
+            f"{shadow} would have {_number(partitions)}, and its source {source} has {_number(count)}: they must match"
+        )
+    having = {**properties, SOURCE: str(source)}
+    async with opener.registry.lock(str(shadow)):
+        if await _exists(opener, shadow):
+            raise AlreadyExists(f"topic {shadow} exists already")
+        await opening.check_room(opener.parts, shadow, max(count, 1))
+        await opener.parts.catalog.shadows.put(record)
+        try:
+            await _create_topic(opener, shadow, count, having)
+        except Exception:
+            if not await _exists(opener, shadow):
+                await opener.parts.catalog.shadows.delete(shadow)
+            raise
+    names = [shadow] if not count else [shadow.with_partition(index) for index in range(count)]
+    jobs = [partial(opener.topic, name, create=bool(count)) for name in names]
+    await run_all(opener.parts.scheduler, jobs, "open a shadow")
+    log.info("%s is a shadow of %s now", shadow, source)
+
+
+async def _create_topic(opener: TopicOpener, shadow: TopicName, count: int, properties: dict[str, str]) -> None:
+    catalog = opener.parts.catalog
+    if count:
+        await catalog.partitioned.create(shadow, count, properties)
+        await catalog.topics.create_partitions(shadow, TopicRecord())
+    else:
+        await catalog.topics.create(shadow, TopicRecord(properties=properties))
+
+
+def _check_names(opener: TopicOpener, record: ShadowRecord) -> None:
+    """:raises Invalid, TopicError: one of the topics cannot be what the record says."""
+    shadow, source, shadows = record.shadow, record.source, opener.parts.catalog.shadows
+    opener.registry.check_exists(shadow)
+    validation.new_topic(shadow)
+    for name in (shadow, source):
+        if not name.is_persistent:
+            raise Invalid(f"{name} stores no messages: shadows and their sources are persistent topics")
+        if name.partition >= 0:
+            raise Invalid(f"{name} is a partition: name the whole topic, and its shadow has as many")
+    if shadow == source:
+        raise Invalid(f"{shadow} cannot be its own shadow")
+    if (of := shadows.find(source)) is not None:
+        raise Invalid(f"{source} is a shadow of {of.source}: make {shadow} a shadow of that one")
+    if shadows.of(shadow):
+        raise Invalid(f"{shadow} has shadows itself, so it cannot be one")
+    if not isinstance(opener.parts.ownership, EveryTopic):
+        raise NotAllowed("shadow topics are supported in regions of one broker only, and this one may have several")
+    try:
+        opener.registry.check_lives_here(source)
+    except NotInThisRegion as error:
+        raise NotAllowed(
+            f"a shadow is in the region of its source ({error}); where the messages shall be in both regions, "
+            "replicate the source"
+        ) from error
+
+
+async def _partitions_of_source(opener: TopicOpener, source: TopicName) -> int:
+    """0: it is not partitioned. :raises TopicNotFound: it does not exist."""
+    catalog = opener.parts.catalog
+    found = await catalog.partitioned.find(source)
+    if found is not None:
+        return found.partitions
+    record = await catalog.topics.find(source)
+    if record is None or record[0].deleting is not None:
+        raise TopicNotFound(f"topic {source} does not exist: a shadow is made after its source")
+    return 0
+
+
+async def _exists(opener: TopicOpener, name: TopicName) -> bool:
+    """Also if its deletion has begun."""
+    catalog = opener.parts.catalog
+    return await catalog.partitioned.on_record(name) is not None or await catalog.topics.find(name) is not None
+
+
+def _number(partitions: int) -> str:
+    return f"{partitions} partitions" if partitions else "no partitions"
+
+
+# -- the list of a source ------------------------------------------------------------------------------------------
+
+
+def listed(shadows: ShadowTopics, source: TopicName) -> list[str]:
+    """The shadows in a source's list."""
+    return [str(one.shadow) for one in shadows.of(source) if one.listed]
+
+
+async def set_list(opener: TopicOpener, source: TopicName, names: Sequence[str]) -> None:
+    """Make exactly these the list of a source's shadows. One that is not in the list reads its source all the same.
+
+    :raises Invalid: one of them is not a shadow of this source; nothing was changed.
+    """
+    shadows = opener.parts.catalog.shadows
+    wanted = {topic_name.parse(name) for name in names}
+    for name in sorted(wanted, key=str):
+        record = shadows.find(name)
+        if record is None or record.source != source or record.shadow != name:
+            raise Invalid(f"{name} is not a shadow of {source}: make it with the property {SOURCE}={source}")
+    for one in shadows.of(source):
+        await shadows.list_in_source(one.shadow, one.shadow in wanted)
+
+
+async def hold(opener: TopicOpener, shadow: TopicName, holds: bool) -> None:
+    """Whether its subscriptions keep ledgers of its source from now on. :raises NotFound: it is no shadow."""
+    record = opener.parts.catalog.shadows.find(shadow)
+    if record is None:
+        raise NotFound(f"{shadow} is not a shadow topic")
+    await opener.parts.catalog.shadows.put(replace(record, holds=holds))
+
+
+# -- deleting ------------------------------------------------------------------------------------------------------
+
+
+async def delete_shadows(opener: TopicOpener, source: TopicName, *, force: bool) -> None:
+    """Delete all shadows of a topic, before it goes itself.
+
+    :raises TopicInUse: clients are connected to one, and ``force`` is not given.
+    """
+    for record in opener.parts.catalog.shadows.of(source):
+        try:
+            await removal.delete(opener, record.shadow, force=force)
+        except (NotFound, TopicNotFound):
+            await opener.parts.catalog.shadows.delete(record.shadow)
+
+
+# -- looking after them --------------------------------------------------------------------------------------------
+
+
+async def look_after(opener: TopicOpener) -> None:
+    """At the start: remove records that a crash left without a topic, and see which shadows have too few partitions."""
+    for record in opener.parts.catalog.shadows.all():
+        try:
+            async with opener.registry.lock(str(record.shadow)):
+                if not await _exists(opener, record.shadow):
+                    await opener.parts.catalog.shadows.delete(record.shadow)
+                    continue
+            opener.parts.catalog.shadows.behind.add(record.shadow)
+        except MetadataError as error:
+            log.warning("it is not known whether shadow %s exists: %s", record.shadow, error)
+    await catch_up(opener)
+
+
+async def follow_partitions(opener: TopicOpener, source: TopicName) -> None:
+    """The source has grown. A shadow that cannot follow now is tried again by ``catch_up``."""
+    shadows = opener.parts.catalog.shadows
+    shadows.behind |= {record.shadow for record in shadows.of(source)}
+    await catch_up(opener)
+
+
+async def catch_up(opener: TopicOpener) -> None:
+    """Let shadows that have fewer partitions than their sources follow."""
+    shadows = opener.parts.catalog.shadows
+    for shadow in sorted(shadows.behind, key=str):
+        record = shadows.find(shadow)
+        try:
+            if record is not None:
+                await _follow_partitions(opener, record)
+            shadows.behind.discard(shadow)
+        except (MetadataError, LedgerError, TopicError, NotFound) as error:
+            log.warning("shadow %s has fewer partitions than its source, will retry: %s", shadow, error)
+
+
+async def _follow_partitions(opener: TopicOpener, record: ShadowRecord) -> None:
+    partitioned = opener.parts.catalog.partitioned
+    source, shadow = await partitioned.find(record.source), await partitioned.find(record.shadow)
+    if source is not None and shadow is not None and shadow.partitions < source.partitions:
+        await partition_growth.grow(opener, record.shadow, source.partitions)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens to a shadow when its source fails, goes, or is made again; and what a crash may leave of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from meridian_broker.ledgers.view import LogView
+from meridian_broker.metadata.shadow_topics import SOURCE, ShadowRecord
+from meridian_broker.positions import Stamp
+from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from meridian_broker.server.broker import BrokerProcess
+from meridian_broker.topics.errors import NotAllowed, TopicInUse
+from meridian_broker.topics.retention import trimming
+from meridian_broker.topics.service import removal, shadow_topics
+from meridian_broker.topics.subscriptions import administration
+from meridian_broker.topics.topic import Topic
+from meridian_broker.wire.pulsar.topic_name import TopicName, parse
+from support.brokers.broker_inside import broker_inside
+from support.brokers.broker_regions import until
+from support.protocol.raw_connection import RawConnection
+
+T, V = parse("t"), parse("v")
+ENTRIES = {"managedLedgerMaxEntriesPerLedger": 5}
+
+
+async def publish(broker: BrokerProcess, topic: TopicName, count: int, name: str = "p") -> None:
+    wire = await RawConnection.open(broker.settings.network.broker_service_port)
+    await wire.producer(str(topic), producer_name=name)
+    for number in range(count):
+        wire.send(name, number, b"%d" % number)
+        await wire.receipt()
+    await wire.close()
+
+
+async def shadow(broker: BrokerProcess, *, holds: bool = True) -> Topic:
+    """``v``, a shadow of ``t``."""
+    having = {SOURCE: str(T), "meridian.holdSourceLedgers": str(holds).lower()}
+    await shadow_topics.create(broker.service.opener, V, None, having, listed=True)
+    return broker.service.topics[str(V)]
+
+
+async def opened(broker: BrokerProcess, name: TopicName) -> Topic:
+    return await broker.service.opener.topic(name, create=False)
+
+
+async def subscribe(topic: Topic, name: str = "s", place: Position = EARLIEST) -> None:
+    await administration.make_subscription(topic.subscribing, name, place, replicated=False, properties={})
+
+
+async def all_of(topic: Topic) -> list[Position]:
+    found: list[Position] = []
+    after = EARLIEST
+    while some := await topic.log.read_after(after, 1000, 1 << 20):
+        found += [position for position, _ in some]
+        after = found[-1]
+    return found
+
+
+async def test_a_shadow_waits_for_its_source_and_reads_its_next_life(tmp_path: Path) -> None:
+    async with broker_inside(tmp_path, **ENTRIES) as broker:
+        await publish(broker, T, 12)
+        view = await shadow(broker)
+        await subscribe(view)
+        await subscribe(view, "done")
+        await administration.skip(view.subscriptions["done"], 12)
+        old = await all_of(view)
+        assert len(old) == 12 and view.subscriptions["s"].cursor.backlog() == 12
+        with pytest.raises(TopicInUse, match="persistent://public/default/v"):
+            await removal.delete(broker.service.opener, T, force=True)
+        # Another region deletes it, which does not know of the shadow.
+        stamp = Stamp(broker.clock.next(None).time_ms, 0, "elsewhere")
+        await removal.delete_as_elsewhere(broker.service.opener, T, stamp, partitioned=False)
+        view = await opened(broker, V)
+        assert isinstance(view.log, LogView) and not view.log.is_attached
+        assert await all_of(view) == []
+        await subscribe(view, "late", LATEST)
+        await publish(broker, T, 7, "q")
+        await until(lambda: broker.service.topics.get(str(V)) is not view)
+        view = await opened(broker, V)
+        new = await all_of(view)
+        assert len(new) == 7 and min(new) > max(old), "no id of the source's earlier life comes again (R1)"
+        for name in ("s", "done", "late"):
+            assert view.subscriptions[name].cursor.backlog() == 7, name
+        assert await all_of(await opened(broker, T)) == new
+
+
+async def test_a_shadow_is_fenced_with_its_source_and_back_with_it(tmp_path: Path) -> None:
+    async with broker_inside(tmp_path, **ENTRIES) as broker:
+        await publish(broker, T, 8)
+        view = await shadow(broker)
+        await subscribe(view)
+        await administration.skip(view.subscriptions["s"], 3)
+        (await opened(broker, T)).fence("a disk failed")
+        assert view.failure is not None and "a disk failed" in view.failure
+        await until(lambda: broker.service.topics.get(str(V)) not in (None, view))
+        again = await opened(broker, V)
+        assert again.subscriptions["s"].cursor.backlog() == 5
+        await publish(broker, T, 4, "q")
+        assert again.subscriptions["s"].cursor.backlog() == 9
+        assert await all_of(again) == await all_of(await opened(broker, T))
+
+
+async def test_the_source_keeps_what_a_shadow_needs_that_is_not_open(tmp_path: Path) -> None:
+    async with broker_inside(tmp_path, **ENTRIES) as broker:
+        await publish(broker, T, 18)
+        view = await shadow(broker, holds=False)
+        await subscribe(view)
+        source = await opened(broker, T)
+        source.shadows.detach(view)
+        await trimming.trim(source)
+        assert len(await all_of(source)) == 18, "what it needs is not known"
+        source.shadows.attach(view)
+        await trimming.trim(source)
+        left = await all_of(source)
+        assert 0 < len(left) < 18
+        assert await all_of(view) == left
+        assert isinstance(view.log, LogView) and view.log.skipped_entries == 18 - len(left)
+        assert view.subscriptions["s"].cursor.backlog() == len(left)
+
+
+async def test_what_a_crash_left_of_a_shadow_means_nothing(tmp_path: Path) -> None:
+    async with broker_inside(tmp_path, **ENTRIES) as broker:
+        await publish(broker, T, 3)
+        await broker.catalog.shadows.put(ShadowRecord(V, T))
+        await broker.catalog.shadows.put(ShadowRecord(parse("w"), T))
+        await publish(broker, V, 3)  # an ordinary topic
+        assert broker.catalog.shadows.find(V) is None
+        assert [str(one.shadow) for one in broker.catalog.shadows.of(T)] == ["persistent://public/default/w"]
+    async with broker_inside(tmp_path, **ENTRIES) as broker:
+        await until(lambda: not broker.catalog.shadows.all())
+        assert (await opened(broker, V)).shadow_of is None
+        await removal.delete(broker.service.opener, T, force=True)
+
+
+async def test_a_shadow_stores_nothing(tmp_path: Path) -> None:
+    async with broker_inside(tmp_path, **ENTRIES) as broker:
+        await publish(broker, T, 3)
+        view = await shadow(broker)
+        with pytest.raises(NotAllowed, match="publish to persistent://public/default/t"):
+            view.check_own_log("publish to")
+        before = len(await broker.ledgers.list())
+        assert view.metadata is not None and view.metadata.record.ledgers == ()
+        await subscribe(view)
+        await removal.delete(broker.service.opener, V, force=False)
+        await until(lambda: V not in [parse(name) for name in broker.service.topics])
+        assert len(await all_of(await opened(broker, T))) == 3
+        assert len(await broker.ledgers.list()) <= before
+        assert broker.catalog.shadows.all() == []

@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shadow topics with real clients: the same messages under the same ids, with cursors of their own (PIP-180)."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pulsar
+import pytest
+from support.brokers.broker_process import BrokerProcess, wait_until
+from support.brokers.region_clients import PATIENCE_MS, connect
+
+SETTINGS = {"managedLedgerMaxEntriesPerLedger": "10", "retentionCheckIntervalInSeconds": "1"}
+BASE = "/admin/v2/persistent/public/default"
+SOURCE = "PULSAR.SHADOW_SOURCE"
+
+
+class Line(pulsar.schema.Record):  # type: ignore[misc]
+    """Of no topic."""
+
+    number = pulsar.schema.Integer()
+
+
+def full(topic: str) -> str:
+    return f"persistent://public/default/{topic}"
+
+
+def make(broker: BrokerProcess, source: str, shadow: str, **more: Any) -> None:
+    """As the proposal has it: one request."""
+    answer = broker.http("POST", f"{BASE}/{source}/shadowTopics", {"topic": full(shadow), **more})
+    assert answer.status == 204, answer.text
+
+
+def publish(client: pulsar.Client, topic: str, count: int, first: int = 0, **options: Any) -> list[str]:
+    """That many messages, one entry each, and their ids."""
+    producer = client.create_producer(topic, batching_enabled=False)
+    ids = [str(producer.send(f"message {number}".encode(), **options)) for number in range(first, first + count)]
+    producer.close()
+    return ids
+
+
+def read(consumer: pulsar.Consumer, count: int, *, ack: bool = True) -> list[str]:
+    """The ids of the next messages."""
+    found = []
+    for _ in range(count):
+        message = consumer.receive(PATIENCE_MS)
+        found.append(str(message.message_id()))
+        if ack:
+            consumer.acknowledge(message)
+    return found
+
+
+def nothing(consumer: pulsar.Consumer) -> None:
+    with pytest.raises(pulsar.Timeout):
+        consumer.receive(300)
+
+
+def stats(broker: BrokerProcess, topic: str) -> Any:
+    return broker.http("GET", f"{BASE}/{topic}/stats").json
+
+
+def acknowledged(broker: BrokerProcess, topic: str, left: int = 0) -> None:
+    """Clients send acknowledgements a little later. :param left: messages that are not acknowledged."""
+    wait_until(lambda: stats(broker, topic)["subscriptions"]["s"]["msgBacklog"] == left, "acknowledgements to arrive")
+
+
+def ledgers(broker: BrokerProcess, topic: str) -> list[int]:
+    return [one["ledgerId"] for one in broker.http("GET", f"{BASE}/{topic}/internalStats").json["ledgers"]]
+
+
+def test_a_shadow_has_the_messages_of_its_source_under_the_same_ids(
+    broker: BrokerProcess, client: pulsar.Client
+) -> None:
+    early = publish(client, "orders", 15)
+    make(broker, "orders", "orders-view")
+    source = client.subscribe("orders", "s", initial_position=pulsar.InitialPosition.Earliest)
+    shadow = client.subscribe("orders-view", "s", initial_position=pulsar.InitialPosition.Earliest)
+    latest = client.subscribe("orders-view", "new")
+    late = publish(client, "orders", 12, first=15)
+    assert read(source, 27) == early + late
+    assert read(shadow, 27) == early + late
+    assert read(latest, 12) == late
+    nothing(latest)
+    shown = stats(broker, "orders")
+    assert shown["shadowReplication"][full("orders-view")]["connected"]
+    assert stats(broker, "orders-view")["meridian"]["shadow"] == {
+        "source": full("orders"),
+        "connected": True,
+        "holdsSourceLedgers": True,
+        "gapEntries": 0,
+    }
+    assert set(shown["subscriptions"]) == {"s"}
+    assert broker.http("GET", f"{BASE}/orders-view/lastMessageId").json["ledgerId"] == int(late[-1].split(",")[0][1:])
+
+
+def test_pulsars_clients_make_one_with_a_property_and_write_the_list(
+    broker: BrokerProcess, client: pulsar.Client
+) -> None:
+    publish(client, "listed", 1)
+    path = f"{BASE}/listed/shadowTopics"
+    assert broker.http("PUT", f"{BASE}/listed-view", {SOURCE: full("listed"), "owner": "me"}).status == 204
+    assert broker.http("PUT", f"{BASE}/listed-view", {SOURCE: full("listed")}).status == 409
+    assert broker.http("GET", f"{BASE}/listed-view/properties").json == {SOURCE: full("listed"), "owner": "me"}
+    assert broker.http("GET", path).json == []
+    assert broker.http("PUT", path, [full("listed-view")]).status == 204
+    assert broker.http("GET", path).json == [full("listed-view")]
+    assert broker.http("PUT", path, []).status == 412
+    assert broker.http("PUT", path, [full("orders")]).status == 412
+    assert broker.http("DELETE", path).status == 204
+    assert broker.http("GET", path).json == []
+    refused = broker.http("DELETE", f"{BASE}/listed")
+    assert refused.status == 412 and full("listed-view") in refused.reason
+    assert broker.http("DELETE", f"{BASE}/listed?force=true").status == 412
+    assert broker.http("DELETE", f"{path}?topic={full('listed-view')}").status == 204
+    assert broker.http("GET", f"{BASE}/listed-view/stats").status == 404
+    assert broker.http("DELETE", f"{BASE}/listed").status == 204
+
+
+def test_what_a_shadow_refuses(broker: BrokerProcess, client: pulsar.Client) -> None:
+    publish(client, "taken", 1)
+    make(broker, "taken", "taken-view")
+    with pytest.raises(pulsar.NotAllowedError):
+        client.create_producer("taken-view")
+    for method, path in (
+        ("POST", "terminate"),
+        ("DELETE", "truncate"),
+        ("PUT", "compaction"),
+    ):
+        answer = broker.http(method, f"{BASE}/taken-view/{path}")
+        assert answer.status == 405 and full("taken") in answer.reason, answer.text
+    client.subscribe("taken-view", "s").close()
+    switch = f"{BASE}/taken-view/subscription/s/replicatedSubscriptionStatus"
+    assert broker.http("POST", switch, True).status == 412  # of a topic of one region, as of any
+    assert broker.http("PUT", f"{BASE}/taken-view/subscription/r?replicated=true").status == 405
+    schemas = "/admin/v2/schemas/public/default/taken-view/schema"
+    assert broker.http("POST", schemas, {"type": "STRING", "schema": ""}).status == 405
+    assert broker.http("DELETE", schemas).status == 405
+    properties = f"{BASE}/taken-view/properties"
+    assert broker.http("PUT", properties, {SOURCE: full("orders")}).status == 412
+    assert broker.http("DELETE", f"{properties}?key={SOURCE}").status == 412
+    assert broker.http("PUT", f"{BASE}/taken/properties", {SOURCE: full("orders")}).status == 412
+
+    def refused(source: str, shadow: str, status: int) -> str:
+        answer = broker.http("POST", f"{BASE}/{source}/shadowTopics", full(shadow))
+        assert answer.status == status, answer.text
+        return str(answer.reason)
+
+    assert "is a shadow of" in refused("taken-view", "taken-view-2", 412)
+    refused("taken", "taken", 412)
+    refused("taken", "taken-view", 409)
+    refused("orders", "taken", 412)
+    client.create_producer("somebody-elses").close()
+    refused("taken", "somebody-elses", 409)
+    refused("taken", "x-partition-1", 412)
+    refused("nowhere", "taken-view-3", 404)
+    assert broker.http("POST", f"{BASE}/taken/shadowTopics", 7).status == 400
+    assert broker.http("PUT", f"{BASE}/taken-view-4", {SOURCE: full("nowhere")}).status == 404
+    assert (
+        broker.http(
+            "PUT", f"{BASE}/taken-view-4/partitions", {"partitions": 2, "properties": {SOURCE: full("taken")}}
+        ).status
+        == 412
+    )
+    assert broker.http("PUT", f"{BASE}/taken-view-4", {SOURCE: "not a//topic/at/all"}).status == 412
+    assert broker.http("PUT", f"{BASE}/taken-view-4", {"meridian.holdSourceLedgers": "true"}).status == 412
+    assert broker.http("GET", f"{BASE}/taken-view-4/stats").status == 404
+
+
+def test_everything_survives_a_restart_and_deletion_leaves_nothing(
+    broker: BrokerProcess, client: pulsar.Client
+) -> None:
+    ids = publish(client, "lasting", 25)
+    make(broker, "lasting", "lasting-view")
+    consumer = client.subscribe("lasting-view", "s", initial_position=pulsar.InitialPosition.Earliest)
+    assert read(consumer, 12) == ids[:12]
+    acknowledged(broker, "lasting-view", left=13)
+    broker.kill()
+    broker.start()
+    consumer.close()
+    again = connect(broker.service_url)
+    consumer = again.subscribe("lasting-view", "s")
+    assert read(consumer, 13) == ids[12:]
+    more = publish(again, "lasting", 3, first=25)
+    assert read(consumer, 3) == more
+    assert broker.http("GET", f"{BASE}/lasting/shadowTopics").json == [full("lasting-view")]
+    consumer.close()
+    assert broker.http("DELETE", f"{BASE}/lasting?cascade=true").status == 204
+    for name in ("lasting", "lasting-view"):
+        assert broker.http("GET", f"{BASE}/{name}/stats").status == 404
+    publish(again, "lasting-view", 2)  # the name is free, for an ordinary topic
+    assert "shadow" not in stats(broker, "lasting-view")["meridian"]
+    again.close()
+
+
+def test_subscriptions_of_a_shadow_hold_ledgers_of_the_source_unless_told_otherwise(
+    broker: BrokerProcess, client: pulsar.Client
+) -> None:
+    ids = publish(client, "held", 35)
+    make(broker, "held", "held-view")
+    make(broker, "held", "held-loose", holdSourceLedgers=False)
+    holding = client.subscribe("held-view", "s", initial_position=pulsar.InitialPosition.Earliest)
+    loose = client.subscribe("held-loose", "s", initial_position=pulsar.InitialPosition.Earliest, receiver_queue_size=1)
+    before = ledgers(broker, "held")
+    assert read(holding, 5) == ids[:5]
+    assert broker.http("POST", f"{BASE}/held/trim").status == 204
+    assert ledgers(broker, "held") == before
+    assert read(holding, 30) == ids[5:]
+    wait_until(lambda: len(ledgers(broker, "held")) < len(before), "the source to be trimmed")
+    wait_until(
+        lambda: stats(broker, "held-loose")["meridian"]["shadow"]["gapEntries"] > 0, "the loose shadow to count its gap"
+    )
+    held = stats(broker, "held-loose")
+    gap = held["meridian"]["shadow"]["gapEntries"]
+    assert gap == 30
+    loose.close()
+    loose = client.subscribe("held-loose", "s")
+    assert read(loose, 5) == ids[30:]
+
+
+def test_truncation_and_termination_of_the_source_reach_its_shadows(
+    broker: BrokerProcess, client: pulsar.Client
+) -> None:
+    publish(client, "ending", 12)
+    make(broker, "ending", "ending-view")
+    consumer = client.subscribe(
+        "ending-view", "s", initial_position=pulsar.InitialPosition.Earliest, receiver_queue_size=1
+    )
+    assert broker.http("DELETE", f"{BASE}/ending/truncate").status == 204
+    wait_until(lambda: stats(broker, "ending-view")["subscriptions"]["s"]["msgBacklog"] == 0, "the shadow to skip")
+    consumer.close()
+    consumer = client.subscribe("ending-view", "s")
+    last = publish(client, "ending", 2)
+    assert read(consumer, 2) == last
+    assert broker.http("POST", f"{BASE}/ending/terminate").status == 200
+    wait_until(
+        lambda: broker.http("GET", f"{BASE}/ending-view/internalStats").json["state"] == "Terminated",
+        "the shadow to end as well",
+    )
+
+
+def test_a_partitioned_shadow_follows_its_source_to_more_partitions(
+    broker: BrokerProcess, client: pulsar.Client
+) -> None:
+    assert broker.http("PUT", f"{BASE}/parted/partitions", 2).status == 204
+    assert broker.http("PUT", f"{BASE}/parted-view", {SOURCE: full("parted")}).status == 412
+    having = {"partitions": 2, "properties": {SOURCE: full("parted")}}
+    assert broker.http("PUT", f"{BASE}/parted-view/partitions", having).status == 204
+    consumer = client.subscribe("parted-view", "s", initial_position=pulsar.InitialPosition.Earliest)
+    ids = publish(client, "parted", 10)
+    assert sorted(read(consumer, 10)) == sorted(ids)
+    assert broker.http("POST", f"{BASE}/parted-view/partitions", 3).status == 405
+    assert broker.http("POST", f"{BASE}/parted/partitions", 3).status == 204
+    assert broker.http("GET", f"{BASE}/parted-view/partitions").json["partitions"] == 3
+    consumer.close()
+    consumer = client.subscribe("parted-view", "s")
+    producer = client.create_producer(f"{full('parted')}-partition-2", batching_enabled=False)
+    producer.send(b"in the new partition")
+    assert consumer.receive(PATIENCE_MS).data() == b"in the new partition"
+    shown = broker.http("GET", f"{BASE}/parted-view/partitioned-stats").json
+    assert shown["meridian"]["shadow"]["source"] == full("parted")
+    consumer.close()
+    producer.close()
+    assert broker.http("DELETE", f"{BASE}/parted/partitions").status == 412
+    assert broker.http("DELETE", f"{BASE}/parted/partitions?cascade=true").status == 204
+    assert not [name for name in broker.http("GET", BASE).json if "parted" in name]
+
+
+def test_schemas_keys_batches_delays_seeks_and_compaction_are_as_on_the_source(
+    broker: BrokerProcess, client: pulsar.Client
+) -> None:
+    text = pulsar.schema.StringSchema()
+    producer = client.create_producer("rich", schema=text, batching_enabled=True, batching_max_messages=4)
+    make(broker, "rich", "rich-view")
+    of_source = broker.http("GET", "/admin/v2/schemas/public/default/rich/schema").json
+    assert broker.http("GET", "/admin/v2/schemas/public/default/rich-view/schema").json == of_source
+    client.subscribe("rich-view", "typed", schema=text).close()
+    with pytest.raises(pulsar.PulsarException):  # a schema that the source does not have
+        client.subscribe("rich-view", "typed", schema=pulsar.schema.JsonSchema(Line))
+    assert broker.http("GET", "/admin/v2/schemas/public/default/rich-view/schema").json == of_source
+
+    for number in range(12):  # three batches of four
+        producer.send_async(f"{number}", lambda *_: None, partition_key=f"key-{number % 3}")
+    producer.flush()
+    kinds = (pulsar.ConsumerType.Shared, pulsar.ConsumerType.KeyShared, pulsar.ConsumerType.Failover)
+    for kind in kinds:
+        one = client.subscribe(
+            "rich-view",
+            f"of-{kind}",
+            kind,
+            initial_position=pulsar.InitialPosition.Earliest,
+            batch_index_ack_enabled=True,
+        )
+        got = [one.receive(PATIENCE_MS) for _ in range(12)]
+        assert sorted(int(message.data()) for message in got) == list(range(12))
+        for message in got[:6]:
+            one.acknowledge(message)
+        one.close()
+        one = client.subscribe("rich-view", f"of-{kind}", kind, batch_index_ack_enabled=True)
+        again = [one.receive(PATIENCE_MS) for _ in range(6)]
+        assert {m.data() for m in again} == {m.data() for m in got[6:]}
+        one.close()
+    reader = client.subscribe("rich-view", "seeking", initial_position=pulsar.InitialPosition.Earliest)
+    first = [reader.receive(PATIENCE_MS) for _ in range(12)]
+    reader.acknowledge_cumulative(first[-1])
+    reader.seek(first[4].message_id())
+    assert reader.receive(PATIENCE_MS).data() in (first[4].data(), first[5].data())
+    reader.seek(1)
+    assert reader.receive(PATIENCE_MS).data() == first[0].data()
+    reader.close()
+
+    shared = client.subscribe("rich-view", "delayed", pulsar.ConsumerType.Shared)
+    producer.send("later", deliver_after=timedelta(seconds=1.5))
+    nothing(shared)
+    assert shared.receive(PATIENCE_MS).data() == b"later"
+    shared.close()
+
+    assert broker.http("PUT", f"{BASE}/rich/compaction").status == 204
+    wait_until(
+        lambda: broker.http("GET", f"{BASE}/rich-view/compaction").json["status"] == "SUCCESS", "the source's view"
+    )
+    compacted = client.create_reader("rich-view", pulsar.MessageId.earliest, is_read_compacted=True)
+    keys: dict[str, list[bytes]] = {}
+    while compacted.has_message_available():
+        message = compacted.read_next(PATIENCE_MS)
+        keys.setdefault(message.partition_key(), []).append(message.data())
+    assert {key: len(found) for key, found in keys.items() if key} == {f"key-{number}": 1 for number in range(3)}
+    producer.close()
+
+
+def test_a_source_that_is_unloaded_takes_its_shadows_along_and_brings_them_back(
+    broker: BrokerProcess, client: pulsar.Client
+) -> None:
+    ids = publish(client, "moving", 5)
+    make(broker, "moving", "moving-view")
+    consumer = client.subscribe("moving-view", "s", initial_position=pulsar.InitialPosition.Earliest)
+    assert read(consumer, 5) == ids
+    acknowledged(broker, "moving-view")
+    assert broker.http("PUT", f"{BASE}/moving/unload").status == 204
+    more = publish(client, "moving", 5, first=5)
+    assert read(consumer, 5) == more
+    acknowledged(broker, "moving-view")
+    assert broker.http("PUT", f"{BASE}/moving-view/unload").status == 204
+    assert publish(client, "moving", 2, first=10) == read(consumer, 2)
