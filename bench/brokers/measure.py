@@ -38,8 +38,12 @@ GENERATOR = Path(__file__).parents[1] / "core" / "generator.py"
 TICKS = os.sysconf("SC_CLK_TCK")
 INTERVAL_SECONDS = 0.5
 """Between the messages of one topic."""
-BUNDLES = 4
+NAMESPACE = "public/bench"
+DEFAULT_BUNDLES = 4
 """Of namespace public/default."""
+BUNDLES = 64
+"""Of the measured namespace, unless told otherwise: a broker that stops hands over a few bundles at a time, and clients
+wait as long as their bundle takes. One bundle holds some fifteen of a thousand topics."""
 CONSUMED = 50
 """Topics that have a consumer."""
 SESSION_SECONDS = 10.0
@@ -50,7 +54,8 @@ PATIENCE_SECONDS = 120.0
 class Region:
     """Its brokers and their topics."""
 
-    def __init__(self, directory: Path, brokers: int) -> None:
+    def __init__(self, directory: Path, brokers: int, bundles: int = BUNDLES) -> None:
+        self.bundles = bundles
         options = ("--storage", "bookkeeper", "--bookkeeper-jars", str(jars()))
         self.process = UpProcess(
             (REGION,), directory, metadata="etcd", brokers=brokers, options=options, start_seconds=2 * START_SECONDS
@@ -61,10 +66,18 @@ class Region:
         record = self.process.record(REGION)
         self.brokers: list[dict[str, Any]] = record.get("brokers", [record])
         self.by_url = {one["service_url"]: one for one in self.brokers}
+        place = f"{self.brokers[0]['admin_url']}/admin/v2/namespaces/{NAMESPACE}"
+        if http("PUT", place, {"bundles": {"numBundles": self.bundles}}).status != 204:
+            raise SystemExit(f"bench: namespace {NAMESPACE} was not created")
         return self
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()
+
+    @property
+    def every_bundle(self) -> int:
+        """How many bundles the brokers own together."""
+        return self.bundles + DEFAULT_BUNDLES
 
     @property
     def url(self) -> str:
@@ -82,7 +95,7 @@ class Region:
         found: list[str] = []
         number = 0
         while len(found) < count:
-            topic = f"persistent://public/default/{prefix}-{number}{suffix}"
+            topic = f"persistent://{NAMESPACE}/{prefix}-{number}{suffix}"
             if self.owner(topic) is broker:
                 found.append(topic)
             number += 1
@@ -94,7 +107,7 @@ def is_balanced(region: Region) -> bool:
     if len(region.brokers) == 1:
         return True
     counts = [owned(broker) for broker in region.brokers]
-    return sum(counts) == BUNDLES and max(counts) - min(counts) < 2
+    return sum(counts) == region.every_bundle and max(counts) - min(counts) < 2
 
 
 def owned(broker: dict[str, Any]) -> int:
@@ -243,8 +256,8 @@ class Subscribers:
         self._acked.add(data)
 
 
-def changed(directory: Path, count: int, how: signal.Signals) -> Change:
-    with Region(directory, 2) as region:
+def changed(directory: Path, count: int, how: signal.Signals, bundles: int = BUNDLES) -> Change:
+    with Region(directory, 2, bundles) as region:
         wait_until(lambda: is_balanced(region), "both brokers to own topics")
         leaving = region.brokers[0]
         topics = region.topics_of(leaving, count, "topic")
@@ -263,7 +276,8 @@ def changed(directory: Path, count: int, how: signal.Signals) -> Change:
         os.kill(leaving["pid"], how)
         wait_until(lambda: "Start it again" in region.process.log(), "the broker to end", PATIENCE_SECONDS)
         ended = time.monotonic()
-        done = wait_until(lambda: owned(region.brokers[1]) == BUNDLES and time.monotonic(), "the other broker's turn")
+        every, heir = region.every_bundle, region.brokers[1]
+        done = wait_until(lambda: owned(heir) == every and time.monotonic(), "the other broker's turn")
         wait_until(lambda: min(publisher.last.values()) > ended, "receipts of every topic", PATIENCE_SECONDS)
         publisher.end()
         for client in clients:

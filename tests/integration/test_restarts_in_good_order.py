@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from meridian_broker.engines.local.store import LocalWriter
 from meridian_broker.positions.position import Position
-from meridian_broker.server import draining
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.server.early import EarlyPorts
 from meridian_broker.server.settings import Settings
+from meridian_broker.topics.context import Settling
+from meridian_broker.topics.service import closing, settling
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.metadata import build_body
 from meridian_broker.wire.pulsar.topic_name import parse
@@ -46,7 +47,7 @@ async def publish(wire: RawConnection, number: int) -> Position:
 async def test_consumers_may_acknowledge_what_they_have_before_they_are_sent_away(
     tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draining, "ACK_SECONDS", 30.0)
+    monkeypatch.setattr(settling, "ACK_SECONDS", 30.0)
     async with broker_inside(tmp_path) as inside:
         producing, consuming = await connected(inside), await connected(inside)
         asked = pb.CommandSubscribe(topic=NAME, subscription="sub", consumer_id=1, request_id=1)
@@ -77,7 +78,7 @@ async def test_consumers_may_acknowledge_what_they_have_before_they_are_sent_awa
 async def test_what_was_read_has_a_receipt_before_its_producer_is_sent_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draining, "RECEIPT_SECONDS", 30.0)
+    monkeypatch.setattr(settling, "RECEIPT_SECONDS", 30.0)
     durable = asyncio.Event()
     monkeypatch.setattr(LocalWriter, "append", held_up(LocalWriter.append, durable))
     async with broker_inside(tmp_path) as inside:
@@ -85,13 +86,39 @@ async def test_what_was_read_has_a_receipt_before_its_producer_is_sent_away(
         await wire.producer(NAME, producer_name="p")
         for number in range(3):
             send(wire, number)
-        await until(lambda: inside.gateway.owes_receipts)
+        await until(lambda: inside.service.topics[NAME].stored.messages_in == 3)
         drain = asyncio.ensure_future(inside.drain())
         await until(lambda: inside.gateway.draining)
         durable.set()
         heard = [(await wire.hear_any())[0] for _ in range(4)]
         assert heard == [T.SEND_RECEIPT] * 3 + [T.CLOSE_PRODUCER]
         await drain
+        await wire.close()
+
+
+async def test_a_topic_that_moves_stores_nothing_that_gets_no_receipt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settling, "RECEIPT_SECONDS", 30.0)
+    durable = asyncio.Event()
+    monkeypatch.setattr(LocalWriter, "append", held_up(LocalWriter.append, durable))
+    async with broker_inside(tmp_path) as inside:
+        wire, topics = await connected(inside), inside.service.topics
+        await wire.producer(NAME, producer_name="p")
+        send(wire, 0)
+        await until(lambda: topics[NAME].stored.messages_in == 1)
+        unloading = asyncio.ensure_future(closing.unload(inside.service.opener, parse(NAME)))
+        await until(lambda: topics[NAME].settling is Settling.IS_DEAF)
+        send(wire, 1)
+        wire.say(T.PING, pb.CommandPing())
+        await wire.hear(T.PONG)
+        durable.set()
+        await wire.hear(T.SEND_RECEIPT)
+        await wire.hear(T.CLOSE_PRODUCER)
+        await unloading
+        await wire.producer(NAME, producer_name="p")
+        assert (await publish(wire, 1)).entry == 0
+        assert [span.entries for span in topics[NAME].log.spans()] == [1, -1]
         await wire.close()
 
 

@@ -302,10 +302,10 @@ class SimRegion:
             self.world.base_goes(self, path.rpartition("/")[2])
         if path.startswith(keys.topics_of("public/default", "persistent")):
             topic = path.rpartition("/")[2]
-            record = decode(path, value)[0]
-            if "deleting" in record:
-                self.world.model.topic_goes(self.name, topic, TopicRecord.from_json(record))
-            now = [ledger["id"] for ledger in record["ledgers"]]
+            record = TopicRecord.decode(path, value)
+            if record.deleting is not None:
+                self.world.model.topic_goes(self.name, topic, record)
+            now = [ledger.ledger_id for ledger in record.ledgers]
             before, self._ledgers[topic] = self._ledgers.get(topic, set()), set(now)
             if self.is_trimming:  # the store may fail to delete ledgers that the topic has released
                 for ledger_id in before.difference(now):
@@ -318,7 +318,7 @@ class SimRegion:
         """Ledgers that hold a topic's entries: according to the metadata, plus any recorded after these metadata."""
         name = topic_name.parse(full_name(topic))
         found = self.metadata.records.get(keys.topic(name))
-        record = None if found is None else TopicRecord.from_json(decode("", found.value)[0])
+        record = None if found is None else TopicRecord.decode("", found.value)
         named = set() if record is None else {ledger.ledger_id for ledger in record.ledgers}
         if record is None and keys.deletion(name) in self.metadata.records:
             return named
@@ -332,7 +332,7 @@ class SimRegion:
         topics = keys.topics_of("public/default", "persistent")
         if before.startswith(topics) and path.startswith(topics):
             old, new = before.rpartition("/")[2], path.rpartition("/")[2]
-            incarnation = TopicRecord.from_json(decode(before, value)[0]).incarnation
+            incarnation = TopicRecord.decode(before, value).incarnation
             self.world.model.is_quarantined(self.name, full_name(new), old, incarnation)
 
     def taken_back(self, path: str) -> None:
@@ -345,7 +345,7 @@ class SimRegion:
         found = self.metadata.records.get(keys.topic(topic_name.parse(full_name(topic))))
         if found is None:
             return set()
-        record = TopicRecord.from_json(decode("", found.value)[0])
+        record = TopicRecord.decode("", found.value)
         named = {ledger.ledger_id for ledger in record.ledgers}
         if every_kind:
             view = () if record.compacted is None else (record.compacted.ledger_id,)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.labels import Belonging, Label
 from meridian_broker.ledgers.labels import Kind as LedgerKind
-from meridian_broker.metadata import keys, records
+from meridian_broker.metadata import keys
 from meridian_broker.metadata.topic_records import TopicRecord
 from meridian_broker.positions import ZERO, Beginning, Progress, Stamp
 from meridian_broker.positions.position import EARLIEST, Origin, Position
@@ -245,7 +245,7 @@ def durable_progress(home: Region, topic: str) -> tuple[str, dict[str, Progress]
     found: dict[str, Progress] = {}
     if record is None:
         return topic, found
-    stored_record = TopicRecord.from_json(records.decode("", record.value)[0])
+    stored_record = TopicRecord.decode("", record.value)
     for ledger in _progress_ledgers(home, topic, stored_record):
         for entry in home.volume.disk.ledgers[ledger].entries:
             change = changes.decode(entry)

@@ -53,7 +53,7 @@ class PartitionCounts:
         deletion = records.get(keys.deletion(name))
         deleted = None if deletion is None else decode("", deletion.value)[1]
         partitions = {
-            path.rpartition("/")[2]: stamp_of(TopicRecord.from_json(decode("", record.value)[0]).incarnation)
+            path.rpartition("/")[2]: stamp_of(TopicRecord.decode("", record.value).incarnation)
             for path, record in records.items()
             if path.startswith(keys.topic(name) + keys.PARTITION) and base_of(path.rpartition("/")[2]) == base
         }
@@ -73,7 +73,7 @@ class PartitionCounts:
         """The region has recorded that it deletes the topic, and will do so even if it crashes."""
         for partition in self.of(home, base).partitions:
             record = home.metadata.records[keys.topic(topic_name.parse(full_name(partition)))]
-            stored = TopicRecord.from_json(decode("", record.value)[0])
+            stored = TopicRecord.decode("", record.value)
             self._world.model.partition_goes(home, partition, stored)
 
     def disagreement(self) -> str:

@@ -14,9 +14,9 @@ from meridian_broker.ledgers.periodic import each
 from meridian_broker.ledgers.scheduling import SLICE
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.topic_listing import Listing
-from meridian_broker.server import draining
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.topics.backfill.backfill import Due, Look
+from meridian_broker.topics.context import Settling
 from meridian_broker.topics.directory import listing
 from meridian_broker.topics.errors import TopicNotFound
 from meridian_broker.topics.lifecycle.unfinished import Unfinished
@@ -27,6 +27,7 @@ from meridian_broker.topics.service.leased_topics import LeasedTopics
 from meridian_broker.topics.service.policy_rounds import PolicyRounds
 from meridian_broker.topics.service.preloading import Loading
 from meridian_broker.topics.service.registry import TopicRegistry
+from meridian_broker.topics.service.settling import settle
 from meridian_broker.wire.pulsar.topic_name import TopicName, parse
 
 MANY = 10_050
@@ -54,7 +55,10 @@ async def most_in_a_turn(work: Coroutine[Any, Any, Any], done: Callable[[], int]
 
 
 def parts(**others: Any) -> Any:
-    catalog = SimpleNamespace(known_namespaces=lambda: ["t/n"], revision=1, rules=lambda *_: None, **others)
+    shadows = SimpleNamespace(behind=set())
+    catalog = SimpleNamespace(
+        known_namespaces=lambda: ["t/n"], revision=1, rules=lambda *_: None, shadows=shadows, **others
+    )
     return SimpleNamespace(
         catalog=catalog,
         scheduler=LoopScheduler(),
@@ -171,9 +175,9 @@ async def test_topics_that_are_not_open() -> None:
     assert task.result() == {"closed", *registry.topics}
 
 
-async def test_a_drain() -> None:
+async def test_topics_that_settle() -> None:
     """Each topic stops dispatching, and each subscription is looked at once; then only those that wait for acks are."""
-    rested, idle, slow = Counter(), Counter(), Counter()
+    rested, idle, slow, deaf = Counter(), Counter(), Counter(), Counter()
 
     class Subscription:
         consumers, durable = ("c",), True
@@ -191,15 +195,15 @@ async def test_a_drain() -> None:
             return self.unacked
 
     def topic(subscription: Subscription) -> Any:
-        return SimpleNamespace(rest=rested.done, subscriptions={"s": subscription})
+        log: Any = SimpleNamespace(when_durable=lambda told: told(None))
+        stages = {Settling.RESTS: rested.done, Settling.IS_DEAF: deaf.done}
+        return SimpleNamespace(settle=lambda stage: stages[stage](), subscriptions={"s": subscription}, log=log)
 
-    topics = dict.fromkeys(map(str, range(MANY)), topic(Subscription(idle, 0)))
-    topics["last"] = topic(Subscription(slow, 3))
-    gateway: Any = SimpleNamespace(hear_no_more=lambda: None, owes_receipts=False)
-    service: Any = SimpleNamespace(topics=topics)
-    work = draining.quiesce(service, gateway, LoopScheduler())
-    assert await most_in_a_turn(work, lambda: rested.count) <= SLICE
-    assert (rested.count, idle.count, slow.count) == (MANY + 1, MANY, 3)
+    topics = [topic(Subscription(idle, 0)) for _ in range(MANY)]
+    topics.append(topic(Subscription(slow, 3)))
+    work = settle(topics, LoopScheduler())
+    assert await most_in_a_turn(work, lambda: rested.count + deaf.count) <= SLICE
+    assert (rested.count, idle.count, slow.count, deaf.count) == (MANY + 1, MANY, 3, MANY + 1)
 
 
 async def test_a_topic_that_is_deleted_during_the_survey_is_not_missed_for_ever() -> None:

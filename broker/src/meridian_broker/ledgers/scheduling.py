@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol, TypeVar
 T = TypeVar("T")
 
 AT_ONCE: Final = 256
-"""Jobs that ``run_all`` has under way. Enough for the stores to commit many of them together."""
+"""Jobs that ``run_all`` has under way, unless told otherwise. Enough for the stores to commit many of them together."""
 SLICE: Final = 100
 """Items that a walk takes in one turn of the loop: a few milliseconds where each takes tens of microseconds."""
 
@@ -67,15 +67,17 @@ async def in_slices(scheduler: Scheduler, items: Iterable[T], size: int = SLICE)
         yield item
 
 
-async def run_all(scheduler: Scheduler, jobs: Iterable[Callable[[], Awaitable[object]]], name: str) -> None:
-    """Run every job, ``AT_ONCE`` at a time. Once one fails no further job begins; those under way are waited for.
+async def run_all(
+    scheduler: Scheduler, jobs: Iterable[Callable[[], Awaitable[object]]], name: str, *, at_once: int = AT_ONCE
+) -> None:
+    """Run every job, ``at_once`` at a time. Once one fails no further job begins; those under way are waited for.
 
     :raises Exception: the first failure.
     """
     failures: list[Exception] = []
     listed = list(jobs)
     waiting = iter(listed)
-    workers = left = min(AT_ONCE, len(listed))
+    workers = left = min(at_once, len(listed))
     if not workers:
         return
 

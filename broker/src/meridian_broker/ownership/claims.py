@@ -24,6 +24,8 @@ from meridian_broker.ownership.terms import Term
 
 ATTEMPTS: Final = 64
 """How often a transaction is attempted while other brokers keep getting in first."""
+MANY: Final = 16
+"""Bundles claimed in one transaction: each takes a check and two operations, and etcd allows 128 of both together."""
 
 
 class OwnedElsewhere(Exception):
@@ -80,33 +82,70 @@ class Claims:
             return Bundles.parse(namespace, texts)
         return _parsed(namespace, found)
 
-    async def claim(self, bundle: Bundle, session: str, lease: int) -> Term:
-        """Own a bundle for as long as the lease is valid. Idempotent: a claim that already succeeded is returned.
+    async def claim(
+        self, bundles: Sequence[Bundle], session: str, lease: int
+    ) -> dict[Bundle, Term | OwnedElsewhere | NoSuchBundle]:
+        """Own bundles for as long as the lease is valid: ``MANY`` at most. Idempotent: what was claimed before is
+        returned. Those that this session cannot own come with the reason.
 
-        :raises OwnedElsewhere: another session owns it.
-        :raises NoSuchBundle: it was split.
-        :raises MetadataError: it is unknown whether it was claimed.
+        :raises MetadataError: it is unknown which were claimed.
         """
-        path = paths.owner(bundle)
         for _ in range(ATTEMPTS):
-            if (found := await self._store.get(path)) is not None:
-                owner = OwnerRecord.decode(path, found.value)
-                if owner.session != session:
-                    raise OwnedElsewhere(owner)
-                return Term(owner.fence, found.version)
-            _, check = await self._current(bundle)
+            found, free, checks = await self._standing(bundles, session)
+            if not free:
+                return found
             counter = await self._store.get(paths.FENCE)
             newest = 0 if counter is None else int(decode(paths.FENCE, counter.value)[0])
-            fence = max(newest, await self._floor()) + 1
+            first = max(newest, await self._floor()) + 1
             await self._store.transact(
-                [Check(path, ABSENT), check, Check(paths.FENCE, ABSENT if counter is None else counter.version)],
+                [*checks, Check(paths.FENCE, ABSENT if counter is None else counter.version)],
                 [
-                    Put(path, OwnerRecord(self._broker, session, fence).encode(), lease),
-                    Put(paths.FENCE, encode(fence)),
-                    Delete(paths.wish(bundle)),
+                    *(
+                        Put(paths.owner(bundle), OwnerRecord(self._broker, session, fence).encode(), lease)
+                        for fence, bundle in enumerate(free, first)
+                    ),
+                    *(Delete(paths.wish(bundle)) for bundle in free),
+                    Put(paths.FENCE, encode(first + len(free) - 1)),
                 ],
             )
-        raise Contended(f"claiming {bundle}: other brokers got in first {ATTEMPTS} times: try again later")
+        raise Contended(f"claiming {bundles[0]}: other brokers got in first {ATTEMPTS} times: try again later")
+
+    async def _standing(
+        self, bundles: Sequence[Bundle], session: str
+    ) -> tuple[dict[Bundle, Term | OwnedElsewhere | NoSuchBundle], list[Bundle], list[Check]]:
+        """What is decided about these bundles, those that nobody owns, and the checks that they are still free."""
+        namespaces = sorted({bundle.namespace for bundle in bundles})
+        records = await self._store.get_many(
+            [*map(paths.owner, bundles), *(paths.bundles(namespace) for namespace in namespaces)]
+        )
+        borders = dict(zip(namespaces, records[len(bundles) :], strict=True))
+        found: dict[Bundle, Term | OwnedElsewhere | NoSuchBundle] = {}
+        free: list[Bundle] = []
+        for bundle, record in zip(bundles, records, strict=False):
+            if record is None:
+                if await self._exists(bundle, borders):
+                    free.append(bundle)
+                else:
+                    found[bundle] = NoSuchBundle(f"{bundle} no longer exists: it was split")
+                continue
+            owner = OwnerRecord.decode(paths.owner(bundle), record.value)
+            is_ours = owner.session == session
+            found[bundle] = Term(owner.fence, record.version) if is_ours else OwnedElsewhere(owner)
+        present = {namespace: record for namespace, record in borders.items() if record is not None}
+        checks = [Check(paths.owner(bundle), ABSENT) for bundle in free]
+        checks += [Check(paths.bundles(namespace), record.version) for namespace, record in present.items()]
+        return found, free, checks
+
+    async def _exists(self, bundle: Bundle, borders: dict[str, Record | None]) -> bool:
+        """Whether its namespace is divided there.
+
+        :param borders: the records of namespaces as they were read; one that was missing is created, and added.
+        """
+        record = borders[bundle.namespace]
+        if record is None:
+            await self.bundles(bundle.namespace)
+            record = borders[bundle.namespace] = await self._store.get(paths.bundles(bundle.namespace))
+        return record is not None and _parsed(bundle.namespace, record).at(bundle.lower) == bundle
 
     async def announce(self, bundle: Bundle, term: Term, to: str) -> None:
         """Announce the broker that is about to take over a bundle; does nothing if the term is over.

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol
 
 from meridian_broker.ledgers.notifying import notify_all
@@ -23,7 +24,7 @@ from meridian_broker.metadata.store import Lease, MetadataError, MetadataStore
 from meridian_broker.ownership import paths
 from meridian_broker.ownership.balancing import Balance
 from meridian_broker.ownership.bundles import Bundle, Bundles
-from meridian_broker.ownership.claims import Claims, NoSuchBundle, OwnedElsewhere
+from meridian_broker.ownership.claims import MANY, Claims, NoSuchBundle, OwnedElsewhere
 from meridian_broker.ownership.placement import divide
 from meridian_broker.ownership.records import BrokerRecord
 from meridian_broker.ownership.terms import Action, Event, State, Term, Terms
@@ -37,6 +38,9 @@ LOOKS_PER_LEASE: Final = 20
 HAND_OVER_SECONDS: Final = 5.0
 """How long a request waits at a bundle's next owner for the hand-over. It is not refused at once because refused
 clients back off exponentially."""
+MOVES: Final = 4
+"""How many bundles a broker that stops hands over at once. Each move has pauses, in which others make progress; but the
+more there are, the longer each takes, and its clients wait."""
 NOTICEABLE: Final = 0.05
 """Change of load that the other brokers are told: each report is a write to the store that all of them see."""
 LOCATE_ATTEMPTS: Final = 4
@@ -100,6 +104,8 @@ class BundleOwner:
         self._balance = Balance()
         self._changing: set[Bundle] = set()
         """Bundles whose owner's record this broker is changing."""
+        self._wanted: dict[Bundle, None] = {}
+        """Bundles that requests wait for."""
         self._next: dict[Bundle, str] = {}
         """The brokers that this broker's bundles are being handed to."""
         self._waiting: dict[Bundle, list[Callable[[], None]]] = {}
@@ -139,8 +145,15 @@ class BundleOwner:
         announcing = [partial(self._announce, bundle, to) for bundle, to in going.items()]
         await run_all(self._scheduler, announcing, "announce the next owner of a bundle")
 
+    async def hand_over(self) -> None:
+        """Prepare to stop, and hand this broker's bundles to the other brokers, if there are any, ``MOVES`` at a time:
+        clients of a bundle whose turn has not come are still served here."""
+        await self.leave()
+        moves = [partial(self.give_up, bundle, to) for bundle, to in self._next.items()]
+        await run_all(self._scheduler, moves, "hand a bundle over", at_once=MOVES)
+
     async def close(self) -> None:
-        """Hand everything over to the other brokers: close topics cleanly, give up bundles, and end the lease."""
+        """Close topics cleanly, give up the bundles that this broker still has, and end the lease."""
         if not self._stopping:
             await self.leave()
         if (lease := self._lease) is None:
@@ -187,28 +200,55 @@ class BundleOwner:
         """
         if (term := self.term(bundle)) is not None:
             return term
-        async with self._alone:
-            if (term := self.term(bundle)) is not None:
-                return term
-            lease, me = self._valid(), self._me
-            if lease is None or me is None or self._stopping:
-                raise NotServing("this broker is stopping or cut off from its metadata store: look the topic up again")
-            if bundle in self._changing:
-                raise NotServing("this broker is giving the topic up: look it up again")
-            if self._terms.happens(bundle, Event.WANTED) is not Action.CLAIM:
-                raise NotServing(f"{bundle} is being closed here: look the topic up again")
-            try:
-                term = await self._claims.claim(bundle, me.session, lease.lease_id)
-            except BaseException:
-                self._terms.happens(bundle, Event.REFUSED)
-                raise
-            if self._valid() is not lease:
-                self._terms.happens(bundle, Event.ENDED)
-                raise NotServing("the lease on this broker's bundles ended: look the topic up again")
-            if self._terms.happens(bundle, Event.GRANTED, term) is Action.SERVE:
-                self._open_topics.gained(bundle)
-            log.info("owns %s in term %d", bundle, term.fence)
-            return term
+        self._wanted[bundle] = None
+        try:
+            async with self._alone:
+                if (term := self.term(bundle)) is not None:
+                    return term  # whoever had its turn before claimed it, too
+                return await self._claim(bundle)
+        finally:
+            self._wanted.pop(bundle, None)
+
+    async def _claim(self, bundle: Bundle) -> Term:
+        """Claim a bundle, and with it others that requests wait for. As ``acquire``."""
+        lease, me = self._valid(), self._me
+        if lease is None or me is None or self._stopping:
+            raise NotServing("this broker is stopping or cut off from its metadata store: look the topic up again")
+        if bundle in self._changing:
+            raise NotServing("this broker is giving the topic up: look it up again")
+        others = (one for one in self._wanted if one != bundle and one not in self._changing)
+        wanted = islice((bundle, *others), MANY)
+        some = [one for one in wanted if self._terms.happens(one, Event.WANTED) is Action.CLAIM]
+        if bundle not in some:
+            for one in some:
+                self._terms.happens(one, Event.REFUSED)
+            raise NotServing(f"{bundle} is being closed here: look the topic up again")
+        try:
+            found = await self._claims.claim(some, me.session, lease.lease_id)
+        except BaseException:
+            for one in some:
+                self._terms.happens(one, Event.REFUSED)
+            raise
+        for one in some:
+            self._claimed(one, found[one], is_valid=self._valid() is lease)
+        if isinstance(outcome := found[bundle], Exception):
+            raise outcome
+        if self._terms.held(bundle) is not outcome:
+            raise NotServing("the lease on this broker's bundles ended: look the topic up again")
+        return outcome
+
+    def _claimed(self, bundle: Bundle, outcome: Term | Exception, *, is_valid: bool) -> None:
+        """The store decided on a claim.
+
+        :param is_valid: the lease under which it was claimed still is.
+        """
+        if isinstance(outcome, Exception):
+            self._terms.happens(bundle, Event.REFUSED)
+        elif not is_valid:
+            self._terms.happens(bundle, Event.ENDED)
+        elif self._terms.happens(bundle, Event.GRANTED, outcome) is Action.SERVE:
+            self._open_topics.gained(bundle)
+            log.info("owns %s in term %d", bundle, outcome.fence)
 
     async def give_up(self, bundle: Bundle, to: str = "") -> None:
         """Close a bundle's topics cleanly and let other brokers own it; does nothing if it is not owned here.

@@ -44,7 +44,7 @@ from meridian_broker.replication.progress.exchange import ProgressExchange
 from meridian_broker.server.behind import BehindRecord
 from meridian_broker.server.chores import Chores
 from meridian_broker.server.descriptors import limit, shares
-from meridian_broker.server.draining import confirmed, quiesce
+from meridian_broker.server.draining import confirmed
 from meridian_broker.server.early import EarlyPorts
 from meridian_broker.server.keys import Keys
 from meridian_broker.server.listeners import Listeners, client_tls
@@ -381,8 +381,7 @@ class BrokerProcess:
         try:
             async with asyncio.timeout(limit):
                 if self.several is not None:
-                    await self.several.owner.leave()
-                await quiesce(self.service, self.gateway, self.scheduler)
+                    await self.several.owner.hand_over()
                 await closing.send_consumers_away(self.service.registry)
                 await confirmed(self.host, self.exchange, self.scheduler)
                 self.leases.release_unwanted()  # other regions take over dispatch at once (R26)

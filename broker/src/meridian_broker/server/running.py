@@ -87,6 +87,7 @@ async def _run(
         gc.set_threshold(*GC_THRESHOLD)
         await process.serve(stop)
         log.info("draining")
+        gc.disable()  # closing many topics would trigger collections of everything, just before the process ends
         await process.drain()
     log.info("stopped")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from meridian_broker.ledgers.retired_indexes import Late
@@ -29,6 +30,17 @@ if TYPE_CHECKING:
     from meridian_broker.topics.journal.topic_record import TopicMetadata
     from meridian_broker.topics.limits import TopicLimits
     from meridian_broker.topics.ports import Exchange, Leasing
+
+
+class Settling(Enum):
+    """How far a topic has settled before it moves (``service/settling.py``)."""
+
+    NOT = "not"
+    """It is served."""
+    RESTS = "rests"
+    """It dispatches nothing any more."""
+    IS_DEAF = "is deaf"
+    """It also ignores messages that arrive: clients send them again to the next owner."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +126,7 @@ class TopicContext:
         """Its last entry, if it was terminated; None: it goes on."""
         self.ends: Mapping[str, Position] = {}
         """Per other region, the last of its entries before that end."""
-        self.is_resting = False
-        """Nothing is dispatched any more: the broker is about to stop."""
+        self.settling = Settling.NOT
         self.failure: str | None = None
         """Why it is not served any more; None: it is."""
         self.reopens = True
@@ -171,9 +182,9 @@ class TopicContext:
 
     # -- what it does no more ------------------------------------------------------------------------------------
 
-    def rest(self) -> None:
-        """The broker is about to stop: dispatch nothing any more."""
-        self.is_resting = True
+    def settle(self, how_far: Settling) -> None:
+        """The topic is about to move, or the broker to stop."""
+        self.settling = how_far
 
     def begin_leaving(self) -> None:
         """Its deletion is about to be put on record: admit no clients."""

@@ -55,6 +55,7 @@ class LedgerTable:
         self._channel = channel
         self._together = Together(channel)
         self._tombstones = deleted_ledgers_of(region)
+        self._logged: BaseException | None = None
 
     async def close(self) -> None:
         await self._together.close()
@@ -193,6 +194,12 @@ class LedgerTable:
         for bookie in bookies.addresses.keys() - found.keys():
             bookies.unregistered(bookie)
 
+    def log_failure(self, error: LedgerError) -> None:
+        """Log it, once for all ledgers whose requests were sent together."""
+        if error.__cause__ is None or error.__cause__ is not self._logged:
+            self._logged = error.__cause__
+            log.warning("%s", error)
+
     # -- inside --------------------------------------------------------------------------------------------------
 
     def _tombstone(self, ledger: int) -> bytes:
@@ -224,7 +231,7 @@ class LedgerMetadataPort:
         try:
             found: Versioned | Unread = await self._table.read(self._ledger) or Unread.ABSENT
         except LedgerError as error:
-            log.warning("%s", error)
+            self._table.log_failure(error)
             found = Unread.UNKNOWN
         told(found)
 
@@ -233,7 +240,7 @@ class LedgerMetadataPort:
             written = await self._table.write(self._ledger, metadata, version)
             outcome: int | Unwritten = Unwritten.CONFLICT if written is None else written
         except LedgerError as error:
-            log.warning("%s", error)
+            self._table.log_failure(error)
             outcome = Unwritten.UNKNOWN
         told(outcome)
 

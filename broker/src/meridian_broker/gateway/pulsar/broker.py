@@ -14,7 +14,7 @@ from meridian_broker.gateway.authentication import Authentication
 from meridian_broker.gateway.peer_identity import PeerIdentity
 from meridian_broker.gateway.pulsar.connected import Connected
 from meridian_broker.gateway.pulsar.expiry import Expiries
-from meridian_broker.gateway.pulsar.flow import BYTES, STOPPING, WRITE_BYTES, turn_bytes
+from meridian_broker.gateway.pulsar.flow import BYTES, WRITE_BYTES, turn_bytes
 from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.topics.errors import NotAllowed
 from meridian_broker.topics.service.service import TopicService
@@ -158,16 +158,6 @@ class Broker:
         self.ready = True
         waiting, self.waiting = self.waiting, {}
         notify_all(list(waiting.values()))
-
-    def hear_no_more(self) -> None:
-        """Stop reading from clients: messages they send from now on are not stored, and they send them again."""
-        for one in self.clients:
-            one.pause(STOPPING)
-
-    @property
-    def owes_receipts(self) -> bool:
-        """Whether any client waits for the receipt of a message that is being stored."""
-        return any(one.owes_receipts for one in self.clients)
 
     def let_on(self) -> None:
         """Resume reading from connections that were held back, once half of the bytes are durable."""

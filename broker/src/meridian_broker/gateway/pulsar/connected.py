@@ -27,11 +27,6 @@ class Connected(Expiring, Protocol):
     peer_secret: bytes
     """Id of the secret that it proved to know."""
 
-    @property
-    def owes_receipts(self) -> bool:
-        """Whether messages from it are being stored."""
-        ...
-
     def write(self, data: bytes | memoryview) -> None:
         """Send it together with all other output of this turn of the loop."""
         ...

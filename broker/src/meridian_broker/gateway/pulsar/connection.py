@@ -393,11 +393,6 @@ class Connection(FlowControl):
         """These messages will get no receipt: their topic was fenced, and the client resends them."""
         self._answered(len(sends))
 
-    @property
-    def owes_receipts(self) -> bool:
-        """Are messages of it being stored?"""
-        return self._pending > 0
-
     def _answered(self, count: int) -> None:
         """This many were stored, or failed. Their bytes are estimated as the average: exact sums would cost each
         message."""

@@ -31,7 +31,6 @@ BYTES: Final = 2
 RATE: Final = 4
 UNANSWERED: Final = 8
 UNREAD: Final = 16
-STOPPING: Final = 32
 
 
 def turn_bytes(connections: int) -> int:

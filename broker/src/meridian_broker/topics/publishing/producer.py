@@ -29,7 +29,7 @@ class ProducerPort(Protocol):
         ...
 
     def dropped(self, sends: list[Send]) -> None:
-        """The entries were not stored and the topic is fenced: the client resends them elsewhere."""
+        """The entries were not stored, and the topic is fenced or moves: the client resends them elsewhere."""
         ...
 
     def repeated(self, producer: Producer, send: Send) -> None:

@@ -15,6 +15,7 @@ from meridian_broker.ledgers.pending import OwnEntry
 from meridian_broker.positions.bitruns import ENTRY_LIMIT
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics import validation
+from meridian_broker.topics.context import Settling
 from meridian_broker.topics.entry_metadata import foreign_header, own_entry
 from meridian_broker.topics.errors import NotAllowed, OriginConflict, ReplicationGap, TopicError
 from meridian_broker.topics.publishing.producer import Producer
@@ -59,6 +60,9 @@ class Storing:
         The messages are those of one read of the connection, so that the cost per call is shared by all of them.
         """
         topic = self._topic
+        if topic.settling is Settling.IS_DEAF:
+            producer.port.dropped(sends)
+            return 0
         if topic.is_ended:
             for send in sends:
                 producer.port.refused(producer, send, topic.refusal())
@@ -108,6 +112,9 @@ class Storing:
         :raises TopicTerminated, BacklogQuotaHold, MessageTooLarge: it is refused (``backfill/intake.py``).
         """
         topic, stamp = self._topic, send.origin
+        if topic.settling is Settling.IS_DEAF:
+            producer.port.dropped([send])
+            return
         if stamp is None or producer.remote_region is None or stamp.region != producer.remote_region:
             raise NotAllowed("only the replicator of a region may send that region's entries")
         if stamp.region == topic.region:

@@ -11,6 +11,7 @@ from meridian_broker.ledgers.scheduling import run_all
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.ledgers.under_way import all_over
 from meridian_broker.metadata.store import MetadataError
+from meridian_broker.topics.service.settling import settle
 
 if TYPE_CHECKING:
     from meridian_broker.topics.service.opener import TopicOpener
@@ -25,24 +26,28 @@ async def unload(opener: TopicOpener, name: TopicName) -> None:
     """Close the topic in good order; the next request opens it again."""
     opener.failing.end_pause(str(name), opener.parts.scheduler.monotonic_ms())
     topic = await opener.topic(name, create=False)
+    await settle([topic, *topic.shadows.open.values()], opener.parts.scheduler)
     for shadow in list(topic.shadows.open.values()):  # they close with it, and this way in good order
         async with opener.registry.lock(shadow.name):
             if opener.registry.topics.get(shadow.name) is not shadow:
                 continue
             await _close(opener, shadow, f"its source was unloaded: look {shadow.name} up again", to_rest=True)
     async with opener.registry.lock(topic.name):
-        await _close(opener, topic, "the topic was unloaded: look it up again", to_rest=True)
+        if opener.registry.topics.get(topic.name) is topic:
+            await _close(opener, topic, "the topic was unloaded: look it up again", to_rest=True)
 
 
 async def hand_over(opener: TopicOpener, topic: Topic, reason: str) -> None:
-    """Close a topic in good order because another broker is to serve it; one that fails is recovered there."""
+    """Close a settled topic in good order because another broker is to serve it; one that fails is recovered there."""
     async with opener.registry.lock(topic.name):
         if opener.registry.topics.get(topic.name) is topic:
             await _close_for_good(opener, topic, reason)
 
 
 async def send_consumers_away(registry: TopicRegistry) -> None:
-    """Disconnect all consumers, and send their acknowledgements to the other regions. No more topics are opened."""
+    """Let all topics settle, then disconnect all consumers, and send their acknowledgements to the other regions. No
+    more topics are opened."""
+    await settle(list(registry.topics.values()), registry.parts.scheduler)
     registry.close()
     topics = list(registry.topics.values())
     for topic in topics:

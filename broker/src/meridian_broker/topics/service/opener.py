@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from meridian_broker.ledgers.store import LedgerError, LedgerUnreadable
 from meridian_broker.ledgers.view import LogView
 from meridian_broker.metadata.store import MetadataError
+from meridian_broker.topics.context import Settling
 from meridian_broker.topics.errors import (
     NotAllowed,
     TopicElsewhere,
@@ -199,8 +200,9 @@ class TopicOpener:
     # -- what happens to it --------------------------------------------------------------------------------------
 
     def _fenced(self, topic: Topic) -> None:
-        """The topic was fenced: reopen it from its durable state."""
-        log.warning("topic %s is fenced: %s", topic.name, topic.failure)
+        """The topic was fenced: reopen it from its durable state, unless it is being closed."""
+        level = logging.DEBUG if topic.settling is Settling.IS_DEAF else logging.WARNING
+        log.log(level, "topic %s is fenced: %s", topic.name, topic.failure)
         self.regions.replication.stop(topic.name)
         self._open_again_later(topic)
 

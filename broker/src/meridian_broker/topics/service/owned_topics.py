@@ -22,6 +22,7 @@ from meridian_broker.ownership.bundles import Bundle, place_of
 from meridian_broker.ownership.owner import NotServing
 from meridian_broker.topics.errors import TopicElsewhere, TopicFenced
 from meridian_broker.topics.service import closing
+from meridian_broker.topics.service.settling import settle
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.errors import InvalidTopicNameError
 
@@ -127,6 +128,7 @@ class OwnedTopics:
         """Close the bundle's open topics cleanly."""
         opener = self._bound
         self._close_non_persistent(bundle, MOVED)
+        await settle(self._open_in(bundle), opener.parts.scheduler)
         jobs = [partial(closing.hand_over, opener, topic, MOVED) for topic in self._open_in(bundle)]
         await run_all(opener.parts.scheduler, jobs, "close a topic of a bundle")
         self._forget_unopened(bundle)

@@ -15,6 +15,7 @@ from meridian_broker.ledgers.entry import messages as messages_of
 from meridian_broker.ledgers.store import Done
 from meridian_broker.positions import Progress
 from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.topics.context import Settling
 from meridian_broker.topics.cursors import ack_commands, acknowledging
 from meridian_broker.topics.cursors.compacted_cursor import CompactedReading
 from meridian_broker.topics.cursors.cursor import Cursor
@@ -232,7 +233,7 @@ class Subscription:
         self._pumping = False
         if self.dispatcher is not None and not self.barrier and self.topic.failure is None:
             self.cursor.flush_pending()
-            if not self.topic.is_resting and (self.share is None or self.share.held):
+            if self.topic.settling is Settling.NOT and (self.share is None or self.share.held):
                 self.dispatcher.pump()
             if self.topic.terminated is not None:
                 self._tell_end()
