@@ -17,6 +17,8 @@ from meridian_broker.metadata.store import MetadataStore
 from meridian_broker.metadata.sync import outbox, paths
 from meridian_broker.metadata.sync.applying import Applier
 from meridian_broker.metadata.sync.events import Changes, decode
+from meridian_broker.metadata.sync.kept import Kept
+from meridian_broker.metadata.sync.known import Known
 from meridian_broker.metadata.sync.publishing import Publisher
 from meridian_broker.metadata.sync.stamped import Stamped, from_store, newest
 from meridian_broker.positions.clock import HybridClock
@@ -91,7 +93,8 @@ async def test_a_killed_process_owes_what_it_wrote_and_another_region_learns_it(
     other = "etcd" if kind == "sqlite" else "sqlite"
     async with opened(other, new_place(other)) as store:
         clock = HybridClock(lambda: NOW_MS, "eu")
-        applier = Applier(store, clock, lambda: NOW_MS, is_synced, lambda: ("eu", "us"))
+        known = Known(store, lambda: asyncio.sleep(0))
+        applier = Applier(store, clock, lambda: NOW_MS, is_synced, lambda: ("eu", "us"), Kept(store, known))
         for message in messages:
             await applier.apply(message)
         assert await states_in(store) == states

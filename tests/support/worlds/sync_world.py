@@ -22,17 +22,18 @@ from meridian_broker.metadata.limits import check_transaction
 from meridian_broker.metadata.records import encode
 from meridian_broker.metadata.store import ABSENT, Change, Check, Delete, Lease, Put, Record, VersionConflict
 from meridian_broker.metadata.sync import paths
-from meridian_broker.metadata.sync.applying import Applier, from_parked, read_mark
+from meridian_broker.metadata.sync.applying import Applier, read_mark
 from meridian_broker.metadata.sync.catching_up import Digest, compared, take
 from meridian_broker.metadata.sync.conflicts import Conflict
 from meridian_broker.metadata.sync.conflicts import from_store as conflict_from_store
 from meridian_broker.metadata.sync.digests import Place, Summary
 from meridian_broker.metadata.sync.events import Changes, Event, Mark, decode
 from meridian_broker.metadata.sync.known import Known
+from meridian_broker.metadata.sync.parked import from_parked
 from meridian_broker.metadata.sync.publishing import Publisher
 from meridian_broker.metadata.sync.reading import read_moment
 from meridian_broker.metadata.sync.recording import RecordingStore
-from meridian_broker.metadata.sync.stamped import BEGINNING, Moment, Stamped, from_store, newest
+from meridian_broker.metadata.sync.stamped import BEGINNING, Moment, Stamped, from_store, moment, newest
 from meridian_broker.positions.clock import HybridClock
 
 START_MS = 1_000_000_000_000
@@ -146,6 +147,30 @@ class StoreInMemory:
 
 
 @dataclass
+class WaitingInMemory:
+    """What waits in a region's store, read there each time."""
+
+    store: StoreInMemory
+
+    async def tombstones(self, upto: Moment) -> list[str]:
+        """All of them: which of them may go is the applier's decision."""
+        return [where.removeprefix(paths.TOMBSTONES) for where, _ in await self.store.scan(paths.TOMBSTONES + "/")]
+
+    async def parked(self, upto: Moment) -> list[str]:
+        return [path for path, state in await self._parked() if moment(state.stamp) <= upto]
+
+    async def first_parked(self) -> Moment | None:
+        return min((moment(state.stamp) for _, state in await self._parked()), default=None)
+
+    def park(self, path: str, state: Stamped | None) -> None:
+        """Everything is read anyway."""
+
+    async def _parked(self) -> list[tuple[str, Stamped]]:
+        found = await self.store.scan(paths.PARKED + "/")
+        return [(where.removeprefix(paths.PARKED), from_parked(where, record.value)) for where, record in found]
+
+
+@dataclass
 class Task:
     """Something that runs in a region, request by request."""
 
@@ -237,7 +262,7 @@ class SyncWorld:
             clock,
             RecordingStore(region.store, clock, is_synced),
             Publisher(region.store, clock, notify),
-            Applier(region.store, clock, now_ms, is_synced, lambda: self.names),
+            Applier(region.store, clock, now_ms, is_synced, lambda: self.names, WaitingInMemory(region.store)),
         )
 
     # -- what they do

@@ -24,7 +24,6 @@ from meridian_broker.admin.http.requests import state
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.gateway.metadata_session import Session
 from meridian_broker.ledgers.storage import StorageFigures
-from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.converging import Verdict
 from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.topics.topic import Topic
@@ -299,8 +298,8 @@ async def read(admin: AdminState) -> Reading:
 def _sharing(reading: Reading, session: Session) -> None:
     applier = session.applier
     reading.put("meridian_metadata_outbox", (), session.owed)
-    reading.put("meridian_metadata_conflicts", (), session.counts[paths.CONFLICTS])
-    reading.put("meridian_metadata_parked", (), session.counts[paths.PARKED])
+    reading.put("meridian_metadata_conflicts", (), len(session.kept.conflicts))
+    reading.put("meridian_metadata_parked", (), session.kept.parked_paths)
     reading.put("meridian_metadata_published_total", (), session.publisher.published)
     reading.put("meridian_metadata_overwritten_total", (), applier.counts.conflicts)
     reading.put("meridian_metadata_dead_letters_total", (), session.topic.dead_letters)

@@ -23,6 +23,7 @@ from meridian_broker.metadata.sync.catching_up import Comparison, compared, sett
 from meridian_broker.metadata.sync.choice import SyncChoice
 from meridian_broker.metadata.sync.events import Changes, Mark
 from meridian_broker.metadata.sync.events import decode as decode_message
+from meridian_broker.metadata.sync.kept import Kept
 from meridian_broker.metadata.sync.known import Known
 from meridian_broker.metadata.sync.publishing import Publisher
 from meridian_broker.metadata.sync.recording import RecordingStore
@@ -68,12 +69,11 @@ class Session:
         topic.register_sync_listener(self._arrived)
         store, clock, choice = shared.store, shared.clock, shared.choice
         self.publisher = Publisher(store, clock, topic.notify)
-        self.applier = Applier(store, clock, shared.now_ms, choice.is_synced, self.regions)
         self.known = Known(store, lambda: asyncio.sleep(0))
+        self.kept = Kept(store, self.known)
+        self.applier = Applier(store, clock, shared.now_ms, choice.is_synced, self.regions, self.kept)
         self.peers: dict[str, PeerState] = {}
         self.publish_problem: str | None = None
-        self.counts = {paths.PARKED: 0, paths.CONFLICTS: 0}
-        """Paths there, as of some seconds ago."""
         self._owed: dict[str, Record] = {}
         """Entries of the outbox, as the watch tells."""
         self._owing = asyncio.Event()
@@ -84,11 +84,6 @@ class Session:
     def owed(self) -> int:
         """Entries of the outbox."""
         return len(self._owed)
-
-    async def count(self) -> dict[str, int]:
-        """:raises MetadataError: the store does not answer."""
-        self.counts = {path: len(await self._shared.store.scan(path + "/")) for path in self.counts}
-        return self.counts
 
     def regions(self) -> frozenset[str]:
         """That share metadata by this topic, this one included."""
@@ -102,6 +97,8 @@ class Session:
                 tasks.create_task(self._publish())
                 tasks.create_task(self._again("follow values", self.known.follow_values))
                 tasks.create_task(self._again("follow deletions", self.known.follow_deletions))
+                tasks.create_task(self._again("follow what is parked", self.kept.follow_parked))
+                tasks.create_task(self._again("follow conflicts", self.kept.follow_conflicts))
                 tasks.create_task(self._again("look after stamps", self._look))
                 tasks.create_task(self._again("compare with other regions", self._compare_all))
         finally:
@@ -165,8 +162,6 @@ class Session:
             await asyncio.sleep(LOOK_SECONDS)
             turns += 1
             is_marking = turns % round(MARK_SECONDS / LOOK_SECONDS) == 0
-            if is_marking:
-                await self.count()
             if not self.topic.is_active:
                 continue
             await self.applier.release()

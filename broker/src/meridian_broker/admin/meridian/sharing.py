@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from aiohttp import web
@@ -12,22 +12,28 @@ from meridian_broker.admin.http.requests import Refused, answer, body, done, par
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.admin.meridian.comparing import session_of
 from meridian_broker.gateway.event_topic import EventTopic
+from meridian_broker.gateway.metadata_peers import MAX_TIME_MS
 from meridian_broker.gateway.metadata_session import Session
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.errors import Invalid, NotFound
+from meridian_broker.metadata.store import MetadataStore, Record
 from meridian_broker.metadata.sync import paths
-from meridian_broker.metadata.sync.applying import from_parked, read_mark
+from meridian_broker.metadata.sync.applying import read_mark
 from meridian_broker.metadata.sync.catching_up import Comparison
 from meridian_broker.metadata.sync.conflicts import Shown
 from meridian_broker.metadata.sync.conflicts import from_store as conflict_of
 from meridian_broker.metadata.sync.converging import Verdict
 from meridian_broker.metadata.sync.digests import Summary
+from meridian_broker.metadata.sync.parked import from_parked
 from meridian_broker.metadata.sync.reading import read, with_tombstones
 from meridian_broker.metadata.sync.stamped import Stamped
 from meridian_broker.metadata.sync.standing import PeerState
 
 SHOWN: Final = 1000
 """Paths of one answer; the rest is counted."""
+
+EVER: Final = (MAX_TIME_MS, 0)
+"""No stamp is later."""
 
 Json = dict[str, Any]
 
@@ -49,23 +55,23 @@ async def status(request: web.Request) -> web.Response:
 
 async def figures(admin: AdminState, session: Session) -> Json:
     """The figures of ``status``."""
-    counts = await session.count() | {paths.OUTBOX: session.owed}
+    kept, owed = session.kept, session.owed
     verdicts = session.applier.counts.verdicts
     peers = {region: await _peer(admin, session, region, peer) for region, peer in session.peers.items()}
     problems = [one for one in (session.topic.problem, session.publish_problem) if one]
-    if counts[paths.PARKED]:
-        problems.append(f"{counts[paths.PARKED]} stamps are from the future: see `meridian metadata conflicts`")
+    if kept.parked_paths:
+        problems.append(f"{kept.parked_paths} stamps are from the future: see `meridian metadata conflicts`")
     return {
         "active": session.topic.is_active,
         "problems": problems,
-        "synced": not problems and not counts[paths.OUTBOX] and all(one["problem"] is None for one in peers.values()),
+        "synced": not problems and not owed and all(one["problem"] is None for one in peers.values()),
         "published": session.publisher.published,
         "applied": verdicts[Verdict.APPLIED],
         "stale": verdicts[Verdict.STALE],
         "duplicate": verdicts[Verdict.DUPLICATE],
-        "outbox": counts[paths.OUTBOX],
-        "parked": counts[paths.PARKED],
-        "conflicts": counts[paths.CONFLICTS],
+        "outbox": owed,
+        "parked": kept.parked_paths,
+        "conflicts": len(kept.conflicts),
         "deadLetters": _dead(session.topic),
         "values": session.known.values,
         "tombstones": session.known.deletions,
@@ -122,16 +128,17 @@ async def _compared(request: web.Request, comparison: Comparison, peer: Any) -> 
 
 async def conflicts(request: web.Request) -> web.Response:
     """What two regions wrote without knowing of each other, what waits for its time, and what has lost its parent."""
-    store = state(request).sharing.store
-    found = await store.scan(paths.CONFLICTS + "/")
-    parked = await store.scan(paths.PARKED + "/")
+    session, store = session_of(request), state(request).sharing.store
+    wanted = sorted(session.kept.conflicts)
     listed = []
-    for where, record in found[:SHOWN]:
-        one = conflict_of(where, record.value)
-        listed.append({"path": where.removeprefix(paths.CONFLICTS), "won": _shown(one.won), "lost": _shown(one.lost)})
+    for path, record in await _records(store, paths.conflict, wanted[:SHOWN]):
+        one = conflict_of(path, record.value)
+        listed.append({"path": path, "won": _shown(one.won), "lost": _shown(one.lost)})
+    count = len(listed) + len(wanted[SHOWN:])
+    due = await session.kept.parked(EVER)
     waiting = [
-        {"path": where.removeprefix(paths.PARKED), "state": _state(from_parked(where, record.value))}
-        for where, record in parked[:SHOWN]
+        {"path": path, "state": _state(from_parked(path, record.value))}
+        for path, record in await _records(store, paths.parked, due[:SHOWN])
     ]
     tenants = set(await store.children(keys.TENANTS))
     orphans = [one for one in await store.children(keys.NAMESPACES) if one not in tenants]
@@ -140,7 +147,13 @@ async def conflicts(request: web.Request) -> web.Response:
         for one in orphans
         for name in await store.children(f"{keys.NAMESPACES}/{one}")
     ]
-    return answer({"conflicts": listed, "count": len(found), "parked": waiting, "hidden": hidden[:SHOWN]})
+    return answer({"conflicts": listed, "count": count, "parked": waiting, "hidden": hidden[:SHOWN]})
+
+
+async def _records(store: MetadataStore, where: Callable[[str], str], some: Sequence[str]) -> list[tuple[str, Record]]:
+    """What is stored of these paths; some may have gone a moment ago."""
+    found = await store.get_many([where(path) for path in some])
+    return [(path, record) for path, record in zip(some, found, strict=True) if record is not None]
 
 
 async def dismiss(request: web.Request) -> web.Response:

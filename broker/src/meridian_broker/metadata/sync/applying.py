@@ -29,11 +29,13 @@ from meridian_broker.metadata.sync.converging import (
     is_forgettable,
     overwrites_unseen,
 )
-from meridian_broker.metadata.sync.events import Event, Mark, Message
+from meridian_broker.metadata.sync.events import MAX_COUNTER, Event, Mark, Message
+from meridian_broker.metadata.sync.kept import Waiting
 from meridian_broker.metadata.sync.outbox import MAX_BYTES
+from meridian_broker.metadata.sync.parked import from_parked, parked_to_store
 from meridian_broker.metadata.sync.reading import Seen, read, with_tombstones
 from meridian_broker.metadata.sync.shapes import fault_of
-from meridian_broker.metadata.sync.stamped import BEGINNING, Moment, Stamped, from_store, to_store
+from meridian_broker.metadata.sync.stamped import BEGINNING, Moment, from_store
 from meridian_broker.positions.clock import HybridClock
 
 ATTEMPTS: Final = 64
@@ -81,6 +83,7 @@ class Applier:
         now_ms: Callable[[], int],
         is_synced: Callable[[str], bool],
         regions: Callable[[], Collection[str]],
+        waiting: Waiting,
     ) -> None:
         """
         :param store: the region's own, not a recording one: what is applied here needs not be sent again.
@@ -91,6 +94,7 @@ class Applier:
         self._now_ms = now_ms
         self._is_synced = is_synced
         self._regions = regions
+        self._waiting = waiting
         self.counts = Applied()
         self.latest: dict[str, Latest] = {}
         """By region, the last message with events of it."""
@@ -144,6 +148,7 @@ class Applier:
             if not operations or await self._store.transact(list(seen.checks().values()), operations):
                 self.counts.verdicts.update(verdicts)
                 self.counts.conflicts += conflicts
+                self._note_parked(operations)
                 for event, verdict in zip(events, verdicts, strict=True):
                     if verdict is Verdict.APPLIED:
                         self._clock.observe(event.state.stamp, MAX_AHEAD_MS)
@@ -152,16 +157,16 @@ class Applier:
 
     async def release(self) -> None:
         """Decide again about parked states whose time has come. Call it periodically."""
-        for where, record in await self._store.scan(paths.PARKED + "/"):
-            state = from_parked(where, record.value)
-            if state.stamp.time_ms <= self._now_ms() + MAX_AHEAD_MS:
-                await self.take([Event(where.removeprefix(paths.PARKED), state)])
+        for path in await self._waiting.parked((self._now_ms() + MAX_AHEAD_MS, MAX_COUNTER)):
+            where = paths.parked(path)
+            record = await self._store.get(where)
+            if record is not None:
+                await self.take([Event(path, from_parked(where, record.value))])
 
     async def heard(self) -> dict[str, Moment]:
         """By region, the mark up to which everything was applied here."""
-        parked = [
-            before(from_parked(path, record.value)) for path, record in await self._store.scan(paths.PARKED + "/")
-        ]
+        first = await self._waiting.first_parked()
+        parked = [] if first is None else [before(first)]
         return {region: min([upto, *parked]) for region, (upto, _) in (await self._marks()).items()}
 
     async def heard_of_all(self) -> Moment:
@@ -183,18 +188,25 @@ class Applier:
             horizon = now
         elif not await self._store.transact([*seen.checks().values()], [Put(paths.HORIZON, encode(list(horizon)))]):
             return 0
+        due = await self._waiting.tombstones(horizon)
+        return sum([await self._forget(due[first : first + STONES_TOGETHER], horizon) for first in _firsts(due)])
+
+    async def _forget(self, some: Sequence[str], horizon: Moment) -> int:
+        found = await read(self._store, map(paths.tombstone, some))
         stones = [
-            (path, record)
-            for path, record in await self._store.scan(paths.TOMBSTONES + "/")
-            if is_forgettable(from_store(path, record.value, is_deletion=True), horizon)
+            Check(path, record.version)
+            for path, record in found.records.items()
+            if record is not None and is_forgettable(from_store(path, record.value, is_deletion=True), horizon)
         ]
-        removed = 0
-        for start in range(0, len(stones), STONES_TOGETHER):
-            some = stones[start : start + STONES_TOGETHER]
-            checks = [Check(path, record.version) for path, record in some]
-            if await self._store.transact(checks, [Delete(path) for path, _ in some]):
-                removed += len(some)
-        return removed
+        is_done = bool(stones) and await self._store.transact(stones, [Delete(one.path) for one in stones])
+        return len(stones) if is_done else 0
+
+    def _note_parked(self, operations: Sequence[Put | Delete]) -> None:
+        """Before a watch tells, so that no mark counts meanwhile for more than was decided."""
+        for one in operations:
+            if one.path.startswith(paths.PARKED):
+                state = from_parked(one.path, one.value) if isinstance(one, Put) else None
+                self._waiting.park(one.path.removeprefix(paths.PARKED), state)
 
     def _decide(
         self, events: Sequence[Event], seen: Seen, alive_upto: Moment
@@ -241,6 +253,10 @@ class Applier:
         return {keys.unescape(path.rpartition("/")[2]): read_mark(path, record.value) for path, record in found}
 
 
+def _firsts(some: Sequence[str]) -> range:
+    return range(0, len(some), STONES_TOGETHER)
+
+
 def refusal_of(event: Event) -> str | None:
     """Why an event can be applied in no region; None: it can."""
     if paths.scope_of(event.path) is None:
@@ -280,17 +296,6 @@ def _parking(event: Event, verdict: Verdict, seen: Seen) -> list[Put | Delete]:
     if kept is not None and not kept.beats(event.state):
         return [Delete(where)]
     return []
-
-
-def parked_to_store(state: Stamped) -> bytes:
-    """Unlike at a path of its own, a deletion needs to be told from a value here."""
-    return encode({"deleted": state.value is None, "state": to_store(state).decode()})
-
-
-def from_parked(path: str, data: bytes) -> Stamped:
-    """:raises MetadataError: the record is damaged."""
-    shown, _ = decode(path, data)
-    return from_store(path, shown["state"].encode(), is_deletion=shown["deleted"])
 
 
 def read_mark(path: str, data: bytes) -> tuple[Moment, dict[str, Moment]]:

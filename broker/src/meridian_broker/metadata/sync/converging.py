@@ -99,9 +99,9 @@ def is_forgettable(deletion: Stamped, horizon: Moment) -> bool:
     return not deletion.generation and moment(deletion.stamp) <= horizon
 
 
-def before(stamp: Stamped) -> Moment:
-    """The last moment before a state was written."""
-    time_ms, counter = moment(stamp.stamp)
+def before(at: Moment) -> Moment:
+    """The last moment before this one."""
+    time_ms, counter = at
     if counter:
         return time_ms, counter - 1
     return max(0, time_ms - 1), (1 << 64) - 1

@@ -15,7 +15,8 @@ from meridian_broker.metadata import keys
 from meridian_broker.metadata.store import Change, MetadataStore, Record
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.digests import BUCKETS, PARTS, DigestTree, Place, Summary
-from meridian_broker.metadata.sync.stamped import from_store
+from meridian_broker.metadata.sync.earliest import Earliest
+from meridian_broker.metadata.sync.stamped import from_store, moment
 
 SLICE: Final = 200
 """Records read in one turn of the loop."""
@@ -31,6 +32,8 @@ class Known:
         self._pause = pause
         self._values: dict[str, DigestTree] = {scope: DigestTree() for scope in paths.SCOPES}
         self._deletions: dict[str, DigestTree] = {scope: DigestTree() for scope in paths.SCOPES}
+        self.forgettable = Earliest()
+        """Deletions by their moments, except those that stay."""
         self._read: set[str] = set()
 
     @property
@@ -86,6 +89,8 @@ class Known:
 
     async def _read_all(self, prefix: str, trees: dict[str, DigestTree], folder: str) -> None:
         read = {scope: DigestTree() for scope in trees}
+        if folder:
+            self.forgettable = Earliest()
         for number, (where, record) in enumerate(await self._store.scan(prefix)):
             if number % SLICE == 0:
                 await self._pause()
@@ -103,3 +108,5 @@ class Known:
         if scope is not None:
             state = None if record is None else from_store(where, record.value, is_deletion=bool(folder))
             trees[scope].set(path, state)
+            if folder:
+                self.forgettable.set(path, None if state is None or state.generation else moment(state.stamp))
