@@ -177,6 +177,60 @@ def test_a_namespace_without_its_tenant_is_not_served(shared: RegionsProcess) ->
         wait_until(lambda region=region: get(shared, region, "/admin/v2/namespaces/brief/n"), "the namespace")
 
 
+def peer(regions: RegionsProcess, region: str, other: str) -> Any:
+    """What a region says about another one; empty: it has not looked yet."""
+    return (status(regions, region) or {}).get("peers", {}).get(other, {})
+
+
+ORDERS = "/admin/v2/persistent/shop/orders/t"
+SCOPES = "/admin/v2/brokers/configuration/metadataSyncScopes"
+CONFLICTS = "/meridian/v1/metadata/conflicts"
+
+
+def test_sharing_more_decides_nothing_silently(shared: RegionsProcess) -> None:
+    """Policies of topics differ when regions begin to share them: a named side counts. After that they are one."""
+    write(shared, "us", "PUT", ORDERS)
+    wait_until(lambda: get(shared, "eu", f"{ORDERS}/stats") is not None, "the topic in eu")
+    for region, producers in (("us", 3), ("eu", 4)):
+        write(shared, region, "POST", f"{ORDERS}/maxProducers", producers)
+    write(shared, "us", "POST", f"{SCOPES}/tenants,namespaces,topicPolicies")
+
+    def is_told() -> bool:
+        return "set metadataSyncScopes alike" in str(peer(shared, "us", "eu").get("problem"))
+
+    wait_until(is_told, "the different scopes to be shown")
+    write(shared, "us", "POST", TTL, 70)
+    wait_ttl(shared, 70)  # what both share goes on
+    write(shared, "eu", "POST", f"{SCOPES}/tenants,namespaces,topicPolicies")
+    wait_until(lambda: peer(shared, "eu", "us").get("differences") == 1, "the difference to be found")
+    assert [get(shared, region, f"{ORDERS}/maxProducers") for region in REGIONS] == [3, 4]
+    arguments = ["adopt", "--from", "us", "--url", shared.admin_url("eu")]
+    found = CliRunner().invoke(metadata, [*arguments, "--dry-run"], catch_exceptions=False)
+    assert "/geo/topic-policies/shop/orders/persistent/t/max_producers_per_topic" in found.output
+    assert "1 paths differ" in found.output
+    CliRunner().invoke(metadata, [*arguments, "--yes"], catch_exceptions=False)
+    wait_until(lambda: get(shared, "eu", f"{ORDERS}/maxProducers") == 3, "the side that was named")
+    wait_in_step(shared)
+
+
+def test_a_policy_of_a_topic_is_set_once_and_ends_with_the_topic(shared: RegionsProcess) -> None:
+    write(shared, "eu", "POST", f"{ORDERS}/maxConsumers", 7)
+    write(shared, "eu", "POST", f"{ORDERS}/replicateSubscriptionState", True)
+    wait_until(lambda: get(shared, "us", f"{ORDERS}/replicateSubscriptionState") is True, "the policy in us")
+    assert get(shared, "us", f"{ORDERS}/maxConsumers") == 7
+    write(shared, "us", "DELETE", f"{ORDERS}?force=true")
+    wait_until(lambda: get(shared, "eu", f"{ORDERS}/stats") is None, "the deletion in eu")
+    write(shared, "eu", "PUT", ORDERS)
+    write(shared, "eu", "POST", f"{ORDERS}/maxConsumers", 8)
+    wait_until(lambda: get(shared, "us", f"{ORDERS}/maxConsumers") == 8, "the policy of the next topic in us")
+    for region in REGIONS:
+        assert get(shared, region, f"{ORDERS}/maxProducers") is None
+    wait_in_step(shared)
+    for region in REGIONS:
+        assert not get(shared, region, CONFLICTS)["conflicts"]
+    write(shared, "us", "DELETE", f"{ORDERS}?force=true")
+
+
 def test_another_store_takes_a_regions_name_only_when_it_is_told_to(shared: RegionsProcess) -> None:
     shared.kill_region("eu")
     shutil.rmtree(shared.data_dir / "eu" / "data")
@@ -189,6 +243,6 @@ def test_another_store_takes_a_regions_name_only_when_it_is_told_to(shared: Regi
     assert shared.http("eu", "PUT", "/admin/v2/tenants/new", tenant).status == 503
     assert write(shared, "eu", "POST", "/meridian/v1/regions/eu/replace") == {"region": "eu", "told": ["us"]}
     write(shared, "eu", "PUT", "/admin/v2/tenants/new", tenant)
-    wait_ttl(shared, 60)
+    wait_ttl(shared, 70)
     wait_until(lambda: get(shared, "us", "/admin/v2/tenants/new") is not None, "the tenant in us")
     wait_in_step(shared)

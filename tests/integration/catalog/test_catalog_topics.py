@@ -13,7 +13,7 @@ from meridian_broker.engines.sqlite.metadata import SqliteMetadataStore
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotFound, QuotaReached
-from meridian_broker.metadata.records import SchemaRecord
+from meridian_broker.metadata.records import SchemaRecord, encode
 from meridian_broker.metadata.schema_catalog import SchemaQuota
 from meridian_broker.metadata.store import VersionConflict
 from meridian_broker.metadata.topic_records import LedgerRecord, TopicRecord
@@ -202,6 +202,33 @@ class TestTopics:
         await catalog.topic_policies.set_policy(ORDERS, "message_ttl_in_seconds", 40)
         await catalog.topics.create(ORDERS)
         assert (await catalog.topic_policies.get(ORDERS)).own["message_ttl_in_seconds"] == 40
+
+    async def test_a_policy_of_an_earlier_topic_is_not_served(
+        self, catalog: Catalog, store: SqliteMetadataStore
+    ) -> None:
+        """Wherever it was set, and however late it arrives from there."""
+        await catalog.topics.create(ORDERS)
+        path = keys.topic_policies(ORDERS) + "/message_ttl_in_seconds"
+        late = encode(30, Stamp(NOW_MS + 5, 0, "eu"))
+        await catalog.topics.mark_deleted(ORDERS, Stamp(NOW_MS + 10, 0, "ap"))
+        await store.put(path, late)
+        await catalog.refresh()
+        assert not (await catalog.topic_policies.get(ORDERS)).own
+        assert not catalog.own_policies(ORDERS)
+        await catalog.topic_policies.set_policy(ORDERS, "message_ttl_in_seconds", 30)
+        assert (await catalog.topic_policies.get(ORDERS)).own == catalog.own_policies(ORDERS)
+        assert catalog.own_policies(ORDERS)["message_ttl_in_seconds"] == 30
+
+    async def test_the_policies_of_the_next_topic_stay_when_a_deletion_is_followed(
+        self, catalog: Catalog, store: SqliteMetadataStore
+    ) -> None:
+        """Another region has made the topic again, and set a policy that was here first."""
+        await catalog.topics.create(ORDERS)
+        await catalog.topic_policies.set_policy(ORDERS, "message_ttl_in_seconds", 30)
+        deleted = Stamp(NOW_MS + 10_000, 0, "eu")
+        await store.put(keys.topic_policies(ORDERS) + "/max_message_size", encode(9, deleted._replace(counter=1)))
+        await catalog.topics.delete(ORDERS, deleted)
+        assert dict((await catalog.topic_policies.get(ORDERS)).own) == {"max_message_size": 9}
 
     async def test_deleting_a_partitioned_topic_counts_for_its_partitions(self, catalog: Catalog) -> None:
         await catalog.partitioned.create(ORDERS, 2)

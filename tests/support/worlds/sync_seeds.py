@@ -15,6 +15,9 @@ from typing import Any
 
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.errors import Contended, Invalid
+from meridian_broker.metadata.store import Delete
+from meridian_broker.positions.clock import Stamp
+from meridian_broker.wire.pulsar.topic_name import parse
 from support.worlds.sync_world import StoreInMemory, SyncWorld, Task, tenant_role
 
 NAMES = ("eu", "us", "ap", "af")
@@ -25,6 +28,8 @@ PATHS = (
     keys.namespace("t/n"),
     keys.namespace("t/n") + "/policies/x",
 )
+OF_TOPIC = keys.topic_policies(parse("persistent://t/n/x")) + "/message_ttl_in_seconds"
+"""A path that ends with a topic, whose deletion each region carries out by itself, when it hears of it."""
 STEPS = 400
 
 
@@ -37,6 +42,8 @@ class SyncSeed:
         self.world = SyncWorld(names, brokers=self.random.choice((1, 2)))
         self.copies: dict[str, StoreInMemory] = {}
         self._writes = 0
+        self._deletions: list[Stamp] = []
+        """Of the topic, whenever it was deleted."""
         self._was_restored = False
         self._longest = self.random.choice((1000, 10_000))
         self._cuts = self.random.choice((0.0, 0.1, 0.3))
@@ -57,6 +64,8 @@ class SyncSeed:
             (1, self._restart),
             (1, self._restamp),
             (1, self._settle),
+            (2, self._write_of_topic),
+            (1, self._delete_topic),
         ]
         if has_wrong_clock:
             self._actions.append((1, self._wrong_clock))
@@ -102,6 +111,18 @@ class SyncSeed:
             self._writes += 1
             values[path] = None if self.random.random() < 0.35 else {"n": self._writes}
         self.world.begin(name, self.world.write(name, values, self._broker(name)), "write")
+
+    def _write_of_topic(self, name: str) -> None:
+        self._writes += 1
+        self.world.begin(name, self.world.write(name, {OF_TOPIC: self._writes}, self._broker(name)), "write")
+
+    def _delete_topic(self, name: str) -> None:
+        """A region deletes the topic, or hears that another one did, possibly long ago."""
+        one = self.world.regions[name].brokers[self._broker(name)]
+        if not self._deletions or self.random.random() < 0.3:
+            self._deletions.append(one.clock.next())
+        stamp = self.random.choice(self._deletions)
+        self.world.begin(name, one.catalog.transact([], [Delete(OF_TOPIC, stamp)]), "delete what a topic had")
 
     def _publish(self, name: str) -> None:
         self.world.begin(name, self.world.publish(name, self._broker(name)), "publish")

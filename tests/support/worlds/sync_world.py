@@ -343,7 +343,7 @@ class SyncWorld:
         mark = region.store.records.get(paths.MARK)
         if comparison.digest.mark > (BEGINNING if mark is None else read_moment(paths.MARK, mark)):
             await one.publisher.continue_after(comparison.digest.mark)
-        return await take(comparison, other, one.applier, one_after_another)
+        return await take(comparison, other, one.applier, one_after_another, paths.SCOPES)
 
     # -- what is there
 
@@ -451,15 +451,18 @@ class PeerInMemory:
     answer: Digest
 
     @classmethod
-    async def of(cls, world: SyncWorld, name: str, asking: str) -> PeerInMemory:
+    async def of(
+        cls, world: SyncWorld, name: str, asking: str, shared: Collection[str] = paths.SCOPES.keys()
+    ) -> PeerInMemory:
+        """:param shared: scopes that both regions share."""
         store = world.regions[name].store
         known, mark = await known_in(store), store.records.get(paths.region(asking))
         heard = BEGINNING if mark is None else read_mark(asking, mark.value)[0]
-        scopes = frozenset(paths.SCOPES)
+        scopes = frozenset(shared)
         everyone = await world.regions[name].brokers[0].applier.heard_of_all()
         return cls(name, known, store, Digest(scopes, known.buckets(scopes), world.horizon(name), heard, everyone))
 
-    async def digest(self) -> Digest:
+    async def digest(self, scopes: Collection[str]) -> Digest:
         await step()
         return self.answer
 

@@ -13,7 +13,7 @@ from meridian_broker.metadata.store import Record
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.catching_up import compared, settle, take
 from meridian_broker.metadata.sync.choice import CONFIGURATION_EVENT_TOPIC, EVENT_TOPIC, SCOPES, SyncChoice
-from meridian_broker.metadata.sync.standing import PeerState, Standing, off_clock
+from meridian_broker.metadata.sync.standing import NameTaken, PeerState, Standing, off_clock
 from meridian_broker.positions.clock import Stamp
 from support.worlds.sync_world import PeerInMemory, StoreInMemory, SyncWorld, known_in, one_after_another, tenant_role
 
@@ -112,9 +112,9 @@ def test_differences_are_decided_for_the_side_that_is_named(world: SyncWorld, si
     async def decide() -> int:
         peer = await PeerInMemory.of(world, "eu", "us")
         comparison = await compared(await known_in(world.regions["us"].store), peer)
-        assert comparison.differences() == [ROLE]
+        assert comparison.differences(paths.SCOPES) == [ROLE]
         assert comparison.paths() == [ROLE, only_there]
-        return await settle(comparison, peer, world.regions["us"].brokers[0].catalog, side)
+        return await settle(comparison, peer, world.regions["us"].brokers[0].catalog, side, paths.SCOPES)
 
     assert world.finish("us", decide()) == 1
     world.quiet()
@@ -132,7 +132,7 @@ def test_a_value_that_cannot_be_served_keeps_no_other_back(world: SyncWorld) -> 
     async def catch_up() -> None:
         peer = await PeerInMemory.of(world, "eu", "us")
         comparison = await compared(await known_in(world.regions["us"].store), peer)
-        await take(comparison, peer, world.regions["us"].brokers[0].applier, one_after_another)
+        await take(comparison, peer, world.regions["us"].brokers[0].applier, one_after_another, paths.SCOPES)
 
     with pytest.raises(Invalid, match="1 values of eu cannot be served here"):
         world.finish("us", catch_up())
@@ -191,6 +191,26 @@ def test_a_name_belongs_to_the_first_store_until_it_is_given_away(world: SyncWor
     assert [belongs("a"), belongs("b"), belongs("a")] == [True, False, True]
     world.finish("us", standing.give("eu", "b"))
     assert [belongs("a"), belongs("b")] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("taken", "accepted", "refuses"),
+    [("eu", "", True), ("eu", "ap", False), ("eu ap", "", True), ("eu ap", "af", True), ("eu", "ap af", False)],
+)
+def test_a_region_alone_does_not_keep_another_one_from_writing(taken: str, accepted: str, refuses: bool) -> None:
+    """Unless it is the only one that has answered."""
+    chosen = choice()
+    standing = Standing(StoreInMemory("us"), chosen, "us", lambda: 0, numbered())
+    peers = {region: PeerState() for region in taken.split()}
+    peers |= {region: PeerState(compared_ms=1) for region in accepted.split()} | {"away": PeerState()}
+    for region in taken.split():
+        standing.name_taken(NameTaken(f"{region} knows another store"), region)
+    standing.judge(peers)
+    assert (chosen.refusal is not None) == refuses
+    for region in taken.split():
+        standing.name_taken(None, region)
+    standing.judge(peers)
+    assert chosen.refusal is None
 
 
 def numbered() -> Callable[[], str]:

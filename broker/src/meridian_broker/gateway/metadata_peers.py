@@ -46,19 +46,21 @@ class RestPeer:
         self._calls = calls
         self._now_ms = now_ms
 
-    async def digest(self) -> Digest:
+    async def digest(self, scopes: Collection[str]) -> Digest:
         """:raises NameTaken: see there."""
         before_ms = self._now_ms()
         query = f"identity={quote(self._identity, safe='')}&replacing={'true' if self._replacing else 'false'}"
+        query += f"&scopes={','.join(sorted(scopes))}"
         said = await self._ask("GET", f"digest?{query}")
         after_ms = self._now_ms()
         with self._understood():
             if after_ms - before_ms <= QUICK_MS:
                 self.clock_offset_ms = int(said["clockMillis"]) - (before_ms + after_ms) // 2
-            scopes = frozenset(map(str, said["scopes"])) & paths.SCOPES.keys()
+            about = frozenset(map(str, said["scopes"])) & paths.SCOPES.keys()
+            shared = frozenset(map(str, said.get("shares", said["scopes"])))
             buckets, mark = _numbers(said["buckets"], BUCKETS), _moment(said["mark"])
             heard = _moment(said.get("heard"))  # an earlier version does not say
-            return Digest(scopes, buckets, _moment(said["horizon"]), mark, heard, str(said["identity"]))
+            return Digest(about, buckets, _moment(said["horizon"]), mark, heard, str(said["identity"]), shared)
 
     async def parts(self, scopes: Collection[str], buckets: Sequence[int]) -> Mapping[int, Sequence[int]]:
         said = await self._ask("POST", "parts", {"scopes": sorted(scopes), "buckets": list(buckets)})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, NoReturn
@@ -19,7 +19,7 @@ from meridian_broker.gateway.metadata_peers import RestPeer
 from meridian_broker.metadata.store import MetadataError, MetadataStore, MetadataUnavailable, Record
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.applying import Applier, Poison
-from meridian_broker.metadata.sync.catching_up import Comparison, compared, settle, take
+from meridian_broker.metadata.sync.catching_up import Comparison, compared, keep, scopes_apart, settle, take
 from meridian_broker.metadata.sync.choice import SyncChoice
 from meridian_broker.metadata.sync.events import Changes, Mark
 from meridian_broker.metadata.sync.events import decode as decode_message
@@ -199,6 +199,7 @@ class Session:
     async def _compare_all(self) -> None:
         due: dict[str, float] = {}
         missed = self.topic.missed
+        await self._standing.leave(self._shared.choice.scopes)
         while True:
             now = asyncio.get_running_loop().time()
             others = self.regions() - {self._shared.clock.region}
@@ -228,13 +229,10 @@ class Session:
             mark = comparison.digest.mark
             if mark > await self._standing.own_mark():
                 await self.publisher.continue_after(mark)
-            differences = comparison.differences()
-            state.is_joined = await self._standing.is_joined(region) or (
-                not differences and await self._standing.join(region)
-            )
-            state.differences = 0 if state.is_joined else len(differences)
-            if state.is_joined:
-                state.taken += await take(comparison, peer, self.applier, together)
+            differences = comparison.differences(await self._undecided(comparison, region))
+            joined = await self._join(region, comparison, differences)
+            state.is_joined, state.differences = comparison.digest.scopes <= joined, len(differences)
+            state.taken += await take(comparison, peer, self.applier, together, joined)
         except MetadataError as error:
             state.problem = str(error)
             if isinstance(error, NameTaken):
@@ -246,11 +244,28 @@ class Session:
         if peer.clock_offset_ms is not None:
             state.clock_offset_ms = peer.clock_offset_ms
         if not state.is_joined:
+            of = ", ".join(sorted({paths.scope_of(path) or "" for path in differences}))
             state.problem = (
-                f"{len(differences)} values differ from those of {region} since before metadata were synchronized: "
+                f"{len(differences)} values of {of} differ from those of {region} since before they were synchronized: "
                 f"see `meridian metadata adopt --from {region} --dry-run`"
             )
+        elif comparison.digest.shared != self._shared.choice.scopes:
+            apart = scopes_apart(region, comparison.digest.shared, self._shared.choice.scopes)
+            state.problem = f"{apart}: only what both share is kept equal; set metadataSyncScopes alike"
         return state.is_joined
+
+    async def _undecided(self, comparison: Comparison, region: str) -> frozenset[str]:
+        """The scopes shared with a region in which nobody has decided about differences."""
+        return comparison.digest.scopes - await self._standing.joined(region)
+
+    async def _join(self, region: str, comparison: Comparison, differences: Sequence[str]) -> frozenset[str]:
+        """Share the scopes that have none of these differences. Returns all that are shared."""
+        differing = {paths.scope_of(path) for path in differences}
+        new = await self._undecided(comparison, region) - differing
+        if not new:
+            return await self._standing.joined(region)
+        await keep(comparison, self._shared.recording, new)
+        return await self._standing.join(region, new)
 
     async def _peer(self, region: str, *, replacing: bool = False) -> RestPeer:
         """:param replacing: this store is about to take over its region's name from an earlier one."""
@@ -261,14 +276,21 @@ class Session:
         peer = await self._peer(region)
         return await compared(self.known, peer, self._shared.choice.scopes), peer
 
+    async def undecided(self, region: str) -> tuple[Comparison, RestPeer, list[str]]:
+        """As ``compare``, and what needs a decision. :raises MetadataError: the region cannot be asked."""
+        comparison, peer = await self.compare(region)
+        return comparison, peer, comparison.differences(await self._undecided(comparison, region))
+
     async def adopt(self, region: str, side: str) -> int:
         """Decide what differs from another region for ``side``, one of the two. Returns the number of paths.
 
         :raises MetadataError: the region cannot be asked, or somebody writes at the same time.
         """
         comparison, peer = await self.compare(region)
-        decided = await settle(comparison, peer, self._shared.recording, side)
-        await self._standing.join(region)
+        undecided = await self._undecided(comparison, region)
+        decided = await settle(comparison, peer, self._shared.recording, side, undecided)
+        await keep(comparison, self._shared.recording, undecided)
+        await self._standing.join(region, undecided)
         await self._compared(region)
         return decided
 
@@ -279,13 +301,15 @@ class Session:
         """
         others = sorted(self.regions() - {self._shared.clock.region})
         peers = [await self._peer(region, replacing=True) for region in others]
+        shared: dict[str, frozenset[str]] = {}
         for peer in peers:
             comparison = await compared(self.known, peer, self._shared.choice.scopes)
             await self.publisher.continue_after(comparison.digest.mark)
-            await take(comparison, peer, self.applier, together)
+            await take(comparison, peer, self.applier, together, comparison.digest.scopes)
+            shared[peer.region] = comparison.digest.scopes
         for peer in peers:
             await peer.replace()
-            await self._standing.join(peer.region)
+            await self._standing.join(peer.region, shared[peer.region])
             self._standing.name_taken(None, peer.region)
         self._standing.judge(self.peers)
         return others

@@ -78,6 +78,10 @@ class MetadataSync:
             "use another topic"
         )
 
+    def regions_sharing(self, path: str) -> frozenset[str]:
+        """Those that hear of a write of this path by the event topic, this one included; empty: none does."""
+        return frozenset() if self.session is None or not self.choice.is_synced(path) else self.session.regions()
+
     def follow(self, choice: SyncChoice) -> None:
         """The settings may have changed."""
         self.choice.follow(choice.values)

@@ -63,15 +63,18 @@ class Access:
             records[BASE] = base
         return Tree(path, records)
 
-    async def change(self, path: str, changing: Changing, also: Sequence[Check] = ()) -> None:
+    async def change(
+        self, path: str, changing: Changing, also: Sequence[Check] = (), deleted: Stamp | None = None
+    ) -> None:
         """Change the tree at ``path`` to what ``changing`` returns, if every check in ``also`` holds at the same time.
 
+        :param deleted: see ``Tree``.
         :raises Contended: other writers kept changing it.
         :raises Invalid: the change is too large.
         """
 
         async def attempt() -> bool | None:
-            tree = await self.tree(path)
+            tree = (await self.tree(path)).after(deleted)
             checks, operations = tree.writes(changing(tree), self.stamp)
             if not operations:
                 return True

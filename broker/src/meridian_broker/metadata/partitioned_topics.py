@@ -13,7 +13,7 @@ from meridian_broker.metadata import keys
 from meridian_broker.metadata.access import Access, check_namespace
 from meridian_broker.metadata.deletions import Deletion, Deletions
 from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotFound
-from meridian_broker.metadata.policies_of_topics import forget_older, policies_to_forget
+from meridian_broker.metadata.policies_of_topics import forget_policies
 from meridian_broker.metadata.records import PartitionedTopicRecord, decode, encode
 from meridian_broker.metadata.store import ABSENT, Check, Delete, MetadataFull, Put
 from meridian_broker.metadata.topic_listing import Listing, list_topics
@@ -186,13 +186,11 @@ class PartitionedTopics:
             if not version:
                 raise NotFound(f"partitioned topic {topic} does not exist")
             check, put, mark = await self._deletions.marking(topic, stamp)
-            forgotten = await policies_to_forget(self._access, topic)
-            operations: list[Put | Delete] = [Delete(path), put, *forgotten]
-            done = await self._deletions.write([Check(path, version), check], operations, topic, mark)
+            done = await self._deletions.write([Check(path, version), check], [Delete(path), put], topic, mark)
             return mark if done else None
 
         deleted = await self._access.retry(f"deleting {topic}", attempt)
-        await forget_older(self._access, topic)
+        await forget_policies(self._access, topic, deleted)
         return deleted
 
 

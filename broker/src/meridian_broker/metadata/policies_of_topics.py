@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policies set on topics, which override those of their namespaces. They are deleted with the topic."""
+"""Policies set on topics, which override those of their namespaces. They end with the topic.
+
+A policy that was written up to the topic's last deletion (R8) belonged to an earlier topic of that name, and is not
+served, wherever and whenever it arrives. So removing such policies is only tidying up.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from meridian_broker.metadata import keys
-from meridian_broker.metadata.access import Access
+from meridian_broker.metadata.access import DELETED_TOGETHER, Access
 from meridian_broker.metadata.policies import TopicPolicies
 from meridian_broker.metadata.store import Check, Delete
 from meridian_broker.metadata.trees import Tree, fold_topic_policies, unfold_topic_policies
+from meridian_broker.positions.clock import ZERO, Stamp
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 
@@ -21,7 +27,8 @@ class PoliciesOfTopics:
 
     async def get(self, topic: TopicName) -> TopicPolicies:
         """The topic's own policies; empty if none is set."""
-        return fold_topic_policies(await self._access.tree(keys.topic_policies(topic))) or TopicPolicies()
+        tree = await self._access.tree(keys.topic_policies(topic))
+        return fold_topic_policies(tree.after(await self._deleted(topic))) or TopicPolicies()
 
     async def set_policy(self, topic: TopicName, policy: str, value: Any, element: str | None = None) -> None:
         """Set one policy, or one element of it, to a JSON value; None removes it. Concurrent changes of other policies
@@ -29,30 +36,43 @@ class PoliciesOfTopics:
 
         :raises Invalid: the value is not valid.
         """
+        deleted = await self._deleted(topic)
 
         def changing(tree: Tree) -> dict[str, Any]:
             present = fold_topic_policies(tree) or TopicPolicies()
             return unfold_topic_policies(present.with_policy(policy, value, element))
 
-        await self._access.change(keys.topic_policies(topic), changing)
+        await self._access.change(keys.topic_policies(topic), changing, deleted=deleted)
+
+    async def _deleted(self, topic: TopicName) -> Stamp | None:
+        return (await self._access.value(keys.deletion(topic.base)))[1]
 
 
-async def policies_to_forget(access: Access, topic: TopicName) -> list[Delete]:
-    """The operations that a transaction deleting the topic must contain."""
-    tree = await access.tree(keys.topic_policies(topic))
-    return [Delete(tree.path + leaf) for leaf in tree.records]
+async def forget_policies(access: Access, topic: TopicName, deleted: Stamp) -> None:
+    """The topic was deleted, as a transaction of before has put on record: remove its policies.
 
+    Those that were set here while it was being deleted go as well; what other regions set later belongs to the next
+    topic of that name.
+    """
+    now = access.stamp(deleted)
 
-async def forget_older(access: Access, topic: TopicName) -> None:
-    """Remove policies that were set while the topic was being deleted; later ones belong to the next topic."""
-    now = access.stamp(None)
+    def goes(tree: Tree, leaf: str) -> bool:
+        stamp = tree.stamp(leaf) or ZERO
+        return stamp <= deleted or (stamp.region == access.region and stamp <= now)
 
     async def attempt() -> bool | None:
         tree = await access.tree(keys.topic_policies(topic))
-        older = [leaf for leaf in tree.records if (tree.stamp(leaf) or now) <= now]
-        if not older:
-            return True
-        checks = [Check(tree.path + leaf, tree.version(leaf)) for leaf in older]
-        return await access.write(tree, checks, [Delete(tree.path + leaf) for leaf in older]) or None
+        leaves = sorted(leaf for leaf in tree.records if goes(tree, leaf))
+        for begin in range(0, len(leaves), DELETED_TOGETHER):
+            if not await _forget(access, tree, leaves[begin : begin + DELETED_TOGETHER], deleted):
+                return None
+        return True
 
     await access.retry(f"forgetting the policies of {topic}", attempt)
+
+
+async def _forget(access: Access, tree: Tree, leaves: list[str], deleted: Stamp) -> bool:
+    stamps: Mapping[str, Stamp] = {leaf: tree.stamp(leaf) or ZERO for leaf in leaves}
+    checks = [Check(tree.path + leaf, tree.version(leaf)) for leaf in leaves]
+    operations = [Delete(tree.path + leaf, deleted if stamps[leaf] <= deleted else None) for leaf in leaves]
+    return await access.write(tree, checks, operations)

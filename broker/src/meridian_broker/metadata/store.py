@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from meridian_broker.positions.clock import Stamp
+
 ABSENT = 0
 """``expected=ABSENT``: the path must not exist. Real versions start at 1."""
 
@@ -66,6 +68,9 @@ class Delete:
     """Remove ``path`` (that path alone, nothing below it). If it does not exist, nothing happens."""
 
     path: str
+    stamp: Stamp | None = None
+    """It follows from something that happened then, in whichever region (``metadata.sync.recording``); a store does
+    not look at it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from meridian_broker.metadata.access import Access
 from meridian_broker.metadata.deletions import Deletion, Deletions
 from meridian_broker.metadata.errors import AlreadyExists, NotFound
 from meridian_broker.metadata.limits import MAX_OPERATIONS
-from meridian_broker.metadata.policies_of_topics import forget_older, policies_to_forget
+from meridian_broker.metadata.policies_of_topics import forget_policies
 from meridian_broker.metadata.records import PartitionedTopicRecord
 from meridian_broker.metadata.store import ABSENT, Check, Delete, Put
 from meridian_broker.metadata.topic_listing import Listing, list_topics
@@ -184,13 +184,12 @@ class Topics:
                 raise NotFound(f"topic {topic} does not exist in {self._access.region}")
             check, put, mark = await self._deletions.marking(topic, stamp, ends)
             checks = [Check(path, found.version), check]
-            forgotten = [] if topic.partition >= 0 else await policies_to_forget(self._access, topic)
-            done = await self._deletions.write(checks, [Delete(path), put, *forgotten], topic, mark)
+            done = await self._deletions.write(checks, [Delete(path), put], topic, mark)
             return mark if done else None
 
         deleted = await self._access.retry(f"deleting {topic}", attempt)
         if topic.partition < 0:
-            await forget_older(self._access, topic)
+            await forget_policies(self._access, topic, deleted)
         if self.on_change is not None:
             self.on_change(topic, False)
         return deleted
@@ -229,10 +228,11 @@ class Topics:
             if stamp is None:
                 return await self._access.store.transact(checks, operations) or None
             check, put, mark = await self._deletions.marking(topic, stamp)
-            forgotten = [] if topic.partition >= 0 else await policies_to_forget(self._access, topic)
-            return await self._deletions.write([*checks, check], [*operations, put, *forgotten], topic, mark) or None
+            return await self._deletions.write([*checks, check], [*operations, put], topic, mark) or None
 
         await self._access.retry(f"setting {topic} aside", attempt)
+        if stamp is not None and topic.partition < 0:
+            await forget_policies(self._access, topic, stamp)
         if self.on_change is not None:
             self.on_change(topic, False)
             self.on_change(to, True)

@@ -34,6 +34,12 @@ class Tree:
 
     path: str
     records: Mapping[str, Record]
+    deleted: Stamp | None = None
+    """What was written up to then does not count: it belonged to an earlier object of that name."""
+
+    def after(self, deleted: Stamp | None) -> Tree:
+        """Without what was written up to then."""
+        return replace(self, deleted=deleted)
 
     @property
     def exists(self) -> bool:
@@ -44,7 +50,11 @@ class Tree:
         return 0 if record is None else record.version
 
     def leaves(self) -> dict[str, Any]:
-        return {leaf: decode(self.path + leaf, record.value)[0] for leaf, record in self.records.items()}
+        found = {leaf: decode(self.path + leaf, record.value) for leaf, record in self.records.items()}
+        return {leaf: value for leaf, (value, stamp) in found.items() if self._counts(stamp)}
+
+    def _counts(self, stamp: Stamp | None) -> bool:
+        return self.deleted is None or (stamp is not None and stamp > self.deleted)
 
     def stamp(self, leaf: str = BASE) -> Stamp | None:
         record = self.records.get(leaf)
@@ -62,7 +72,8 @@ class Tree:
         operations: list[Put | Delete] = []
         for leaf in sorted(touched):
             if leaf in wanted:
-                operations.append(Put(self.path + leaf, encode(wanted[leaf], stamp(self.stamp(leaf)))))
+                replaced = max((one for one in (self.stamp(leaf), self.deleted) if one is not None), default=None)
+                operations.append(Put(self.path + leaf, encode(wanted[leaf], stamp(replaced))))
             else:
                 operations.append(Delete(self.path + leaf))
         return checks, operations
@@ -117,7 +128,7 @@ def unfold_topic_policies(record: TopicPolicies) -> dict[str, Any]:
 
 def fold_topic_policies(tree: Tree) -> TopicPolicies | None:
     """None when the topic sets nothing itself. :raises MetadataError: a policy is not valid."""
-    return TopicPolicies(parse_level(_fold(tree, "/"))) if tree.records else None
+    return TopicPolicies(parse_level(_fold(tree, "/"))) if tree.leaves() else None
 
 
 def _unfold(prefix: str, policy: str, value: Any) -> dict[str, Any]:

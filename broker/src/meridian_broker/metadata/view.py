@@ -91,6 +91,10 @@ class _Shelf(Generic[T]):
         else:
             self._trees.pop(base, None)
 
+    def fold_again(self, base: str) -> None:
+        """What its record depends on has changed."""
+        self._folded.pop(base, None)
+
     def get(self, base: str) -> T | None:
         if base not in self._folded:
             tree = self._trees.get(base)
@@ -121,7 +125,7 @@ class View:
         self._namespaces: _Shelf[NamespaceRecord] = _Shelf(fold_namespace)
         self._kept: _Shelf[NamespaceRecord] = _Shelf(fold_namespace)
         """What namespaces said last that are missing or being deleted."""
-        self._topic_policies: _Shelf[TopicPolicies] = _Shelf(fold_topic_policies)
+        self._topic_policies: _Shelf[TopicPolicies] = _Shelf(self._fold_topic_policies)
         self._deletions: dict[str, Stamp] = {}
         """By path. Stamps only grow, so the latest one counts, whatever the order of arrival."""
 
@@ -215,11 +219,16 @@ class View:
     def deleted(self, path: str, stamp: Stamp) -> None:
         """A deletion is on record at this path."""
         self._deletions[path] = max(stamp, self._deletions.get(path, ZERO))
+        self._topic_policies.fold_again(keys.TOPIC_POLICIES + path.removeprefix(keys.DELETIONS))
 
     def deletion(self, topic: TopicName) -> Stamp | None:
         """The last deletion of the topic, or of the one that it is a partition of; None: it never was deleted."""
         paths = (keys.deletion(topic), keys.deletion(topic.base))
         return max((self._deletions[path] for path in paths if path in self._deletions), default=None)
+
+    def _fold_topic_policies(self, tree: Tree) -> TopicPolicies | None:
+        deleted = self._deletions.get(keys.DELETIONS + tree.path.removeprefix(keys.TOPIC_POLICIES))
+        return fold_topic_policies(tree.after(deleted))
 
     def _hear_of_deletion(self, change: Change) -> None:
         if change.record is None:

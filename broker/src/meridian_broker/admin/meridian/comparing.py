@@ -24,25 +24,31 @@ _OFF: Final = "this region synchronizes no metadata (metadataSyncEventTopic)"
 
 
 async def digest(request: web.Request) -> web.Response:
-    """One number for each of 256 parts of the metadata, and what goes with them."""
+    """One number for each of 256 parts of the metadata, and what goes with them.
+
+    ``?scopes=``: those that the other region shares, separated by commas."""
     asking, session = _region(request), session_of(request)
     sharing = state(request).sharing
     is_replacing = flag(request, "replacing")
     if not is_replacing and not await sharing.standing.belongs_to(asking, request.query["identity"]):
         raise Refused(
             409,
-            f"another store has shared metadata as region {asking}: choose another clusterName, or, if this one takes "
-            f"its place for good, run `meridian regions replace {asking}`",
+            f"{sharing.region} has shared metadata with another store as region {asking}: if this one has its place "
+            f"for good, run `meridian regions replace {asking}` at {asking}, else choose another clusterName; "
+            f"{sharing.region} is compared with this store after that",
         )
     if not session.known.is_ready:
         raise Refused(503, f"{sharing.region} is still reading its metadata")
     horizon, mark = await sharing.store.get_many([paths.HORIZON, paths.region(asking)])
     scopes = sharing.choice.scopes
+    if "scopes" in request.query:
+        scopes = scopes & frozenset(request.query["scopes"].split(","))
     return answer(
         {
             "region": sharing.region,
             "identity": await sharing.standing.identity(),
             "scopes": sorted(scopes),
+            "shares": sorted(sharing.choice.scopes),
             "buckets": numbers_json(session.known.buckets(scopes)),
             "horizon": None if horizon is None else list(read_moment(paths.HORIZON, horizon)),
             "mark": None if mark is None else list(read_mark(paths.region(asking), mark.value)[0]),

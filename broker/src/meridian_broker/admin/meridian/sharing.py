@@ -105,15 +105,16 @@ async def diff(request: web.Request) -> web.Response:
     region = request.query.get("region", "")
     session = _with(request, region)
     comparison, peer = await session.compare(region)
-    return answer({"region": state(request).region, "other": region} | await _compared(request, comparison, peer))
-
-
-async def _compared(request: web.Request, comparison: Comparison, peer: Any) -> Json:
     differing = comparison.paths()
+    shown = await _compared(request, comparison, peer, differing)
+    return answer({"region": state(request).region, "other": region} | shown)
+
+
+async def _compared(request: web.Request, comparison: Comparison, peer: Any, differing: list[str]) -> Json:
     wanted = differing[:SHOWN]
     theirs = await peer.states(wanted) if wanted else {}
     seen = await read(state(request).sharing.store, with_tombstones(wanted))
-    undecided = set(comparison.differences())
+    undecided = set(comparison.differences(comparison.digest.scopes))
     listed = [
         {
             "path": path,
@@ -123,7 +124,7 @@ async def _compared(request: web.Request, comparison: Comparison, peer: Any) -> 
         }
         for path in wanted
     ]
-    return {"count": len(differing), "differences": len(undecided), "paths": listed}
+    return {"count": len(differing), "differences": len(undecided & set(differing)), "paths": listed}
 
 
 async def conflicts(request: web.Request) -> web.Response:
@@ -188,8 +189,8 @@ async def adopt(request: web.Request) -> web.Response:
         raise Invalid(f"side: expected {region} or {here}; dryRun: expected true or false")
     session = _with(request, region)
     shown: Json = {"region": here, "other": region, "side": side, "dryRun": is_dry}
-    comparison, peer = await session.compare(region)
-    shown |= await _compared(request, comparison, peer)
+    comparison, peer, undecided = await session.undecided(region)
+    shown |= await _compared(request, comparison, peer, undecided)
     if not is_dry:
         shown["decided"] = await session.adopt(region, side)
     return answer(shown)

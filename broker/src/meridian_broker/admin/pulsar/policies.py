@@ -18,6 +18,7 @@ from meridian_broker.admin.elsewhere.partition_counts import check_counts
 from meridian_broker.admin.http.errors import Handler
 from meridian_broker.admin.http.requests import Refused, answer, body, done, flag, namespace_of, number, state, topic_of
 from meridian_broker.admin.pulsar.clusters import check_allowed
+from meridian_broker.metadata import keys
 from meridian_broker.metadata import policy_table as policies
 from meridian_broker.metadata.policy_table import TABLE, Level
 from meridian_broker.metadata.policy_values import QUOTA_KINDS
@@ -215,7 +216,8 @@ _WHERE: Final = {False: "", True: ", in all regions; with ``?region=``, in the o
 
 
 async def _others(request: web.Request, place: Place) -> frozenset[str]:
-    """The other regions of the namespace or topic, unless the request is about this one alone.
+    """The other regions of the namespace or topic that have to be told, unless the request is about this one alone:
+    not those that share the policy by the event topic (docs/metadata.md).
 
     :raises Refused: it is about another one.
     """
@@ -226,8 +228,12 @@ async def _others(request: web.Request, place: Place) -> frozenset[str]:
             raise Refused(412, f"this is {admin.region}: send a request for {only} alone to {only}")
         return frozenset()
     if place is OfTopic:
-        return frozenset(admin.service.parts.regions_of(str(await _existing(request)))) - {admin.region}
-    return (await admin.catalog.namespaces.get(namespace_of(request))).replication_clusters - {admin.region}
+        name = await _existing(request)
+        regions, path = frozenset(admin.service.parts.regions_of(str(name))), keys.topic_policies(name)
+    else:
+        namespace = namespace_of(request)
+        regions, path = (await admin.catalog.namespaces.get(namespace)).replication_clusters, keys.namespace(namespace)
+    return regions - {admin.region} - admin.sharing.regions_sharing(path + "/")
 
 
 def reading(place: Place, endpoint: Endpoint) -> Handler:

@@ -6,9 +6,10 @@ periodically, so a lost event heals. What crosses the network depends on how man
 region takes what it lacks and sends nothing: the peer compares as well.
 
 **The first time.** Regions that were set up by hand may have different values at the same path, and the later stamp
-says nothing about which one is meant. Until such *differences* are decided, a region takes nothing from that peer. An
-operator names the side that counts; its values are then written here, with new stamps, so they win in every region.
-What exists on one side only is no difference: it is taken.
+says nothing about which one is meant. Until such *differences* are decided, a region takes nothing of that scope from
+that peer. An operator names the side that counts; its values are then written here, with new stamps, so they win in
+every region. What exists on one side only is no difference: it is taken. That the other side has deleted it does not
+count yet: it is written again (``keep``). Each scope has a first time of its own, so that sharing more decides nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Digest:
     """What a peer answers first."""
 
     scopes: frozenset[str]
-    """That both regions share. The numbers are about these."""
+    """The numbers are about these: those asked for that the peer shares."""
     buckets: Sequence[int]
     horizon: Moment
     mark: Moment = BEGINNING
@@ -52,6 +53,8 @@ class Digest:
     """Up to where it has heard every region: what it still has was not deleted up to there."""
     identity: str = ""
     """Of the peer's store."""
+    shared: frozenset[str] = frozenset()
+    """All scopes that the peer shares."""
 
 
 Together = Callable[[Iterable[Awaitable[None]]], Awaitable[None]]
@@ -64,7 +67,7 @@ class Peer(Protocol):
     @property
     def region(self) -> str: ...
 
-    async def digest(self) -> Digest: ...
+    async def digest(self, scopes: Collection[str]) -> Digest: ...
 
     async def parts(self, scopes: Collection[str], buckets: Sequence[int]) -> Mapping[int, Sequence[int]]: ...
 
@@ -89,23 +92,21 @@ class Comparison:
         every = self.here.keys() | self.there.keys()
         return sorted(path for path in every if _content(self.here, path) != _content(self.there, path))
 
-    def differences(self) -> list[str]:
-        """Paths at which both have a value, and not the same one."""
+    def differences(self, scopes: Collection[str]) -> list[str]:
+        """Paths in these scopes at which both have a value, and not the same one."""
         both = (path for path in self.paths() if path in self.here and path in self.there)
-        return [path for path in both if self.here[path].content and self.there[path].content]
+        values = [path for path in both if self.here[path].content and self.there[path].content]
+        return [path for path in values if paths.scope_of(path) in scopes]
 
 
 async def compared(known: Known, peer: Peer, scopes: Collection[str] = paths.SCOPES.keys()) -> Comparison:
     """
-    :param scopes: that this region shares.
-    :raises MetadataError: the peer does not answer, or shares others.
+    :param scopes: that this region shares. Those that the peer shares as well are compared (R46).
+    :raises MetadataError: the peer does not answer.
     """
-    digest = await peer.digest()
-    if digest.scopes != frozenset(scopes):
-        here_and_there = (
-            f"{peer.region} shares {', '.join(sorted(digest.scopes))}, this region {', '.join(sorted(scopes))}"
-        )
-        raise MetadataUnavailable(f"{here_and_there}: set metadataSyncScopes alike")
+    digest = await peer.digest(scopes)
+    if not digest.scopes <= frozenset(scopes):  # an earlier version does not look at what it is asked for
+        raise MetadataUnavailable(f"{scopes_apart(peer.region, digest.scopes, scopes)}: set metadataSyncScopes alike")
     mine = known.buckets(digest.scopes)
     differing = [at for at, (one, other) in enumerate(zip(mine, digest.buckets, strict=True)) if one != other]
     places: list[Place] = []
@@ -122,16 +123,26 @@ async def compared(known: Known, peer: Peer, scopes: Collection[str] = paths.SCO
     return Comparison(digest, here, there)
 
 
-async def take(comparison: Comparison, peer: Peer, applier: Applier, together: Together) -> int:
+def scopes_apart(region: str, theirs: Collection[str], ours: Collection[str]) -> str:
+    """How the scopes of two regions differ, for people."""
+    return f"{region} shares {', '.join(sorted(theirs)) or 'nothing'}, this region {', '.join(sorted(ours))}"
+
+
+async def take(
+    comparison: Comparison, peer: Peer, applier: Applier, together: Together, scopes: Collection[str]
+) -> int:
     """Take what the peer has later states of, and delete what was deleted there and forgotten since. Returns the number
     of paths.
 
+    :param scopes: in which nothing needs a decision any more.
     :raises MetadataError: the peer or the store does not answer, or a value cannot be served here. The others, or what
         was taken until then, stay.
     """
     heard = comparison.digest.heard
     difference = compare(comparison.here, comparison.there, comparison.digest.horizon, await applier.heard_of_all())
-    wanted = [path for path in difference.wanted if paths.scope_of(path) in comparison.digest.scopes]
+    scopes = comparison.digest.scopes & frozenset(scopes)
+    wanted = [path for path in difference.wanted if paths.scope_of(path) in scopes]
+    forgetting = [path for path in difference.gone if paths.scope_of(path) in scopes]
     refused: list[str] = []
     for some in _portions(wanted, STATES_TOGETHER):
         states = await peer.states(some)
@@ -146,37 +157,60 @@ async def take(comparison: Comparison, peer: Peer, applier: Applier, together: T
         unknown = [applier.take(group, are_new=True, alive_upto=heard) for group in in_transactions(new)]
         await together([*taking, *unknown])
     deletion = forgotten(comparison.digest.horizon)
-    gone = [Event(path, deletion, _seen(comparison, path, applier.region)) for path in difference.gone]
+    gone = [Event(path, deletion, _seen(comparison, path, applier.region)) for path in forgetting]
     for group in in_transactions(gone):
         await applier.take(group)
     if refused:
         raise Invalid(f"{len(refused)} values of {peer.region} cannot be served here: {refused[0]}")
-    return len(wanted) + len(difference.gone)
+    return len(wanted) + len(forgetting)
 
 
-async def settle(comparison: Comparison, peer: Peer, store: RecordingStore, side: str) -> int:
-    """Decide the differences for one side: its values are written here, with new stamps. Returns their number.
+async def settle(comparison: Comparison, peer: Peer, store: RecordingStore, side: str, scopes: Collection[str]) -> int:
+    """Decide the differences in these scopes for one side: its values are written here, with new stamps. Returns their
+    number.
 
     :param side: this region or the peer.
     :raises MetadataError: the peer or the store does not answer, or others write the same paths. Those that were
         written stay decided.
     """
-    differing = comparison.differences()
+    differing = comparison.differences(scopes)
     for some in _portions(differing, EVENTS_TOGETHER):
-        theirs = await peer.states(some) if side == peer.region else {}
-        seen = dict(zip(some, await store.get_many(some), strict=True))
-        checks: list[Check] = []
-        operations: list[Put | Delete] = []
-        for path, record in seen.items():
-            if record is None:
-                continue
-            value = (theirs[path] if path in theirs else from_store(path, record.value)).value
-            if value is not None:
-                checks.append(Check(path, record.version))
-                operations.append(Put(path, encode(json.loads(value))))
-        if not await store.transact(checks, operations):
-            raise Contended(f"{some[0]} or another difference was changed meanwhile: try again")
+        instead = await peer.states(some) if side == peer.region else {}
+        await _write_again(some, comparison, instead, store)
     return len(differing)
+
+
+async def keep(comparison: Comparison, store: RecordingStore, scopes: Collection[str]) -> int:
+    """Write what this region has, and the peer has deleted, again: nobody has decided about it yet. Returns the number
+    of values.
+
+    :param scopes: that are shared with the peer from now on.
+    :raises MetadataError: the store does not answer, or others write the same paths.
+    """
+    pairs = [(path, one, comparison.there.get(path, one)) for path, one in sorted(comparison.here.items())]
+    here_only = [path for path, ours, theirs in pairs if ours.content and not theirs.content and theirs > ours]
+    kept = [path for path in here_only if paths.scope_of(path) in scopes]
+    for some in _portions(kept, EVENTS_TOGETHER):
+        await _write_again(some, comparison, {}, store)
+    return len(kept)
+
+
+async def _write_again(
+    some: Sequence[str], comparison: Comparison, instead: Mapping[str, Stamped], store: RecordingStore
+) -> None:
+    """What these paths hold, or other values instead, with stamps later than the peer's."""
+    seen = dict(zip(some, await store.get_many(some), strict=True))
+    checks: list[Check] = []
+    operations: list[Put | Delete] = []
+    for path, record in seen.items():
+        if record is None:
+            continue
+        value = (instead[path] if path in instead else from_store(path, record.value)).value
+        if value is not None:
+            checks.append(Check(path, record.version))
+            operations.append(Put(path, encode(json.loads(value), store.stamp_after(comparison.there[path].stamp))))
+    if not await store.transact(checks, operations):
+        raise Contended(f"{some[0]} or another difference was changed meanwhile: try again")
 
 
 def _seen(comparison: Comparison, path: str, region: str) -> Written | None:

@@ -13,9 +13,10 @@ from meridian_broker.metadata import keys
 
 TENANTS: Final = "tenants"
 NAMESPACES: Final = "namespaces"
-"""With their policies, permissions included."""
+"""With their policies."""
+TOPIC_POLICIES: Final = "topicPolicies"
 
-SCOPES: Final = {TENANTS: keys.TENANTS, NAMESPACES: keys.NAMESPACES}
+SCOPES: Final = {TENANTS: keys.TENANTS, NAMESPACES: keys.NAMESPACES, TOPIC_POLICIES: keys.TOPIC_POLICIES}
 """Every scope, and the folder that holds it."""
 
 SYNC: Final = keys.LOCAL + "sync/"
@@ -25,7 +26,7 @@ PARKED: Final = SYNC + "parked"
 CONFLICTS: Final = SYNC + "conflicts"
 REGIONS: Final = SYNC + "regions"
 JOINED: Final = SYNC + "joined"
-"""The regions whose differences from this one were decided, one path for each."""
+"""The regions whose differences from this one were decided, one path for each, and in which scopes."""
 IDENTITY: Final = SYNC + "identity"
 """Drawn once for each store."""
 OWNERS: Final = SYNC + "owners"
@@ -47,13 +48,15 @@ def scope_of(path: str) -> str | None:
 def parent_of(path: str) -> str | None:
     """The path without which this one means nothing (R42); None: it stands by itself.
 
-    Policies belong to their namespace, a namespace to its tenant, a role to its tenant.
+    Policies belong to their namespace, as what a topic has does, a namespace to its tenant, a role to its tenant.
     """
     scope, segments = scope_of(path), path.split("/")
     if scope == TENANTS and len(segments) > 4:
         return "/".join(segments[:4])
     if scope == NAMESPACES:
         return "/".join(segments[:5]) if len(segments) > 5 else f"{keys.TENANTS}/{segments[3]}"
+    if scope == TOPIC_POLICIES and len(segments) > 4:
+        return f"{keys.NAMESPACES}/{segments[3]}/{segments[4]}"
     return None
 
 

@@ -6,7 +6,8 @@ a scope it adds, all or nothing:
 
 - the stamp of each value, greater than that of the state it replaces, deleted or not, and than the region's mark (R40).
   The writer's own stamp stays if it is;
-- a tombstone for each deletion;
+- a tombstone for each deletion. One that follows from something else, such as the deletion of a topic, has the stamp
+  of that, so that it removes nothing that was written since;
 - an entry of the outbox (``outbox``).
 
 So a process that dies anywhere leaves either nothing of a write, or the write and the duty to send it; and no write
@@ -94,6 +95,8 @@ class RecordingStore:
             recorded = self._record(checks, operations, shared, seen)
             if recorded is None:
                 return False
+            if not recorded.operations:
+                return True
             if await self._store.transact(recorded.checks, recorded.operations):
                 return True
             before = seen
@@ -152,6 +155,10 @@ class RecordingStore:
         value = None if present is None else present.value
         return Stamped(self._stamp(None, seen.moment(paths.MARK)), value, generation + 1)
 
+    def stamp_after(self, stamp: Stamp) -> Stamp:
+        """For a write that wins over one of another region."""
+        return self._clock.next(stamp)
+
     async def get(self, path: str) -> Record | None:
         return await self._store.get(path)
 
@@ -193,6 +200,8 @@ class RecordingStore:
             if isinstance(operation, Delete) and seen.records[operation.path] is None:
                 continue  # nothing is there, so nothing happens
             state = self._state(operation, present, mark)
+            if state is None:
+                continue
             first = state.stamp if first is None else min(first, state.stamp)
             replaced[operation.path] = written(present)
             complete += seen.storing(operation.path, state)
@@ -207,7 +216,10 @@ class RecordingStore:
             )
         return Recorded(all_checks, complete)
 
-    def _state(self, operation: Put | Delete, present: Stamped | None, mark: Moment) -> Stamped:
+    def _state(self, operation: Put | Delete, present: Stamped | None, mark: Moment) -> Stamped | None:
+        """None: what is there stays."""
+        if isinstance(operation, Delete) and operation.stamp is not None:
+            return self._following(operation.stamp, present, mark)
         if isinstance(operation, Delete):
             wanted = Stamped(self._stamp(present, mark), None)
         else:
@@ -219,6 +231,19 @@ class RecordingStore:
         if not self._is_valid(wanted, present, mark):
             wanted = wanted.with_value(wanted.value, self._stamp(present, mark))
         return wanted
+
+    def _following(self, stamp: Stamp, present: Stamped | None, mark: Moment) -> Stamped | None:
+        """A deletion that follows from what happened at ``stamp``.
+
+        A state up to the mark is not sent any more. If another region is the origin of what happened, it sends its own.
+        """
+        if present is not None and present.stamp >= stamp:
+            return None
+        is_new = moment(stamp) > mark
+        if not is_new and stamp.region != self._clock.region:
+            return None
+        stamp = stamp if is_new and stamp.counter <= MAX_COUNTER else self._stamp(present, mark)
+        return Stamped(stamp, None) if present is None else present.with_value(None, stamp)
 
     def _is_valid(self, wanted: Stamped, present: Stamped | None, mark: Moment) -> bool:
         is_own = wanted.stamp.region == self._clock.region and wanted.stamp.counter <= MAX_COUNTER

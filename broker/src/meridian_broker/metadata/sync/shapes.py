@@ -6,16 +6,16 @@ from __future__ import annotations
 from meridian_broker.metadata.store import Record
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.stamped import Stamped, to_store
-from meridian_broker.metadata.trees import BASE, Tree, fold_namespace, fold_tenant
+from meridian_broker.metadata.trees import BASE, Tree, fold_namespace, fold_tenant, fold_topic_policies
 
-_DEPTH = {paths.TENANTS: 4, paths.NAMESPACES: 5}
-"""Segments of the path of a tenant, and of a namespace."""
+_DEPTH = {paths.TENANTS: 4, paths.NAMESPACES: 5, paths.TOPIC_POLICIES: 7}
+"""Segments of the path of a tenant, of a namespace, and of a topic."""
 
 
 def fault_of(path: str, state: Stamped) -> str | None:
     """Why a state cannot be applied; None: it can. The path is in a scope."""
     scope, segments = paths.scope_of(path), path.split("/")
-    if scope is None or len(segments) < _DEPTH[scope]:
+    if scope is None or len(segments) < _DEPTH[scope] + (scope == paths.TOPIC_POLICIES):
         return "it is not the path of anything"
     if state.value is None:
         return None
@@ -25,6 +25,8 @@ def fault_of(path: str, state: Stamped) -> str | None:
     try:
         if scope == paths.TENANTS:
             fold_tenant(tree)
+        elif scope == paths.TOPIC_POLICIES:
+            fold_topic_policies(Tree(base, {leaf: one for leaf, one in records.items() if leaf != BASE}))
         else:
             fold_namespace(tree)
     except Exception as error:  # whatever a value of another region does to a reader

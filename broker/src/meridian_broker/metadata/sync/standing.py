@@ -2,7 +2,8 @@
 """Which store shares metadata under which region's name, and whether this one may write.
 
 Each store draws an identity once. The first store that compares itself under a region's name owns the name in the
-other regions; another one is refused there, and writes nothing that is shared, until it has taken the name over.
+other regions; another one is refused there, and writes nothing that is shared, until it has taken the name over. One
+region may be wrong about that: it counts what most of those say that have answered.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from meridian_broker.metadata.records import decode, encode
-from meridian_broker.metadata.store import ABSENT, Check, MetadataStore, MetadataUnavailable, Put
+from meridian_broker.metadata.store import ABSENT, Check, MetadataStore, MetadataUnavailable, Put, Record
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.choice import SyncChoice
 from meridian_broker.metadata.sync.converging import MAX_AHEAD_MS
-from meridian_broker.metadata.sync.reading import read_moment
+from meridian_broker.metadata.sync.reading import read, read_moment
 from meridian_broker.metadata.sync.stamped import BEGINNING, Moment
 
 
@@ -28,7 +29,7 @@ class PeerState:
     """What is known of another region."""
 
     is_joined: bool = False
-    """Differences from before the metadata were synchronized are decided."""
+    """Differences from before the metadata were synchronized are decided, in all scopes."""
     differences: int = 0
     """Paths that differ and wait for that decision."""
     taken: int = 0
@@ -74,12 +75,30 @@ class Standing:
                 await self._store.transact([Check(paths.IDENTITY, ABSENT)], [drawn])
         return self._identity
 
-    async def is_joined(self, region: str) -> bool:
-        return await self._store.get(paths.joined(region)) is not None
+    async def joined(self, region: str) -> frozenset[str]:
+        """The scopes in which differences from that region are decided."""
+        record = await self._store.get(paths.joined(region))
+        return frozenset() if record is None else _joined(paths.joined(region), record)
 
-    async def join(self, region: str) -> bool:
-        await self._store.put(paths.joined(region), encode(self._now_ms()))
-        return True
+    async def join(self, region: str, scopes: Collection[str]) -> frozenset[str]:
+        """They are decided in these scopes, too. Returns all of them."""
+        where = paths.joined(region)
+        while True:
+            seen = await read(self._store, [where])
+            record = seen.records[where]
+            joined = frozenset(scopes) | (frozenset() if record is None else _joined(where, record))
+            put = Put(where, encode({"scopes": sorted(joined), "millis": self._now_ms()}))
+            if await self._store.transact([*seen.checks().values()], [put]):
+                return joined
+
+    async def leave(self, scopes: Collection[str]) -> None:
+        """Only these scopes are shared now. What differs in others when they are shared again needs a decision again:
+        what is written meanwhile is not stamped against what other regions write."""
+        for where, record in await self._store.scan(paths.JOINED + "/"):
+            joined = _joined(where, record)
+            if kept := joined - frozenset(scopes):
+                left = {"scopes": sorted(joined - kept), "millis": self._now_ms()}
+                await self._store.transact([Check(where, record.version)], [Put(where, encode(left))])
 
     async def own_mark(self) -> Moment:
         record = await self._store.get(paths.MARK)
@@ -109,7 +128,19 @@ class Standing:
 
     def judge(self, peers: Mapping[str, PeerState]) -> None:
         """Decide whether this region may write."""
-        self._choice.refusal = next(iter(self._taken_at.values()), None) or off_clock(self._region, peers.values())
+        taken = [self._taken_at[region] for region in peers if region in self._taken_at]
+        accepted = [
+            one for region, one in peers.items() if one.compared_ms is not None and region not in self._taken_at
+        ]
+        refusal = taken[0] if len(taken) > len(accepted) else None
+        self._choice.refusal = refusal or off_clock(self._region, peers.values())
+
+
+def _joined(where: str, record: Record) -> frozenset[str]:
+    """:raises MetadataError: the record is damaged."""
+    value, _ = decode(where, record.value)
+    # An earlier version stored the time alone, and had two scopes.
+    return frozenset(value["scopes"]) if isinstance(value, dict) else frozenset((paths.TENANTS, paths.NAMESPACES))
 
 
 def off_clock(region: str, peers: Collection[PeerState]) -> str | None:
