@@ -235,6 +235,7 @@ def test_another_store_takes_a_regions_name_only_when_it_is_told_to(shared: Regi
     shared.kill_region("eu")
     shutil.rmtree(shared.data_dir / "eu" / "data")
     shared.bring_back("eu")
+    write(shared, "eu", "POST", f"{SCOPES}/tenants,namespaces,topicPolicies")
     path = f"/admin/v2/brokers/configuration/metadataSyncEventTopic/{quote(TOPIC, safe='')}"
     write(shared, "eu", "POST", path)
     wait_until(lambda: status(shared, "eu")["refusal"], "the name to be refused")
