@@ -8,14 +8,16 @@ from collections.abc import Callable, Collection, Iterable
 from functools import partial
 
 import pytest
+from meridian_broker.bounds.regions import OWNERS_TEXT, REGION_BROKERS
 from meridian_broker.ledgers.store import Done
 from meridian_broker.ownership.bundles import LAST, place_of
 from meridian_broker.positions import ZERO, Position, Progress
-from meridian_broker.replication.progress import codec
+from meridian_broker.replication.progress import codec, routes
 from meridian_broker.replication.progress.exchange import ProgressExchange
 from meridian_broker.replication.progress.messages import (
     Delta,
     DeltaAck,
+    ExchangeLimits,
     Hello,
     NamespaceOwners,
     Owners,
@@ -161,26 +163,26 @@ class World:
         target = self.brokers.get(peer) or self.of(region_of(peer))[0]
         if target.name in self.slow or not target.is_alive:
             return
+        is_introduced = False
 
         def reply(message: PeerMessage) -> None:
             self._put(target, broker, lambda read: broker.exchange.received(peer, read, send, self.now_ms), message)
 
         def send(message: PeerMessage) -> None:
+            nonlocal is_introduced
             if isinstance(message, Hello) and message.asks_owners and target.broker:
                 self.later(partial(self._follow, target, reply))
                 return
+            if not is_introduced:
+                is_introduced = True
+                self.later(partial(target.exchange.divided.arrived, broker.name))
             self._put(
                 *(broker, target),
-                lambda read: target.exchange.received(self._heard(broker, target), read, reply, self.now_ms),
+                lambda read: target.exchange.received(broker.name, read, reply, self.now_ms),
                 message,
             )
 
         broker.exchange.connected(peer, send, self.now_ms)
-
-    @staticmethod
-    def _heard(broker: Broker, target: Broker) -> str:
-        target.exchange.add_peer(broker.name)
-        return broker.name
 
     def _follow(self, target: Broker, reply: Callable[[PeerMessage], None]) -> None:
         reply(target.exchange.greeting())
@@ -412,3 +414,98 @@ def test_another_broker_at_the_address_of_an_owner_gets_nothing() -> None:
     a.ack(LOWER, 0)
     a.exchange.tick(world.now_ms)
     assert [type(message) for message in sent] == [Hello]
+
+
+@pytest.mark.parametrize("is_listed_again", [True, False])
+def test_a_peer_that_has_a_link_to_us_is_heard_whatever_the_directory_says(is_listed_again: bool) -> None:
+    """The directory comes from another broker of its region, which may not know yet that this one has begun."""
+    world = World("ab", [""])
+    world.start()
+    eu, a = world.brokers["eu"], world.owner("us", LOWER)
+    (told,) = world.owners("us").namespaces
+    without = Owners((RemoteBroker("b", "pulsar://b", ""),), (told._replace(owners=("", "b")),))
+    eu.exchange.received("us", without, lambda _: None, world.now_ms)
+    world.run(20)
+    if is_listed_again:
+        world.tell("us")
+    a.ack(LOWER, 0)
+    world.run(50)
+    world.assert_same(LOWER)
+    found = a.barrier(LOWER)
+    world.run(50)
+    assert [result.missing for result in found] == [{}]
+
+
+def test_a_peer_that_is_gone_goes_with_its_link() -> None:
+    world = World("ab", [""])
+    world.start()
+    eu = world.brokers["eu"]
+    world.brokers["us/a"].is_alive = False
+    eu.exchange.received("us", world.owners("us"), lambda _: None, world.now_ms)
+    assert "us/a" in eu.exchange._peers, "its link to us is open"
+    eu.exchange.divided.hung_up("us/a")
+    assert "us/a" not in eu.exchange._peers
+    eu.exchange.divided.hung_up("us/b")
+    assert "us/b" in eu.exchange._peers
+
+
+def test_a_region_of_more_brokers_than_may_be_peers_harms_nobody() -> None:
+    world = World("ab", [""])
+    world.start()
+    eu = world.brokers["eu"]
+    count = ExchangeLimits().brokers
+    for number in range(count + 1):
+        eu.exchange.divided.arrived(f"us/x{number}")
+    brokers = tuple(RemoteBroker(f"y{number}", "pulsar://y", "") for number in range(count))
+    borders = (*(number << 22 for number in range(count)), LAST)
+    owners = tuple(one.broker for one in brokers)
+    told = Owners(brokers, (NamespaceOwners(NAMESPACE, borders, owners),), is_first=True, is_last=True)
+    eu.exchange.received("us", codec_and_back(told), lambda _: None, world.now_ms)
+    for topic in (LOWER, UPPER):
+        eu.ack(topic, 0)
+    assert len(eu.exchange._peers) <= count + 2
+    world.run(100)
+
+
+def codec_and_back(message: PeerMessage) -> PeerMessage:
+    (command,) = FrameDecoder().feed(codec.encode(message))
+    assert isinstance(command, Command)
+    return codec.decode(command.type, command.message)
+
+
+def test_a_directory_is_kept_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(routes, "DIRECTORY_NAMESPACES", 10)
+    monkeypatch.setattr(routes, "DIRECTORY_BUNDLES", 15)
+    found = routes.Routes(lambda _: frozenset(("us", "eu")), lambda _: None)
+    found.divide("us")
+    brokers = (RemoteBroker("a", "", ""),)
+
+    def tell(first: int, last: int, owners: tuple[str, ...] = ("a",), *, is_whole: bool = False) -> None:
+        borders = (*(number << 20 for number in range(len(owners))), *((LAST,) if owners else ()))
+        told = tuple(NamespaceOwners(f"public/n{number}", borders, owners) for number in range(first, last))
+        found.take("us", Owners(brokers, told, is_whole, is_whole))
+
+    tell(0, 12, is_whole=True)
+    namespaces = found._directories["us"].namespaces
+    assert len(namespaces) == 10
+    tell(0, 3, ())
+    tell(12, 20, ("a",) * 3)
+    assert len(namespaces) == 9 and found._directories["us"].bundles == 13
+    tell(12, 14, ("a",))
+    assert (len(namespaces), found._directories["us"].bundles) == (9, 9)
+
+
+@pytest.mark.parametrize(
+    "brokers",
+    [
+        [RemoteBroker("a", "", ""), RemoteBroker("a", "x", "")],
+        [RemoteBroker("a/b", "", "")],
+        [RemoteBroker("", "", "")],
+        [RemoteBroker("a" * (OWNERS_TEXT + 1), "", "")],
+        [RemoteBroker("a", "x" * (OWNERS_TEXT + 1), "")],
+        [RemoteBroker(f"b{number}", "", "") for number in range(REGION_BROKERS + 1)],
+    ],
+)
+def test_a_directory_that_no_broker_sends_is_refused(brokers: list[RemoteBroker]) -> None:
+    with pytest.raises(codec.PeerFormatError):
+        codec_and_back(Owners(tuple(brokers), (), is_first=True, is_last=True))

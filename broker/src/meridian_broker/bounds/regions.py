@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one message of the progress exchange between regions may hold. One that holds more is dropped unread.
+"""What one message of the progress exchange between regions may hold, and what is kept of a region's directory. A
+message that holds more is dropped unread.
 
 `replication/progress/counts.py` compares with these. A frame has room for a thousand times as much, and each part of a
 message takes some microseconds of the event loop.
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from meridian_broker.bounds.units import Items, Keys, Names, Subscriptions
+from meridian_broker.bounds.units import Characters, Items, Keys, Names, Subscriptions
 
 MESSAGE_ITEMS: Final[Items] = 1024
 """Topics, states, questions, votes or numbers of buckets in one list. Brokers send 256, or the ends of 1000 topics."""
@@ -25,3 +26,15 @@ REGION_NAMES: Final[Names] = 1 << 16
 
 BUNDLES: Final[Items] = 1 << 15
 """Borders and owners of bundles, in all. A namespace has 1024 bundles at most; brokers send 8192, or one namespace."""
+
+REGION_BROKERS: Final[Items] = 1024
+"""Brokers of one region: each may be a peer, with a link."""
+
+DIRECTORY_NAMESPACES: Final[Names] = 1 << 17
+"""Namespaces in the directory of one region, which stays in memory. Topics of others count as owned by nobody there."""
+
+DIRECTORY_BUNDLES: Final[Items] = 1 << 20
+"""Bundles in the directory of one region: some tens of megabytes."""
+
+OWNERS_TEXT: Final[Characters] = 1024
+"""Longest name or address in a directory."""

@@ -63,6 +63,8 @@ class ExchangeShell:
         self._ticking = False
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
+        self._arrived: dict[Connected, str] = {}
+        """The peers whose links to us these connections are."""
         self.links = PeerLinks(
             *(self._place, options, jitter),
             on_up=self._up,
@@ -227,14 +229,21 @@ class ExchangeShell:
             self.links.nudge(peer)
         if hello.asks_owners and self._owners is not None:
             self._owners.add(connection)
-        elif hello.region in self.links.status():
-            self.core.add_peer(peer)
+        elif hello.region in self.links.status() and self._arrived.get(connection) != peer:
+            self._hung_up(connection)
+            self._arrived[connection] = peer
+            self.core.divided.arrived(peer)
         connection.peer_region = peer
         return True
+
+    def _hung_up(self, connection: Connected) -> None:
+        if (peer := self._arrived.pop(connection, None)) is not None:
+            self.core.divided.hung_up(peer)
 
     def gone(self, connection: Connected) -> None:
         """A peer's connection to us ended: its own link will come again."""
         log.info("%s closed its connection", connection.peer_region)
+        self._hung_up(connection)
         if self._owners is not None:
             self._owners.discard(connection)
 

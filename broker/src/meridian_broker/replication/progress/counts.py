@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from meridian_broker.bounds.regions import BUNDLES, LISTED_SUBSCRIPTIONS, MESSAGE_ITEMS, PROGRESS_KEYS, REGION_NAMES
+from meridian_broker.bounds.regions import (
+    BUNDLES,
+    LISTED_SUBSCRIPTIONS,
+    MESSAGE_ITEMS,
+    PROGRESS_KEYS,
+    REGION_BROKERS,
+    REGION_NAMES,
+)
 from meridian_broker.wire.proto.pulsar_pb2 import BaseCommand
 
 Counts = Iterator[tuple[str, int, int]]
@@ -63,7 +70,8 @@ def _barrier(message: Any) -> Counts:
 
 
 def _owners(message: Any) -> Counts:
-    yield from _lists("brokers", "namespaces")(message)
+    yield "brokers", len(message.brokers), REGION_BROKERS
+    yield from _lists("namespaces")(message)
     yield "bundles", sum(len(one.borders) + len(one.owners) for one in message.namespaces), BUNDLES
 
 

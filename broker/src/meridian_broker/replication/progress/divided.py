@@ -9,6 +9,7 @@ before had confirmed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -27,7 +28,10 @@ class DividedRegions:
     """See the module's docstring."""
 
     def __init__(self, context: ExchangeContext, add: Callable[[str], None], remove: Callable[[str], None]) -> None:
-        """:param add: makes a peer. :param remove: lets go of one."""
+        """
+        :param add: makes a peer, unless its region has too many.
+        :param remove: lets go of one.
+        """
         self.open_link: Callable[[str], None] = lambda _: None
         """Set by the owner of links: a peer of a divided region is to be reached."""
         self.close_link: Callable[[str], None] = lambda _: None
@@ -38,16 +42,34 @@ class DividedRegions:
         self._links: dict[str, Callable[[PeerMessage], None]] = {}
         """Our links to divided regions."""
         self._walk_ms: int | None = None
+        self._calling: Counter[str] = Counter()
+        """How many links each peer has to us."""
 
     def wanted(self, name: str) -> None:
         """A peer of a divided region got its first topic."""
         self._add(name)
-        peer = self._context.peers[name]
+        peer = self._context.peers.get(name)
+        if peer is None:
+            return  # its topics wait for no link
         peer.is_awaited = not peer.up
         region = self._context.peers.get(peer.region)
         if region is not None and peer.behind_since_ms is None:
             peer.behind_since_ms = region.behind_since_ms
         self.open_link(name)
+
+    def arrived(self, name: str) -> None:
+        """A peer has opened a link to us and said who it is: it is one, even if the directory of its region, which
+        comes from another broker of it, does not have it yet."""
+        self._calling[name] += 1
+        self._add(name)
+
+    def hung_up(self, name: str) -> None:
+        """That link is closed."""
+        self._calling[name] -= 1
+        if self._calling[name] <= 0:
+            del self._calling[name]
+            if (peer := self._context.peers.get(name)) is not None:
+                self._let_go_of_the_gone(peer.region)
 
     def linked(self, region: Peer, send: Callable[[PeerMessage], None]) -> None:
         """Our link to a divided region is up."""
@@ -77,13 +99,10 @@ class DividedRegions:
         """A divided region reported who owns what."""
         if not region.is_divided:
             return
-        routes, peers = self._context.routes, self._context.peers
+        routes = self._context.routes
         for moved in routes.take(region.name, told):
             self._moved(moved)
-        gone = [name for name, peer in peers.items() if peer.region == region.name != name]
-        for name in gone:
-            if routes.broker(name) is None and routes.is_told(region.name):
-                self._let_go(name)
+        self._let_go_of_the_gone(region.name)
         if told.is_last:
             routes.begin_walk(self._context.host.open_topics())
             self._walk_ms = self._context.now_ms
@@ -100,6 +119,16 @@ class DividedRegions:
         if before is not None:
             before.leave(moved.topic)
         context.digests.moved(moved.topic, (moved.before, moved.after))
+
+    def _let_go_of_the_gone(self, region: str) -> None:
+        """Of the peers that are not among the region's brokers. One that has a link to us is alive: nothing that it
+        says on that link would be heard any more."""
+        routes = self._context.routes
+        if not routes.is_told(region):
+            return
+        for name in [name for name, peer in self._context.peers.items() if peer.region == region != name]:
+            if routes.broker(name) is None and name not in self._calling:
+                self._let_go(name)
 
     def _let_go(self, name: str) -> None:
         self._remove(name)

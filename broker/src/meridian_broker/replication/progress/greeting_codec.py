@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from meridian_broker.bounds.regions import OWNERS_TEXT
 from meridian_broker.ownership.bundles import Bundles
 from meridian_broker.replication.progress.messages import Hello, NamespaceOwners, Owners, RemoteBroker
 from meridian_broker.wire.proto import peer_pb2 as pb
@@ -48,11 +49,18 @@ def put_owners(message: Owners) -> pb.Owners:
 
 
 def read_owners(message: pb.Owners) -> Owners:
-    """:raises ValueError: the borders of a namespace are not valid. :raises IndexError: an owner is not listed."""
+    """:raises ValueError: a name, an address or the borders of a namespace are not valid.
+    :raises IndexError: an owner is not listed.
+    """
+    for text in (text for one in message.brokers for text in (one.broker, one.service_url, one.service_url_tls)):
+        _check(text)
     brokers = tuple(RemoteBroker(one.broker, one.service_url, one.service_url_tls) for one in message.brokers)
     ids = ("", *(one.broker for one in brokers))
+    if len(set(ids)) < len(ids) or any("/" in one for one in ids):
+        raise ValueError("brokers need names of their own, without a slash")
     namespaces = []
     for one in message.namespaces:
+        _check(one.name)
         borders, owners = tuple(one.borders), tuple(ids[number] for number in one.owners)
         if borders:
             bundles = len(Bundles.checked(one.name, borders).borders) - 1
@@ -60,3 +68,8 @@ def read_owners(message: pb.Owners) -> Owners:
                 raise ValueError(f"{len(owners)} owners of the {bundles} bundles of {one.name}")
         namespaces.append(NamespaceOwners(one.name, borders, owners))
     return Owners(brokers, tuple(namespaces), message.first, message.last)
+
+
+def _check(text: str) -> None:
+    if len(text) > OWNERS_TEXT:
+        raise ValueError(f"a name or address of {len(text)} characters; {OWNERS_TEXT} are the most")

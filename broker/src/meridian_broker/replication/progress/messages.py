@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
+from meridian_broker.bounds.regions import REGION_BROKERS
 from meridian_broker.positions.position import Position
 from meridian_broker.positions.progress import DigestKey
 from meridian_broker.replication.leases.messages import LeaseMessage
@@ -69,7 +70,7 @@ class ExchangeLimits:
     """DIGEST that wait until the deltas sent before them are durable here, per peer."""
     waiters: int = 10_000
     """Barriers and flushes under way. One more flush is answered at once, as incomplete; one more barrier waits."""
-    brokers: int = 256
+    brokers: int = REGION_BROKERS
     """Brokers of one region that are peers."""
     topics_apart: int = 10_000
     """Topics held back because the peer has another incarnation, and topics with a deferred comparison, per peer."""

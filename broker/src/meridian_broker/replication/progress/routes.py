@@ -12,14 +12,18 @@ others (``NOT_OWNER``); what it has stored is protected by fences (R10).
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from meridian_broker.bounds.regions import DIRECTORY_BUNDLES, DIRECTORY_NAMESPACES
 from meridian_broker.ownership.bundles import place_of
 from meridian_broker.replication.progress.messages import NamespaceOwners, Owners, RemoteBroker
 from meridian_broker.wire.pulsar import topic_name
+
+log = logging.getLogger(__name__)
 
 WALKED: Final = 1000
 """Topics routed in one step of a walk: some milliseconds."""
@@ -49,6 +53,9 @@ class _Directory:
 
     brokers: dict[str, RemoteBroker] = field(default_factory=dict)
     namespaces: dict[str, NamespaceOwners] = field(default_factory=dict)
+    bundles: int = 0
+    left_out: bool = False
+    """It says more than is kept."""
 
     def owner(self, namespace: str, place: int) -> str:
         """The broker that owns a place of a namespace; empty: none is known to."""
@@ -62,10 +69,20 @@ class _Directory:
     def apply(self, told: Owners) -> None:
         self.brokers = {one.broker: one for one in told.brokers}
         for one in told.namespaces:
-            if one.borders:
+            before = self.namespaces.pop(one.namespace, None)
+            self.bundles -= 0 if before is None else len(before.owners)
+            if not one.borders:
+                continue
+            if len(self.namespaces) < DIRECTORY_NAMESPACES and self.bundles + len(one.owners) <= DIRECTORY_BUNDLES:
                 self.namespaces[one.namespace] = one
-            else:
-                self.namespaces.pop(one.namespace, None)
+                self.bundles += len(one.owners)
+            elif not self.left_out:
+                self.left_out = True
+                log.error(
+                    "a region has more namespaces or bundles than are kept of it, %d and %d: topics of others, such as "
+                    "%s, are not exchanged with it",
+                    *(DIRECTORY_NAMESPACES, DIRECTORY_BUNDLES, one.namespace),
+                )
 
 
 @dataclass(slots=True)
