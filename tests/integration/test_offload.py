@@ -271,6 +271,11 @@ async def test_policies_set_thresholds_and_no_places(world: World) -> None:
         ):
             assert (await world.http("POST", f"{NAMESPACE}/offloadPolicies", elsewhere))[0] == 412, elsewhere
         await world.publish()
+        half = {"managedLedgerOffloadThresholdInBytes": 7, "managedLedgerOffloadDeletionLagInMillis": -2}
+        for place, before in ((NAMESPACE, 1000), (TOPIC, None)):
+            assert (await world.http("POST", f"{place}/offloadPolicies", half))[0] == 412
+            _, kept = await world.http("GET", f"{place}/offloadPolicies")
+            assert (kept or {}).get("managedLedgerOffloadThresholdInBytes") == before, "all of it, or nothing"
         assert (await world.http("POST", f"{TOPIC}/offloadPolicies", {"managedLedgerOffloadThresholdInBytes": 0}))[
             0
         ] == 204

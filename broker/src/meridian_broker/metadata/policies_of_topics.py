@@ -47,6 +47,20 @@ class PoliciesOfTopics:
     async def _deleted(self, topic: TopicName) -> Stamp | None:
         return (await self._access.value(keys.deletion(topic.base)))[1]
 
+    async def set_policies(self, topic: TopicName, values: Mapping[str, Any]) -> None:
+        """Set several policies to JSON values, all or none; None removes one.
+
+        :raises Invalid: a value is not valid.
+        """
+
+        def changing(tree: Tree) -> dict[str, Any]:
+            record = fold_topic_policies(tree) or TopicPolicies()
+            for policy, value in values.items():
+                record = record.with_policy(policy, value)
+            return unfold_topic_policies(record)
+
+        await self._access.change(keys.topic_policies(topic), changing)
+
 
 async def forget_policies(access: Access, topic: TopicName, deleted: Stamp) -> None:
     """The topic was deleted, as a transaction of before has put on record: remove its policies.

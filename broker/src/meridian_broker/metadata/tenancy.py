@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -204,6 +204,19 @@ class Namespaces:
         Raises as ``update`` does.
         """
         return await self.update(name, lambda record: record.with_policy(policy, value, element))
+
+    async def set_policies(self, name: str, values: Mapping[str, Any]) -> NamespaceRecord:
+        """Set several policies, by Pulsar's names, to JSON values, all or none; None takes one away.
+
+        Raises as ``update`` does.
+        """
+
+        def change(record: NamespaceRecord) -> NamespaceRecord:
+            for policy, value in values.items():
+                record = record.with_policy(policy, value)
+            return record
+
+        return await self.update(name, change)
 
     async def delete(self, name: str) -> None:
         """:raises NotFound: the namespace does not exist.

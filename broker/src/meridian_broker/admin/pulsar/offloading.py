@@ -120,8 +120,7 @@ def _setting(place: Place) -> Handler:
         if not isinstance(given, Mapping):
             raise Invalid("offload policies: expected an object")
         _check_place(state(request), given)
-        for name, policy in FIELDS.items():
-            await place.set(request, policy, given.get(name), None)
+        await place.set_all(request, {policy: given.get(name) for name, policy in FIELDS.items()})
         return done()
 
     return set_it
@@ -130,8 +129,7 @@ def _setting(place: Place) -> Handler:
 def _removing(place: Place) -> Handler:
     async def remove(request: web.Request) -> web.Response:
         """Remove the settings of when ledgers are copied to the object store."""
-        for policy in FIELDS.values():
-            await place.set(request, policy, None, None)
+        await place.set_all(request, dict.fromkeys(FIELDS.values()))
         return done()
 
     return remove

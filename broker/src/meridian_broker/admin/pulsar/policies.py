@@ -8,6 +8,7 @@ partitioned topic, not to its partitions.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -174,6 +175,11 @@ class OfNamespace:
     async def set(request: web.Request, policy: str, value: Any, element: str | None) -> None:
         await state(request).catalog.namespaces.set_policy(namespace_of(request), policy, value, element)
 
+    @staticmethod
+    async def set_all(request: web.Request, values: Mapping[str, Any]) -> None:
+        """Several policies, all or none."""
+        await state(request).catalog.namespaces.set_policies(namespace_of(request), values)
+
 
 class OfTopic:
     """The policies of the topic in the path."""
@@ -186,6 +192,11 @@ class OfTopic:
     @staticmethod
     async def set(request: web.Request, policy: str, value: Any, element: str | None) -> None:
         await state(request).catalog.topic_policies.set_policy(await _existing(request), policy, value, element)
+
+    @staticmethod
+    async def set_all(request: web.Request, values: Mapping[str, Any]) -> None:
+        """Several policies, all or none."""
+        await state(request).catalog.topic_policies.set_policies(await _existing(request), values)
 
 
 Place = type[OfNamespace] | type[OfTopic]
