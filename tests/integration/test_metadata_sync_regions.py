@@ -58,6 +58,30 @@ def test_what_is_made_in_one_region_appears_in_the_other(regions: RegionsProcess
     assert status(regions, "us")["conflicts"] == 0
 
 
+def test_a_forced_deletion_that_another_region_refuses_deletes_nothing(regions: RegionsProcess) -> None:
+    """Regions are asked first. What goes with the topics that are deleted is no reason to refuse."""
+    tenant = {"adminRoles": ["admin"], "allowedClusters": ["eu", "us"]}
+    write(regions, "us", "PUT", "/admin/v2/tenants/fair", tenant)
+    path, topics = "/admin/v2/namespaces/fair/mixed", "/admin/v2/persistent/fair/mixed"
+    write(regions, "us", "PUT", path, {"replication_clusters": ["eu"]})
+    wait_until(lambda: get(regions, "eu", path) is not None, "the namespace in eu")
+    write(regions, "eu", "PUT", f"{topics}/there")
+    write(regions, "us", "POST", f"{path}/replication", ["us"])
+    wait_until(lambda: get(regions, "eu", f"{path}/replication") == ["us"], "the policy in eu")
+    write(regions, "us", "PUT", f"{topics}/here")
+    write(regions, "us", "PUT", f"{topics}/parted/partitions", 2)
+    before = get(regions, "us", topics)
+    assert len(before) == 3
+    refused = regions.http("us", "DELETE", f"{path}?force=true")
+    assert refused.status == 409 and "there in eu: delete these first" in refused.text
+    assert get(regions, "us", topics) == before
+    write(regions, "us", "POST", f"{path}/replication", ["us", "eu"])
+    wait_until(lambda: len(get(regions, "eu", topics) or ()) == 4, "the topics in eu")
+    wait_until(lambda: len(get(regions, "us", topics) or ()) == 4, "the topic in us")
+    write(regions, "us", "DELETE", f"{path}?force=true")
+    wait_until(lambda: get(regions, "eu", path) is None, "the deletion in eu")
+
+
 def test_a_dead_event_topic_holds_up_no_write(regions: RegionsProcess) -> None:
     """What was written meanwhile travels by the topic that takes its place."""
     setting, ended = "/admin/v2/brokers/configuration/metadataSyncEventTopic", "persistent/public/default/ended"

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Set
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -35,8 +37,11 @@ from meridian_broker.topics.service import closing, removal
 from meridian_broker.topics.subscriptions.administration import remove_subscriptions, skip
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar import topic_name
-from meridian_broker.wire.pulsar.topic_name import NON_PERSISTENT
+from meridian_broker.wire.pulsar.errors import InvalidTopicNameError
+from meridian_broker.wire.pulsar.topic_name import NON_PERSISTENT, TopicName
 
+AGAIN_SECONDS: Final = 0.1
+"""Between two questions to a region that is about to delete topics."""
 PERMISSIONS_OFF: Final = "there is no authorization yet, so no permissions can be given"
 
 
@@ -77,7 +82,10 @@ async def delete(request: web.Request) -> web.Response:
 
 
 async def delete_namespace(request: web.Request, name: str, *, force: bool) -> None:
-    """:raises NotFound: it does not exist. :raises NotEmpty: it has topics, and ``force`` is not given."""
+    """:raises NotFound: it does not exist.
+    :raises NotEmpty: it has topics, and ``force`` is not given; or another region has some that stay there, and nothing
+        was deleted.
+    """
     admin = state(request)
     catalog = admin.catalog
     await catalog.namespaces.get(name)
@@ -87,6 +95,8 @@ async def delete_namespace(request: web.Request, name: str, *, force: bool) -> N
         raise NotEmpty(
             f"topics of namespace {name} have shadows elsewhere, {', '.join(outside[:3])}: delete these first"
         )
+    if force:
+        await _check_empty_elsewhere(admin, name, may_be_away=True, but=await _bases(admin, name))
     if force and admin.brokers is not None:
         await whole_namespaces.delete_topics(request, name)
     if force:
@@ -97,13 +107,39 @@ async def delete_namespace(request: web.Request, name: str, *, force: bool) -> N
                 await removal.delete(admin.service.opener, topic, force=True)
             except (NotFound, TopicNotFound):
                 continue  # a partition was deleted with its topic
-    await _check_empty_elsewhere(admin, name, may_be_away=force)
+        await _become_empty_elsewhere(admin, name)
+    else:
+        await _check_empty_elsewhere(admin, name, may_be_away=False)
     await catalog.namespaces.delete(name)
 
 
-async def _check_empty_elsewhere(admin: AdminState, name: str, *, may_be_away: bool) -> None:
+async def _become_empty_elsewhere(admin: AdminState, name: str) -> None:
+    """Wait until the other regions have deleted what was deleted here. Raises as ``_check_empty_elsewhere`` does."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + QUESTION_SECONDS
+    while True:
+        try:
+            return await _check_empty_elsewhere(admin, name, may_be_away=True)
+        except NotEmpty:
+            if loop.time() >= until:
+                raise
+        await asyncio.sleep(AGAIN_SECONDS)
+
+
+async def _bases(admin: AdminState, name: str) -> Set[TopicName]:
+    """The topics of the namespace that are here, each with its partitions."""
+    return {
+        *await admin.catalog.partitioned.names(name),
+        *(topic.base for topic in await admin.catalog.topics.names(name)),
+    }
+
+
+async def _check_empty_elsewhere(
+    admin: AdminState, name: str, *, may_be_away: bool, but: Set[TopicName] = frozenset()
+) -> None:
     """If regions share this namespace, it is deleted in all of them.
 
+    :param but: these topics are about to be deleted here, and with that in their other regions.
     :raises NotEmpty: a region has topics in it. :raises Refused: a region cannot be asked.
     """
     session = admin.sharing.session
@@ -119,8 +155,18 @@ async def _check_empty_elsewhere(admin: AdminState, name: str, *, may_be_away: b
             raise
         if status not in (200, 404):
             raise Refused(503, f"{region} answered {status} when asked for the topics of {name}: {reason(said)}")
-        if status == 200 and said:
-            raise NotEmpty(f"namespace {name} holds {', '.join(map(str, said[:3]))} in {region}: delete these first")
+        stay = [str(one) for one in said or () if not _goes(admin, region, str(one), but)] if status == 200 else []
+        if stay:
+            raise NotEmpty(f"namespace {name} holds {', '.join(stay[:3])} in {region}: delete these first")
+
+
+def _goes(admin: AdminState, region: str, topic: str, deleted: Set[TopicName]) -> bool:
+    """Whether a topic of another region goes with those that are deleted here."""
+    try:
+        base = topic_name.parse(topic).base
+    except InvalidTopicNameError:
+        return False
+    return base.is_persistent and base in deleted and region in admin.service.parts.regions_of(str(base))
 
 
 # -- policies ------------------------------------------------------------------------------------------------------
