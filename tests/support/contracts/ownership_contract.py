@@ -181,12 +181,14 @@ class OwningContract:
     async def test_a_lease_that_is_gone_ends_every_term(self, connect: Connect) -> None:
         async with owning("a", await connect(), lease_seconds=4.0) as a:
             before = await a.owner.acquire(FIRST)
-            lease = a.owner._lease
+            lease, told = a.owner._lease, list[bool]()
+            a.owner.on_seen = lambda namespaces: told.append(a.owner.is_alive) if namespaces is None else None
             assert lease is not None
             await lease.revoke()
             assert a.owner.term(FIRST) is None  # at once, whether or not anything was noticed
             await wait_until(lambda: a.topics.dropped == [FIRST] and not a.owner.owned())
             await wait_until(lambda: a.owner._lease not in (None, lease))
+            assert False in told and a.owner.is_alive
             assert (await a.owner.acquire(FIRST)).fence > before.fence
 
     async def test_a_claim_whose_answer_was_lost_is_found_again(self, connect: Connect) -> None:

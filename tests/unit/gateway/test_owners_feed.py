@@ -20,6 +20,7 @@ class Region:
 
     def __init__(self, namespaces: int) -> None:
         self.owner = {f"public/n{number}": "a" for number in range(namespaces)}
+        self.is_current = True
 
     def brokers(self, listener: str) -> tuple[RemoteBroker, ...]:
         return tuple(RemoteBroker(name, f"pulsar://{name}{listener}:1", "") for name in "ab")
@@ -40,6 +41,8 @@ class Link:
         self.unread = 0
         self.transport: Any = SimpleNamespace(get_write_buffer_size=lambda: self.unread)
         self.heard: list[Owners] = []
+        self.ended = ""
+        self.is_ended = asyncio.Event()
         self._more = asyncio.Event()
 
     def write(self, data: bytes) -> None:
@@ -49,6 +52,10 @@ class Link:
         assert isinstance(message, Owners)
         self.heard.append(message)
         self._more.set()
+
+    def end(self, reason: str) -> None:
+        self.ended = reason
+        self.is_ended.set()
 
     async def hears(self, messages: int) -> None:
         async with asyncio.timeout(60):
@@ -109,3 +116,26 @@ async def test_what_a_link_does_not_read_waits_joined(monkeypatch: Any) -> None:
     feed.discard(link)
     feed.changed(None)
     assert link not in feed
+
+
+async def test_a_broker_without_a_lease_says_nothing() -> None:
+    """It does not hear who owns what now, and what it says would send other regions to brokers that are gone."""
+    region = Region(600)
+    feed, link = begun(region)
+    await link.hears(1)
+    region.is_current = False
+    feed.changed(None)  # as when the lease ends
+    await asyncio.wait_for(link.is_ended.wait(), 60)
+    assert link not in feed
+    assert "cut off from its metadata" in link.ended
+    said = len(link.heard)
+    another: Any = Link()
+    feed.add(another)
+    feed.tell(another)
+    assert another not in feed and another.ended
+    region.is_current = True
+    last: Any = Link()
+    feed.add(last)
+    feed.tell(last)
+    await last.hears(3)
+    assert (len(link.heard), another.heard) == (said, [])

@@ -3,6 +3,9 @@
 
 Each link has a set of namespaces that it is still to hear of, so changes that come while much is under way are joined,
 and a link whose other end does not read costs no more than that set.
+
+A broker that has lost its lease, because it is cut off from its metadata, does not know any more who owns what. It
+closes these links and takes no others: the other end finds another broker of the region, or comes back.
 """
 
 from __future__ import annotations
@@ -32,6 +35,11 @@ UNREAD_BYTES: Final = 1 << 20
 
 class OwnersSource(Protocol):
     """Who owns what in this region."""
+
+    @property
+    def is_current(self) -> bool:
+        """Whether that is known: changes are seen as they come."""
+        ...
 
     def brokers(self, listener: str) -> tuple[RemoteBroker, ...]:
         """Those that are alive, with their addresses for clients of a listener."""
@@ -77,11 +85,17 @@ class OwnersFeed:
 
     def tell(self, connection: Connected) -> None:
         """Tell it everything, and what changes from now on."""
+        if not self._source.is_current:
+            self._cut_off()
+            return
         self._links[connection] = _Link(dict.fromkeys(self._source.namespaces()), is_due=True)
         self._soon(0.0)
 
     def changed(self, namespaces: Collection[str] | None) -> None:
-        """Owners in these namespaces changed, or the brokers. :param namespaces: None: perhaps all of them."""
+        """Owners in these namespaces changed, or the brokers, or whether this broker knows of changes.
+
+        :param namespaces: None: perhaps all of them.
+        """
         told = list(self._source.namespaces()) if namespaces is None else namespaces
         for link in self._links.values():
             link.untold |= dict.fromkeys(told)
@@ -94,6 +108,9 @@ class OwnersFeed:
 
     def _go_on(self) -> None:
         self._timer = None
+        if not self._source.is_current:
+            self._cut_off()
+            return
         pause = PAUSE_SECONDS
         for connection, link in self._links.items():
             if connection.transport is None or not link.is_due:
@@ -103,6 +120,11 @@ class OwnersFeed:
                 continue
             connection.write(encode(self._next(connection, link)))
         self._soon(pause)
+
+    def _cut_off(self) -> None:
+        for connection in list(self._links):
+            connection.end("this broker is cut off from its metadata and does not know who owns which topics")
+            self.discard(connection)
 
     def _next(self, connection: Connected, link: _Link) -> Owners:
         found: list[NamespaceOwners] = []

@@ -116,7 +116,7 @@ class BundleOwner:
         self._stopping = False
         self.on_seen: Callable[[Collection[str] | None], None] = lambda _: None
         """Called after ``view`` changed, with the namespaces in which it did, or None for all; the brokers may have
-        changed, too."""
+        changed, too. Also, with None, when the lease has ended: ``view`` may be old from then on."""
 
     def bind(self, topics: BundleTopics) -> None:
         """Set what opens and closes topics. :raises RuntimeError: it was set before."""
@@ -169,6 +169,11 @@ class BundleOwner:
     def name(self) -> str:
         """This broker's id; empty while its lease is not valid."""
         return "" if self._me is None else self._me.broker
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether this broker has a lease, by its own clock."""
+        return self._valid() is not None
 
     def term(self, bundle: Bundle) -> Term | None:
         """The term in which the bundle's topics may be opened now; None: they may not."""
@@ -477,6 +482,7 @@ class BundleOwner:
                 self._lease = self._me = None
                 for bundle in self._terms:
                     self._ended(bundle)
+                self.on_seen(None)
                 await lease.revoke()
 
     def _ended(self, bundle: Bundle) -> None:

@@ -119,6 +119,10 @@ class OneOfSeveral:
 
     # -- OwnersSource (``gateway/owners_feed.py``) -----------------------------------------------------------------
 
+    @property
+    def is_current(self) -> bool:
+        return self.owner.is_alive
+
     def brokers(self, listener: str) -> tuple[RemoteBroker, ...]:
         return tuple(
             RemoteBroker(one.broker, found.get("service_url", ""), found.get("service_url_tls", ""))
