@@ -27,7 +27,8 @@ from meridian_broker.ledgers.holes import Hole
 from meridian_broker.ledgers.labels import Belonging
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.positions import HybridClock, Position, Progress, Stamp
-from meridian_broker.positions.layers import LAYERS_MAX, Layer, Layers
+from meridian_broker.positions.layer import Layer
+from meridian_broker.positions.layers import LAYERS_MAX, Layers
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.topics.cursors import rewinding

@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 from meridian_broker.positions import Stamp, runset
 from meridian_broker.positions.ackset import AckSet
-from meridian_broker.positions.layers import Layer, Layers, known_of
+from meridian_broker.positions.layer import Layer
+from meridian_broker.positions.layers import Layers, known_of
 from meridian_broker.positions.position import Position
 
 

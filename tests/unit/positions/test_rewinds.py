@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.positions import EARLIEST, ZERO, Position, Progress, Stamp
-from meridian_broker.positions.layers import LAYERS_MAX, Layer, Layers
+from meridian_broker.positions.layer import Layer
+from meridian_broker.positions.layers import LAYERS_MAX, Layers
 from meridian_broker.positions.runset import RunSet
 from support.worlds.progress_model import RUNS, pick
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from meridian_broker.engines.bookkeeper.certificates import BookieTls
 from meridian_broker.engines.etcd.address import Login
 from meridian_broker.server import settings_page
-from meridian_broker.server.settings import BY_KEY, SECTIONS, NetworkSettings, Settings, SettingsError, load
+from meridian_broker.server.settings import BY_KEY, SECTIONS, Settings, SettingsError, load
+from meridian_broker.server.settings_network import NetworkSettings
 
 PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
 

@@ -14,11 +14,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 
+from meridian_broker.positions.acks_by_region import acks_of, join_acks
 from meridian_broker.positions.ackset import AckSet
 from meridian_broker.positions.beginning import UNKNOWN, Beginning
 from meridian_broker.positions.claims import BATCH_LIMIT
 from meridian_broker.positions.clock import ZERO, Stamp
-from meridian_broker.positions.layers import Layers, Rules, acks_of, covered_over, floor_over, join_acks
+from meridian_broker.positions.layer import Rules
+from meridian_broker.positions.layers import Layers, covered_over, floor_over
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.positions.stretches import Stretch, acked_over, claimed, without
 

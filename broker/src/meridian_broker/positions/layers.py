@@ -7,143 +7,24 @@ both. Ruled entries are read from its layer, whatever older layers contain; all 
 
 from __future__ import annotations
 
-import sys
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import pairwise
 from operator import attrgetter
 
+from meridian_broker.positions.acks_by_region import copy_acks
 from meridian_broker.positions.ackset import AckSet
-from meridian_broker.positions.claims import put_position, take_position
 from meridian_broker.positions.clock import ZERO, Stamp
+from meridian_broker.positions.layer import Layer
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.positions.varints import Reader, put_name, put_number
-
-Rules = dict[str, tuple[Position, Position]]
-"""Per origin region the ``(low, high]`` that a rewind rules."""
+from meridian_broker.positions.varints import Reader, put_number
 
 LAYERS_MAX = 64
 """With this many rewinds a subscription accepts no further seek back. Regions that are cut off from each other may each
 make as many; their union is written and read whatever its size."""
 
 epoch_of = attrgetter("epoch")
-
-
-class Layer:
-    """One rewind and the acks since. ``epoch`` identifies it: one stamp is one rewind, everywhere."""
-
-    __slots__ = ("acks", "epoch", "publish_time_ms", "rules")
-
-    def __init__(self, epoch: Stamp, rules: Rules, publish_time_ms: int | None) -> None:
-        self.epoch = epoch
-        self.rules = rules
-        self.publish_time_ms = publish_time_ms
-        """It also rules every entry published at this time or later; None: it was no seek by time."""
-        self.acks: dict[str, AckSet] = {}
-
-    @property
-    def rules_all_by_time(self) -> bool:
-        return self.publish_time_ms is not None and self.publish_time_ms <= 0
-
-    def rules_entry(self, region: str, position: Position, publish_time_ms: int) -> bool:
-        if self.publish_time_ms is not None and publish_time_ms >= self.publish_time_ms:
-            return True
-        rule = self.rules.get(region)
-        return rule is not None and rule[0] < position <= rule[1]
-
-    def may_rule(self, region: str, after: Position, upto: Position, publish_time_ms: int) -> bool:
-        """Whether it may rule some entry of ``(after, upto]``. A publish time of 0 is not known, so it may."""
-        if self.publish_time_ms is not None and (not publish_time_ms or publish_time_ms >= self.publish_time_ms):
-            return True
-        rule = self.rules.get(region)
-        return rule is not None and after < rule[1] and rule[0] < upto
-
-    def rules_all(self, region: str, after: Position, upto: Position) -> bool:
-        """Whether it rules all of ``(after, upto]`` for certain."""
-        if self.rules_all_by_time:
-            return True
-        rule = self.rules.get(region)
-        return rule is not None and rule[0] <= after and upto <= rule[1]
-
-    def head(self) -> Layer:
-        """The same rewind without acks."""
-        return Layer(self.epoch, dict(self.rules), self.publish_time_ms)
-
-    def copy(self) -> Layer:
-        layer = self.head()
-        layer.acks = copy_acks(self.acks)
-        return layer
-
-    def head_within(self, other: Layer) -> bool:
-        if self.publish_time_ms is not None and (
-            other.publish_time_ms is None or self.publish_time_ms < other.publish_time_ms
-        ):
-            return False
-        return all(
-            (their := other.rules.get(region)) is not None and their[0] <= low and high <= their[1]
-            for region, (low, high) in self.rules.items()
-        )
-
-    def join(self, other: Layer) -> bool:
-        """Take over the other's acks. One stamp is one rewind; if a fault made two of them, both ranges count."""
-        changed = False
-        if not other.head_within(self):
-            changed = True
-            for region, (low, high) in other.rules.items():
-                mine = self.rules.get(region, (low, high))
-                self.rules[region] = min(low, mine[0]), max(high, mine[1])
-            times = [time for time in (self.publish_time_ms, other.publish_time_ms) if time is not None]
-            self.publish_time_ms = min(times) if times else None
-        return join_acks(self.acks, other.acks) or changed
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Layer):
-            return NotImplemented
-        return (
-            self.epoch == other.epoch
-            and self.rules == other.rules
-            and self.publish_time_ms == other.publish_time_ms
-            and same_acks(self.acks, other.acks)
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def put_head(self, out: bytearray) -> None:
-        """Append the encoding that ``take_head`` reads."""
-        put_number(out, self.epoch.time_ms)
-        put_number(out, self.epoch.counter)
-        put_name(out, self.epoch.region)
-        put_number(out, 0 if self.publish_time_ms is None else self.publish_time_ms + 1)
-        put_number(out, len(self.rules))
-        for region in sorted(self.rules):
-            put_name(out, region)
-            for position in self.rules[region]:
-                put_position(out, position)
-
-    def put(self, out: bytearray) -> None:
-        self.put_head(out)
-        put_acks(out, self.acks)
-
-    @classmethod
-    def take_head(cls, reader: Reader) -> Layer:
-        """A rewind without acks. :raises ValueError: these bytes are not valid."""
-        epoch = Stamp(reader.number(), reader.number(), reader.name())
-        time = reader.number()
-        rules: Rules = {}
-        for _ in range(reader.count(5)):
-            region = reader.name()
-            rules[region] = take_position(reader), take_position(reader)
-            if rules[region][0] >= rules[region][1]:
-                raise reader.broken("a rewind rules an empty range")
-        return cls(epoch, rules, time - 1 if time else None)
-
-    @classmethod
-    def take(cls, reader: Reader) -> Layer:
-        """:raises ValueError: these bytes are not a valid layer."""
-        layer = cls.take_head(reader)
-        layer.acks = take_acks(reader)
-        return layer
 
 
 class Layers(list[Layer]):
@@ -412,86 +293,6 @@ def check_order(layers: list[Layer]) -> None:
     epochs = [layer.epoch for layer in layers]
     if any(not late > early for early, late in zip([ZERO, *epochs], epochs, strict=False)):
         raise ValueError("the rewinds are not in order")
-
-
-# -- acks per region: the content of a layer
-# ----------------------------------------------------------------------------
-
-
-def acks_of(acks: dict[str, AckSet], region: str) -> AckSet:
-    """The region's acks, created when missing."""
-    found = acks.get(region)
-    if found is None:
-        found = acks[sys.intern(region)] = AckSet()
-    return found
-
-
-def extract_acks(acks: Mapping[str, AckSet], wanted: Mapping[str, set[int]]) -> dict[str, AckSet]:
-    """The acks in some ledgers of each region."""
-    parts = {region: acks[region].extract(ledgers) for region, ledgers in wanted.items() if region in acks}
-    return {region: part for region, part in parts.items() if not part.is_empty}
-
-
-def acks_upto(acks: Mapping[str, AckSet], ends: Mapping[str, Position]) -> dict[str, AckSet]:
-    """The acks of these regions up to their ends."""
-    return {region: acks[region].upto(end) for region, end in ends.items() if region in acks}
-
-
-def copy_acks(acks: Mapping[str, AckSet]) -> dict[str, AckSet]:
-    return {region: one.copy() for region, one in acks.items()}
-
-
-def join_acks(mine: dict[str, AckSet], theirs: Mapping[str, AckSet]) -> bool:
-    changed = False
-    for region, their in theirs.items():
-        acks = mine.get(region)
-        if acks is not None:
-            changed |= acks.join(their)
-        elif not their.is_empty:
-            mine[region] = their.copy()
-            changed = True
-    return changed
-
-
-def acks_within(mine: Mapping[str, AckSet], theirs: Mapping[str, AckSet]) -> bool:
-    return all(acks.is_empty or (region in theirs and acks.within(theirs[region])) for region, acks in mine.items())
-
-
-def acks_minus(mine: Mapping[str, AckSet], theirs: Mapping[str, AckSet]) -> dict[str, AckSet]:
-    result = {}
-    for region, acks in mine.items():
-        rest = acks.minus(theirs[region]) if region in theirs else acks.copy()
-        if not rest.is_empty:
-            result[region] = rest
-    return result
-
-
-def same_acks(mine: Mapping[str, AckSet], theirs: Mapping[str, AckSet]) -> bool:
-    """Equal, where a region without acks is equivalent to a missing one."""
-    if mine == theirs:
-        return True
-    some, others = ({region: one for region, one in acks.items() if not one.is_empty} for acks in (mine, theirs))
-    return some == others
-
-
-def put_acks(out: bytearray, acks: Mapping[str, AckSet]) -> None:
-    regions = sorted(region for region, one in acks.items() if not one.is_empty)
-    put_number(out, len(regions))
-    for region in regions:
-        put_name(out, region)
-        acks[region].put(out)
-
-
-def take_acks(reader: Reader) -> dict[str, AckSet]:
-    acks: dict[str, AckSet] = {}
-    for _ in range(reader.count(4)):
-        region = reader.name()
-        if region in acks:
-            raise reader.broken(f"region {region!r} comes twice")
-        one = AckSet.take(reader)
-        if not one.is_empty:
-            acks[region] = one
-    return acks
 
 
 def covered_over(

@@ -31,28 +31,23 @@ from hashlib import blake2b
 from typing import Final
 
 from meridian_broker.positions import reports
-from meridian_broker.positions.ackset import FLOOR, AckSet
-from meridian_broker.positions.beginning import UNKNOWN, Beginning
-from meridian_broker.positions.clock import ZERO, Stamp
-from meridian_broker.positions.layered import LayeredAcks
-from meridian_broker.positions.layers import (
-    Layer,
-    Layers,
-    Rules,
-    Touched,
+from meridian_broker.positions.acks_by_region import (
     acks_minus,
     acks_upto,
     acks_within,
-    check_order,
     copy_acks,
-    epoch_of,
     extract_acks,
     join_acks,
-    known_of,
     put_acks,
     same_acks,
     take_acks,
 )
+from meridian_broker.positions.ackset import FLOOR, AckSet
+from meridian_broker.positions.beginning import UNKNOWN, Beginning
+from meridian_broker.positions.clock import ZERO, Stamp
+from meridian_broker.positions.layer import Layer, Rules
+from meridian_broker.positions.layered import LayeredAcks
+from meridian_broker.positions.layers import Layers, Touched, check_order, epoch_of, known_of
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.positions.varints import Reader, put_bytes, put_number
 

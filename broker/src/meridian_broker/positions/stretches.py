@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from meridian_broker.positions.ackset import AckSet
-from meridian_broker.positions.layers import Layer
+from meridian_broker.positions.layer import Layer
 from meridian_broker.positions.position import EARLIEST, Position
 
 Stretch = tuple[Position, Position]

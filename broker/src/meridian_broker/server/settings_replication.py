@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings of the traffic between regions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from meridian_broker.server.setting_fields import DYNAMIC, whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicationSettings:
+    """Messages and acknowledgements on their way to the other regions."""
+
+    replicate_subscription_state: bool = field(default=False, metadata=DYNAMIC)
+    """Durable subscriptions that are made from now on are replicated, where neither their consumer nor a policy of the
+    topic or its namespace says otherwise. Existing ones stay as they are."""
+
+    expose_subscription_sync_metrics_in_prometheus: bool = False
+    """`/metrics` also shows how far each other region is behind with each replicated subscription: one series per
+    subscription and region. Per topic and region it is always shown."""
+
+    replication_producer_queue_size: int = whole(1000, 1, 100_000)
+    """Messages sent to a remote region, per topic, that it has not yet confirmed."""
+
+    barrier_timeout_millis: int = whole(250, 0, 60_000)
+    """Longest wait, in milliseconds, for the newest progress of the other regions before the first message goes to a
+    subscription that had no consumers here, and for their confirmation before a consumer's close is answered."""
+
+    dispatch_lease_seconds: int = whole(6, 2, 600)
+    """For subscriptions with dispatch scope `origin`: how long, in seconds, after a region fails another one takes over
+    its share, and how long after a crash a region waits for its own. Leases are renewed after a third of it, with one
+    message to each region."""
+
+    progress_coalesce_millis: int = whole(2, 0, 1000)
+    """Longest time, in milliseconds, for which acknowledgements wait to travel together while others are under way to
+    the same region."""
+
+    digest_interval_seconds: int = whole(3, 1, 3600)
+    """Seconds between two comparisons of a topic's progress with another region."""
