@@ -26,6 +26,7 @@ from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.server.offloading import with_offloaded
 from meridian_broker.topics.lifecycle.garbage import AGE_MS
 from meridian_broker.wire.pulsar.topic_name import parse
+from support.brokers import region_clients
 from support.brokers.broker_inside import broker_inside
 from support.brokers.broker_regions import until
 from support.brokers.region_clients import PATIENCE_MS
@@ -80,10 +81,7 @@ class World:
     async def publish(self) -> None:
         def publish(client: pulsar.Client) -> None:
             client.subscribe("t", "s").close()
-            producer = client.create_producer("t", batching_enabled=False)
-            for message in MESSAGES:
-                producer.send_async(message, lambda _result, _place: None)
-            producer.flush()
+            region_clients.publish(client, "t", MESSAGES)
 
         await self.work(publish)
 

@@ -50,6 +50,19 @@ def owed(topic: Topic, places: list[Position]) -> list[Position]:
     return [place for place in places if cursor.is_owed(REGION, place)]
 
 
+async def taken_over(two: Two) -> Topic:
+    """The second broker's copy, which it took while the first was suspended past its lease and has noticed nothing."""
+    a, b = two.a, two.b
+    a.miss_everything()
+    lease = a.owner._lease
+    assert lease is not None
+    await lease.revoke()
+    bundle = await a.bundle(NAME)
+    await wait_until(lambda: bundle not in b.owner.view.owners)
+    await b.owner.acquire(bundle)
+    return await b.open(NAME)
+
+
 async def test_only_the_owner_opens_a_topic(two: Two) -> None:
     await two.a.open(NAME)
     with pytest.raises(TopicFenced, match="served by broker a: look it up again"):
@@ -110,14 +123,7 @@ async def test_a_broker_that_was_suspended_past_its_lease_stores_nothing_more(tw
     topic = await a.open(NAME)
     topic.subscribing.create_subscription("s", EARLIEST)
     places = await stored(topic, b"1", b"2")
-    a.miss_everything()
-    lease = a.owner._lease
-    assert lease is not None
-    await lease.revoke()
-    bundle = await a.bundle(NAME)
-    await wait_until(lambda: bundle not in b.owner.view.owners)
-    await b.owner.acquire(bundle)
-    taken = await b.open(NAME)
+    bundle, taken = await a.bundle(NAME), await taken_over(two)
     assert topic.failure is None  # the other one has noticed nothing
     acknowledge(topic, "s", places)
     with pytest.raises(LedgerError):
@@ -206,14 +212,7 @@ async def test_an_owner_that_was_replaced_can_take_no_topic_to_rest(two: Two) ->
     acknowledge(topic, "s", places[:1])
     topic.take_acknowledgements()
     await topic.scheduler.answer(topic.progress_log.when_durable)
-    a.miss_everything()
-    lease = a.owner._lease
-    assert lease is not None
-    await lease.revoke()
-    bundle = await a.bundle(NAME)
-    await wait_until(lambda: bundle not in b.owner.view.owners)
-    await b.owner.acquire(bundle)
-    taken = await b.open(NAME)
+    bundle, taken = await a.bundle(NAME), await taken_over(two)
     with pytest.raises((LedgerError, VersionConflict)):
         await topic.progress_log.rest()
     assert owed(taken, places) == places[1:]

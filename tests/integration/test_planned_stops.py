@@ -114,6 +114,14 @@ def slow(monkeypatch: pytest.MonkeyPatch, owner: type, method: str) -> tuple[asy
     return asked, ready
 
 
+async def acknowledging(client: Client, position: Position, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Acknowledge an entry that has to be looked up; the event lets the look-up go."""
+    asked, ready = slow(monkeypatch, LocalReader, "read")
+    await client.acknowledge(position)
+    await asked.wait()
+    return ready
+
+
 async def let_go_during(stop: Awaitable[None], ready: asyncio.Event) -> None:
     """The stop has begun when the reads go on; wait until it has ended."""
     stopping = asyncio.ensure_future(stop)
@@ -143,9 +151,7 @@ async def test_a_planned_stop_waits_for_acknowledged_entries_that_are_looked_up(
     async with broker_inside(tmp_path, **SMALL_LEDGERS) as inside:
         client = await Client.subscribe(inside)
         assert (await opened(inside)).log.index(stored[5].ledger) is None
-        asked, ready = slow(monkeypatch, LocalReader, "read")
-        await client.acknowledge(stored[5])
-        await asked.wait()
+        ready = await acknowledging(client, stored[5], monkeypatch)
         await let_go_during(stop(inside), ready)
         await client.end()
     assert await acked(tmp_path, stored[4:7]) == [False, True, False]
@@ -157,9 +163,7 @@ async def test_a_close_is_answered_once_acknowledged_entries_were_looked_up(
     stored = await published(tmp_path, 10)
     async with broker_inside(tmp_path, **SMALL_LEDGERS) as inside:
         client = await Client.subscribe(inside)
-        asked, ready = slow(monkeypatch, LocalReader, "read")
-        await client.acknowledge(stored[5])
-        await asked.wait()
+        ready = await acknowledging(client, stored[5], monkeypatch)
         closing = asyncio.ensure_future(client.close_consumer())
         topic = await opened(inside)
         await until(lambda: not topic.subscriptions["sub"].consumers)
@@ -195,9 +199,7 @@ async def test_a_disk_that_hangs_does_not_hold_up_a_planned_stop_for_ever(
     stored = await published(tmp_path, 10)
     async with broker_inside(tmp_path, **SMALL_LEDGERS) as inside:
         client = await Client.subscribe(inside)
-        asked, ready = slow(monkeypatch, LocalReader, "read")
-        await client.acknowledge(stored[5])
-        await asked.wait()
+        ready = await acknowledging(client, stored[5], monkeypatch)
         monkeypatch.setattr(under_way, "PATIENCE_SECONDS", 0.01)
         await stop(inside)
         ready.set()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pulsar
 import pytest
+from support.brokers import region_clients
 from support.brokers.broker_process import BrokerProcess, wait_until
 from support.brokers.region_clients import PATIENCE_MS, connected
 from support.brokers.s3_server import SECRET, S3Server
@@ -42,11 +43,7 @@ def ledgers(broker: BrokerProcess) -> list[dict[str, Any]]:
 
 def publish(client: pulsar.Client) -> None:
     client.subscribe("t", "s").close()
-    producer = client.create_producer("t", batching_enabled=False)
-    for message in MESSAGES:
-        producer.send_async(message, lambda _result, _place: None)
-    producer.flush()
-    producer.close()
+    region_clients.publish(client, "t", MESSAGES)
 
 
 def offload(broker: BrokerProcess) -> None:

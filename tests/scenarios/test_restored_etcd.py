@@ -26,6 +26,7 @@ from support.brokers.region_clients import (
     take_numbers,
     wait_for_backlog,
 )
+from support.brokers.restored import assert_restored
 
 REGIONS = (EAST, WEST)
 RESTORES = {"etcd": {"etcd"}, "the volume": {EAST}, "both": {"etcd", EAST}}
@@ -123,13 +124,7 @@ def test_a_region_with_etcd_is_restored(regions: TwoRegions, topics: dict[str, s
         shutil.rmtree(regions.root / part)
         shutil.copytree(regions.root / f"copy-{part}", regions.root / part)
     regions.start_east()
-    with client(regions, EAST) as east:
-        publish(east, topic, numbered(range(40, 45)))
-        for region in REGIONS:
-            assert stored(regions, region, topic, 45) == list(range(45)), f"{region} after {what} was restored"
-        take_numbers(subscribe(east, topic), [*range(10), *range(30, 45)])
-    for region in REGIONS:
-        wait_for_backlog(regions, region, topic, 0)
+    assert_restored(regions, REGIONS, topic, what)
 
 
 def test_etcd_is_restored_and_nobody_can_give_anything_back(regions: TwoRegions, topics: dict[str, str]) -> None:

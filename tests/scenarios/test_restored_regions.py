@@ -25,6 +25,7 @@ from support.brokers.region_clients import (
     take_numbers,
     wait_for_backlog,
 )
+from support.brokers.restored import assert_restored
 
 REGIONS = (EAST, WEST, CENTRAL)
 ROUND_ROBIN = pulsar.PartitionsRoutingMode.RoundRobinDistribution
@@ -101,13 +102,7 @@ def test_a_region_is_restored_from_an_older_copy(copied: Copied, what: str) -> N
         regions.kill_region(EAST)
     RESTORES[what](copied.data, copied.copy)
     regions.bring_back(EAST)
-    with client(regions, EAST) as east:
-        publish(east, topic, numbered(range(40, 45)))
-        for region in REGIONS:
-            assert stored(regions, region, topic, 45) == list(range(45)), f"{region} after {what} was restored"
-        take_numbers(subscribe(east, topic), [*range(10), *range(30, 45)])
-    for region in REGIONS:
-        wait_for_backlog(regions, region, topic, 0)
+    assert_restored(regions, REGIONS, topic, what)
 
 
 def test_the_metadata_are_restored_and_nobody_can_give_anything_back(copied: Copied) -> None:

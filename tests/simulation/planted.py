@@ -101,5 +101,6 @@ def _against(folder: Path, *program: str) -> subprocess.CompletedProcess[str]:
         "PYTHONPATH": os.pathsep.join((str(folder), str(_TESTS))),
         "PYTHONHASHSEED": "0",
         "PYTHONDONTWRITEBYTECODE": "1",
+        "EXAMPLES": "500",
     }
     return subprocess.run([sys.executable, *program], env=environment, capture_output=True, text=True, check=False)

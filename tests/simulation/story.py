@@ -30,8 +30,6 @@ Everything else is described at the top of the file that implements it::
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from simulation.client_steps import ClientSteps
 from simulation.partition_steps import PartitionSteps
 from simulation.questions import Questions
@@ -39,7 +37,7 @@ from simulation.quiet import Quiet
 from simulation.region_steps import RegionSteps
 from simulation.scopes import ScopeSteps
 from simulation.shared_steps import SharedSteps
-from simulation.teller import StoryError
+from simulation.teller import StoryError, run_command
 from simulation.topic_steps import TopicSteps
 from simulation.trouble_steps import TroubleSteps
 from simulation.world import World
@@ -64,14 +62,7 @@ class Story(ClientSteps, TroubleSteps, RegionSteps, TopicSteps, PartitionSteps, 
 
     def run(self, line: str) -> list[str]:
         """Run one line. Returns its output, and that of events in the meantime."""
-        words = line.split()
-        method: Callable[..., None] | None = getattr(self, "do_" + words[0], None)
-        if method is None:
-            raise StoryError(f"no such command: {line}")
-        try:
-            method(*words[1:])
-        except (TypeError, KeyError, ValueError, IndexError) as error:
-            raise StoryError(f"{line}: {error!r}") from error
+        run_command(self, line)
         if self._world is not None:
             self._world.run(0)
             for violation in self._world.model.violations:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from meridian_broker.positions.position import Origin
@@ -18,6 +18,21 @@ if TYPE_CHECKING:
 
 class StoryError(Exception):
     """A line that is not a command."""
+
+
+def run_command(script: object, line: str) -> None:
+    """Call the method of a script that a line names.
+
+    :raises StoryError: there is none, or the rest of the line does not suit it.
+    """
+    words = line.split()
+    method: Callable[..., None] | None = getattr(script, "do_" + words[0], None)
+    if method is None:
+        raise StoryError(f"no such command: {line}")
+    try:
+        method(*words[1:])
+    except (TypeError, KeyError, ValueError, IndexError) as error:
+        raise StoryError(f"{line}: {error!r}") from error
 
 
 class Teller:

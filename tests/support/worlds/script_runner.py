@@ -48,6 +48,7 @@ from meridian_broker.positions.progress import Progress
 from meridian_broker.replication.progress.messages import PeerMessage
 from meridian_broker.replication.progress.waits import WaitResult
 from simulation.story import Story, StoryError
+from simulation.teller import run_command
 from simulation.telling import link_parts, tell
 from support.worlds.exchange_world import Entry, ExchangeWorld, WorldRegion
 from support.worlds.sync_script import SyncScript
@@ -73,14 +74,7 @@ class Script:
 
     def run(self, line: str) -> list[str]:
         """Run one command. Returns its output, and that of events in the meantime."""
-        words = line.split()
-        method = getattr(self, "do_" + words[0], None)
-        if method is None:
-            raise StoryError(f"no such command: {line}")
-        try:
-            method(*words[1:])
-        except (TypeError, KeyError, ValueError) as error:
-            raise StoryError(f"{line}: {error!r}") from error
+        run_command(self, line)
         if self._world is not None:
             self._replicate()
             self._world.settle()

@@ -37,7 +37,7 @@ from meridian_broker.metadata.sync.events import decode
 from meridian_broker.metadata.sync.paths import parent_of
 from meridian_broker.metadata.sync.stamped import Stamped
 from meridian_broker.positions.clock import Stamp
-from simulation.story import StoryError
+from simulation.teller import StoryError, run_command
 from support.worlds.sync_world import START_MS, Broken, StoreInMemory, SyncWorld
 
 
@@ -57,19 +57,13 @@ class SyncScript:
 
     def run(self, line: str) -> list[str]:
         """Run one command. Returns its output."""
-        words = line.split()
-        method = getattr(self, "do_" + words[0], None)
-        if method is None:
-            raise StoryError(f"no such command: {line}")
         self._said = []
         try:
-            method(*words[1:])
+            run_command(self, line)
         except MetadataError as error:
             self._say(f"refused: {error}")
         except Broken as broken:
             self._say(f"broken: {broken}")
-        except (TypeError, KeyError, ValueError, IndexError) as error:
-            raise StoryError(f"{line}: {error!r}") from error
         return self._said
 
     def _say(self, text: str) -> None:

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from meridian_broker.admin.figures import backlogs
 from meridian_broker.engines.memory.ledgers import MemoryReader
@@ -119,8 +119,9 @@ class TimedWorld(TopicWorld):
         return await log_walks.carry_out(self.topic.log, self.topic.scheduler, steps)
 
     async def check_backlog(self, subscription: Subscription, owed: list[Position]) -> None:
-        """However many entries are looked at together, the backlog and its holes are exact."""
-        for chunk in (2, backlogs.CHUNK):
+        """However many entries are looked at together, up to a block of times, the backlog and its holes are exact."""
+        assert backlogs.CHUNK <= BLOCK, "so that a chunk lies in two blocks at most, and both are in memory"
+        for chunk in (1, block_times.BLOCK):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(backlogs, "CHUNK", chunk)
                 found = await backlogs.backlog_of(subscription)
@@ -229,10 +230,14 @@ def test_a_group_in_two_blocks_counts_in_both(monkeypatch: pytest.MonkeyPatch) -
     assert between == [(5, 9), (5, 9), (5, known.latest_ms), None]
 
 
-@settings(max_examples=500, deadline=None)
 @given(steps)
 def test_a_seek_by_time_judges_each_entry_by_its_own(story: list[tuple[str, int]]) -> None:
     asyncio.run(TimedWorld().live(story))
+
+
+async def test_a_backlog_is_exact_where_not_all_times_of_a_ledger_are_in_memory() -> None:
+    sought = [("own", 0), ("own", 1), ("foreign", 0), *[("own", 0)] * 5, ("own", 1), ("ack", 6), *[("own", 0)] * 2]
+    await TimedWorld().live([*sought, ("own", 1), ("seek_to_time", 8)])
 
 
 async def test_a_seek_by_time_to_where_the_cursor_stands_takes_nothing_back() -> None:

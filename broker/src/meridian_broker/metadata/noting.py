@@ -7,21 +7,22 @@ roll over nothing. Operators must see that early: ``GET /meridian/v1/health`` sh
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
 from meridian_broker.metadata import keys
-from meridian_broker.metadata.store import Change, Check, Delete, Lease, MetadataFull, MetadataStore, Put, Record
+from meridian_broker.metadata.forwarding import ForwardingStore
+from meridian_broker.metadata.store import Check, Delete, MetadataFull, MetadataStore, Put
 
 T = TypeVar("T")
 
 
-class NotingStore:
-    """Implements the port on top of another store."""
+class NotingStore(ForwardingStore):
+    """See the module's text."""
 
     def __init__(self, store: MetadataStore) -> None:
-        self._store = store
+        super().__init__(store)
         self.full: str | None = None
         """Why the last write was refused, if the store was full; None: it is not, as far as known."""
 
@@ -43,35 +44,11 @@ class NotingStore:
             with suppress(MetadataFull):
                 await self.put(keys.ROOM, b"")
 
-    async def get(self, path: str) -> Record | None:
-        return await self._store.get(path)
-
-    async def get_many(self, paths: Sequence[str]) -> list[Record | None]:
-        return await self._store.get_many(paths)
-
     async def put(self, path: str, value: bytes, *, expected: int | None = None, lease: int | None = None) -> int:
         return await self._noted(self._store.put(path, value, expected=expected, lease=lease))
-
-    async def delete(self, path: str, *, expected: int | None = None) -> bool:
-        return await self._store.delete(path, expected=expected)
-
-    async def children(self, path: str) -> list[str]:
-        return await self._store.children(path)
-
-    async def scan(self, prefix: str) -> list[tuple[str, Record]]:
-        return await self._store.scan(prefix)
 
     async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> bool:
         writing = self._store.transact(checks, operations)
         if all(isinstance(operation, Delete) for operation in operations):
             return await writing  # a full store may still take these
         return await self._noted(writing)
-
-    def watch(self, prefix: str) -> AsyncIterator[list[Change]]:
-        return self._store.watch(prefix)
-
-    async def lease(self, ttl_seconds: float) -> Lease:
-        return await self._store.lease(ttl_seconds)
-
-    async def close(self) -> None:
-        await self._store.close()

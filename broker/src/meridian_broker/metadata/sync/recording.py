@@ -17,22 +17,20 @@ is read again; a check of the caller's that fails is reported to the caller.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
 
 from meridian_broker.metadata.errors import Contended, Invalid
+from meridian_broker.metadata.forwarding import ForwardingStore
 from meridian_broker.metadata.limits import MAX_OPERATIONS, BadRequest
 from meridian_broker.metadata.store import (
-    Change,
     Check,
     Delete,
-    Lease,
     MetadataStore,
     MetadataUnavailable,
     Put,
-    Record,
     VersionConflict,
 )
 from meridian_broker.metadata.sync import outbox, paths
@@ -59,8 +57,8 @@ class Recorded:
     operations: list[Put | Delete]
 
 
-class RecordingStore:
-    """The port, over a region's store. See the module's text."""
+class RecordingStore(ForwardingStore):
+    """See the module's text."""
 
     def __init__(
         self,
@@ -73,7 +71,7 @@ class RecordingStore:
         :param is_synced: whether a path is in a scope that this region shares with others.
         :param refusal: why such paths must not be written now; None: they may.
         """
-        self._store = store
+        super().__init__(store)
         self._clock = clock
         self._is_synced = is_synced
         self._refusal = refusal
@@ -158,27 +156,6 @@ class RecordingStore:
     def stamp_after(self, stamp: Stamp) -> Stamp:
         """For a write that wins over one of another region."""
         return self._clock.next(stamp)
-
-    async def get(self, path: str) -> Record | None:
-        return await self._store.get(path)
-
-    async def get_many(self, paths: Sequence[str]) -> list[Record | None]:
-        return await self._store.get_many(paths)
-
-    async def children(self, path: str) -> list[str]:
-        return await self._store.children(path)
-
-    async def scan(self, prefix: str) -> list[tuple[str, Record]]:
-        return await self._store.scan(prefix)
-
-    def watch(self, prefix: str) -> AsyncIterator[list[Change]]:
-        return self._store.watch(prefix)
-
-    async def lease(self, ttl_seconds: float) -> Lease:
-        return await self._store.lease(ttl_seconds)
-
-    async def close(self) -> None:
-        await self._store.close()
 
     def _record(
         self, checks: Sequence[Check], operations: Sequence[Put | Delete], shared: list[str], seen: Seen

@@ -243,19 +243,17 @@ def claim_between(
     """
     claimed = looked = 0
     while (following := log.after(after)) is not None and following <= upto:
-        ledger, first = following
-        index = log.index(ledger)
-        if index is None:
-            yield ledger
+        if (index := log.index(following.ledger)) is None:
+            yield following.ledger
             continue
-        last = _end_of_slice(index, following, upto)
+        first, last = following.entry, _end_of_slice(index, following, upto)
         if exceptions.are_none_in(index, first, last):
             looked += index.count_runs(first, last)
         else:
             last = min(last, first + SLICE - 1 - looked)
             looked += last - first
         claimed += _claim_stretch(delta, epoch, index, first, last, exceptions)
-        after, looked = Position(ledger, last), looked + LEDGER_COSTS
+        after, looked = Position(following.ledger, last), looked + LEDGER_COSTS
         if looked >= SLICE:
             yield None
             looked = 0
@@ -304,12 +302,10 @@ def claim_ruled(
     """
     after, looked = ruled_from(log, rules), 0
     while (following := log.after(after)) is not None and following <= upto:
-        ledger, first = following
-        index = log.index(ledger)
-        if index is None:
-            yield ledger
+        if (index := log.index(following.ledger)) is None:
+            yield following.ledger
             continue
-        last = _end_of_slice(index, following, upto)
+        first, last = following.entry, _end_of_slice(index, following, upto)
         if any(_may_rule(rules, run) for run in index.runs(first, last)):
             last = min(last, first + SLICE - 1)
             for entry in range(first, last + 1):
@@ -319,7 +315,7 @@ def claim_ruled(
                     if low < place.origin <= high:
                         delta.ack(epoch, place.region, place.prev, place.origin)
             looked += last - first
-        after, looked = Position(ledger, last), looked + LEDGER_COSTS + index.count_runs(first, last)
+        after, looked = Position(following.ledger, last), looked + LEDGER_COSTS + index.count_runs(first, last)
         if looked >= SLICE:
             yield None
             looked = 0
