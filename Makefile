@@ -12,7 +12,7 @@ JSON ?=
 SECONDS ?= 60
 VERSION ?= 0.1.0
 IMAGES ?= broker operator verifier etcd
-JOBS ?= 4
+JOBS ?= 5
 SEEDS ?= 1000
 FIRST ?= 0
 ORDER ?= 0
@@ -27,11 +27,11 @@ setup: ## make .venv with the pinned dependencies; by apt: python3-venv and Java
 demo: setup ## three regions, a year of New York's flights, one region killed; SEED=n, JSON=1
 	@$(BIN)/python demo/run.py $(if $(JSON),--json) $(if $(SEED),--seed $(SEED))
 
-# Tests of real brokers wait more than they compute, so four files at a time keep two processors busy. Folders with long
-# test files come first, so that no worker is left alone with one at the end. With
-# PYTHONDONTWRITEBYTECODE cleared pytest keeps the test modules it compiles: every worker needs all of them.
+# Tests of real brokers wait more than they compute, so five files at a time keep two processors busy; tests/conftest.py
+# says in which order. With PYTHONDONTWRITEBYTECODE cleared pytest keeps the test modules it compiles: every worker needs
+# all of them.
 .PHONY: test
-test: setup ## unit, simulation, integration and scenario tests, JOBS=4 files at a time
+test: setup ## unit, simulation, integration and scenario tests, JOBS=5 files at a time
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
 	    tests/simulation tests/scenarios tests/integration tests/unit
 
@@ -58,10 +58,12 @@ check: setup ## lint, format, types, import contracts, generated files
 	@scripts/generated check
 
 .PHONY: simulate
-simulate: setup ## simulated regions: SEEDS=1000 from FIRST=0 in ORDER=0; BUGS=1 also hunts every planted bug
+simulate: setup ## simulated regions: SEEDS=1000 from FIRST=0 in ORDER=0, property tests with more examples; BUGS=1 also hunts every planted bug
 	@PYTHONPATH=tests $(BIN)/python -m simulation --first $(FIRST) --seeds $(SEEDS) --order $(ORDER) --jobs $$(nproc)
 	@PYTHONPATH=tests $(BIN)/python -m simulation --world brokers --first $(FIRST) --seeds $(SEEDS) --order $(ORDER) --jobs $$(nproc)
 	@SYNC_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q -n $$(nproc) tests/unit/metadata/test_sync_world.py
+	@EXAMPLES=500 $(BIN)/python -m pytest -q -n $$(nproc) --dist load -m hypothesis \
+	    tests/unit/{metadata/test_etcd_together.py,operator,replication,topics,verifier}
 	@if [ -n "$(BUGS)" ]; then SIMULATE_BUGS=1 $(BIN)/python -m pytest -s tests/simulation/test_planted_bugs.py; fi
 
 .PHONY: fuzz

@@ -2,8 +2,9 @@
 """Makes the helpers beside this file importable from every test, and starts what the tests of a module share.
 
 With CI set, hypothesis draws the same examples every time, so that a run says something about the change it checks.
-At a desk every run draws new ones, and ``make fuzz`` does so in both places. How long an example takes decides nothing:
-a machine under load may stop a test for as long as it likes.
+At a desk every run draws new ones, and ``make fuzz`` does so in both places. Tests of algebra and codecs say that they
+want 500; the others, each example of which is a small world, run EXAMPLES of them: 100, in ``make simulate`` 500. How
+long an example takes decides nothing: a machine under load may stop a test for as long as it likes.
 
 SIGTERM ends a run as Ctrl-C does: with what failed so far, and pytest's closing line. A time limit sends it.
 """
@@ -14,14 +15,24 @@ import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
+from itertools import chain, zip_longest
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 from support.brokers.broker_process import BrokerProcess, RegionsProcess
 from support.brokers.logged_errors import no_errors_but
 
+COMPUTING = Path(__file__).parent / "unit"
+
 signal.signal(signal.SIGTERM, signal.default_int_handler)
-settings.register_profile("desk", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "desk",
+    deadline=None,
+    max_examples=int(os.environ.get("EXAMPLES", "100")),
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.register_profile("ci", settings.get_profile("desk"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "desk")
 
@@ -36,6 +47,22 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     finally:
         gc.freeze()
         gc.enable()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where several processes share the tests, files that compute and files that wait for other processes take turns,
+    so that neither the processors nor the processes are idle; large files come first, so that none of them is alone at
+    the end."""
+    if not hasattr(config, "workerinput"):
+        return
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    largest_first = sorted(files, key=lambda path: (-path.stat().st_size, path))
+    computing = [path for path in largest_first if COMPUTING in path.parents]
+    waiting = [path for path in largest_first if COMPUTING not in path.parents]
+    turns = chain.from_iterable(zip_longest(waiting, computing))
+    items[:] = chain.from_iterable(files[path] for path in turns if path is not None)
 
 
 @pytest.hookimpl(wrapper=True)

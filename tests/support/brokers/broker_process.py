@@ -79,11 +79,12 @@ def http(
 
 def wait_until(condition: Any, what: str, seconds: float = 60.0) -> Any:
     """Poll for the first true value of ``condition()``, where no event is visible to another process."""
-    until = time.monotonic() + seconds
+    until, pause = time.monotonic() + seconds, 0.01
     while not (value := condition()):
         if time.monotonic() > until:
             raise AssertionError(f"waited {seconds:.0f} s in vain for {what}")
-        time.sleep(0.01)
+        time.sleep(pause)
+        pause = min(pause * 1.25, 0.05)  # most conditions are requests, which cost processor time on both sides
     return value
 
 

@@ -7,7 +7,7 @@ import asyncio
 from collections import deque
 
 from aetcd import rpc
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from meridian_broker.engines.etcd.together import BYTES_MAX, WRITES_MAX, _next_writes, _Wanted
 
@@ -22,7 +22,6 @@ def wanted(loop: asyncio.AbstractEventLoop, checked: frozenset[bytes], written: 
     return one
 
 
-@settings(max_examples=500, deadline=None)
 @given(st.lists(st.tuples(TRANSACTIONS, st.integers(1, 30)), max_size=8))
 def test_a_request_is_what_could_have_come_one_after_another(
     runs: list[tuple[tuple[frozenset[bytes], frozenset[bytes], bool, bool, int], int]],

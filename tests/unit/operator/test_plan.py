@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from meridian_operator.api.geo_topic import GeoTopicSpec
 from meridian_operator.api.quantities import duration_ms, size_bytes
@@ -77,7 +77,6 @@ seen_topics = st.none() | st.builds(
 )
 
 
-@settings(max_examples=500)
 @given(specs, st.lists(seen_topics, min_size=3, max_size=3), st.sets(st.sampled_from(REGIONS)), st.booleans())
 def test_a_plan_carried_out_leaves_nothing_to_do(
     spec: GeoTopicSpec, topics: list[TopicSeen | None], down: set[str], managed: bool

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from meridian_broker.positions.progress import Progress
 from meridian_broker.replication.progress.barrier_refusals import AGAIN_MS, PATIENCE_MS
@@ -237,7 +237,6 @@ def explore(
     return model
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(3, 5), st.integers(0, 1 << 16), st.booleans(), st.lists(STEP, max_size=40))
 def test_regions_agree_after_any_schedule(
     regions: int, seed: int, faults: bool, steps: list[tuple[object, ...]]
@@ -245,7 +244,6 @@ def test_regions_agree_after_any_schedule(
     explore(regions, seed, None, faults, steps)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 1 << 16), st.lists(STEP, max_size=40))
 def test_regions_agree_when_every_limit_is_reached(seed: int, steps: list[tuple[object, ...]]) -> None:
     explore(3, seed, TIGHT, True, steps)

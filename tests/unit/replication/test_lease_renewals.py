@@ -94,7 +94,7 @@ def do(world: LeaseWorld, step: tuple[str, int, int, int]) -> None:
     world.run_ms(run_ms)
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from([2, 3, 3, 4]),
     st.integers(0, 10**6),

@@ -46,7 +46,7 @@ def do(world: LeaseWorld, step: tuple[str, int, int, int]) -> None:
     world.run_ms(run_ms)
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from([2, 3, 3, 3, 4, 5]),
     st.integers(0, 10**6),
@@ -89,7 +89,7 @@ CHANGE = st.tuples(
 )
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(
     LISTS,
     st.lists(LISTS, min_size=1, max_size=3),

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from meridian_broker.ledgers import entry as entries
 from meridian_broker.positions.position import EARLIEST, Position
@@ -68,7 +68,6 @@ def step(wire: Wire, what: str, number: int) -> None:
         wire.log.trim(wire.core.trimmable)
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(STEPS, st.integers(1, 5)), min_size=20, max_size=60))
 def test_no_loss_no_repeat_and_the_order_is_kept(steps: list[tuple[str, int]]) -> None:
     wire = Wire(core(), LocalLog(), RemoteTopic())
@@ -85,7 +84,6 @@ def test_no_loss_no_repeat_and_the_order_is_kept(steps: list[tuple[str, int]]) -
     assert not wire.remote.refused or "late-arrives" in {what for what, _ in steps}
 
 
-@settings(max_examples=500, deadline=None)
 @given(
     st.lists(st.sampled_from(APPENDS), min_size=1, max_size=25),
     st.integers(0, 25),
@@ -131,7 +129,6 @@ def test_entries_trimmed_too_early_are_reported_and_nothing_is_sent_past_them(
     assert wire.core.confirmed >= EARLIEST
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.tuples(st.one_of(STEPS, st.just("skip")), st.integers(1, 5)), min_size=20, max_size=60))
 def test_all_but_what_was_skipped_arrives_once_and_in_order(steps: list[tuple[str, int]]) -> None:
     wire, record, skipped = Wire(core(), LocalLog(), RemoteTopic()), None, set[Position]()

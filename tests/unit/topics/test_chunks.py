@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from meridian_broker.ledgers.entry import CHUNK, pack_extras, pack_own
 from meridian_broker.positions.position import EARLIEST, Position
@@ -21,7 +21,6 @@ def chunk(producer: str, message: int, number: int, of: int) -> bytes:
     return head + build_body(metadata.SerializeToString(), b"x")
 
 
-@settings(max_examples=500, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("xyz"), st.integers(1, 4)), max_size=8), st.data())
 def test_all_chunks_of_a_message_count_or_none(messages: list[tuple[str, int]], data: st.DataObject) -> None:
     """Producers send their messages one after the other; whatever is acknowledged up to wherever and whenever."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from meridian_broker.bounds.clients import BATCH_MESSAGES
 from meridian_broker.bounds.compaction import COMPACTED_METADATA_BYTES
@@ -87,7 +87,6 @@ class Geo:
                 await self.regions[at].compact()
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(steps)
 def test_every_region_compacts_to_the_same_view_in_whatever_order_messages_arrive(story: list[Any]) -> None:
     async def play() -> None:
@@ -293,7 +292,6 @@ def test_an_entry_that_an_older_version_let_in_with_a_wild_count_holds_compactio
     asyncio.run(play())
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.tuples(st.sampled_from("abcdefghij"), st.booleans()), max_size=40),
     st.integers(1, 6),

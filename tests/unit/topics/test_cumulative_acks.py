@@ -7,7 +7,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from meridian_broker.ledgers.chapters import CacheBudget, Chapter, Span
 from meridian_broker.ledgers.entry import FOREIGN, MARKER, EntryHeader
@@ -109,7 +109,6 @@ def claims(draw: st.DrawFn) -> tuple[Entries, Position, Position, Exceptions]:
     return log, after, upto, Exceptions(dropped, resent, only, withheld)
 
 
-@settings(max_examples=500, deadline=None)
 @given(claims(), st.integers(1, 5), st.integers(1, 3), st.booleans(), st.data())
 def test_by_runs_it_is_what_it_is_entry_by_entry(
     claim: tuple[Entries, Position, Position, Exceptions], slice_: int, costs: int, rewound: bool, data: st.DataObject

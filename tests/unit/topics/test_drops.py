@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import asyncio
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.worlds.topic_world import STEPS, TopicWorld
 
 steps = st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 60)), min_size=8, max_size=40)
 
 
-@settings(max_examples=500, deadline=None)
 @given(steps)
 def test_what_is_owed_is_what_nobody_acked_and_nothing_dropped(story: list[tuple[str, int]]) -> None:
     asyncio.run(TopicWorld().live(story))

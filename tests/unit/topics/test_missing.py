@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.progress import exchange, high_watermarks, topic_order
@@ -200,7 +200,6 @@ class Comparison:
             self.world.run(1000)
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.dictionaries(st.text("abc", max_size=4), st.tuples(st.integers(-1, 3), st.integers(-1, 3))),
     st.integers(1, 6),

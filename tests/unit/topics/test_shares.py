@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from meridian_broker.ledgers.entry import FOREIGN, EntryHeader, pack_foreign, pack_own
 from meridian_broker.ledgers.store import WhenDurable
@@ -182,7 +182,6 @@ async def lived(world: Shared, chosen: list[Step]) -> None:
         await world.close()
 
 
-@settings(max_examples=300, deadline=None)
 @given(some, steps, st.sampled_from([SHARED, KEY_SHARED]))
 def test_what_is_held_is_sent_once_and_nothing_else(
     listed: list[Message], chosen: list[Step], kind: SubscriptionType

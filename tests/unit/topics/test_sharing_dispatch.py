@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from meridian_broker.ledgers.entry import pack_extras, pack_own, unpack
 from meridian_broker.positions.position import EARLIEST, Position
@@ -69,19 +69,16 @@ async def story(world: DispatchWorld, chosen: list[Step]) -> None:
         await world.close()
 
 
-@settings(max_examples=500, deadline=None)
 @given(st.tuples(messages, steps) | busy)
 def test_key_shared_keeps_the_order_of_keys_whatever_consumers_do(drawn: tuple[list[Message], list[Step]]) -> None:
     run(story(DispatchWorld(KEY_SHARED, drawn[0]), drawn[1]))
 
 
-@settings(max_examples=500, deadline=None)
 @given(messages, steps)
 def test_shared_delivers_everything_and_nothing_too_early(listed: list[Message], chosen: list[Step]) -> None:
     run(story(DispatchWorld(SHARED, listed), chosen))
 
 
-@settings(max_examples=500, deadline=None)
 @given(st.lists(st.integers(0, 3), max_size=20), steps)
 def test_chunks_stay_together_while_their_consumer_does(order: list[int], chosen: list[Step]) -> None:
     """Four messages of chunks, interleaved at random."""
@@ -106,7 +103,6 @@ def test_chunks_stay_together_while_their_consumer_does(order: list[int], chosen
     assert all(len(one) == 1 for one in takers.values())
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.tuples(messages, steps) | busy)
 def test_small_bounds_slow_down_and_lose_nothing(drawn: tuple[list[Message], list[Step]]) -> None:
     """Few entries looked ahead, few delayed ones noted: reading stops and goes on."""

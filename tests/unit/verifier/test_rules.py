@@ -24,9 +24,11 @@ from support.verifier.verifier_worlds import (
 )
 
 seeds = st.integers(0, 2**32)
-# Worlds come from a seed, so some have no place for a fault; and a busy machine is no fault of theirs.
-unhurried = [HealthCheck.filter_too_much, HealthCheck.too_slow]
-some = settings(max_examples=25, deadline=None, suppress_health_check=unhurried)
+# Worlds come from a seed, so some have no place for a fault. Each takes as long as ten of other tests.
+several = settings(
+    max_examples=settings().max_examples // 4, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow]
+)
+some = settings(several, max_examples=settings().max_examples // 8)
 
 
 def told(findings: list[Finding]) -> set[tuple[Reason, str, str, str, int]]:
@@ -44,7 +46,7 @@ def two_regions(simulation: Simulation) -> tuple[Region, Region]:
 
 
 @given(seeds, st.integers(0, 150), st.booleans())
-@settings(max_examples=60, deadline=None, suppress_health_check=unhurried)
+@several
 def test_a_correct_world_has_no_finding(seed: int, steps: int, old_brokers: bool) -> None:
     findings, flows = Simulation(seed, steps, old_brokers=old_brokers).examined()
     assert findings == []
@@ -52,7 +54,7 @@ def test_a_correct_world_has_no_finding(seed: int, steps: int, old_brokers: bool
 
 
 @given(seeds, st.integers(0, 150), st.sets(st.sampled_from(REGIONS), min_size=1, max_size=2))
-@settings(max_examples=60, deadline=None, suppress_health_check=unhurried)
+@several
 def test_a_correct_world_of_which_some_regions_are_named_has_no_finding(seed: int, steps: int, named: set[str]) -> None:
     simulation = Simulation(seed, steps)
     asked = sorted(named)

@@ -18,6 +18,7 @@ import calendar
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 from meridian_operator.api.verdict import VerdictDocument
@@ -177,6 +178,7 @@ def _document(data: Mapping[str, str]) -> VerdictDocument | None:
     return document
 
 
+@lru_cache(maxsize=256)  # every row of a run has the run's time
 def _seconds(time: str) -> int:
     """Seconds since 1970 of a time in UTC, formatted as in verdicts.
 
