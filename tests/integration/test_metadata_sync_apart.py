@@ -231,6 +231,43 @@ def test_a_policy_of_a_topic_is_set_once_and_ends_with_the_topic(shared: Regions
     write(shared, "us", "DELETE", f"{ORDERS}?force=true")
 
 
+NUMBERED = "/admin/v2/non-persistent/shop/orders/many/partitions"
+STORED = "/admin/v2/persistent/shop/orders/stored/partitions"
+
+
+def test_of_two_numbers_of_partitions_the_greater_one_counts(shared: RegionsProcess) -> None:
+    """Topics that store messages by their links, others by the event topic."""
+    for region in REGIONS:
+        write(shared, region, "POST", f"{SCOPES}/tenants,namespaces,topicPolicies,partitionedTopics")
+    wait_in_step(shared)
+
+    def numbers(path: str, wanted: int) -> None:
+        def everywhere() -> bool:
+            found = [get(shared, region, path) or {} for region in REGIONS]
+            return all(one.get("partitions") == wanted for one in found)
+
+        wait_until(everywhere, f"{wanted} partitions in both regions")
+
+    for path in (NUMBERED, STORED):
+        write(shared, "us", "PUT", path, 2)
+        numbers(path, 2)
+    shared.kill_region("us")
+    for path in (NUMBERED, STORED):
+        write(shared, "eu", "POST", path, 8)
+    shared.kill_region("eu")
+    shared.bring_back("us")
+    for path in (NUMBERED, STORED):
+        write(shared, "us", "POST", path, 6)
+    shared.bring_back("eu")
+    for path in (NUMBERED, STORED):
+        numbers(path, 8)
+    wait_in_step(shared)
+    assert not get(shared, "eu", CONFLICTS)["conflicts"]
+    write(shared, "eu", "DELETE", NUMBERED)
+    wait_until(lambda: get(shared, "us", NUMBERED) in (None, {"partitions": 0}), "the deletion in us", 20)
+    write(shared, "us", "DELETE", f"{STORED}?force=true")
+
+
 def test_another_store_takes_a_regions_name_only_when_it_is_told_to(shared: RegionsProcess) -> None:
     shared.kill_region("eu")
     shutil.rmtree(shared.data_dir / "eu" / "data")

@@ -59,6 +59,7 @@ BY_STORIES = (
     "sync-a-parked-event-was-heard",
     "sync-a-tombstone-goes-early",
     "sync-an-event-is-applied-twice",
+    "sync-partitions-become-fewer",
     "sync-the-horizon-is-one-regions-word",
     "trimmed-ledgers-are-left",
     "voters-change-at-once",

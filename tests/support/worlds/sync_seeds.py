@@ -15,11 +15,14 @@ from typing import Any
 
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.errors import Contended, Invalid
-from meridian_broker.metadata.store import Delete
+from meridian_broker.metadata.records import decode, encode
+from meridian_broker.metadata.store import ABSENT, Check, Delete, Put
+from meridian_broker.metadata.sync.stamped import BEGINNING
 from meridian_broker.positions.clock import Stamp
 from meridian_broker.wire.pulsar.topic_name import parse
-from support.worlds.sync_world import StoreInMemory, SyncWorld, Task, tenant_role
+from support.worlds.sync_world import Broken, StoreInMemory, SyncWorld, Task, tenant_role
 
+PARTITIONED = keys.partitioned_topic(parse("non-persistent://t/n/p"))
 NAMES = ("eu", "us", "ap", "af")
 PATHS = (
     keys.tenant("t"),
@@ -42,6 +45,8 @@ class SyncSeed:
         self.world = SyncWorld(names, brokers=self.random.choice((1, 2)))
         self.copies: dict[str, StoreInMemory] = {}
         self._writes = 0
+        self._most = 0
+        """Partitions that a region was told to have, and said that it has."""
         self._deletions: list[Stamp] = []
         """Of the topic, whenever it was deleted."""
         self._was_restored = False
@@ -66,6 +71,7 @@ class SyncSeed:
             (1, self._settle),
             (2, self._write_of_topic),
             (1, self._delete_topic),
+            (2, self._grow),
         ]
         if has_wrong_clock:
             self._actions.append((1, self._wrong_clock))
@@ -85,6 +91,10 @@ class SyncSeed:
         self._finish_all()
         self.world.quiet(has_checks=self._has_checks)
         self.world.check_agreement(was_restored=self._was_restored)
+        for name in self.world.names if not self._was_restored else ():
+            has = self.world.values(name).get(PARTITIONED, {}).get("partitions", 0)
+            if has < self._most:
+                raise Broken(f"{name} has {has} partitions in the end, not {self._most}")
 
     def _broker(self, name: str) -> int:
         return self.random.randrange(len(self.world.regions[name].brokers))
@@ -115,6 +125,18 @@ class SyncSeed:
     def _write_of_topic(self, name: str) -> None:
         self._writes += 1
         self.world.begin(name, self.world.write(name, {OF_TOPIC: self._writes}, self._broker(name)), "write")
+
+    def _grow(self, name: str) -> None:
+        async def grow() -> None:
+            record = await catalog.get(PARTITIONED)
+            before = 0 if record is None else decode(PARTITIONED, record.value)[0]["partitions"]
+            check = Check(PARTITIONED, ABSENT if record is None else record.version)
+            if await catalog.transact([check], [Put(PARTITIONED, encode({"partitions": before + more}))]):
+                self._most = max(self._most, before + more)
+
+        catalog = self.world.regions[name].brokers[self._broker(name)].catalog
+        more = self.random.choice((1, 2, 5))
+        self.world.begin(name, grow(), "grow")
 
     def _delete_topic(self, name: str) -> None:
         """A region deletes the topic, or hears that another one did, possibly long ago."""
@@ -188,7 +210,8 @@ class SyncSeed:
         self.world.crash(name)
 
     def _copy(self, name: str) -> None:
-        self.copies[name] = self.world.regions[name].store.copy()
+        if self.world.horizon(name) > BEGINNING:  # a copy of the first seconds keeps what was deleted since
+            self.copies[name] = self.world.regions[name].store.copy()
 
     def _restore(self, name: str) -> None:
         if name in self.copies:

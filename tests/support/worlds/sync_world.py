@@ -389,6 +389,15 @@ class SyncWorld:
         for region in self.regions.values():
             region.skew_ms = 0
         self.now_ms += 3_600_000
+        self._exchange()
+        for _ in self.names if has_checks else ():
+            for name, peer in product(self.names, self.names):
+                if name != peer:
+                    self.finish(name, self.catch_up(name, peer))
+            self._exchange()
+
+    def _exchange(self) -> None:
+        """Everything is sent, delivered and decided, and what regions write because of that, too."""
         for _ in range(3):
             for name in self.names:
                 self.finish(name, self.publish(name))
@@ -397,10 +406,6 @@ class SyncWorld:
                     self.finish(name, self.deliver(name, source, index))
             for name in self.names:
                 self.finish(name, self.regions[name].brokers[0].applier.release())
-        for _ in self.names if has_checks else ():
-            for name, peer in product(self.names, self.names):
-                if name != peer:
-                    self.finish(name, self.catch_up(name, peer))
 
     def check_agreement(self, *, was_restored: bool = False) -> None:
         """Every region has the latest state of each path that is known anywhere, or was ever published.

@@ -89,7 +89,7 @@ class PartitionedTopics:
         if topic.partition >= 0:
             raise Invalid(f"{topic} is the name of a partition, so a partitioned topic cannot have it")
         path, plain = keys.partitioned_topic(topic), keys.topic(topic)
-        record = PartitionedTopicRecord(_check_count(partitions), dict(properties or {}))
+        record = PartitionedTopicRecord(check_count(partitions), dict(properties or {}))
 
         async def attempt() -> PartitionedTopicRecord | None:
             namespace = await self._access.base_of_namespace(topic.namespace_name)
@@ -116,7 +116,7 @@ class PartitionedTopics:
         :raises Invalid: it has more partitions: the number never shrinks.
         """
         path = keys.partitioned_topic(topic)
-        _check_count(partitions)
+        check_count(partitions)
 
         async def attempt() -> PartitionedTopicRecord | None:
             value, before, version = await self._access.value(path)
@@ -194,7 +194,8 @@ class PartitionedTopics:
         return deleted
 
 
-def _check_count(partitions: int) -> int:
+def check_count(partitions: int) -> int:
+    """:raises Invalid: no topic can have so many."""
     if not 1 <= partitions <= MAX_PARTITIONS:
         raise Invalid(f"{partitions} partitions: expected 1 to {MAX_PARTITIONS}")
     return partitions

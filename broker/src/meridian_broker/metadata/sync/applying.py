@@ -28,14 +28,17 @@ from meridian_broker.metadata.sync.converging import (
     horizon_of,
     is_forgettable,
     overwrites_unseen,
+    written,
 )
 from meridian_broker.metadata.sync.events import MAX_COUNTER, Event, Mark, Message
 from meridian_broker.metadata.sync.kept import Waiting
+from meridian_broker.metadata.sync.merging import is_merged, is_same_topic, loses_nothing, united
 from meridian_broker.metadata.sync.outbox import MAX_BYTES
 from meridian_broker.metadata.sync.parked import from_parked, parked_to_store
 from meridian_broker.metadata.sync.reading import Seen, read, with_tombstones
+from meridian_broker.metadata.sync.recording import owing, stamp_after
 from meridian_broker.metadata.sync.shapes import fault_of
-from meridian_broker.metadata.sync.stamped import BEGINNING, Moment, from_store
+from meridian_broker.metadata.sync.stamped import BEGINNING, Moment, Stamped, from_store, moment
 from meridian_broker.positions.clock import HybridClock
 
 ATTEMPTS: Final = 64
@@ -138,6 +141,8 @@ class Applier:
         :raises Contended: other writers kept changing the paths.
         """
         wanted = [*with_tombstones(event.path for event in events), *(paths.parked(e.path) for e in events)]
+        if merged := [paths.outbox(event.path) for event in events if is_merged(event.path)]:
+            wanted += [*merged, paths.MARK]
         for attempt in range(ATTEMPTS):
             if are_new and attempt == 0:
                 horizon = await self._store.get(paths.HORIZON)
@@ -223,12 +228,24 @@ class Applier:
             verdict = decide(present, event.state, horizon, latest)
             verdicts.append(verdict)
             if verdict is Verdict.APPLIED:
-                operations += seen.storing(event.path, event.state)
-                if present is not None and overwrites_unseen(present, event):
+                is_unseen = present is not None and overwrites_unseen(present, event)
+                operations += self._storing(event, present, seen, is_unseen=is_unseen)
+                if present is not None and is_unseen and not loses_nothing(event.path, present, event.state):
                     conflicts += 1
                     operations.append(Put(paths.conflict(event.path), conflict_records.to_store(present, event.state)))
             operations += _parking(event, verdict, seen)
         return verdicts, operations, conflicts
+
+    def _storing(self, event: Event, present: Stamped | None, seen: Seen, *, is_unseen: bool) -> list[Put | Delete]:
+        """:param is_unseen: the event's writer did not know what it replaces."""
+        path, value = event.path, None
+        if present is not None and (is_unseen or is_same_topic(path, present, event.state)):
+            value = united(path, present, event.state)
+        if value is None:
+            return seen.storing(path, event.state)
+        stamp = stamp_after(self._clock, max(seen.moment(paths.MARK), moment(event.state.stamp)))
+        state = event.state.with_value(value, stamp)
+        return [*seen.storing(path, state), owing(path, seen, {path: written(event.state)}, stamp)]
 
     async def _hear(self, mark: Mark) -> None:
         """A mark further in the future than a stamp may be is from a wrong clock, and promises nothing."""
@@ -274,12 +291,13 @@ def refusal_of(event: Event) -> str | None:
 def in_transactions(events: Sequence[Event]) -> list[Sequence[Event]]:
     """As few groups as stores allow, in order."""
     groups: list[list[Event]] = []
-    size = 0
+    number = size = 0
     for event in events:
         added = len(event.state.value or b"")
-        if not groups or len(groups[-1]) == EVENTS_TOGETHER or size + added > MAX_BYTES:
+        number += 1 + is_merged(event.path)  # it may become a write of this region's
+        if not groups or number > EVENTS_TOGETHER or size + added > MAX_BYTES:
             groups.append([])
-            size = 0
+            number, size = 1 + is_merged(event.path), 0
         groups[-1].append(event)
         size += added
     return [*groups]

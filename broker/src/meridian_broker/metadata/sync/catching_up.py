@@ -27,6 +27,7 @@ from meridian_broker.metadata.sync.applying import EVENTS_TOGETHER, Applier, in_
 from meridian_broker.metadata.sync.digests import Place, Summary, compare, forgotten
 from meridian_broker.metadata.sync.events import Event, Written
 from meridian_broker.metadata.sync.known import Known
+from meridian_broker.metadata.sync.merging import is_merged, united
 from meridian_broker.metadata.sync.recording import RecordingStore
 from meridian_broker.metadata.sync.stamped import BEGINNING, Moment, Stamped, from_store, moment
 
@@ -175,8 +176,8 @@ async def settle(comparison: Comparison, peer: Peer, store: RecordingStore, side
     """
     differing = comparison.differences(scopes)
     for some in _portions(differing, EVENTS_TOGETHER):
-        instead = await peer.states(some) if side == peer.region else {}
-        await _write_again(some, comparison, instead, store)
+        theirs = await peer.states(some) if side == peer.region or any(map(is_merged, some)) else {}
+        await _write_again(some, comparison, theirs, store, is_theirs=side == peer.region)
     return len(differing)
 
 
@@ -196,16 +197,23 @@ async def keep(comparison: Comparison, store: RecordingStore, scopes: Collection
 
 
 async def _write_again(
-    some: Sequence[str], comparison: Comparison, instead: Mapping[str, Stamped], store: RecordingStore
+    some: Sequence[str],
+    comparison: Comparison,
+    theirs: Mapping[str, Stamped],
+    store: RecordingStore,
+    *,
+    is_theirs: bool = False,
 ) -> None:
-    """What these paths hold, or other values instead, with stamps later than the peer's."""
+    """What these paths hold, or what the peer has there, with stamps later than the peer's."""
     seen = dict(zip(some, await store.get_many(some), strict=True))
     checks: list[Check] = []
     operations: list[Put | Delete] = []
     for path, record in seen.items():
         if record is None:
             continue
-        value = (instead[path] if path in instead else from_store(path, record.value)).value
+        sides = [from_store(path, record.value), theirs.get(path, from_store(path, record.value))]
+        other, chosen = sides if is_theirs else reversed(sides)
+        value = united(path, other, chosen) or chosen.value
         if value is not None:
             checks.append(Check(path, record.version))
             operations.append(Put(path, encode(json.loads(value), store.stamp_after(comparison.there[path].stamp))))

@@ -10,14 +10,24 @@ from __future__ import annotations
 from typing import Final
 
 from meridian_broker.metadata import keys
+from meridian_broker.wire.pulsar.topic_name import NON_PERSISTENT
 
 TENANTS: Final = "tenants"
 NAMESPACES: Final = "namespaces"
 """With their policies."""
 TOPIC_POLICIES: Final = "topicPolicies"
+PARTITIONED_TOPICS: Final = "partitionedTopics"
+"""Those that store no messages. Of the others links tell, together with what is in them (R15)."""
 
-SCOPES: Final = {TENANTS: keys.TENANTS, NAMESPACES: keys.NAMESPACES, TOPIC_POLICIES: keys.TOPIC_POLICIES}
+SCOPES: Final = {
+    TENANTS: keys.TENANTS,
+    NAMESPACES: keys.NAMESPACES,
+    TOPIC_POLICIES: keys.TOPIC_POLICIES,
+    PARTITIONED_TOPICS: keys.PARTITIONED,
+}
 """Every scope, and the folder that holds it."""
+
+_DOMAIN: Final = f"/{NON_PERSISTENT}/"
 
 SYNC: Final = keys.LOCAL + "sync/"
 OUTBOX: Final = SYNC + "outbox"
@@ -41,7 +51,7 @@ def scope_of(path: str) -> str | None:
     """The scope of a path; None: it never leaves its region."""
     for scope, folder in SCOPES.items():
         if path.startswith(folder + "/"):
-            return scope
+            return scope if scope != PARTITIONED_TOPICS or _DOMAIN in path else None
     return None
 
 
@@ -55,7 +65,7 @@ def parent_of(path: str) -> str | None:
         return "/".join(segments[:4])
     if scope == NAMESPACES:
         return "/".join(segments[:5]) if len(segments) > 5 else f"{keys.TENANTS}/{segments[3]}"
-    if scope == TOPIC_POLICIES and len(segments) > 4:
+    if scope in (TOPIC_POLICIES, PARTITIONED_TOPICS) and len(segments) > 4:
         return f"{keys.NAMESPACES}/{segments[3]}/{segments[4]}"
     return None
 

@@ -139,8 +139,8 @@ class RecordingStore(ForwardingStore):
             if present is None and seen.records[paths.parked(path)] is None:
                 raise Invalid(f"nothing is known of {path}, neither here nor from another region")
             state = self._next_generation(present, seen)
-            owing = _owing(path, seen, {path: written(present)}, state.stamp)
-            operations = [*seen.storing(path, state), Delete(paths.parked(path)), owing]
+            entry = owing(path, seen, {path: written(present)}, state.stamp)
+            operations = [*seen.storing(path, state), Delete(paths.parked(path)), entry]
             if await self._store.transact(list(seen.checks().values()), operations):
                 return state
         raise Contended(f"restamping {path}: others changed it {ATTEMPTS} times in the meantime; try again later")
@@ -183,7 +183,7 @@ class RecordingStore(ForwardingStore):
             replaced[operation.path] = written(present)
             complete += seen.storing(operation.path, state)
         if first is not None:
-            complete.append(_owing(shared[0], seen, replaced, first))
+            complete.append(owing(shared[0], seen, replaced, first))
         all_checks = [*checks, *added.values()]
         if max(len(all_checks), len(complete)) > MAX_OPERATIONS:
             raise BadRequest(
@@ -228,12 +228,16 @@ class RecordingStore(ForwardingStore):
         return is_own and is_later and moment(wanted.stamp) > mark
 
     def _stamp(self, present: Stamped | None, mark: Moment) -> Stamp:
-        floor = max(mark, mark if present is None else moment(present.stamp))
-        stamp = self._clock.next(Stamp(*floor, self._clock.region))
-        return stamp if stamp.counter <= MAX_COUNTER else Stamp(stamp.time_ms + 1, 0, stamp.region)
+        return stamp_after(self._clock, max(mark, mark if present is None else moment(present.stamp)))
 
 
-def _owing(anchor: str, seen: Seen, replaced: dict[str, Written | None], first: Stamp) -> Put:
+def stamp_after(clock: HybridClock, floor: Moment) -> Stamp:
+    """A stamp of now, or right after ``floor`` if that is later."""
+    stamp = clock.next(Stamp(*floor, clock.region))
+    return stamp if stamp.counter <= MAX_COUNTER else Stamp(stamp.time_ms + 1, 0, stamp.region)
+
+
+def owing(anchor: str, seen: Seen, replaced: dict[str, Written | None], first: Stamp) -> Put:
     """The outbox entry of a transaction. Its oldest unsent write says when it is sent."""
     where = paths.outbox(anchor)
     record = seen.records[where]

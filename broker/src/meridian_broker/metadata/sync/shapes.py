@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import json
+
+from meridian_broker.metadata.partitioned_topics import check_count
+from meridian_broker.metadata.records import PartitionedTopicRecord
 from meridian_broker.metadata.store import Record
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.stamped import Stamped, to_store
 from meridian_broker.metadata.trees import BASE, Tree, fold_namespace, fold_tenant, fold_topic_policies
 
-_DEPTH = {paths.TENANTS: 4, paths.NAMESPACES: 5, paths.TOPIC_POLICIES: 7}
+_DEPTH = {paths.TENANTS: 4, paths.NAMESPACES: 5, paths.TOPIC_POLICIES: 7, paths.PARTITIONED_TOPICS: 7}
 """Segments of the path of a tenant, of a namespace, and of a topic."""
 
 
@@ -25,6 +29,8 @@ def fault_of(path: str, state: Stamped) -> str | None:
     try:
         if scope == paths.TENANTS:
             fold_tenant(tree)
+        elif scope == paths.PARTITIONED_TOPICS:
+            check_count(PartitionedTopicRecord.from_json(json.loads(state.value)).partitions)
         elif scope == paths.TOPIC_POLICIES:
             fold_topic_policies(Tree(base, {leaf: one for leaf, one in records.items() if leaf != BASE}))
         else:
