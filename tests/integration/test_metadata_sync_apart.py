@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from typing import Any
 from urllib.parse import quote
@@ -231,6 +232,28 @@ def test_a_policy_of_a_topic_is_set_once_and_ends_with_the_topic(shared: Regions
     write(shared, "us", "DELETE", f"{ORDERS}?force=true")
 
 
+ALL = "tenants,namespaces,topicPolicies,partitionedTopics,schemas"
+
+
+def test_a_schema_that_no_message_has_is_in_all_regions(shared: RegionsProcess) -> None:
+    for region in REGIONS:
+        write(shared, region, "POST", f"{SCOPES}/{ALL}")
+    path = "/admin/v2/schemas/shop/orders/described/schema"
+    for region, name in zip(REGIONS, "ab", strict=True):
+        definition = json.dumps({"type": "record", "name": name, "fields": []})
+        write(shared, region, "POST", path, {"type": "JSON", "schema": definition, "properties": {}})
+
+    def both() -> bool:
+        found = [get(shared, region, f"{path}s") or {} for region in REGIONS]
+        return all(len(one.get("getSchemaResponses", ())) == 2 for one in found)
+
+    wait_until(both, "both schemas in both regions")
+    write(shared, "us", "DELETE", path)
+    wait_until(lambda: get(shared, "eu", path) is None, "the deletion in eu")
+    wait_in_step(shared)
+    assert not get(shared, "us", CONFLICTS)["conflicts"]
+
+
 NUMBERED = "/admin/v2/non-persistent/shop/orders/many/partitions"
 STORED = "/admin/v2/persistent/shop/orders/stored/partitions"
 
@@ -238,7 +261,7 @@ STORED = "/admin/v2/persistent/shop/orders/stored/partitions"
 def test_of_two_numbers_of_partitions_the_greater_one_counts(shared: RegionsProcess) -> None:
     """Topics that store messages by their links, others by the event topic."""
     for region in REGIONS:
-        write(shared, region, "POST", f"{SCOPES}/tenants,namespaces,topicPolicies,partitionedTopics")
+        write(shared, region, "POST", f"{SCOPES}/{ALL}")
     wait_in_step(shared)
 
     def numbers(path: str, wanted: int) -> None:
@@ -272,7 +295,7 @@ def test_another_store_takes_a_regions_name_only_when_it_is_told_to(shared: Regi
     shared.kill_region("eu")
     shutil.rmtree(shared.data_dir / "eu" / "data")
     shared.bring_back("eu")
-    write(shared, "eu", "POST", f"{SCOPES}/tenants,namespaces,topicPolicies")
+    write(shared, "eu", "POST", f"{SCOPES}/{ALL}")
     path = f"/admin/v2/brokers/configuration/metadataSyncEventTopic/{quote(TOPIC, safe='')}"
     write(shared, "eu", "POST", path)
     wait_until(lambda: status(shared, "eu")["refusal"], "the name to be refused")

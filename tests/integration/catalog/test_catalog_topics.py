@@ -13,7 +13,7 @@ from meridian_broker.engines.sqlite.metadata import SqliteMetadataStore
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotFound, QuotaReached
-from meridian_broker.metadata.records import SchemaRecord, encode
+from meridian_broker.metadata.records import SchemaRecord, decode, encode
 from meridian_broker.metadata.schema_catalog import SchemaQuota
 from meridian_broker.metadata.store import VersionConflict
 from meridian_broker.metadata.topic_records import LedgerRecord, TopicRecord
@@ -344,6 +344,38 @@ class TestSchemas:
             await catalog.schemas.add(ORDERS, SchemaRecord("JSON", bytes((512 << 10) + 1)))
         with pytest.raises(NotFound, match="namespace"):
             await catalog.schemas.add(parse("public/none/t"), SchemaRecord("JSON", b""))
+
+    async def test_what_other_regions_add_and_delete_is_numbered_here(
+        self, catalog: Catalog, store: SqliteMetadataStore
+    ) -> None:
+        """In the order in which it was written; numbers stay what they are."""
+
+        async def arrives(text: bytes, at: int) -> str:
+            one = SchemaRecord("JSON", text, timestamp_ms=at)
+            path = keys.schema(ORDERS, one.content_id)
+            await store.put(path, encode(one.to_json(), Stamp(at, 0, "eu")))
+            return path
+
+        await catalog.schemas.add(ORDERS, SchemaRecord("JSON", b"one"))
+        late, early = await arrives(b"late", 20), await arrives(b"early", 10)
+        assert [one.data for one in await catalog.schemas.all(ORDERS)] == [b"one", b"early", b"late"]
+        assert (await catalog.schemas.get(ORDERS)).version == 2
+        assert (await catalog.schemas.get(ORDERS, 1)).data == b"early"
+        assert (await catalog.schemas.add(ORDERS, SchemaRecord("JSON", b"early"))).version == 1
+        found = await store.get(early)
+        assert found is not None and decode(early, found.value)[1] == Stamp(10, 0, "eu"), "it is not written again"
+        await store.delete(late)
+        assert (await catalog.schemas.get(ORDERS)).data == b"early"
+        assert (await catalog.schemas.add(ORDERS, SchemaRecord("JSON", b"late"))).version == 2
+        for path, _ in await store.scan(keys.schemas_of(ORDERS) + "/"):
+            await store.delete(path)
+        quota = SchemaQuota(of_topic=8, of_namespace=8)
+        with pytest.raises(NotFound):
+            await catalog.schemas.get(ORDERS)
+        assert (await catalog.schemas.add(ORDERS, SchemaRecord("JSON", b"one"), quota=quota)).version == 3
+        await arrives(b"two", 40)
+        assert await catalog.schemas.delete(ORDERS) == 4
+        assert await catalog.schemas.all(ORDERS) == []
 
     async def test_schemas_take_so_much_room_and_no_more(self, catalog: Catalog, store: SqliteMetadataStore) -> None:
         def schema(number: int) -> SchemaRecord:

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import pytest
 from meridian_broker.metadata import keys
-from meridian_broker.metadata.records import encode
+from meridian_broker.metadata.records import SchemaRecord, encode
 from meridian_broker.metadata.store import Delete
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.catching_up import Comparison, compared, keep
@@ -139,6 +140,24 @@ def test_a_later_policy_is_not_deleted(world: SyncWorld) -> None:
 def test_policies_of_topics_are_looked_at_before_they_are_applied(path: str, value: object, is_served: bool) -> None:
     fault = fault_of(path, Event(path, Stamped(Stamp(1, 0, "eu"), canonical(value))).state)
     assert (fault is None) == is_served, fault
+
+
+def test_schemas_are_a_set_in_which_nothing_is_decided(world: SyncWorld) -> None:
+    """The same schema of two regions is one, however different the times at which they stored it."""
+    one = SchemaRecord("JSON", b"one", timestamp_ms=1)
+    path = keys.schema(TOPIC, one.content_id)
+    write(world, "us", path, one.to_json())
+    write(world, "eu", path, replace(one, timestamp_ms=2).to_json())
+    assert compare(world).differences(paths.SCOPES) == []
+    exchange(world)
+    world.quiet()
+    world.check_agreement()
+    assert not world.conflicts("us") and not world.conflicts("eu")
+    good, other = Stamped(Stamp(1, 0, "eu"), canonical(one.to_json())), keys.schema(TOPIC, "0" * 64)
+    assert fault_of(path, good) is None
+    assert "hash" in (fault_of(other, good) or "")
+    assert fault_of(keys.schemas_of(TOPIC), good) is not None
+    assert paths.parent_of(path) == keys.namespace("t/n")
 
 
 def test_policies_of_topics_belong_to_a_namespace() -> None:

@@ -3,6 +3,9 @@
 
 So contents are stored below ``/geo`` under their hash, and this region's numbers for them below ``/local``. A
 number is never reused, not even after all schemas of a topic were deleted: stored messages refer to numbers.
+
+Contents may come and go by another region's writes (``metadata.sync``). They get their numbers here, and lose them
+as if they had been deleted here, when somebody asks for the newest schema or for all, or adds one.
 """
 
 from __future__ import annotations
@@ -15,12 +18,16 @@ from meridian_broker.metadata import keys
 from meridian_broker.metadata.access import Access
 from meridian_broker.metadata.errors import Invalid, NotFound, QuotaReached
 from meridian_broker.metadata.limits import MAX_OPERATIONS
-from meridian_broker.metadata.records import SchemaRecord, encode
-from meridian_broker.metadata.store import Check, Delete, Put
+from meridian_broker.metadata.records import SchemaRecord, decode, encode
+from meridian_broker.metadata.store import ABSENT, Check, Delete, Put, Record
+from meridian_broker.positions.clock import ZERO, Stamp
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 MAX_SCHEMA_BYTES = 512 << 10
 """Largest definition; as base64 it fits the store's limit."""
+
+FOLLOWED_TOGETHER = 32
+"""Schemas of other regions that get their numbers in one step. Each may have half a megabyte."""
 
 MAX_VERSIONS = 2048
 """Most schemas of one topic, deleted ones included."""
@@ -42,15 +49,20 @@ class Schemas:
 
     async def all(self, topic: TopicName) -> list[SchemaRecord]:
         """All that were not deleted, oldest first."""
-        contents, first = await self._numbered(topic)
-        found = [await self._read(topic, contents[number], number) for number in range(first, len(contents))]
+        numbering, _, _ = await self._followed(topic)
+        numbers = range(numbering.first, len(numbering.contents))
+        found = [await self._read(topic, numbering.contents[number], number) for number in numbers]
         return [record for record in found if record is not None]
 
     async def get(self, topic: TopicName, version: int | None = None) -> SchemaRecord:
         """That version, or the newest. :raises NotFound: it does not exist or was deleted."""
-        contents, first = await self._numbered(topic)
-        number = len(contents) - 1 if version is None else version
-        record = await self._read(topic, contents[number], number) if first <= number < len(contents) else None
+        numbering, _ = await self._numbering(topic)
+        number = version
+        if number is None or not numbering.first <= number < len(numbering.contents):
+            numbering, _, there = await self._followed(topic)
+            number = numbering.newest(there) if version is None else version
+        is_known = numbering.first <= number < len(numbering.contents)
+        record = await self._read(topic, numbering.contents[number], number) if is_known else None
         if record is None:
             raise NotFound(f"topic {topic.base} has no schema{'' if version is None else f' of version {version}'}")
         return record
@@ -81,10 +93,12 @@ class Schemas:
 
         async def attempt() -> SchemaRecord | None:
             numbering, version = await self._numbering(topic)
+            if (known := await self._find(topic, content, numbering)) is not None:
+                return known
+            numbering, version, _ = await self._followed(topic)
             contents, first = numbering.contents, numbering.first
             if content in contents[first:]:
-                number = contents.index(content, first)
-                return await self._read(topic, content, number)
+                return await self._find(topic, content, numbering) or await self._again(topic, schema, numbering, check)
             if len(contents) >= MAX_VERSIONS:
                 raise Invalid(f"topic {topic.base} has {MAX_VERSIONS} schemas, the limit")
             namespace = await self._access.base_of_namespace(topic.namespace_name)
@@ -102,8 +116,9 @@ class Schemas:
             operations = [
                 numbering.put(topic, contents=[*contents, content], size=numbering.size + size),
                 _put_total(topic, total + size),
-                Put(path, encode(made.to_json(), made.stamp)),
             ]
+            if stored == ABSENT:  # else another region has added it meanwhile
+                operations.append(Put(path, encode(made.to_json(), made.stamp)))
             check()
             return made if await self._access.store.transact(checks, operations) else None
 
@@ -113,7 +128,7 @@ class Schemas:
         """Delete all; returns the newest version there was, -1 for none. Numbers go on from there."""
 
         async def attempt() -> int | None:
-            numbering, version = await self._numbering(topic)
+            numbering, version, _ = await self._followed(topic)
             contents, first = numbering.contents, numbering.first
             if first == len(contents):
                 return len(contents) - 1 if contents else -1
@@ -136,10 +151,60 @@ class Schemas:
 
         return await self._access.retry(f"deleting the schemas of {topic.base}", attempt)
 
-    async def _numbered(self, topic: TopicName) -> tuple[list[str], int]:
-        """Content ids by number, and the first number that is not deleted."""
-        numbering, _ = await self._numbering(topic)
-        return numbering.contents, numbering.first
+    async def _find(self, topic: TopicName, content: str, numbering: _Numbering) -> SchemaRecord | None:
+        """The schema, if it is numbered and was not deleted."""
+        if content not in numbering.contents[numbering.first :]:
+            return None
+        return await self._read(topic, content, numbering.contents.index(content, numbering.first))
+
+    async def _again(
+        self, topic: TopicName, schema: SchemaRecord, numbering: _Numbering, check: Callable[[], None]
+    ) -> SchemaRecord | None:
+        """Store a content that has a number, and that another region has deleted without the others. None: try again.
+
+        :param check: as in ``add``.
+        """
+        path = keys.schema(topic, schema.content_id)
+        number = numbering.contents.index(schema.content_id, numbering.first)
+        made = replace(schema, version=number, stamp=self._access.stamp(None))
+        put = Put(path, encode(made.to_json(), made.stamp))
+        check()
+        return made if await self._access.store.transact([Check(path, ABSENT)], [put]) else None
+
+    async def _followed(self, topic: TopicName) -> tuple[_Numbering, int, frozenset[str]]:
+        """The numbering and its version, once it has what other regions added and deleted; and the contents there."""
+
+        async def attempt() -> tuple[_Numbering, int, frozenset[str]] | None:
+            numbering, version = await self._numbering(topic)
+            there = frozenset(await self._access.store.children(keys.schemas_of(topic)))
+            numbered = frozenset(numbering.contents[numbering.first :])
+            is_gone = bool(numbered) and not numbered & there
+            new = sorted(there - numbered)[: min(FOLLOWED_TOGETHER, MAX_VERSIONS - len(numbering.contents))]
+            if not new and not is_gone:
+                return numbering, version, there
+            await self._follow(topic, numbering, version, new, is_gone=is_gone)
+            return None
+
+        return await self._access.retry(f"numbering the schemas of {topic.base}", attempt)
+
+    async def _follow(
+        self, topic: TopicName, numbering: _Numbering, version: int, new: list[str], *, is_gone: bool
+    ) -> None:
+        """:param new: contents without a number. :param is_gone: all that have one were deleted."""
+        found = [(await self._access.store.get(keys.schema(topic, content)), content) for content in new]
+        read = [(SchemaRecord.from_json(*_decoded(topic, one, content)), content) for one, content in found if one]
+        read.sort(key=lambda pair: (pair[0].stamp or ZERO, pair[1]))
+        total, total_version = await self._total(topic)
+        before, added = (0 if is_gone else numbering.size), sum(record.size for record, _ in read)
+        put = numbering.put(
+            topic,
+            contents=[*numbering.contents, *(content for _, content in read)],
+            first=len(numbering.contents) if is_gone else numbering.first,
+            size=before + added,
+        )
+        checks = [Check(keys.schema_versions(topic), version), Check(keys.schema_bytes(topic), total_version)]
+        room = _put_total(topic, max(total - numbering.size, 0) + before + added)
+        await self._access.store.transact(checks, [put, room])
 
     async def _numbering(self, topic: TopicName) -> tuple[_Numbering, int]:
         value, _, version = await self._access.value(keys.schema_versions(topic))
@@ -167,6 +232,11 @@ class _Numbering(NamedTuple):
     size: int
     """Bytes of those that are not deleted."""
 
+    def newest(self, there: frozenset[str]) -> int:
+        """The last number whose content is there; -1: there is none."""
+        numbers = range(len(self.contents) - 1, self.first - 1, -1)
+        return next((number for number in numbers if self.contents[number] in there), -1)
+
     def put(
         self, topic: TopicName, *, contents: list[str] | None = None, first: int | None = None, size: int | None = None
     ) -> Put:
@@ -177,6 +247,12 @@ class _Numbering(NamedTuple):
             "bytes": self.size if size is None else size,
         }
         return Put(keys.schema_versions(topic), encode(value))
+
+
+def _decoded(topic: TopicName, record: Record, content: str) -> tuple[Any, int, Stamp | None]:
+    """The arguments of ``SchemaRecord.from_json``."""
+    value, stamp = decode(keys.schema(topic, content), record.value)
+    return value, -1, stamp
 
 
 def _put_total(topic: TopicName, total: int) -> Put:

@@ -94,10 +94,11 @@ class Comparison:
         return sorted(path for path in every if _content(self.here, path) != _content(self.there, path))
 
     def differences(self, scopes: Collection[str]) -> list[str]:
-        """Paths in these scopes at which both have a value, and not the same one."""
+        """Paths in these scopes at which both have a value, and not the same one. Schemas are stored under the hash of
+        what they say, so they cannot differ in it."""
         both = (path for path in self.paths() if path in self.here and path in self.there)
         values = [path for path in both if self.here[path].content and self.there[path].content]
-        return [path for path in values if paths.scope_of(path) in scopes]
+        return [path for path in values if paths.scope_of(path) in frozenset(scopes) - {paths.SCHEMAS}]
 
 
 async def compared(known: Known, peer: Peer, scopes: Collection[str] = paths.SCOPES.keys()) -> Comparison:

@@ -17,6 +17,8 @@ from meridian_broker.metadata.sync.stamped import Stamped, canonical
 
 NUMBER: Final = "partitions"
 CREATED: Final = "created"
+TIME: Final = "timestamp"
+"""When a region stored a schema. It is the same schema wherever and whenever it is stored."""
 
 
 def is_merged(path: str) -> bool:
@@ -36,7 +38,8 @@ def united(path: str, one: Stamped, winner: Stamped) -> bytes | None:
 
 def loses_nothing(path: str, one: Stamped, winner: Stamped) -> bool:
     """Whether everything that a person has set in one is in the winner, or in ``united``."""
-    if not is_merged(path) or one.value is None or winner.value is None:
+    has_facts = is_merged(path) or paths.scope_of(path) == paths.SCHEMAS
+    if not has_facts or one.value is None or winner.value is None:
         return False
     return _set_by_people(one) == _set_by_people(winner)
 
@@ -48,7 +51,7 @@ def is_same_topic(path: str, one: Stamped, other: Stamped) -> bool:
 
 
 def _set_by_people(state: Stamped) -> dict[str, Any]:
-    return {key: value for key, value in _shown(state).items() if key not in (NUMBER, CREATED)}
+    return {key: value for key, value in _shown(state).items() if key not in (NUMBER, CREATED, TIME)}
 
 
 def _shown(state: Stamped) -> dict[str, Any]:

@@ -19,11 +19,15 @@ TOPIC_POLICIES: Final = "topicPolicies"
 PARTITIONED_TOPICS: Final = "partitionedTopics"
 """Those that store no messages. Of the others links tell, together with what is in them (R15)."""
 
+SCHEMAS: Final = "schemas"
+"""A set of contents for each topic (R41); its numbers are each region's own."""
+
 SCOPES: Final = {
     TENANTS: keys.TENANTS,
     NAMESPACES: keys.NAMESPACES,
     TOPIC_POLICIES: keys.TOPIC_POLICIES,
     PARTITIONED_TOPICS: keys.PARTITIONED,
+    SCHEMAS: keys.SCHEMAS,
 }
 """Every scope, and the folder that holds it."""
 
@@ -65,7 +69,7 @@ def parent_of(path: str) -> str | None:
         return "/".join(segments[:4])
     if scope == NAMESPACES:
         return "/".join(segments[:5]) if len(segments) > 5 else f"{keys.TENANTS}/{segments[3]}"
-    if scope in (TOPIC_POLICIES, PARTITIONED_TOPICS) and len(segments) > 4:
+    if scope in (TOPIC_POLICIES, PARTITIONED_TOPICS, SCHEMAS) and len(segments) > 4:
         return f"{keys.NAMESPACES}/{segments[3]}/{segments[4]}"
     return None
 

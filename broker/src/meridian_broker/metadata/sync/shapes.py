@@ -6,20 +6,21 @@ from __future__ import annotations
 import json
 
 from meridian_broker.metadata.partitioned_topics import check_count
-from meridian_broker.metadata.records import PartitionedTopicRecord
+from meridian_broker.metadata.records import PartitionedTopicRecord, SchemaRecord
+from meridian_broker.metadata.schema_catalog import MAX_SCHEMA_BYTES
 from meridian_broker.metadata.store import Record
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.stamped import Stamped, to_store
 from meridian_broker.metadata.trees import BASE, Tree, fold_namespace, fold_tenant, fold_topic_policies
 
-_DEPTH = {paths.TENANTS: 4, paths.NAMESPACES: 5, paths.TOPIC_POLICIES: 7, paths.PARTITIONED_TOPICS: 7}
+_DEPTH = {paths.TENANTS: 4, paths.NAMESPACES: 5, paths.TOPIC_POLICIES: 7, paths.PARTITIONED_TOPICS: 7, paths.SCHEMAS: 6}
 """Segments of the path of a tenant, of a namespace, and of a topic."""
 
 
 def fault_of(path: str, state: Stamped) -> str | None:
     """Why a state cannot be applied; None: it can. The path is in a scope."""
     scope, segments = paths.scope_of(path), path.split("/")
-    if scope is None or len(segments) < _DEPTH[scope] + (scope == paths.TOPIC_POLICIES):
+    if scope is None or len(segments) < _DEPTH[scope] + (scope in (paths.TOPIC_POLICIES, paths.SCHEMAS)):
         return "it is not the path of anything"
     if state.value is None:
         return None
@@ -31,6 +32,8 @@ def fault_of(path: str, state: Stamped) -> str | None:
             fold_tenant(tree)
         elif scope == paths.PARTITIONED_TOPICS:
             check_count(PartitionedTopicRecord.from_json(json.loads(state.value)).partitions)
+        elif scope == paths.SCHEMAS:
+            return _fault_of_schema(SchemaRecord.from_json(json.loads(state.value)), segments[6:])
         elif scope == paths.TOPIC_POLICIES:
             fold_topic_policies(Tree(base, {leaf: one for leaf, one in records.items() if leaf != BASE}))
         else:
@@ -38,3 +41,9 @@ def fault_of(path: str, state: Stamped) -> str | None:
     except Exception as error:  # whatever a value of another region does to a reader
         return f"{type(error).__name__}: {error}"
     return None
+
+
+def _fault_of_schema(schema: SchemaRecord, below: list[str]) -> str | None:
+    if below != [schema.content_id]:
+        return "a schema is stored under the hash of another one"
+    return f"it has {schema.size} bytes" if schema.size > MAX_SCHEMA_BYTES else None
