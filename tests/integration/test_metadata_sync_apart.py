@@ -232,7 +232,7 @@ def test_a_policy_of_a_topic_is_set_once_and_ends_with_the_topic(shared: Regions
     write(shared, "us", "DELETE", f"{ORDERS}?force=true")
 
 
-ALL = "tenants,namespaces,topicPolicies,partitionedTopics,schemas"
+ALL = "tenants,namespaces,topicPolicies,partitionedTopics,schemas,clusters"
 
 
 def test_a_schema_that_no_message_has_is_in_all_regions(shared: RegionsProcess) -> None:
@@ -252,6 +252,30 @@ def test_a_schema_that_no_message_has_is_in_all_regions(shared: RegionsProcess) 
     wait_until(lambda: get(shared, "eu", path) is None, "the deletion in eu")
     wait_in_step(shared)
     assert not get(shared, "us", CONFLICTS)["conflicts"]
+
+
+def test_a_region_is_introduced_once_and_then_each_regions_own(shared: RegionsProcess) -> None:
+    path = "/admin/v2/clusters/ap"
+
+    def address(region: str) -> Any:
+        return (get(shared, region, path) or {}).get("brokerServiceUrlTls")
+
+    write(
+        shared, "us", "PUT", path, {"brokerServiceUrlTls": "pulsar+ssl://ap:6651", "serviceUrlTls": "https://ap:8443"}
+    )
+    wait_until(lambda: address("eu") == "pulsar+ssl://ap:6651", "the region in eu")
+
+    def is_told() -> bool:
+        found = get(shared, "eu", "/meridian/v1/regions")
+        return "must be in regionsFile" in json.dumps(found)
+
+    wait_until(is_told, "a link to it to be wanted, and refused without TLS")
+    write(shared, "us", "POST", path, {"brokerServiceUrlTls": "pulsar+ssl://elsewhere:6651"})
+    write(shared, "us", "DELETE", path)
+    wait_in_step(shared)
+    assert get(shared, "us", path) is None
+    assert address("eu") == "pulsar+ssl://ap:6651", "nobody else can lead its links elsewhere"
+    write(shared, "eu", "DELETE", path)
 
 
 NUMBERED = "/admin/v2/non-persistent/shop/orders/many/partitions"

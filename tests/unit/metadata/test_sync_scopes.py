@@ -160,5 +160,27 @@ def test_schemas_are_a_set_in_which_nothing_is_decided(world: SyncWorld) -> None
     assert paths.parent_of(path) == keys.namespace("t/n")
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "is_served"),
+    [
+        ("ap", {"brokerServiceUrlTls": "pulsar+ssl://ap:6651"}, True),
+        ("ap", {}, True),
+        ("ap/more", {}, False),
+        ("a%2Fp", {}, False),
+        ("ap", {"serviceUrlTls": "http://ap"}, False),
+        ("ap", {"brokerServiceUrl": "file:///etc/passwd"}, False),
+        ("ap", ["ap"], False),
+    ],
+)
+def test_introductions_are_looked_at_before_they_are_applied(name: str, value: object, is_served: bool) -> None:
+    path = f"{keys.INTRODUCTIONS}/{name}"
+    assert paths.scope_of(path) == paths.CLUSTERS
+    assert (fault_of(path, Stamped(Stamp(1, 0, "eu"), canonical(value))) is None) == is_served
+
+
+def test_cluster_records_are_each_regions_own() -> None:
+    assert paths.scope_of(keys.cluster("ap")) is None
+
+
 def test_policies_of_topics_belong_to_a_namespace() -> None:
     assert paths.parent_of(TTL) == keys.namespace("t/n")

@@ -20,6 +20,7 @@ from meridian_broker.metadata.behind import BehindRecord
 from meridian_broker.metadata.counters import BrokerEpochs, LedgerIds
 from meridian_broker.metadata.deletions import Deletions
 from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotFound
+from meridian_broker.metadata.introductions import Introductions
 from meridian_broker.metadata.partitioned_topics import PartitionedTopics
 from meridian_broker.metadata.policies import NamespaceRecord
 from meridian_broker.metadata.policies_of_topics import PoliciesOfTopics
@@ -64,6 +65,7 @@ class Catalog:
         self._epochs = BrokerEpochs(self._access)
         deletions = Deletions(self._access)
         self.clusters = Clusters(self._access)
+        self.introductions = Introductions(self._access, self.clusters)
         self.tenants = Tenants(self._access, self.clusters)
         self.namespaces = Namespaces(self._access, self.clusters)
         self.partitioned = PartitionedTopics(self._access, deletions)

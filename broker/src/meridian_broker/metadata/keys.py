@@ -24,6 +24,8 @@ LOCAL: Final = "/local/"
 """Values of this region alone."""
 
 CLUSTERS: Final = "/geo/clusters"
+INTRODUCTIONS: Final = "/geo/introductions"
+"""Clusters as one region tells the others of them (``metadata.introductions``)."""
 TENANTS: Final = "/geo/tenants"
 NAMESPACES: Final = "/geo/namespaces"
 PARTITIONED: Final = "/geo/partitioned"
@@ -58,6 +60,10 @@ def unescape(segment: str) -> str:
 
 def cluster(name: str) -> str:
     return f"{CLUSTERS}/{escape(name)}"
+
+
+def introduction(name: str) -> str:
+    return f"{INTRODUCTIONS}/{escape(name)}"
 
 
 def tenant(name: str) -> str:

@@ -22,7 +22,17 @@ from meridian_broker.metadata.trees import Tree, fold_namespace, fold_tenant, fo
 from meridian_broker.positions.clock import ZERO, Stamp
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
-Kind = Literal["cluster", "tenant", "namespace", "partitioned", "schema", "deletion", "topic policies", "everything"]
+Kind = Literal[
+    "cluster",
+    "tenant",
+    "namespace",
+    "partitioned",
+    "schema",
+    "deletion",
+    "topic policies",
+    "introduction",
+    "everything",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +48,7 @@ T = TypeVar("T")
 
 _KINDS: Final[dict[str, tuple[Kind, int]]] = {
     "clusters": ("cluster", 1),
+    "introductions": ("introduction", 1),
     "tenants": ("tenant", 1),
     "namespaces": ("namespace", 2),
     "partitioned": ("partitioned", 4),
@@ -121,6 +132,7 @@ class View:
 
     def __init__(self) -> None:
         self._clusters: _Shelf[ClusterRecord] = _Shelf(_fold_cluster)
+        self._introductions: _Shelf[ClusterRecord] = _Shelf(_fold_cluster)
         self._tenants: _Shelf[TenantRecord] = _Shelf(fold_tenant)
         self._namespaces: _Shelf[NamespaceRecord] = _Shelf(fold_namespace)
         self._kept: _Shelf[NamespaceRecord] = _Shelf(fold_namespace)
@@ -178,6 +190,12 @@ class View:
 
     def clusters(self) -> list[str]:
         return [name_of("cluster", base) for base in self._clusters.bases()]
+
+    def introduction(self, name: str) -> ClusterRecord | None:
+        return self._introductions.get(keys.introduction(name))
+
+    def introduced(self) -> list[str]:
+        return [name_of("introduction", base) for base in self._introductions.bases()]
 
     def tenant(self, name: str) -> TenantRecord | None:
         return self._tenants.get(keys.tenant(name))
@@ -244,6 +262,8 @@ class View:
     def _shelf(self, kind: Kind) -> _AnyShelf | None:
         if kind == "cluster":
             return self._clusters
+        if kind == "introduction":
+            return self._introductions
         if kind == "tenant":
             return self._tenants
         if kind == "topic policies":

@@ -34,6 +34,7 @@ from meridian_broker.gateway.region_calls import RegionCalls
 from meridian_broker.gateway.replication import ReplicatorRunner
 from meridian_broker.ledgers.offloaded.storage import OffloadedLedgers
 from meridian_broker.ledgers.storage import LedgerStorage
+from meridian_broker.metadata import keys
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.noting import NotingStore
 from meridian_broker.ownership.claims import newest_fence
@@ -305,6 +306,7 @@ class BrokerProcess:
             held=self.held,
             offload=self.offload,
             behind=self.behind,
+            meet_regions=self.meet_regions,
             speak_with_regions=self.speak_with_regions,
             balance=None if self.several is None else self.several.balance,
             report_load=None
@@ -346,6 +348,15 @@ class BrokerProcess:
         """Create what every region needs: the clusters, tenant ``public``, namespace ``public/default``."""
         mine = own_record(self.listeners.addresses(""))
         await self.catalog.ensure_bootstrap({self.region: mine} | self._listed)
+
+    async def meet_regions(self) -> None:
+        """Know the regions that another one has introduced.
+
+        :raises MetadataError: the store does not answer.
+        """
+        unmet = self.catalog.introductions.unmet()
+        if any(self.sharing.choice.is_synced(keys.introduction(name)) for name in unmet):
+            await self.catalog.introductions.meet()
 
     def speak_with_regions(self) -> None:
         """Keep links to exactly the regions that the metadata name."""

@@ -51,6 +51,8 @@ class Chores:
     offload: OffloadRounds | None
     """None: there is no object store."""
     behind: BehindRecord
+    meet_regions: Callable[[], Awaitable[None]]
+    """Know the regions that another one has introduced."""
     speak_with_regions: Callable[[], None]
     """Keep links to exactly the regions that the metadata name."""
     balance: Callable[[], Awaitable[None]] | None
@@ -74,6 +76,7 @@ class Chores:
         cold_encoding = ColdEncoding()
 
         async def follow_policies() -> None:
+            await self.meet_regions()
             self.speak_with_regions()
             await service.policies.follow()
 

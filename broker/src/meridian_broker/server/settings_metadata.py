@@ -30,7 +30,8 @@ class MetadataSettings:
     metadata_sync_scopes: str = field(default="tenants,namespaces", metadata=DYNAMIC)
     """What is kept equal, separated by commas: `tenants` with their admin roles and allowed clusters, `namespaces` with
     all their policies, `topicPolicies` with the policies of topics, `partitionedTopics` with the partitioned topics
-    that are not persistent, `schemas` with the schemas of topics. A region ignores events of other scopes."""
+    that are not persistent, `schemas` with the schemas of topics, `clusters` with
+    what regions there are. A region ignores events of other scopes."""
 
     metadata_store_user: str = ""
     """User name at etcd. Empty: etcd asks for none. `meridian secure-etcd` makes the user and switches etcd's

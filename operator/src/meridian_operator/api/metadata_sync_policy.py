@@ -23,7 +23,7 @@ from meridian_operator.api.shared import (
     TopicName,
 )
 
-Scope = Literal["tenants", "namespaces", "topicPolicies", "partitionedTopics", "schemas"]
+Scope = Literal["tenants", "namespaces", "topicPolicies", "partitionedTopics", "schemas", "clusters"]
 
 
 class MetadataSyncPolicySpec(Model):
@@ -35,7 +35,7 @@ class MetadataSyncPolicySpec(Model):
         description="The topic that carries changes, in a namespace that is replicated to all these regions.",
     )
     scopes: Annotated[
-        list[Scope], Field(min_length=1, max_length=5, json_schema_extra={"x-kubernetes-list-type": "set"})
+        list[Scope], Field(min_length=1, max_length=6, json_schema_extra={"x-kubernetes-list-type": "set"})
     ] = Field(default=["tenants", "namespaces"], description="What is kept in sync. Namespaces include their policies.")
     suspend: bool = Field(
         default=False,

@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import suppress
 
 from aiohttp import web
 
 from meridian_broker.admin.http.requests import Refused, answer, body, done, part, state
 from meridian_broker.admin.http.state import AdminState
-from meridian_broker.metadata.errors import NotEmpty
+from meridian_broker.metadata import keys
+from meridian_broker.metadata.errors import NotEmpty, NotFound
 from meridian_broker.metadata.records import ClusterRecord
 
 
@@ -24,9 +26,11 @@ async def get(request: web.Request) -> web.Response:
 
 
 async def create(request: web.Request) -> web.Response:
-    """Make a cluster known."""
-    record = ClusterRecord.from_json(await body(request))
-    await state(request).catalog.clusters.create(part(request, "cluster"), record)
+    """Make a cluster known: here, and in the regions that share `clusters` with this one (docs/metadata.md)."""
+    record, name, admin = ClusterRecord.from_json(await body(request)), part(request, "cluster"), state(request)
+    await admin.catalog.clusters.create(name, record)
+    if admin.sharing.choice.is_synced(keys.introduction(name)):
+        await admin.catalog.introductions.introduce(name, record)
     return done()
 
 
@@ -38,12 +42,16 @@ async def update(request: web.Request) -> web.Response:
 
 
 async def delete(request: web.Request) -> web.Response:
-    """Forget a cluster that no tenant and no namespace names."""
+    """Forget a cluster that no tenant and no namespace names, in this region."""
     name = part(request, "cluster")
     if name == state(request).region:
         raise Refused(412, f"{name} is the cluster of this broker")
+    clusters = state(request).catalog.clusters
     try:
-        await state(request).catalog.clusters.delete(name)
+        await clusters.delete(name)
+        await state(request).catalog.introductions.withdraw(name)
+        with suppress(NotFound):
+            await clusters.delete(name)  # if the introduction made it again in between
     except NotEmpty as used:
         raise Refused(412, str(used)) from None
     return done()

@@ -22,12 +22,16 @@ PARTITIONED_TOPICS: Final = "partitionedTopics"
 SCHEMAS: Final = "schemas"
 """A set of contents for each topic (R41); its numbers are each region's own."""
 
+CLUSTERS: Final = "clusters"
+"""That there are regions of these names, with addresses (``metadata.introductions``)."""
+
 SCOPES: Final = {
     TENANTS: keys.TENANTS,
     NAMESPACES: keys.NAMESPACES,
     TOPIC_POLICIES: keys.TOPIC_POLICIES,
     PARTITIONED_TOPICS: keys.PARTITIONED,
     SCHEMAS: keys.SCHEMAS,
+    CLUSTERS: keys.INTRODUCTIONS,
 }
 """Every scope, and the folder that holds it."""
 

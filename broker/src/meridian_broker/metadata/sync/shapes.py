@@ -4,17 +4,31 @@
 from __future__ import annotations
 
 import json
+from typing import Final
 
+from meridian_broker.metadata.access import check_name
+from meridian_broker.metadata.keys import unescape
 from meridian_broker.metadata.partitioned_topics import check_count
-from meridian_broker.metadata.records import PartitionedTopicRecord, SchemaRecord
+from meridian_broker.metadata.records import ClusterRecord, PartitionedTopicRecord, SchemaRecord
 from meridian_broker.metadata.schema_catalog import MAX_SCHEMA_BYTES
 from meridian_broker.metadata.store import Record
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.stamped import Stamped, to_store
 from meridian_broker.metadata.trees import BASE, Tree, fold_namespace, fold_tenant, fold_topic_policies
 
-_DEPTH = {paths.TENANTS: 4, paths.NAMESPACES: 5, paths.TOPIC_POLICIES: 7, paths.PARTITIONED_TOPICS: 7, paths.SCHEMAS: 6}
+_DEPTH = {
+    paths.TENANTS: 4,
+    paths.NAMESPACES: 5,
+    paths.TOPIC_POLICIES: 7,
+    paths.PARTITIONED_TOPICS: 7,
+    paths.SCHEMAS: 6,
+    paths.CLUSTERS: 4,
+}
 """Segments of the path of a tenant, of a namespace, and of a topic."""
+
+
+_ADDRESSES: Final = ("http://", "https://", "pulsar://", "pulsar+ssl://")
+"""How the addresses of a cluster begin, in the order of its record."""
 
 
 def fault_of(path: str, state: Stamped) -> str | None:
@@ -28,6 +42,8 @@ def fault_of(path: str, state: Stamped) -> str | None:
     records = {BASE: Record(b'{"format":1,"value":{}}', 1), path.removeprefix(base): Record(to_store(state), 1)}
     tree = Tree(base, records)
     try:
+        if scope == paths.CLUSTERS:
+            return _fault_of_cluster(ClusterRecord.from_json(json.loads(state.value)), segments[3:])
         if scope == paths.TENANTS:
             fold_tenant(tree)
         elif scope == paths.PARTITIONED_TOPICS:
@@ -47,3 +63,17 @@ def _fault_of_schema(schema: SchemaRecord, below: list[str]) -> str | None:
     if below != [schema.content_id]:
         return "a schema is stored under the hash of another one"
     return f"it has {schema.size} bytes" if schema.size > MAX_SCHEMA_BYTES else None
+
+
+def _fault_of_cluster(cluster: ClusterRecord, name: list[str]) -> str | None:
+    check_name("/".join(map(unescape, name)), "cluster")
+    addresses = (
+        cluster.service_url,
+        cluster.service_url_tls,
+        cluster.broker_service_url,
+        cluster.broker_service_url_tls,
+    )
+    for prefixes, address in zip(_ADDRESSES, addresses, strict=True):
+        if address and not address.startswith(prefixes):
+            return f"{address[:200]!r} is no address of a cluster"
+    return None
