@@ -82,7 +82,7 @@ class Region:
 class World:
     """Regions that replicate to each other."""
 
-    def __init__(self, bookies: Bookies, directory: Path, *brokers: str) -> None:
+    def __init__(self, bookies: Bookies, directory: Path, *brokers: str, **settings: str) -> None:
         """:param brokers: of each region, the ids of its brokers; empty: one broker, on its own volume."""
         number = next(_worlds)
         self.regions = [Region(f"{name}-{number}", ids) for name, ids in zip(("us", "eu"), brokers, strict=True)]
@@ -94,15 +94,16 @@ class World:
         for region in self.regions:
             for broker, (port, http_port) in region.ports.items():
                 several = {"brokerId": broker, "managedLedgerStorage": "bookkeeper"} if broker != "-" else {}
+                several |= {"metadataStoreSessionTimeoutMillis": "2000"} if several and settings else {}
                 region.brokers[broker] = BrokerProcess(
                     region.name,
                     directory / f"{region.name}-{broker}",
-                    settings=several,
+                    settings=several | settings,
                     port=port,
                     http_port=http_port,
                     regions_file=self._regions_file,
                     peer_token_file=self._token_file,
-                    metadata_url=f"etcd:{bookies.url}" if several else None,
+                    metadata_url=f"etcd:{bookies.url}" if broker != "-" else None,
                 )
 
     def start(self) -> None:
@@ -364,3 +365,58 @@ def test_calls_between_regions_reach_the_owners_of_partitions(world: World) -> N
             assert broker.http("GET", f"{path}/partitions").status == 404
             assert broker.http("GET", "/admin/v2/persistent/public/default").json == []
             assert broker.http("GET", "/meridian/v1/health").json["healthy"]
+
+
+SHARED_METADATA = "/meridian/v1/metadata/status"
+TENANTS = "/admin/v2/tenants"
+
+
+def has(broker: BrokerProcess, tenant: str) -> bool:
+    return broker.http("GET", f"{TENANTS}/{tenant}").status == 200
+
+
+def make(broker: BrokerProcess, tenant: str) -> None:
+    made = broker.http("PUT", f"{TENANTS}/{tenant}", {"adminRoles": [], "allowedClusters": [broker.region]})
+    assert made.status == 204, made.text
+
+
+def test_another_broker_goes_on_with_shared_metadata(bookies: Bookies, tmp_path: Path) -> None:
+    """One broker of a region applies what other regions wrote, and publishes what this one wrote. When it is killed,
+    the other one does both, also with what was written in between, or arrived."""
+    events = "persistent://public/default/metadata-events"
+    world = World(bookies, tmp_path, "ab", "-", metadataSyncEventTopic=events)
+    try:
+        world.start()
+        us, eu = world.regions
+        far = eu.asked()
+
+        def active() -> list[BrokerProcess]:
+            running = [one for one in us.brokers.values() if one.is_running()]
+            return [one for one in running if one.http("GET", SHARED_METADATA).json.get("active")]
+
+        for broker in (*us.brokers.values(), far):
+            wait_until(lambda broker=broker: broker.http("GET", SHARED_METADATA).json.get("synced"), "step", 120.0)
+        make(us.asked(), "before")
+        wait_until(lambda: has(far, "before"), "the tenant in eu")
+        (owner,) = active()
+        other = us.other(owner)
+        os.kill(owner.pid, signal.SIGSTOP)  # it owns the topic, and neither publishes nor applies any more
+        make(other, "owed")
+        make(far, "unread")
+        wait_until(lambda: other.http("GET", SHARED_METADATA).json["outbox"], "the outbox")
+        assert not has(far, "owed")
+        assert not has(other, "unread")
+        killed = time.monotonic()
+        owner.kill()
+        wait_until(lambda: has(other, "unread"), "the tenant in us")
+        wait_until(lambda: has(far, "owed"), "the tenant in eu")
+        print(f"another broker had taken over after {time.monotonic() - killed:.1f} s")
+        assert active() == [other]
+        assert other.http("GET", SHARED_METADATA).json["published"] >= 1
+        other.kill()
+        owner.start()
+        make(owner, "after")
+        wait_until(lambda: has(far, "after"), "the tenant in eu", 120.0)
+        wait_until(lambda: active() == [owner], "the first broker to apply again", 120.0)
+    finally:
+        world.close()

@@ -109,6 +109,21 @@ def test_a_conflict_of_regions_that_were_apart_is_shown_and_ends_equal(shared: R
     assert get(shared, "eu", "/meridian/v1/metadata/conflicts")["count"] == 0
 
 
+def exit_code(shared: RegionsProcess, *arguments: str, at: str = "us") -> int:
+    found = CliRunner().invoke(metadata, [*arguments, "--url", shared.admin_url(at)], catch_exceptions=False)
+    return found.exit_code
+
+
+def test_commands_say_by_their_exit_codes_how_it_is(shared: RegionsProcess) -> None:
+    assert [exit_code(shared, *one) for one in (["status"], ["diff", "eu"], ["conflicts"])] == [0, 0, 0]
+    shared.kill_region("eu")
+    assert exit_code(shared, "diff", "eu") == 2
+    assert exit_code(shared, "status", at="eu") == 2
+    shared.bring_back("eu")
+    wait_in_step(shared)
+    assert exit_code(shared, "status") == 0
+
+
 def test_a_write_that_was_answered_outlives_its_broker(shared: RegionsProcess) -> None:
     write(shared, "us", "POST", TTL, 50)
     shared.kill_region("us")

@@ -33,6 +33,7 @@ from meridian_broker.metadata.sync.applying import Poison
 from meridian_broker.metadata.sync.synchronizer import Listener
 from meridian_broker.positions.position import LATEST
 from meridian_broker.topics.dispatch.types import FAILOVER
+from meridian_broker.topics.errors import TopicElsewhere
 from meridian_broker.topics.service import subscribing
 from meridian_broker.topics.service.service import TopicService
 from meridian_broker.topics.subscriptions.administration import replicate_subscription
@@ -76,7 +77,7 @@ class EventTopic:
         self._listener: Listener | None = None
         self._reader: Reader | None = None
         self.problem: str | None = f"{topic} is not read yet"
-        """Why nothing is read; None: this broker reads the topic."""
+        """Why nothing is read; None: this broker reads the topic, or another one of the region does."""
         self.dead: deque[DeadLetter] = deque(maxlen=DEAD_KEPT)
         self.dead_letters = 0
         self.missed = 0
@@ -113,6 +114,8 @@ class EventTopic:
         while True:
             try:
                 await self._read()
+            except TopicElsewhere:
+                self.problem = None  # another broker of the region reads it
             except REFUSALS as error:
                 self.problem = f"{self.topic} cannot be read: {error}"
             except Exception:
