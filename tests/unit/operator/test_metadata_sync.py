@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from meridian_operator.api.metadata_sync_policy import MetadataSyncPolicySpec, MetadataSyncPolicyStatus
+from meridian_operator.api.metadata_sync_policy import MetadataSyncPolicySpec, MetadataSyncPolicyStatus, PolicyRegion
 from meridian_operator.handlers.reporting import Answer, Report
 from meridian_operator.plan import changes, metadata_sync
 from meridian_operator.plan.history import History
@@ -164,3 +164,19 @@ def test_what_cannot_be_synchronized_is_refused() -> None:
     refused = metadata_sync.refusal(policy(eventTopic=f"{EVENTS}-partition-0"))
     assert refused is not None and refused[0] == "InvalidSpec"
     assert metadata_sync.refusal(policy()) is None
+
+
+def test_a_new_conflict_makes_an_event_once() -> None:
+    def told(before: dict[str, int], now: dict[str, int]) -> str | None:
+        old = {"regions": [{"name": name, "conflicts": count} for name, count in before.items()]}
+        rows = [PolicyRegion(name=name, conflicts=count) for name, count in now.items()]
+        findings = [Finding("Ready", "True", "Settled", ""), Finding("Synced", "True", "InSync", "")]
+        condition = {"type": "Ready", "status": "True", "reason": "Settled", "message": "", "lastTransitionTime": "now"}
+        body = {"metadata": {"generation": 1}, "status": old | {"conditions": [condition]}}
+        event = Report(body, "now").found(findings, MetadataSyncPolicyStatus(regions=rows)).event
+        return None if event is None else f"{event.reason}: {event.message}"
+
+    said = "MetadataConflict: conflicts, in which a write lost to one of another region: "
+    assert told({"eu": 0, "us": 1}, {"eu": 2, "us": 1}) == f"{said}eu has 2; see `meridian metadata conflicts`"
+    assert told({}, {"eu": 1, "us": 3}) == f"{said}eu has 1, us has 3; see `meridian metadata conflicts`"
+    assert told({"eu": 2, "us": 1}, {"eu": 2, "us": 0}) is None

@@ -73,6 +73,8 @@ class Report:
         made = self._answer(findings, rest)
         if any((one.type, one.reason) in _SOON for one in findings):
             made = replace(made, again_seconds=AGAIN_SECONDS)
+        if made.event is None:
+            made = replace(made, event=self._conflicts_event(rest))
         if not done or (made.event is not None and made.event.warning):
             return made
         sentences = [change.sentence() for change in done]
@@ -157,12 +159,28 @@ class Report:
             return None
         return Event(new.reason, new.message, warning=new.status == "False")
 
+    def _conflicts_event(self, status: Mapping[str, Any]) -> Event | None:
+        """An Event when regions have written the same metadata without knowing of each other."""
+        before, now = _conflicts(self._body.get("status") or {}), _conflicts(status)
+        new = {name: count for name, count in now.items() if count > before.get(name, 0)}
+        if not new:
+            return None
+        listed = ", ".join(f"{name} has {count}" for name, count in sorted(new.items()))
+        text = f"conflicts, in which a write lost to one of another region: {listed}; see `meridian metadata conflicts`"
+        return Event("MetadataConflict", text, warning=True)
+
     def _blocked_event(self, after: Sequence[Condition]) -> Event | None:
         """An Event when something has begun to keep regions from being in sync. The object stays Ready."""
         new = next((one for one in after if one.type == SYNCED and one.reason == SYNC_BLOCKED), None)
         if new is None or any(one.type == SYNCED and one.reason == SYNC_BLOCKED for one in self._before):
             return None
         return Event(new.reason, new.message, warning=True)
+
+
+def _conflicts(status: Mapping[str, Any]) -> dict[str, int]:
+    """Per region, how many conflicts of metadata nobody has dismissed."""
+    rows = [one for one in status.get("regions") or () if isinstance(one, Mapping)]
+    return {str(one.get("name")): int(one.get("conflicts") or 0) for one in rows if one.get("conflicts")}
 
 
 VOLATILE: Final = frozenset({"regions", "backlog", "maxLagSeconds"})
