@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -13,7 +12,7 @@ from urllib.parse import quote
 import pytest
 from support.brokers.broker_process import BrokerProcess, RegionsProcess, wait_until
 from support.brokers.etcd_server import EtcdServer
-from support.brokers.free_ports import free_port
+from support.brokers.regions_with_stores import started
 
 REGIONS = ("us", "eu")
 TOPIC = "persistent://public/default/metadata-events"
@@ -114,37 +113,14 @@ def test_a_dead_event_topic_holds_up_no_write(regions: RegionsProcess) -> None:
 
 def test_regions_with_different_kinds_of_stores(etcd_server: EtcdServer, tmp_path: Path) -> None:
     """Two on etcd, one on SQLite: what each of them makes is in all."""
-    ports = {name: (free_port(), free_port()) for name in ("ap", "eu", "us")}
-    listed = [
-        {"name": name, "service_url": f"pulsar://127.0.0.1:{port}", "admin_url": f"http://127.0.0.1:{http_port}"}
-        for name, (port, http_port) in ports.items()
-    ]
-    regions_file, secret = tmp_path / "regions.json", tmp_path / "peer.secret"
-    regions_file.write_text(json.dumps({"regions": listed}), encoding="utf-8")
-    secret.write_text("s" * 40, encoding="utf-8")
-    secret.chmod(0o600)
+    url = f"etcd:{etcd_server.url}"
     with contextlib.ExitStack() as stack:
-        brokers = [
-            BrokerProcess(
-                name,
-                tmp_path / name,
-                settings=SETTINGS,
-                port=port,
-                http_port=http_port,
-                regions_file=regions_file,
-                peer_token_file=secret,
-                metadata_url=None if name == "ap" else f"etcd:{etcd_server.url}",
-            )
-            for name, (port, http_port) in ports.items()
-        ]
+        regions = started(tmp_path, {"ap": None, "eu": url, "us": url}, SETTINGS, stack)
+        brokers = [*regions.values()]
         for one in brokers:
-            one.start(wait=False)
-            stack.callback(one.kill)
-        for one in brokers:
-            one.wait_healthy()
-            tenant = {"adminRoles": [one.region], "allowedClusters": [*ports]}
+            tenant = {"adminRoles": [one.region], "allowedClusters": [*regions]}
             assert one.http("PUT", f"/admin/v2/tenants/of-{one.region}", tenant).status == 204
-            policies = {"replication_clusters": [*ports], "message_ttl_in_seconds": 9}
+            policies = {"replication_clusters": [*regions], "message_ttl_in_seconds": 9}
             assert one.http("PUT", f"/admin/v2/namespaces/of-{one.region}/n", policies).status == 204
         for one, maker in itertools.product(brokers, brokers):
             path = f"/admin/v2/namespaces/of-{maker.region}/n"

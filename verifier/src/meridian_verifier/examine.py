@@ -27,6 +27,7 @@ from meridian_verifier.align.findings import Finding, Flow, Reason, Strip
 from meridian_verifier.align.gather import gather
 from meridian_verifier.align.loss import losses
 from meridian_verifier.align.rewinds import owed_elsewhere
+from meridian_verifier.align.shared_metadata import Written, differences, within
 from meridian_verifier.align.strips import strips
 from meridian_verifier.source.client import Taken
 from meridian_verifier.source.datasource import MeridianDataSource
@@ -35,6 +36,8 @@ from meridian_verifier.source.regions import Region
 
 STRIPS_PER_RUN: Final = 40
 """Maximum number of subscriptions drawn in one report."""
+METADATA_GROUPS: Final = 16
+"""Into so many groups the paths of metadata are divided: each is judged by one task."""
 _OUTCOME: Final = pa.schema([("kind", pa.string()), ("payload", pa.string())])
 
 
@@ -61,20 +64,7 @@ def examine(
     reachable = [region for region in regions if region.name not in world.unreachable]
     if not reachable:
         return Outcome()
-    options = {
-        "regions": ",".join(f"{region.name}={region.admin_url}" for region in reachable),
-        "snapshot": json.dumps(
-            {
-                region.name: [
-                    {"snapshot": taken.snapshot, "partitions": dict(taken.partitions)}
-                    for taken in snapshots[region.name]
-                ]
-                for region in reachable
-            }
-        ),
-    }
-    if token_file:
-        options["token-file"] = token_file
+    options = _options(reachable, snapshots, token_file)
     reader = spark.read.format(MeridianDataSource.name()).options(**options)
     packed = reader.options(table="entries@2,progress@1,ranges@2", packed="true").load()
     grouped = _everywhere(packed, _origins(world)).groupBy("topic", "origin_region")
@@ -83,6 +73,69 @@ def examine(
         warnings.simplefilter("ignore", FutureWarning)
         judged = grouped.applyInArrow(_judge_group(world, _drawn(world)), "kind string, payload string")
     return _outcome(judged.collect())
+
+
+def examine_metadata(
+    spark: SparkSession,
+    regions: Sequence[Region],
+    snapshots: Mapping[str, Sequence[Taken]],
+    pairs: Mapping[tuple[str, str], Collection[str]],
+    token_file: str | None = None,
+) -> Outcome:
+    """R63 for metadata over S1 and S2.
+
+    :param pairs: source and target of what is compared, and the folders below which they keep metadata equal.
+    """
+    spark.dataSource.register(MeridianDataSource)
+    named = {name for pair in pairs for name in pair}
+    options = _options([region for region in regions if region.name in named], snapshots, token_file)
+    reader = spark.read.format(MeridianDataSource.name()).options(**options)
+    wanted = f.col("problem").isNotNull()
+    for folder in sorted({folder for folders in pairs.values() for folder in folders}):
+        wanted = wanted | f.col("path").startswith(folder + "/")
+    rows = reader.options(table="metadata@1,metadata@2").load().where(wanted)
+    grouped = rows.withColumn("bucket", f.pmod(f.hash("path"), f.lit(METADATA_GROUPS))).groupBy("bucket")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # as above
+        judged = grouped.applyInArrow(_judge_metadata(pairs), "kind string, payload string")
+    return _outcome(judged.collect())
+
+
+def _judge_metadata(pairs: Mapping[tuple[str, str], Collection[str]]) -> Callable[[pa.Table], pa.Table]:
+    def judge_group(rows: pa.Table) -> pa.Table:
+        told = list(_problems(rows))
+        known: dict[tuple[str, int], dict[str, Written]] = {}
+        for row in rows.to_pylist():
+            if row["problem"] is None and row["shared"] is not False:
+                stamp = row["stamp_ms"], row["stamp_counter"], row["stamp_region"]
+                written = Written(row["generation"] or 0, *stamp, "" if row["deleted"] else row["digest"])
+                known.setdefault((row["region"], row["taken"]), {})[row["path"]] = written
+        for (source, target), folders in pairs.items():
+            first, still, second = (known.get(key, {}) for key in ((source, 1), (source, 2), (target, 2)))
+            found = differences(source, target, within(first, folders), still, second)
+            told += [("finding", _json(one)) for one in found]
+        return _table(told)
+
+    return judge_group
+
+
+def _options(
+    regions: Sequence[Region], snapshots: Mapping[str, Sequence[Taken]], token_file: str | None
+) -> dict[str, str]:
+    """Of the data source."""
+    options = {
+        "regions": ",".join(f"{region.name}={region.admin_url}" for region in regions),
+        "snapshot": json.dumps(
+            {
+                region.name: [
+                    {"snapshot": taken.snapshot, "partitions": dict(taken.partitions)}
+                    for taken in snapshots[region.name]
+                ]
+                for region in regions
+            }
+        ),
+    }
+    return options | ({"token-file": token_file} if token_file else {})
 
 
 def _everywhere(packed: DataFrame, origins: Sequence[str]) -> DataFrame:
@@ -161,6 +214,7 @@ def _outcome(rows: Iterable[Any]) -> Outcome:
             outcome.problems[told[0]] = told[1]
         elif kind == "finding":
             told["reason"] = Reason(told["reason"])
+            told["stamps"] = tuple(told["stamps"])
             told["ranges"] = tuple(((a[0], a[1]), (b[0], b[1])) for a, b in told["ranges"])
             outcome.findings.append(Finding(**told))
         elif kind == "flow":

@@ -16,9 +16,11 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from meridian_verifier.align.facts import World
+from meridian_verifier.align.findings import Finding
 from meridian_verifier.align.patience import MaxLags, behind, superseded, undecided
-from meridian_verifier.align.verdicts import Key, Verdict, counted, judge, rewound
-from meridian_verifier.examine import Outcome, examine
+from meridian_verifier.align.shared_metadata import pairs, shown
+from meridian_verifier.align.verdicts import Key, Verdict, counted, judge, rewound, with_metadata
+from meridian_verifier.examine import Outcome, examine, examine_metadata
 from meridian_verifier.session import start_session
 from meridian_verifier.source.client import RegionClient, read_token
 from meridian_verifier.source.regions import Region
@@ -31,6 +33,10 @@ LOOKS: Final = 4
 """How often subjects that are behind are compared again, each time those whose maxLag is over; the last time all."""
 LONGEST_MS: Final = 300_000
 """A longer maxLag is not waited for: S1 lives for ten minutes in the regions, and must still be read then."""
+METADATA_LOOKS: Final = (5.0, 15.0)
+"""Seconds after S1 at which metadata that are behind are compared again."""
+NO_TOPIC: Final = "-"
+"""A pattern that fits no topic: what is wanted is metadata."""
 NAMED_MAX: Final = 50
 """Topics that a request for a snapshot names one by one."""
 
@@ -89,6 +95,8 @@ def verify_in(spark: SparkSession, request: Request, tell: Tell) -> tuple[Verdic
     taken = time.monotonic()
     verdict = _compare(spark, request, first, second, tell)
     verdict = _wait_for_slow_ones(spark, request, lags, first, verdict, tell)
+    if request.topics is None:
+        verdict = _with_metadata(spark, request, first, second, verdict, tell)
     return verdict, Timing(0.0, taken - begun, time.monotonic() - taken)
 
 
@@ -138,6 +146,42 @@ def _compare(spark: SparkSession, request: Request, first: Moment, second: Momen
         tell(f"not read to the end: {problem}")
     world = dataclasses.replace(world, unreachable={**outcome.problems, **world.unreachable})
     return judge(world, outcome.findings, outcome.flows, outcome.strips)
+
+
+def _with_metadata(
+    spark: SparkSession, request: Request, first: Moment, second: Moment, verdict: Verdict, tell: Tell
+) -> Verdict:
+    """What is behind is looked at again, twice: a change may be on its way, or have been made between two requests."""
+    shared = {
+        name: taken.shared
+        for name, taken in first.taken.items()
+        if taken.shared is not None and name in second.taken and second.taken[name].shared == taken.shared
+    }
+    folders = pairs(shared)
+    compared = set(folders)
+    if not compared:
+        return verdict
+    tell(f"comparing the metadata of {counted(len(compared), 'pair')} of regions")
+    findings: list[Finding] = []
+    for look_seconds in (0.0, *METADATA_LOOKS):
+        if look_seconds:
+            tell(f"metadata behind: comparing again {look_seconds:g} s after S1")
+            threading.Event().wait(max(0.0, first.at + look_seconds - time.monotonic()))
+            second = take_moment(_clients(request), NO_TOPIC)
+        there = {pair for pair in compared if all(name in second.taken for name in pair)}
+        snapshots = {name: [first.taken[name], second.taken[name]] for pair in there for name in pair}
+        asked = {pair: folders[pair] for pair in sorted(there)}
+        outcome = examine_metadata(spark, request.regions, snapshots, asked, request.token_file)
+        for problem in outcome.problems.values():
+            tell(f"not read to the end: {problem}")
+        read = {pair for pair in there if not outcome.problems.keys() & set(pair)}
+        if not look_seconds:
+            compared = read
+        findings = [found for found in findings if (found.source, found.target) not in read]  # seen before
+        findings += [found for found in outcome.findings if (found.source, found.target) in read]
+        if not findings:
+            break
+    return with_metadata(verdict, compared, shown(findings))
 
 
 def _clients(request: Request) -> list[RegionClient]:

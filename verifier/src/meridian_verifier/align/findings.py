@@ -49,6 +49,12 @@ class Reason(StrEnum):
     """A region stores an entry behind one that claims to follow it (R62)."""
     ORIGIN_ROLLED_BACK = "OriginRolledBack"
     """A region holds entries of an origin beyond that origin's own end (R5)."""
+    METADATA_BEHIND = "MetadataBehind"
+    """A path of shared metadata has an older write in the target at S2 than in the source at S1 (R63)."""
+    METADATA_MISSING = "MetadataMissing"
+    """The target knows nothing of a path that the source had, unchanged, at both snapshots (R63)."""
+    METADATA_DIFFERS = "MetadataDiffers"
+    """One write of a path, two values (R63)."""
     UNREACHABLE = "Unreachable"
     """Unknown: the region could not be asked."""
     NOT_ASKED = "NotAsked"
@@ -60,6 +66,9 @@ class Reason(StrEnum):
     INCARNATION = "Incarnation"
     """Unknown: the topic was deleted and recreated, and the regions do not agree on it yet (R8)."""
 
+
+METADATA: Final = "metadata"
+"""Stands for a topic where findings are about the metadata that regions keep equal."""
 
 LOSS: Final = frozenset({Reason.PASSED_UNACKED, Reason.OVERCLAIMED, Reason.TRIMMED_UNACKED, Reason.CHECKSUM_DIFFERS})
 
@@ -83,6 +92,10 @@ class Finding:
     ranges: tuple[tuple[Place, Place], ...]
     """Half-open ``(after, upto]`` in origin coordinates, each a run of affected entries; at most
     ``RANGES_SHOWN``."""
+    path: str = ""
+    """Of metadata; then ``topic`` is ``METADATA``, and no entries are concerned."""
+    stamps: tuple[str, str] = ("", "")
+    """What the source had at that path at S1, and the target at S2: when it was written and by which region."""
 
 
 @dataclass(frozen=True, slots=True)

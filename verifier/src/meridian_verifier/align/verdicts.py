@@ -9,12 +9,12 @@ table, document and exit code repeats them, so none can be better than another.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from meridian_verifier.align.findings import LOSS, Finding, Flow, Reason, Strip
+from meridian_verifier.align.findings import LOSS, METADATA, Finding, Flow, Reason, Strip
 from meridian_verifier.align.trust import trusted, unjudged
 
 if TYPE_CHECKING:
@@ -114,6 +114,23 @@ def judge(world: World, findings: Sequence[Finding], flows: Sequence[Flow], stri
     return assemble(world, list(_pairs(world, kept)), kept, readable, drawn)
 
 
+def with_metadata(verdict: Verdict, pairs: Collection[tuple[str, str]], findings: Sequence[Finding]) -> Verdict:
+    """The verdict that is about the metadata of these pairs of regions, too.
+
+    :param pairs: source and target.
+    """
+    told: dict[tuple[str, str], dict[Reason, None]] = {pair: {} for pair in sorted(pairs)}
+    for found in findings:
+        told[found.source, found.target][found.reason] = None
+    judged = [
+        PairVerdict(METADATA, "", *pair, State.MISALIGNED if reasons else State.ALIGNED, tuple(reasons))
+        for pair, reasons in told.items()
+    ]
+    return assemble(
+        verdict.world, [*verdict.pairs, *judged], [*verdict.findings, *findings], verdict.flows, verdict.strips
+    )
+
+
 def assemble(
     world: World,
     pairs: Sequence[PairVerdict],
@@ -122,10 +139,14 @@ def assemble(
     strips: Sequence[Strip],
 ) -> Verdict:
     """The verdict that these pairs and findings make."""
-    kept = sorted(findings, key=lambda one: (one.topic, one.subscription, one.reason, one.source, one.target))
+    kept = sorted(findings, key=_order)
     subjects = tuple(_subjects(world, pairs, kept, flows))
     state, summary = _overall(world, subjects, kept)
     return Verdict(state, summary, world, subjects, tuple(pairs), tuple(kept), tuple(flows), tuple(strips))
+
+
+def _order(one: Finding) -> tuple[str, ...]:
+    return one.topic, one.subscription, one.reason, one.path, one.source, one.target
 
 
 def _subjects(
@@ -261,10 +282,12 @@ def _down(state: TopicState, target: str) -> bool:
 def _overall(world: World, subjects: Sequence[SubjectVerdict], findings: Sequence[Finding]) -> tuple[State, str]:
     wrong = [one for one in subjects if one.state is State.MISALIGNED]
     if wrong:
+        paths = len({found.path for found in findings if found.path})
         losses = sum(found.reason in LOSS for found in findings)
         reasons = dict.fromkeys(reason for one in wrong for reason in one.reasons)
         said = f"{len(wrong):,} of {counted(len(subjects), 'topic or subscription', 'topics and subscriptions')}"
         said += f" misaligned, {counted(sum(found.entries for found in findings), 'entry', 'entries')} concerned"
+        said += f", {counted(paths, 'path')} of metadata" if paths else ""
         said += f", {counted(losses, 'finding')} of loss" if losses else ""
         return State.MISALIGNED, f"{said}: {', '.join(reasons)}"
     if world.unreachable:

@@ -12,7 +12,7 @@ from meridian_verifier.align.findings import Strip
 from meridian_verifier.align.verdicts import State, SubjectVerdict, Verdict, counted
 from meridian_verifier.report.plots import chip, lag_curves, matrix, strip_rows
 from meridian_verifier.report.shown import html
-from meridian_verifier.report.words import MEANINGS, place_text, ranges_text, short_topic, troubles, when
+from meridian_verifier.report.words import MEANINGS, part_text, place_text, ranges_text, short_topic, troubles, when
 
 FINDINGS_SHOWN: Final = 100
 ROWS_SHOWN: Final = 200
@@ -122,7 +122,7 @@ def _subscriptions(verdict: Verdict) -> str:
     rows = [
         (
             html(short_topic(one.topic)),
-            html(one.subscription) or '<span class="faint">(its entries)</span>',
+            html(one.subscription) or f'<span class="faint">{part_text(one.topic, "")}</span>',
             _subject(one),
         )
         for one in verdict.worst_first[:ROWS_SHOWN]

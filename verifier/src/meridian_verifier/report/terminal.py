@@ -8,9 +8,10 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
+from meridian_verifier.align.findings import Finding
 from meridian_verifier.align.verdicts import WORST_FIRST, State, SubjectVerdict, Verdict
 from meridian_verifier.report.shown import markup
-from meridian_verifier.report.words import MEANINGS, place_text, ranges_text, short_topic, troubles
+from meridian_verifier.report.words import MEANINGS, part_text, place_text, ranges_text, short_topic, troubles
 
 FINDINGS_SHOWN: Final = 20
 ROWS_SHOWN: Final = 60
@@ -72,12 +73,14 @@ def _subjects(verdict: Verdict) -> Table:
         table.add_column(name, overflow="fold")
     shown = verdict.worst_first[:ROWS_SHOWN]
     for one in shown:
-        table.add_row(
-            markup(short_topic(one.topic)), markup(one.subscription) or "[dim](its entries)[/]", _subject(one)
-        )
+        table.add_row(markup(short_topic(one.topic)), _subscription(one), _subject(one))
     if len(verdict.subjects) > len(shown):
         table.caption = f"and {len(verdict.subjects) - len(shown):,} more rows, all in the JSON"
     return table
+
+
+def _subscription(one: SubjectVerdict | Finding) -> str:
+    return markup(one.subscription) or f"[dim]{part_text(one.topic, one.subscription)}[/]"
 
 
 def _subject(one: SubjectVerdict) -> str:
@@ -97,7 +100,7 @@ def _findings(verdict: Verdict) -> Table:
         table.add_row(
             one.reason.value,
             markup(short_topic(one.topic)),
-            markup(one.subscription) or "[dim](its entries)[/]",
+            _subscription(one),
             markup(place_text(one)),
             markup(one.origin),
             f"{one.entries:,}",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Final
 
-from meridian_verifier.align.findings import Finding, Reason
+from meridian_verifier.align.findings import METADATA, Finding, Reason
 from meridian_verifier.align.verdicts import State, SubjectVerdict, counted
 
 MEANINGS: Final = {
@@ -27,6 +27,9 @@ MEANINGS: Final = {
     Reason.ENTRY_DOUBLED: "the same message stands twice in the region's log",
     Reason.OUT_OF_ORDER: "the region stores messages behind others that claim to follow them",
     Reason.ORIGIN_ROLLED_BACK: "the origin no longer has messages that another region received from it",
+    Reason.METADATA_BEHIND: "the target has an older write of this path of metadata than the source",
+    Reason.METADATA_MISSING: "the target does not have this path of metadata, and the source does",
+    Reason.METADATA_DIFFERS: "one write of this path of metadata, and two values",
     Reason.UNREACHABLE: "the region could not be asked",
     Reason.NOT_ASKED: "the topic is replicated to a region that was not named: name all of its regions",
     Reason.LAGGING: "behind, and its maxLag is longer than one run waits",
@@ -52,9 +55,16 @@ def when(milliseconds: int) -> str:
 
 
 def ranges_text(finding: Finding, shown: int = 3) -> str:
-    """The first ranges of a finding, in the origin's coordinates."""
+    """The first ranges of a finding, in the origin's coordinates; of metadata, the path and what each region has."""
+    if finding.path:
+        return f"{finding.path}: {finding.stamps[0]}, {finding.stamps[1]}"
     parts = [f"({a[0]}:{a[1]}, {b[0]}:{b[1]}]" for a, b in finding.ranges[:shown]]
     return " ".join(parts) + (" ..." if len(finding.ranges) > shown else "")
+
+
+def part_text(topic: str, subscription: str) -> str:
+    """Which part of a subject without a name is meant; empty: it has one."""
+    return "" if subscription else "(what regions share)" if topic == METADATA else "(its entries)"
 
 
 def place_text(finding: Finding) -> str:
@@ -68,6 +78,9 @@ def troubles(subject: SubjectVerdict, ranges: int = 5) -> Iterator[str]:
     :param ranges: maximum number of ranges listed per finding.
     """
     for found in subject.findings:
+        if found.path:
+            yield f"{found.reason}: {place_text(found)}: {ranges_text(found)}"
+            continue
         whose = " (of the topic)" if found.subscription != subject.subscription else ""
         count = counted(found.entries, "entry", "entries")
         which = f": {ranges_text(found, ranges)}" if ranges else ""

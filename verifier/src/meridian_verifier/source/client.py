@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from meridian_verifier.align.shared_metadata import Shared
 from meridian_verifier.source.tables import FORMAT
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class Taken:
     snapshot: str
     taken_ms: int
     partitions: Mapping[str, int]
+    shared: Shared | None = None
+    """Which metadata the region keeps equal with others; None: none."""
 
 
 class RegionClient:
@@ -72,7 +75,7 @@ class RegionClient:
                     f"export format {answer['format']}, this verifier reads {FORMAT}: take the verifier of that version"
                 )
             partitions = {str(table): int(count) for table, count in answer["partitions"].items()}
-            return Taken(str(answer["snapshot"]), int(answer["taken_ms"]), partitions)
+            return Taken(str(answer["snapshot"]), int(answer["taken_ms"]), partitions, _shared(answer.get("metadata")))
         except _FAULTS as error:
             raise RegionUnreachable(
                 self.region.name, f"no snapshot from {self.region.admin_url}: {_said(error)}"
@@ -124,6 +127,12 @@ class RegionClient:
             return urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=file))
         except OSError as error:  # ssl.SSLError is one
             raise OSError(f"the certificate authorities in {file} cannot be used: {error}") from error
+
+
+def _shared(said: Any) -> Shared | None:
+    if said is None:
+        return None
+    return Shared(str(said["topic"]), frozenset(map(str, said["folders"])), frozenset(map(str, said["regions"])))
 
 
 class _Watched(io.RawIOBase):

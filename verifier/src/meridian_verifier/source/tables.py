@@ -119,6 +119,9 @@ TABLES: Final[dict[str, pa.Schema]] = {
             ("stamp_counter", pa.int64()),
             ("stamp_region", pa.string()),
             ("digest", pa.string()),
+            ("generation", pa.int64()),
+            ("deleted", pa.bool_()),
+            ("shared", pa.bool_()),
         ]
     ),
 }

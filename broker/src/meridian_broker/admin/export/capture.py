@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from base64 import b64encode
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -21,8 +21,9 @@ from meridian_broker.admin.export.plan import Planner
 from meridian_broker.admin.figures.backlogs import Backlog, backlog_of
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.ledgers.log import TopicLog
+from meridian_broker.metadata.store import Record
+from meridian_broker.metadata.sync.stamped import from_store, newest
 from meridian_broker.metadata.topic_records import TopicRecord
-from meridian_broker.positions.clock import ZERO, Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.positions.skipped import stretches
 from meridian_broker.topics.cursors.ports import ViewReading
@@ -223,13 +224,41 @@ class SnapshotWriter:
         self._planner.add(record, len(line))
         self._file.write(line)
 
-    def finish(self, metadata: Iterable[tuple[str, Any, Stamp | None]]) -> dict[str, int]:
-        """The trailing line. Says how many partitions each table has."""
+    def finish(
+        self,
+        region: str,
+        values: Iterable[tuple[str, Record]],
+        tombstones: Iterable[tuple[str, Record]],
+        is_shared: Callable[[str], bool],
+    ) -> dict[str, int]:
+        """The trailing line. Says how many partitions each table has.
+
+        :param region: this one, which may have no topic.
+        :param values: as they are stored.
+        :param tombstones: the same, by the paths that were deleted.
+        :param is_shared: whether this region keeps a path equal with others.
+        :raises MetadataError: one of them is damaged.
+        """
+        states = {path: from_store(path, record.value) for path, record in values}
+        for path, record in tombstones:
+            latest = newest(states.get(path), from_store(path, record.value, is_deletion=True))
+            assert latest is not None
+            states[path] = latest
         listed = []
-        for path, value, stamp in metadata:
-            digest = blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=16).hexdigest()
-            listed.append({"path": path, "stamp": list(stamp or ZERO), "digest": digest})
-        self._file.write(json.dumps({"metadata": listed}, separators=(",", ":")).encode() + b"\n")
+        for path, state in sorted(states.items()):
+            digest = "" if state.value is None else blake2b(state.value, digest_size=16).hexdigest()
+            listed.append(
+                {
+                    "path": path,
+                    "stamp": list(state.stamp),
+                    "digest": digest,
+                    "generation": state.generation,
+                    "deleted": state.value is None,
+                    "shared": is_shared(path),
+                }
+            )
+        line = json.dumps({"region": region, "metadata": listed}, separators=(",", ":"))
+        self._file.write(line.encode() + b"\n")
         self.close()
         return self._planner.partitions()
 

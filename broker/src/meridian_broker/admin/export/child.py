@@ -131,6 +131,9 @@ SCHEMAS: Final[dict[str, Any]] = {
             ("stamp_counter", pa.int64()),
             ("stamp_region", pa.string()),
             ("digest", pa.string()),
+            ("generation", pa.int64()),
+            ("deleted", pa.bool_()),
+            ("shared", pa.bool_()),
         ]
     ),
 }

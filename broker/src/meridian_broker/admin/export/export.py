@@ -33,6 +33,8 @@ from meridian_broker.admin.export.plan import FORMAT, topic_filter
 from meridian_broker.admin.http.requests import Refused
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata import keys
+from meridian_broker.metadata.sync import paths
 from meridian_broker.topics.errors import TopicError
 from meridian_broker.topics.journal.changes import Change
 from meridian_broker.wire.pulsar import topic_name
@@ -140,7 +142,17 @@ class Exports:
             "expires": expires,
             "format": FORMAT,
             "partitions": partitions,
+            "metadata": self._shared(),
         }
+
+    def _shared(self) -> dict[str, Any] | None:
+        """Which metadata this region keeps equal with which others; None: none."""
+        sharing = self._state.sharing
+        session = sharing.session
+        if session is None:
+            return None
+        folders = [paths.SCOPES[scope] for scope in sorted(sharing.choice.scopes)]
+        return {"topic": sharing.choice.topic, "folders": folders, "regions": sorted(session.regions())}
 
     async def _names(self, wanted: Any) -> list[str]:
         catalog = self._state.catalog
@@ -162,8 +174,12 @@ class Exports:
                 copied = await self._copy(name, held)
                 if copied is not None:
                     await asyncio.to_thread(writer.add, *copied)
-            metadata = await self._state.catalog.everything()
-            return await asyncio.to_thread(writer.finish, metadata)
+            store, stones = self._state.sharing.store, paths.TOMBSTONES
+            values = await store.scan(keys.GEO)  # first: what is deleted in between is a tombstone then
+            deleted = [(path.removeprefix(stones), record) for path, record in await store.scan(stones + "/")]
+            return await asyncio.to_thread(
+                writer.finish, self._state.region, values, deleted, self._state.sharing.choice.is_synced
+            )
         finally:
             await asyncio.to_thread(writer.close)
 

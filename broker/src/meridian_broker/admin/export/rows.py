@@ -175,7 +175,7 @@ def range_rows(record: Mapping[str, Any]) -> Iterator[Row]:
 def metadata_rows(record: Mapping[str, Any], region: str) -> Iterator[Row]:
     """``metadata``, from the trailing line."""
     for one in record["metadata"]:
-        yield (region, one["path"], *one["stamp"], one["digest"])
+        yield (region, one["path"], *one["stamp"], one["digest"], *map(one.get, ("generation", "deleted", "shared")))
 
 
 def entry_row(topic: str, region: str, ledger: int, entry: int, stored: bytes) -> Row:
