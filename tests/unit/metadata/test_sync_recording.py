@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -12,8 +12,8 @@ from meridian_broker.metadata import keys
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.limits import BadRequest
 from meridian_broker.metadata.records import encode
-from meridian_broker.metadata.store import ABSENT, Check, Put, VersionConflict
-from meridian_broker.metadata.sync import outbox, paths
+from meridian_broker.metadata.store import ABSENT, Check, Put, Record, VersionConflict
+from meridian_broker.metadata.sync import outbox, paths, recording
 from meridian_broker.metadata.sync.applying import EVENTS_TOGETHER, Poison, in_transactions
 from meridian_broker.metadata.sync.events import MAX_COUNTER, MAX_EVENTS, Changes, Event, Mark, decode
 from meridian_broker.metadata.sync.outbox import OutboxEntry
@@ -221,3 +221,39 @@ def decode_changes(data: bytes) -> Changes:
     message = decode(data)
     assert isinstance(message, Changes)
     return message
+
+
+def test_a_write_reads_nothing_but_what_its_writer_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Except after something that it could not guess: here, what an earlier write still owes."""
+    world = SyncWorld(["eu", "us"])
+    store = world.regions["us"].store
+    reads: list[list[str]] = []
+    get_many = store.get_many
+
+    async def counted(some: Sequence[str]) -> list[Record | None]:
+        reads.append(list(some))
+        return await get_many(some)
+
+    def write(value: int) -> int:
+        reads.clear()
+        assert world.finish("us", world.write("us", {tenant_role("shop", "admin"): value}))
+        found = len(reads)
+        assert world.values("us") == {tenant_role("shop", "admin"): value}
+        return found
+
+    world.finish("us", world.mark("us"))
+    monkeypatch.setattr(store, "get_many", counted)
+    assert write(1) == 1, "it does not know the mark"
+    world.finish("us", world.publish("us"))
+    assert write(2) == 0
+    assert write(3) == 1, "the outbox has an entry"
+    world.finish("us", world.publish("us"))
+    for value in range(recording.WARY):
+        assert write(4 + value) == 1
+        world.finish("us", world.publish("us"))
+    assert write(99) == 0
+    world.finish("us", world.publish("us"))
+    world.finish("us", world.mark("us"))
+    assert write(100) == 1, "another mark"
+    world.quiet()
+    world.check_agreement()

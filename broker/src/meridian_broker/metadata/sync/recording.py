@@ -13,6 +13,9 @@ a scope it adds, all or nothing:
 So a process that dies anywhere leaves either nothing of a write, or the write and the duty to send it; and no write
 waits for the event topic. What was read is checked in the same transaction. If only that changed in the meantime, it
 is read again; a check of the caller's that fails is reported to the caller.
+
+A writer has just read what it changes, through this store. So the first attempt guesses the rest, and reads nothing: no
+tombstone, no outbox entry, the mark that was seen last. The transaction checks the guess.
 """
 
 from __future__ import annotations
@@ -26,11 +29,13 @@ from meridian_broker.metadata.errors import Contended, Invalid
 from meridian_broker.metadata.forwarding import ForwardingStore
 from meridian_broker.metadata.limits import MAX_OPERATIONS, BadRequest
 from meridian_broker.metadata.store import (
+    ABSENT,
     Check,
     Delete,
     MetadataStore,
     MetadataUnavailable,
     Put,
+    Record,
     VersionConflict,
 )
 from meridian_broker.metadata.sync import outbox, paths
@@ -43,6 +48,12 @@ from meridian_broker.positions.clock import HybridClock, Stamp
 
 ATTEMPTS: Final = 64
 """How often what was noted about a path is read again because it changed."""
+LATELY: Final = 1024
+"""Records that are remembered until they are written."""
+SCANNED: Final = 256
+"""A longer list was not read to change something in it."""
+WARY: Final = 16
+"""Writes that guess nothing after a guess was wrong."""
 
 
 class WritesRefused(MetadataUnavailable):
@@ -75,6 +86,10 @@ class RecordingStore(ForwardingStore):
         self._clock = clock
         self._is_synced = is_synced
         self._refusal = refusal
+        self._lately: dict[str, Record] = {}
+        """What was read of shared paths, and the mark; the oldest first."""
+        self._wary = 0
+        """So many writes that guess nothing, since a guess was wrong."""
 
     async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> bool:
         """:raises BadRequest: with what has to be noted, the transaction is too large for a store.
@@ -85,9 +100,12 @@ class RecordingStore(ForwardingStore):
             return await self._store.transact(checks, operations)
         if (refusal := self._refusal()) is not None:
             raise WritesRefused(refusal)
+        if await self._transact_unread(checks, operations, shared):
+            return True
         before: Seen | None = None
         for _ in range(ATTEMPTS):
             seen = await read(self._store, [*with_tombstones(shared), paths.outbox(shared[0]), paths.MARK])
+            self._note(paths.MARK, seen.records[paths.MARK])
             if before is not None and seen.versions() == before.versions():
                 return False  # it failed for a check of the caller
             recorded = self._record(checks, operations, shared, seen)
@@ -99,6 +117,42 @@ class RecordingStore(ForwardingStore):
                 return True
             before = seen
         return False
+
+    async def _transact_unread(
+        self, checks: Sequence[Check], operations: Sequence[Put | Delete], shared: list[str]
+    ) -> bool:
+        """Whether it succeeded without reading anything."""
+        if self._wary:
+            self._wary -= 1
+            return False
+        seen = self._guess(checks, shared)
+        recorded = None if seen is None else self._record(checks, operations, shared, seen)
+        if recorded is None:
+            return False
+        if await self._store.transact(recorded.checks, recorded.operations):
+            return True
+        self._wary = WARY
+        return False
+
+    def _guess(self, checks: Sequence[Check], shared: list[str]) -> Seen | None:
+        """What is probably noted about these paths; None: too little is known."""
+        mark, versions = self._lately.get(paths.MARK), {check.path: check.version for check in checks}
+        if mark is None:
+            return None
+        records: dict[str, Record | None] = {paths.MARK: mark, paths.outbox(shared[0]): None}
+        for path in shared:
+            record = self._lately.get(path) if versions.get(path) else None
+            if path not in versions or (record.version if record else ABSENT) != versions[path]:
+                return None
+            records[path], records[paths.tombstone(path)] = record, None
+        return Seen(records)
+
+    def _note(self, path: str, record: Record | None) -> None:
+        self._lately.pop(path, None)
+        if record is not None:
+            self._lately[path] = record
+        while len(self._lately) > LATELY:
+            del self._lately[next(iter(self._lately))]
 
     async def put(self, path: str, value: bytes, *, expected: int | None = None, lease: int | None = None) -> int:
         if not self._is_synced(path):
@@ -156,6 +210,20 @@ class RecordingStore(ForwardingStore):
     def stamp_after(self, stamp: Stamp) -> Stamp:
         """For a write that wins over one of another region."""
         return self._clock.next(stamp)
+
+    async def get(self, path: str) -> Record | None:
+        record = await self._store.get(path)
+        if self._is_synced(path):
+            self._note(path, record)
+        return record
+
+    async def scan(self, prefix: str) -> list[tuple[str, Record]]:
+        found = await self._store.scan(prefix)
+        if len(found) <= SCANNED:
+            for path, record in found:
+                if self._is_synced(path):
+                    self._note(path, record)
+        return found
 
     def _record(
         self, checks: Sequence[Check], operations: Sequence[Put | Delete], shared: list[str], seen: Seen
