@@ -61,6 +61,7 @@ check: setup ## lint, format, types, import contracts, generated files
 simulate: setup ## simulated regions: SEEDS=1000 from FIRST=0 in ORDER=0, property tests with more examples; BUGS=1 also hunts every planted bug
 	@PYTHONPATH=tests $(BIN)/python -m simulation --first $(FIRST) --seeds $(SEEDS) --order $(ORDER) --jobs $$(nproc)
 	@PYTHONPATH=tests $(BIN)/python -m simulation --world brokers --first $(FIRST) --seeds $(SEEDS) --order $(ORDER) --jobs $$(nproc)
+	@PYTHONPATH=tests $(BIN)/python -m simulation --world divided --first $(FIRST) --seeds $(SEEDS) --order $(ORDER) --jobs $$(nproc)
 	@SYNC_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q -n $$(nproc) tests/unit/metadata/test_sync_world.py
 	@EXAMPLES=500 $(BIN)/python -m pytest -q -n $$(nproc) --dist load -m hypothesis \
 	    tests/unit/{metadata/test_etcd_together.py,operator,replication,topics,verifier}

@@ -177,6 +177,9 @@ class HeldBarriers:
     ) -> None:
         pass
 
+    def opened(self, topic: str) -> None:
+        pass
+
     def send_pending(self) -> None:
         pass
 

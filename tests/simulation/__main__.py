@@ -13,10 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from simulation import generate, shared_stories
+from simulation import divided_stories, generate, shared_stories
 from simulation.running import Outcome, run_story, shorten
 
-STORIES: Final = {"regions": generate.story_of, "brokers": shared_stories.story_of}
+STORIES: Final = {
+    "regions": generate.story_of,
+    "brokers": shared_stories.story_of,
+    "divided": divided_stories.story_of,
+}
 """World -> the story of a seed."""
 
 
@@ -30,7 +34,10 @@ def run_seed(world: str, seed: int) -> tuple[int, Outcome, float]:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="simulation", description=__doc__)
     parser.add_argument(
-        "--world", choices=STORIES, default="regions", help="several regions, or brokers that share one"
+        "--world",
+        choices=STORIES,
+        default="regions",
+        help="several regions, brokers that share one, or several regions that brokers share",
     )
     parser.add_argument("--seeds", type=int, default=300, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first one")

@@ -58,7 +58,7 @@ from simulation.replication_links import ReplicationLinks
 
 if TYPE_CHECKING:
     from meridian_broker.topics.context import TopicContext
-    from simulation.stage import Stage
+    from simulation.stage import Broker, Stage
 
 WORLD_BEGAN_MS: Final = 1_780_000_000_000
 """Wall-clock time at which a world begins."""
@@ -83,6 +83,9 @@ class NoPartition(TopicNotFound):
 
 class SimBroker:
     """One run of a broker process."""
+
+    name = ""
+    """Of several brokers of a region."""
 
     def __init__(self, world: Stage, home: SimRegion) -> None:
         self.world = world
@@ -163,7 +166,7 @@ class SimBroker:
         if home.is_apart:  # brokers that share a region do not vote
             streams.witness.bind(leases)
         host, ends = ExchangeHost(registry), StoredEnds(registry)
-        core = ProgressExchange(host, leases=leases, ends=ends)
+        core = ProgressExchange(host, leases=leases, ends=ends, broker=self.name)
         self.exchange = ExchangeLinks(self, core)
         self.replication = ReplicationLinks(self)
         regions = OtherRegions(exchange=self.exchange, leasing=leases, replication=self.replication)
@@ -276,7 +279,7 @@ class SimRegion:
         """Brokers that still run although a later one has started."""
         self.saved: tuple[Volume | EngineVolume, MetadataVolume, int] | None = None
         self.lives = 0
-        self.is_trimming = False
+        self.trimming = 0
         self.trimming_for: set[Subscription] = set()
         self.trimming_among: dict[str, frozenset[str]] = {}
         """Topic -> its regions when it began to trim what none of them needs."""
@@ -307,7 +310,7 @@ class SimRegion:
                 self.world.model.topic_goes(self.name, topic, record)
             now = [ledger.ledger_id for ledger in record.ledgers]
             before, self._ledgers[topic] = self._ledgers.get(topic, set()), set(now)
-            if self.is_trimming:  # the store may fail to delete ledgers that the topic has released
+            if self.trimming:  # the store may fail to delete ledgers that the topic has released
                 for ledger_id in before.difference(now):
                     self.world.model.ledger_deleted(self, ledger_id)
             for ledger_id in now:
@@ -379,6 +382,11 @@ class SimRegion:
         """The broker that has the topic open, if only one can."""
         return self.broker if self.is_one else None
 
+    def trimmers(self) -> list[SimBroker]:
+        """Brokers whose topics count when the region gives back what nobody needs."""
+        found = self.broker_of("")
+        return [] if found is None else [found]
+
     def everyone(self) -> list[SimBroker]:
         """Brokers that run."""
         return [one for one in (self.broker, *self.earlier) if one is not None and one.alive]
@@ -428,6 +436,18 @@ class SimRegion:
     def is_one(self) -> bool:
         """Whoever has information from the region, or had it lately, gets it from its one broker."""
         return not self.earlier and self.world.loop.now_us - self._alone_since_us >= HEARD_US
+
+    @property
+    def is_steady(self) -> bool:
+        return self.is_one
+
+    def serves(self, _broker: Broker, _topic: str) -> bool:
+        """Whether no other broker answers for the topic."""
+        return self.is_one
+
+    def reached(self, broker: str) -> SimBroker | None:
+        """Who accepts connections at the address of the region, or of a broker that it had among several."""
+        return None if broker else self.broker_of("")
 
     def crash(self, *, silently: bool = False) -> None:
         """Power cut. Unsynced writes are lost, except those that had reached the disk anyway.

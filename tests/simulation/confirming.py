@@ -16,7 +16,7 @@ from simulation.facts import Acked, Key, Rewound, SubscriptionFacts
 from simulation.names import HEARD_US, incarnation_of
 
 if TYPE_CHECKING:
-    from simulation.stage import Region, Stage
+    from simulation.stage import Broker, Region, Stage
 
 
 class Confirming:
@@ -27,8 +27,10 @@ class Confirming:
         self._facts = facts
         self._violate = violate
 
-    def flush_begun(self, home: Region, topic_name: str, name: str) -> Callable[[WaitResult], None]:
+    def flush_begun(self, broker: Broker, topic_name: str, name: str) -> Callable[[WaitResult], None]:
         """What is durable here now becomes durable in every region that confirms."""
+        home = broker.home
+        was_served = home.serves(broker, topic_name)
         incarnation = self._incarnation(home, topic_name)
         known = self._known(home.name, incarnation, name)
         now = self._world.loop.now_us
@@ -37,15 +39,16 @@ class Confirming:
         def done(result: WaitResult) -> None:
             regions = self._world.regions
             same = {region for region in result.confirmed if regions[region].restores == restores.get(region)}
-            if home.is_one:
+            if was_served and home.serves(broker, topic_name):
                 told = {region for region in same if self._is_told(region, topic_name, name)}
                 self._spread(known, frozenset(region for region in told if regions[region].is_one))
             self._complete("flush", home, topic_name, result)
 
         return done
 
-    def barrier_begun(self, home: Region, topic_name: str, name: str) -> Callable[[WaitResult], None]:
+    def barrier_begun(self, broker: Broker, topic_name: str, name: str) -> Callable[[WaitResult], None]:
         """What is durable now in a region that answers becomes known here, and durable soon after."""
+        home = broker.home
         incarnation = self._incarnation(home, topic_name)
         known = {
             region: self._known(region, incarnation, name)
@@ -55,8 +58,9 @@ class Confirming:
 
         def done(result: WaitResult) -> None:
             for region in result.confirmed & known.keys():
-                if home.is_one and self._world.regions[region].is_one and self._is_told(region, topic_name, name):
-                    self._hear(home, topic_name, known[region])
+                is_one = home.serves(broker, topic_name) and self._world.regions[region].is_one
+                if is_one and self._is_told(region, topic_name, name):
+                    self._hear(broker, topic_name, known[region])
             self._complete("barrier", home, topic_name, result)
 
         return done
@@ -68,10 +72,9 @@ class Confirming:
         found = None if topic is None else topic.subscriptions.get(name)
         return found is None or found.replicated
 
-    def _hear(self, home: Region, topic_name: str, known: list[Acked | Rewound]) -> None:
-        broker = home.broker
-        topic = None if broker is None else broker.service.topics.get(topic_name)
-        if broker is None or topic is None:
+    def _hear(self, broker: Broker, topic_name: str, known: list[Acked | Rewound]) -> None:
+        home, topic = broker.home, broker.service.topics.get(topic_name)
+        if topic is None:
             return
         for one in known:
             if isinstance(one, Acked) and one.known:

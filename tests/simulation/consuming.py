@@ -207,8 +207,8 @@ class ConsumerServer:
         if self._broker.delivers(
             self._client.topic
         ):  # only its lease keeps an earlier owner from delivering what it has in memory
-            home, topic = self._broker.home, self._client.topic
-            model.delivering(home, topic, subscription_of(consumer), position, entry, missing)
+            topic = self._client.topic
+            model.delivering(self._broker, topic, subscription_of(consumer), position, entry, missing)
         subscription = subscription_of(consumer)
         self._broker.sent[subscription, position] = rewinds_of(subscription.cursor.progress)
         self._order.setdefault(position, len(self._order) + 1)

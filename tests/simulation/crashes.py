@@ -34,7 +34,7 @@ class Crashes(Record):
 
     def crashed(self, home: Region) -> None:
         """After a power cut, check what is left."""
-        self.creations.crashed(home.name)
+        self.creations.crashed(home)
         self.check_replicas(home)
         self.told.crashed(home)
         for topic in self._topics():

@@ -77,10 +77,12 @@ class Creations:
         """Has anything deleted it, or tried to?"""
         return (topic, name) in self._deleted
 
-    def crashed(self, region: str) -> None:
-        """Requests made there will never be answered."""
+    def crashed(self, home: Region) -> None:
+        """A broker is gone: requests for topics that it had open will never be answered."""
         for key, asked in self._asked.items():
-            self._cut_off[key] += [places for _, places in asked.pop(region, [])]
+            waiting = asked.pop(home.name, [])
+            asked[home.name] = [one for one in waiting if home.taker(one[0]) is not None]
+            self._cut_off[key] += [places for opened, places in waiting if home.taker(opened) is None]
 
     def may_begin_behind(self, topic: str, name: str, origin: Origin) -> bool:
         """Whether an unanswered creation may begin after a message."""

@@ -4,21 +4,63 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from meridian_broker.ledgers.store import WhenDurable
 from meridian_broker.positions import Progress
 from meridian_broker.replication.progress.exchange import ProgressExchange
-from meridian_broker.replication.progress.messages import Hello, PeerMessage
+from meridian_broker.replication.progress.messages import Hello, Owners, PeerMessage
+from meridian_broker.replication.progress.routes import peer_name, region_of
 from meridian_broker.replication.progress.waits import WaitResult
 from simulation import versions
 from simulation.loop import Timer
 from simulation.network import Connection
 
 if TYPE_CHECKING:
+    from meridian_broker.gateway.pulsar.connected import Connected
+    from simulation.owners_feed import SimFeed
     from simulation.stage import Broker
 
 REDIAL_US: Final = 700_000
+
+
+class PeerAsking:
+    """The answering end of a connection that another region made, as ``gateway/exchange.py`` treats it."""
+
+    def __init__(
+        self, links: ExchangeLinks, reply: Callable[[PeerMessage], None], close: Callable[[], None]
+    ) -> None:
+        self._links = links
+        self.reply = reply
+        self._close = close
+        self.peer = ""
+        """Who is at the other end, once it has said so."""
+        self.is_open = True
+        self.listener = ""
+        """Through which it came: there is one."""
+
+    @property
+    def connection(self) -> Connected:
+        """As the owners' feed takes it."""
+        return cast("Connected", self)
+
+    def heard(self, message: PeerMessage) -> None:
+        """A message arrives."""
+        if isinstance(message, Hello):
+            self._links.introduced(message, self)
+        if self.peer:
+            self._links.heard(self, message)
+
+    def end(self, _reason: str) -> None:
+        """Close the connection."""
+        self.is_open = False
+        self._close()
+
+    def gone(self) -> None:
+        """The connection ended."""
+        self.is_open = False
+        if self._links.feed is not None:
+            self._links.feed.discard(self.connection)
 
 
 class ExchangeLinks:
@@ -31,9 +73,15 @@ class ExchangeLinks:
         self._ticking = False
         self._timer: Timer | None = None
         self._links: dict[str, Connection] = {}
+        """By peer, as are the following."""
         self._dialling: set[str] = set()
+        self._wanted = set(self._others())
+        self.feed: SimFeed | None = None
+        """Of one of several brokers of a region."""
         for region in self._others():
             core.add_peer(region)
+        core.divided.open_link = self._open
+        core.divided.close_link = self._end
         core.set_wake(self._tick_soon)
         if core.leases is not None:
             core.leases.wake = self._tick_soon
@@ -44,6 +92,11 @@ class ExchangeLinks:
     def start(self) -> None:
         for region in self._others():
             self.nudge(region)
+
+    @property
+    def is_coming(self) -> bool:
+        """Some region, or a broker there that owns topics of ours, is reached and has not said what it has to."""
+        return any(self.core.is_settling(region) for region in self._links if region == region_of(region))
 
     # -- from topics
 
@@ -67,12 +120,15 @@ class ExchangeLinks:
             entries=entries,
         )
 
+    def opened(self, topic: str) -> None:
+        self.core.opened(topic)
+
     def send_pending(self) -> None:
         self.core.send_pending(self._broker.mono_ms())
         self._tick_soon()
 
     def barrier(self, topic: str, subscription: str, passed: Callable[[], None]) -> None:
-        heard = self._world.model.barrier_begun(self._broker.home, topic, subscription)
+        heard = self._world.model.barrier_begun(self._broker, topic, subscription)
 
         def done(result: WaitResult) -> None:
             heard(result)
@@ -82,7 +138,7 @@ class ExchangeLinks:
         self._tick_soon()
 
     def flush(self, topic: str, subscription: str, passed: Callable[[], None]) -> None:
-        heard = self._world.model.flush_begun(self._broker.home, topic, subscription)
+        heard = self._world.model.flush_begun(self._broker, topic, subscription)
 
         def done(result: WaitResult) -> None:
             heard(result)
@@ -99,37 +155,65 @@ class ExchangeLinks:
 
     # -- links
 
-    def nudge(self, region: str) -> None:
-        """Try to reach the region now, unless there is a link."""
-        link = self._links.get(region)
-        if (link is None or not link.is_open) and region not in self._dialling:
-            self._dialling.add(region)
-            delay = 2 * self._world.weather.delay_us(self._broker.region, region)
-            self._world.loop.after(delay, self._broker, lambda: self._dial(region))
+    def _open(self, peer: str) -> None:
+        self._wanted.add(peer)
+        self.nudge(peer)
 
-    def _dial(self, region: str) -> None:
-        self._dialling.discard(region)
-        target = self._world.regions[region].broker_of("")
-        if target is None or not self._world.network.can_dial(self._broker.region, region):
-            self._later(region)
+    def _end(self, peer: str) -> None:
+        self._wanted.discard(peer)
+        if (connection := self._links.pop(peer, None)) is not None:
+            connection.close(0)
+
+    def nudge(self, peer: str) -> None:
+        """Try to reach the peer now, unless there is a link."""
+        link = self._links.get(peer)
+        if peer in self._wanted and (link is None or not link.is_open) and peer not in self._dialling:
+            self._dialling.add(peer)
+            delay = 2 * self._world.weather.delay_us(self._broker.region, region_of(peer))
+            self._world.loop.after(delay, self._broker, lambda: self._dial(peer))
+
+    def _at(self, peer: str) -> Broker | None:
+        """Who accepts connections there."""
+        region, _, broker = peer.partition("/")
+        if (broker and self.core.broker(peer) is None) or not self._world.network.can_dial(self._broker.region, region):
+            return None
+        return self._world.regions[region].reached(broker)
+
+    def _dial(self, peer: str) -> None:
+        self._dialling.discard(peer)
+        if peer not in self._wanted:
             return
-        connection = self._links[region] = self._world.network.connect(self._broker, target)
+        target = self._at(peer)
+        if target is None:
+            self.core.unreachable(peer)
+            self._later(peer)
+            return
+        connection = self._links[peer] = self._world.network.connect(self._broker, target)
 
         said = self._world.model.said
 
         def answer(message: PeerMessage) -> None:
             said(target, self._broker, message)
             put = versions.spoken(message, target.version)
-            self._put(connection, 1, put, lambda: self._take(region, put, send))
+            self._put(connection, 1, put, lambda: self._answered(peer, connection, put, send))
 
         def send(message: PeerMessage) -> None:
             said(self._broker, self._broker, message)
             put = versions.spoken(message, self._broker.version)
-            self._put(connection, 0, put, lambda: target.exchange.heard(self._broker.region, put, answer))
+            self._put(connection, 0, put, lambda: asked.heard(put))
 
-        connection.on_closed[0] = lambda: self._down(region, connection)
-        self.core.connected(region, send, self._broker.mono_ms())
+        asked = target.exchange.asked(answer, lambda: connection.close(1))
+        connection.on_closed[0] = lambda: self._down(peer, connection)
+        connection.on_closed[1] = asked.gone
+        self.core.connected(peer, send, self._broker.mono_ms())
         self._tick_soon()
+
+    def _answered(
+        self, peer: str, connection: Connection, message: PeerMessage, send: Callable[[PeerMessage], None]
+    ) -> None:
+        if isinstance(message, Owners) and self._links.get(peer) is not connection:
+            return  # a socket says nothing once it is closed; this news would not be put right by later ones
+        self._take(peer, message, send)
 
     def _put(self, connection: Connection, side: int, message: PeerMessage, arrive: Callable[[], None]) -> None:
         world = self._world
@@ -142,30 +226,47 @@ class ExchangeLinks:
                 tell(source, target, message)
                 arrived()
 
-        connection.send(side, arrive, may_double=True)
+        connection.send(side, arrive, may_double=not isinstance(message, Owners))
 
-    def _down(self, region: str, connection: Connection) -> None:
-        if self._links.get(region) is connection:
-            del self._links[region]
-            self.core.disconnected(region, self._broker.mono_ms())
+    def _down(self, peer: str, connection: Connection) -> None:
+        if self._links.get(peer) is connection:
+            del self._links[peer]
+            self.core.disconnected(peer, self._broker.mono_ms())
             self._tick_soon()
-        self._later(region)
+        self._later(peer)
 
-    def _later(self, region: str) -> None:
-        self._world.loop.after(REDIAL_US, self._broker, lambda: self.nudge(region))
+    def _later(self, peer: str) -> None:
+        self._world.loop.after(REDIAL_US, self._broker, lambda: self.nudge(peer))
 
-    def heard(self, region: str, message: PeerMessage, reply: Callable[[PeerMessage], None]) -> None:
-        """On a connection that the region made."""
-        if isinstance(message, Hello):
-            self.nudge(region)
-            self._broker.replication.nudge(region)
-        self._take(region, message, reply)
+    def asked(self, reply: Callable[[PeerMessage], None], close: Callable[[], None]) -> PeerAsking:
+        """Another region's broker has connected."""
+        return PeerAsking(self, reply, close)
 
-    def _take(self, region: str, message: PeerMessage, reply: Callable[[PeerMessage], None]) -> None:
+    def introduced(self, hello: Hello, asking: PeerAsking) -> None:
+        """A peer says who it is, on a connection that it made."""
+        peer = peer_name(hello.region, hello.broker)
+        self.nudge(peer)
+        self._broker.replication.nudge(hello.region)
+        if hello.asks_owners and self.feed is not None:
+            self.feed.add(asking.connection)
+        elif hello.region in self._wanted:
+            self.core.add_peer(peer)
+        asking.peer = peer
+
+    def heard(self, asking: PeerAsking, message: PeerMessage) -> None:
+        """On a connection that a peer made."""
+        if self.feed is not None and asking.connection in self.feed:
+            if isinstance(message, Hello):
+                asking.reply(self.core.greeting())
+                self.feed.tell(asking.connection)
+            return
+        self._take(asking.peer, message, asking.reply)
+
+    def _take(self, peer: str, message: PeerMessage, reply: Callable[[PeerMessage], None]) -> None:
         if unknown := versions.beyond(message, self._broker.version):
-            text = f"{region} sends {unknown} to {self._broker.region}, which speaks version {self._broker.version}"
+            text = f"{peer} sends {unknown} to {self._broker.region}, which speaks version {self._broker.version}"
             self._world.model.violate("a peer is told what it does not know", text)
-        self.core.received(region, versions.spoken(message, self._broker.version), reply, self._broker.mono_ms())
+        self.core.received(peer, versions.spoken(message, self._broker.version), reply, self._broker.mono_ms())
         self._tick_soon()
 
     # -- time

@@ -8,6 +8,7 @@ coroutines are skipped, like those of a killed process.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator
@@ -209,7 +210,8 @@ class Task:
     def step(self) -> None:
         owner = self._owner
         if owner is not None and not owner.alive:
-            self._work.close()
+            with contextlib.suppress(RuntimeError):  # it waits for something on its way out: nobody does any more
+                self._work.close()
             return
         if self._loop.holds_back(owner, self.step, is_task=True):
             return

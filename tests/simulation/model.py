@@ -101,7 +101,7 @@ class Model(Crashes):
         opened = None if broker is None else broker.topic(topic)
         going = {o: messages for o, _, messages in self.logs.ledger(home, ledger) if o is not None}
         regions = frozenset(self._world.names) if opened is None else opened.regions()
-        if opened is not None and home.is_trimming:
+        if opened is not None and home.trimming:
             regions &= home.trimming_among.get(opened.name, regions)
         places = {origin: Position(ledger, n) for n, (origin, _, _) in enumerate(self.logs.ledger(home, ledger))}
         for origin in going.keys() - self.trimmed[home.name, topic]:
@@ -112,8 +112,7 @@ class Model(Crashes):
 
     def trimming(self, home: Region) -> None:
         """It begins to give back what nobody needs: nobody who is there now."""
-        broker = home.broker_of("")
-        topics = list(broker.service.topics.values()) if broker is not None else []
+        topics = [topic for broker in home.trimmers() for topic in broker.service.topics.values()]
         home.trimming_among = {topic.name: topic.regions() for topic in topics}
         home.trimming_for = {one for topic in topics for one in topic.subscriptions.values()}
 
@@ -142,13 +141,13 @@ class Model(Crashes):
         """A broker puts a message on a link that the asker made."""
         self.told.heard(teller, asker, message)
 
-    def barrier_begun(self, home: Region, topic_name: str, name: str) -> Callable[[WaitResult], None]:
+    def barrier_begun(self, broker: Broker, topic_name: str, name: str) -> Callable[[WaitResult], None]:
         """The result hears how it ended."""
-        return self.confirming.barrier_begun(home, topic_name, name)
+        return self.confirming.barrier_begun(broker, topic_name, name)
 
-    def flush_begun(self, home: Region, topic_name: str, name: str) -> Callable[[WaitResult], None]:
+    def flush_begun(self, broker: Broker, topic_name: str, name: str) -> Callable[[WaitResult], None]:
         """The result hears how it ended."""
-        return self.confirming.flush_begun(home, topic_name, name)
+        return self.confirming.flush_begun(broker, topic_name, name)
 
     # -- subscriptions
 
@@ -254,6 +253,9 @@ class Model(Crashes):
             facts.add(Acked(consumer.epoch, unseen))
         # What may have been dropped here was perhaps never sent to the consumer, which then says nothing of it.
         dropped = {o: bits for o, bits in found.items() if facts.perhaps_dropped(o, home.name, self.logs.published[o])}
+        # So it is with what lies before its beginning here: an earlier creation, still to be heard of, owes that.
+        begun = subscription.cursor.progress.beginning.places
+        dropped |= {o: bits for o, bits in found.items() if o.position <= begun.get(o.region, EARLIEST)}
         if dropped:
             facts.add(Acked(consumer.epoch, dropped))
         named, messages = self.logs.once_at(home, upto)
@@ -342,11 +344,15 @@ class Model(Crashes):
         :param time_ms: it is one by time, and ``target`` the first entry published then or later.
         """
         facts = self.facts_of(subscription)
-        before = {o: (1 << messages) - 1 for place, o, messages in self.logs.of(home, topic) if place < target}
+        before = {
+            o: (1 << messages) - 1
+            for place, o, messages in self.logs.of_topic(home, subscription.topic)
+            if place < target
+        }
         begun = subscription.cursor.progress.beginning.places
         # What lies before its beginning here nobody acks: an earlier creation, still to be heard of, takes that back.
         passed = {origin for origin in before if origin.position <= begun.get(origin.region, EARLIEST)}
-        after_surely = {origin for place, origin, _ in self.logs.of(home, topic) if place >= target}
+        after_surely = {origin for place, origin, _ in self.logs.of_topic(home, subscription.topic) if place >= target}
         given_back = self._given_back(home, topic, subscription)
         in_view = self._in_view_alone(home, topic, subscription, target)
 
@@ -357,7 +363,9 @@ class Model(Crashes):
             facts.add(Acked(old, in_view | self._in_view_alone(home, topic, subscription, target)))
             rewind: Rewound | None = None
             if new != old:
-                perhaps = {origin for place, origin, _ in self.logs.of(home, topic) if place >= target} | self.lost_once
+                perhaps = {
+                    origin for place, origin, _ in self.logs.of_topic(home, subscription.topic) if place >= target
+                } | self.lost_once
                 # What the region goes on without lies between the places that a rewind names.
                 passed_over = passing.accepted(subscription.topic)
                 perhaps |= {origin for origin in self.logs.published if passing.lies_in(passed_over, origin)}
@@ -389,7 +397,7 @@ class Model(Crashes):
         """What a compacted view still has before a place and the region has trimmed: a seek of a compacted reader acks
         that, too. Its index is in memory once the seek has read it."""
         view = None if subscription.cursor.compacted is None else subscription.cursor.compacted.compaction.view
-        stored = {place for place, _, _ in self.logs.of(home, topic)}
+        stored = {place for place, _, _ in self.logs.of_topic(home, subscription.topic)}
         places = () if view is None else map(view.position, range(len(view)))
         once = [self.logs.once_at(home, place) for place in places if place < target and place not in stored]
         return {origin: (1 << messages) - 1 for origin, messages in once if origin is not None}
@@ -400,7 +408,7 @@ class Model(Crashes):
         if subscription.cursor.compacted is not None:
             return frozenset()
         progress = subscription.cursor.progress
-        stored = {origin for _, origin, _ in self.logs.of(home, topic)}
+        stored = {origin for _, origin, _ in self.logs.of_topic(home, subscription.topic)}
         begun = progress.beginning.places
         return frozenset(
             origin
@@ -412,10 +420,11 @@ class Model(Crashes):
     # -- delivery
 
     def delivering(
-        self, home: Region, topic: str, subscription: Subscription, position: Position, entry: bytes, bits: int
+        self, broker: Broker, topic: str, subscription: Subscription, position: Position, entry: bytes, bits: int
     ) -> None:
         """An entry goes to a client."""
         self.delivered += 1
+        home = broker.home
         origin, _, _ = self.logs.look(home.name, position, entry)
         if origin is None:
             return
@@ -424,7 +433,7 @@ class Model(Crashes):
         facts = self.facts.get(self.key(subscription))
         if facts is None:
             return
-        again = facts.surely_acked(origin, home.name, home.broker) & bits
+        again = facts.surely_acked(origin, home.name, broker) & bits
         if again:
             what = f"{self._world.shown(origin)} of {topic}/{name} (bits {again:b})"
             self.violate("acked and delivered again", f"{home.name} sends {what}, acked and durable there")

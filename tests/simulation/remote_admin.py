@@ -46,7 +46,7 @@ class SimRemoteAdmin(RemoteAdmin):
 
     async def _ask(self, method: str, region: str, path: str, number: int | None) -> tuple[int, str]:
         asked, world = URL(path), self._broker.world
-        target = world.regions[region].broker_of("")
+        target = world.regions[region].reached("")
         if target is None or not world.network.can_dial(self._broker.region, region):
             raise RemoteAdminFailed(f"{region} cannot be reached")
         connection = world.network.connect(self._broker, target)

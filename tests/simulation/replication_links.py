@@ -67,14 +67,14 @@ class ReplicationLinks:
         return [name for name in self._broker.world.names if name != self._broker.region]
 
     def is_reachable(self, region: str) -> bool:
-        target = self._broker.world.regions[region].broker_of("")
+        target = self._broker.world.regions[region].reached("")
         return target is not None and self._broker.world.network.can_dial(self._broker.region, region)
 
     async def ask(self, region: str, want: Want) -> Found:
         """As ``gateway.replication`` and ``gateway.pulsar.entries`` do it."""
         world, broker = self._broker.world, self._broker
-        target = world.regions[region].broker_of(want.topic)
-        if target is None or not self.is_reachable(region):
+        target = await serving(broker, region, want.topic) if self.is_reachable(region) else None
+        if target is None or not target.alive or not self.is_reachable(region):
             raise PeerAway(f"{region} cannot be reached")
         connection = world.network.connect(broker, target)
         answered: Future[Found] = Future()
@@ -113,7 +113,7 @@ class ReplicationLinks:
         if not self.is_reachable(region):
             raise PeerAway(f"{region} cannot be reached")
         try:
-            place = self._broker.world.broker(region)  # a link ends with the broker at its end
+            place = self._broker.world.regions[region].reached("")  # a link ends with the broker at its end
             await self.admin.ensure_partitions(region, topic, partitions, incarnation, created, connection=place)
         except OtherKindThere as error:
             raise OtherKind(str(error)) from error
@@ -136,6 +136,13 @@ class ReplicationLinks:
             for (name, remote), run in self.runs.items()
             if name == topic
         }
+
+
+async def serving(asker: Broker, region: str, topic: str) -> Broker | None:
+    """Who serves a topic in another region, by a lookup there; None: nobody says."""
+    found: Future[Broker | None] = Future()
+    asker.world.regions[region].look_up(asker, topic.rpartition("/")[2], found.settle)
+    return await found
 
 
 class Refused(Exception):
@@ -207,8 +214,10 @@ class ReplicationRun:
     async def _session(self) -> str | None:
         core, source, world = self.core, self.source, self._world
         core.starting(source.incarnation)
-        target = world.regions[self.remote].broker_of(source.name)
-        if target is None or not world.network.can_dial(self._broker.region, self.remote):
+        target = None
+        if world.network.can_dial(self._broker.region, self.remote):
+            target = await serving(self._broker, self.remote, source.name)
+        if target is None or not target.alive or not world.network.can_dial(self._broker.region, self.remote):
             raise Refused(f"{self.remote} cannot be reached")
         if source.partitions is not None:
             with contextlib.suppress(OtherDeletion):  # the answer to PRODUCER says which one

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from meridian_broker.gateway.known_owners import KnownOwners
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.ownership import paths
 from meridian_broker.ownership.bundles import Bundle, place_of
@@ -29,13 +30,14 @@ from simulation.disks import SimStore
 from simulation.loop import Lock
 from simulation.names import full_name
 from simulation.network import PATIENCE_US
+from simulation.owners_feed import SimFeed
 
 if TYPE_CHECKING:
     from meridian_broker.metadata.catalog import Catalog
     from meridian_broker.topics.context import TopicContext
     from meridian_broker.topics.ports import Ownership
     from simulation.loop import Owner
-    from simulation.stage import Stage
+    from simulation.stage import Broker, Stage
 
 LEASE_SECONDS: Final = 10.0
 BUNDLES: Final = 2
@@ -44,6 +46,8 @@ NAMESPACE: Final = "public/default"
 OWNERS: Final = f"{paths.OWNERS}{NAMESPACE}/"
 ONLY_BROKER: Final = "broker-0"
 """Whose epochs a region counts while it has one broker."""
+STEADY_US: Final = 5_000_000
+"""So long after a bundle got an owner everybody is expected to know."""
 LOOK_UP_US: Final = 2_000_000
 """So long a client waits for the answer to a lookup."""
 REDIRECTS: Final = 5
@@ -107,6 +111,8 @@ class SharingBroker(SimBroker):
 
     def _built(self) -> None:
         self._moves.bind(self.service.opener)
+        self.exchange.feed = SimFeed(KnownOwners(self.owner), self)
+        self.owner.on_seen = self.exchange.feed.changed
 
     async def _join(self, catalog: Catalog) -> None:
         try:
@@ -151,6 +157,7 @@ class SharedRegion(SimRegion):
         self._fences: dict[int, tuple[str, Bundle]] = {}
         self._owners: dict[Bundle, OwnerRecord] = {}
         self._owners_of = -1
+        self._moved_us = 0
         self._turn = 0
 
     # -- the truth
@@ -176,6 +183,27 @@ class SharedRegion(SimRegion):
             return None
         return broker if broker.session == record.session else None
 
+    @property
+    def is_steady(self) -> bool:
+        loop = self.world.loop
+        return loop.now_us - self._moved_us >= STEADY_US and all(
+            one is not None and one.alive and one.ready and not one.metadata.is_cut_off and not loop.is_suspended(one)
+            for one in self.brokers.values()
+        )
+
+    def serves(self, broker: Broker, topic: str) -> bool:
+        return self.broker_of(topic) is broker
+
+    def reached(self, broker: str) -> SharingBroker | None:
+        up = [one for one in self.everyone() if one.ready and not self.world.loop.is_suspended(one)]
+        if broker:
+            return next((one for one in up if one.name == broker), None)
+        self._turn += 1
+        return up[self._turn % len(up)] if up else None
+
+    def trimmers(self) -> list[SharingBroker]:  # type: ignore[override]
+        return [one for one in self.everyone() if one.ready]
+
     def shown_owners(self) -> list[str]:
         """Each bundle with its owner."""
         return [f"{bundle.range} {record.broker}" for bundle, record in sorted(self._owner_records().items())]
@@ -184,6 +212,7 @@ class SharedRegion(SimRegion):
         super().written(path, value)
         bundle = paths.bundle_of(path) if path.startswith(OWNERS) else None
         if bundle is not None:
+            self._moved_us = self.world.loop.now_us
             self._check_term(bundle, OwnerRecord.decode(path, value))
 
     def _check_term(self, bundle: Bundle, owner: OwnerRecord) -> None:

@@ -17,10 +17,13 @@ PAST_THE_LEASE_MS: Final = (9_000, 11_000, 16_000, 35_000)
 class SharedGenerator(Generator):
     """Draws one story."""
 
+    unknown: tuple[str, ...] = ("disks", "doubles")
+    """What does not exist in these worlds."""
+
     def _mood(self) -> Mood:
         random = self.random
-        self._brokers = [f"b{number}" for number in range(1, random.choices((1, 2, 3), (1, 4, 5))[0] + 1)]
-        self._stopped: list[str] = []
+        self._brokers = {REGION: random.choices((1, 2, 3), (1, 4, 5))[0]}
+        self._stopped: list[tuple[str, str]] = []
         weights = {
             "produce": 12.0,
             "ack": 12.0,
@@ -41,6 +44,16 @@ class SharedGenerator(Generator):
             "trim": random.choice((0.0, 0.0, 1.0)),
             "expire": random.choice((0.0, 0.0, 1.0)),
             "subscribe": 0.3,
+            **self._of_brokers(),
+        }
+        topics = ["t", "u", "v"][: random.choice((1, 2, 3))]
+        subscriptions = ["sub"] if random.random() < 0.6 else ["sub", "other"]
+        return Mood([REGION], topics, subscriptions, weights)
+
+    def _of_brokers(self) -> dict[str, float]:
+        """What happens to brokers that share a region."""
+        random = self.random
+        return {
             "suspend": random.choice((0.0, 2.0, 4.0)),
             "die": random.choice((0.0, 2.0)),
             "leave": random.choice((0.0, 2.0)),
@@ -51,36 +64,39 @@ class SharedGenerator(Generator):
             "fails": random.choice((0.0, 0.0, 1.0)),
             "outage": random.choice((0.0, 0.0, 0.5)),
         }
-        topics = ["t", "u", "v"][: random.choice((1, 2, 3))]
-        subscriptions = ["sub"] if random.random() < 0.6 else ["sub", "other"]
-        return Mood([REGION], topics, subscriptions, weights)
 
     def story(self) -> list[str]:
-        lines = [line for line in super().story() if not line.startswith(("disks", "doubles"))]
-        return [f"brokers {len(self._brokers)}", *lines]
+        lines = [line for line in super().story() if not line.startswith(self.unknown)]
+        counts = [self._brokers.get(region, 0) for region in self.mood.regions]
+        return [f"brokers {' '.join(map(str, counts))}", *lines]
 
-    def _broker(self) -> str:
-        return self.random.choice(self._brokers)
+    def _shared(self) -> str:
+        """A region of several brokers."""
+        return REGION
 
-    def _under_way(self) -> None:
+    def _broker(self, region: str) -> str:
+        return self.random.choice([f"b{number}" for number in range(1, self._brokers[region] + 1)])
+
+    def _under_way(self, region: str) -> None:
         """Clients are busy at the very moment."""
         if self.random.random() < 0.7:
             if self.random.random() < 0.5:
-                self.say(f"disk {REGION} {self.random.choice((5, 50))}")
+                self.say(f"disk {region} {self.random.choice((5, 50))}")
             self._produce()
             self._ack()
             self.say(f"tick {self.random.choice((1, 2, 5, 20))}")
 
     def _suspend(self) -> None:
-        broker = self._broker()
-        self._under_way()
-        self.say(f"suspend {REGION} {broker}")
-        self.say(f"disk {REGION} 0")
+        region = self._shared()
+        broker = self._broker(region)
+        self._under_way(region)
+        self.say(f"suspend {region} {broker}")
+        self.say(f"disk {region} 0")
         if self.random.random() < 0.3:
-            self._stopped.append(broker)
+            self._stopped.append((region, broker))
             return
         self._meanwhile()
-        self.say(f"resume {REGION} {broker}")
+        self.say(f"resume {region} {broker}")
 
     def _meanwhile(self) -> None:
         for _ in range(self.random.randint(1, 3)):
@@ -92,55 +108,60 @@ class SharedGenerator(Generator):
             self._ack()
 
     def _die(self) -> None:
-        broker = self._broker()
-        self._under_way()
-        self.say(f"die {REGION} {broker}")
-        self._stopped.append(broker)
+        region = self._shared()
+        broker = self._broker(region)
+        self._under_way(region)
+        self.say(f"die {region} {broker}")
+        self._stopped.append((region, broker))
 
     def _leave(self) -> None:
-        broker = self._broker()
-        self._under_way()
-        self.say(f"leave {REGION} {broker}")
-        self._stopped.append(broker)
+        region = self._shared()
+        broker = self._broker(region)
+        self._under_way(region)
+        self.say(f"leave {region} {broker}")
+        self._stopped.append((region, broker))
 
     def _begin(self) -> None:
         if self._stopped:
-            broker = self._stopped.pop(self.random.randrange(len(self._stopped)))
-            self.say(f"resume {REGION} {broker}")
-            self.say(f"begin {REGION} {broker}")
+            region, broker = self._stopped.pop(self.random.randrange(len(self._stopped)))
+            self.say(f"resume {region} {broker}")
+            self.say(f"begin {region} {broker}")
 
     def _hand(self) -> None:
-        self._under_way()
-        to = f" {self._broker()}" if self.random.random() < 0.7 else ""
-        self.say(f"hand {REGION} {self._topic()}{to}")
-        self.say(f"disk {REGION} 0")
+        region = self._shared()
+        self._under_way(region)
+        to = f" {self._broker(region)}" if self.random.random() < 0.7 else ""
+        self.say(f"hand {region} {self._topic()}{to}")
+        self.say(f"disk {region} 0")
 
     def _divide(self) -> None:
-        topic = self._topic()
+        region, topic = self._shared(), self._topic()
         if self.random.random() < 0.3:
-            self.say(f"hand {REGION} {topic}")
+            self.say(f"hand {region} {topic}")
             self.say(f"tick {self.random.choice((1, 5, 600))}")
-        self.say(f"divide {REGION} {topic}")
+        self.say(f"divide {region} {topic}")
 
     def _isolate(self) -> None:
-        broker = self._broker()
-        self.say(f"isolate {REGION} {broker}")
+        region = self._shared()
+        broker = self._broker(region)
+        self.say(f"isolate {region} {broker}")
         if self.random.random() < 0.7:
             self._meanwhile()
-            self.say(f"reach {REGION} {broker}")
+            self.say(f"reach {region} {broker}")
 
     def _fails(self) -> None:
         kind = self.random.choice(("answer", "answer", "metadata", "write", "read"))
-        self.say(f"fails {REGION} {kind} {self.random.randrange(6)} x{self.random.randint(1, 3)}")
+        self.say(f"fails {self._shared()} {kind} {self.random.randrange(6)} x{self.random.randint(1, 3)}")
         if self.random.random() < 0.7:
             self.random.choice((self._hand, self._divide, self._begin, self._leave))()
 
     def _outage(self) -> None:
         """Nobody reaches the metadata store, perhaps for longer than a lease."""
-        self.say(f"metadata {REGION} away")
+        region = self._shared()
+        self.say(f"metadata {region} away")
         self._produce()
         self.say(f"tick {self.random.choice((1000, *PAST_THE_LEASE_MS))}")
-        self.say(f"metadata {REGION} back")
+        self.say(f"metadata {region} back")
 
 
 def story_of(seed: int) -> list[str]:

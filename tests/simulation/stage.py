@@ -36,11 +36,21 @@ Heard = Callable[[LedgerError | None], None]
 """Hears whether something became durable."""
 
 
+class Asked(Protocol):
+    """The answering end of a connection that another region made."""
+
+    def heard(self, message: PeerMessage, /) -> None:
+        """A message arrives."""
+
+    def gone(self) -> None:
+        """The connection ended."""
+
+
 class ExchangeEnd(Protocol):
     """A broker's end of the progress exchange."""
 
-    def heard(self, region: str, message: PeerMessage, reply: Callable[[PeerMessage], None], /) -> None:
-        """A message arrives on a connection that the region made."""
+    def asked(self, reply: Callable[[PeerMessage], None], close: Callable[[], None], /) -> Asked:
+        """Another region's broker has connected. :param reply: puts a message on the connection."""
 
 
 class Replicators(Protocol):
@@ -58,6 +68,10 @@ class Broker(Process, Protocol):
 
     @property
     def home(self) -> Region: ...
+
+    @property
+    def name(self) -> str:
+        """Of several brokers of a region; empty: it is the only one."""
 
     def delivers(self, topic: str, /) -> bool:
         """Whether what it delivers of a topic counts: it is the one that serves it."""
@@ -102,7 +116,8 @@ class Broker(Process, Protocol):
 class Region(Protocol):
     """What outlives a broker."""
 
-    is_trimming: bool
+    trimming: int
+    """How many of its brokers give back what nobody needs."""
     trimming_for: set[Subscription]
     trimming_among: dict[str, frozenset[str]]
 
@@ -134,7 +149,18 @@ class Region(Protocol):
 
     @property
     def is_one(self) -> bool:
-        """Whoever has information from the region, or had it lately, gets it from its one broker."""
+        """Whoever has information from the region, or had it lately, gets it from a broker that owns what it is
+        about."""
+
+    @property
+    def is_steady(self) -> bool:
+        """Topics have had the same owners for a while, and these run."""
+
+    def serves(self, broker: Broker, topic: str, /) -> bool:
+        """Whether this broker, and no other one, answers for the topic."""
+
+    def reached(self, broker: str, /) -> Broker | None:
+        """Who accepts connections at the address of one of the region's brokers; without one, at the region's."""
 
     def wall_ms(self) -> int:
         """Its clock."""
@@ -147,6 +173,9 @@ class Region(Protocol):
 
     def everyone(self) -> Sequence[Broker]:
         """Brokers that run."""
+
+    def trimmers(self) -> Sequence[Broker]:
+        """Brokers whose topics count when the region gives back what nobody needs."""
 
     def broker_of(self, topic: str, /) -> Broker | None:
         """The broker that serves a topic; None while none does."""
@@ -284,10 +313,10 @@ class Watcher(Protocol):
     def said(self, teller: Broker, asker: Broker, message: PeerMessage, /) -> None:
         """A broker puts a message on a link that the asker made."""
 
-    def barrier_begun(self, home: Region, topic_name: str, name: str, /) -> Callable[[WaitResult], None]:
+    def barrier_begun(self, broker: Broker, topic_name: str, name: str, /) -> Callable[[WaitResult], None]:
         """The result hears how it ended."""
 
-    def flush_begun(self, home: Region, topic_name: str, name: str, /) -> Callable[[WaitResult], None]:
+    def flush_begun(self, broker: Broker, topic_name: str, name: str, /) -> Callable[[WaitResult], None]:
         """The result hears how it ended."""
 
     def replicated(self, home: Region, topic: str, region: str, origin: Position, /) -> None:
@@ -334,7 +363,7 @@ class Watcher(Protocol):
         """A cumulative acknowledgement arrives."""
 
     def delivering(
-        self, home: Region, topic: str, subscription: Subscription, position: Position, entry: bytes, bits: int, /
+        self, broker: Broker, topic: str, subscription: Subscription, position: Position, entry: bytes, bits: int, /
     ) -> None:
         """An entry goes to a client."""
 

@@ -10,7 +10,8 @@ The world::
     regions us eu ap            all of them started, linked to each other, replicating
     chance 17                   before ``regions``: delays, and what a crash leaves, vary by this number
     ledgers of 5                before ``regions``: a ledger is full with so many entries
-    brokers 3                   before ``regions``: so many brokers, b1, b2, b3, share each region
+    brokers 3                   before ``regions``: so many brokers, b1, b2, b3, share the only region
+    brokers 2 0 3               before ``regions``: so many share each; 0: one that owns its region without asking
     disks engine                before ``regions``: the local engine's files, instead of a list of entries
     doubles 5                   before ``regions``: of 100 things that regions tell each other 5 arrive twice
     tick 10                     let time pass
@@ -54,7 +55,7 @@ class Story(ClientSteps, TroubleSteps, RegionSteps, TopicSteps, PartitionSteps, 
         self._ledger_entries = 50_000
         self._doubles = 0.0
         self._engine = False
-        self._brokers = 0
+        self._brokers: list[int] = []
 
     @property
     def is_begun(self) -> bool:
@@ -81,8 +82,8 @@ class Story(ClientSteps, TroubleSteps, RegionSteps, TopicSteps, PartitionSteps, 
     def do_disks(self, what: str) -> None:
         self._engine = what == "engine"
 
-    def do_brokers(self, count: str) -> None:
-        self._brokers = int(count)
+    def do_brokers(self, *counts: str) -> None:
+        self._brokers = [int(count) for count in counts]
 
     def do_doubles(self, percent: str) -> None:
         self._doubles = int(percent) / 100

@@ -34,6 +34,8 @@ BY_STORIES = (
     "brokers-a-split-is-given-up-under-way",
     "chapters-go-before-the-record",
     "damaged-entry-passed-over",
+    "divided-a-topic-that-comes-back-is-not-compared",
+    "divided-dispatch-does-not-wait-for-owners",
     "forgotten-view-stays-passed",
     "former-regions-are-not-asked-for",
     "given-back-is-what-is-still-written",
@@ -134,7 +136,7 @@ def test_the_bug_is_found(bug: Bug, tmp_path: Path) -> None:
         tested = run_tests(tmp_path, BY_TESTS[bug.name])
         assert tested.returncode == 1 and "FAILED" in tested.stdout, tested.stdout + tested.stderr
         return
-    world = "brokers" if bug.name.startswith("brokers-") else "regions"
+    world = next((one for one in ("brokers", "divided") if bug.name.startswith(f"{one}-")), "regions")
     found = hunt(tmp_path, SEEDS, "--as-found", "--world", world)
     assert found.returncode == 1, f"{SEEDS} seeds do not find it: {bug.about}\n{found.stdout}{found.stderr}"
     seed = re.search(r"^seed (\d+): (.*)$", found.stdout, re.MULTILINE)

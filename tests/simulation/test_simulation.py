@@ -7,7 +7,7 @@ from pathlib import Path
 
 import meridian_broker
 import pytest
-from simulation import shared_stories
+from simulation import divided_stories, shared_stories
 from simulation.facts import Violation
 from simulation.generate import story_of
 from simulation.planted import BUGS, hunt, plant, read
@@ -15,6 +15,7 @@ from simulation.running import run_story, shorten
 
 SEEDS = 100
 BROKERS_SEEDS = 40
+DIVIDED_SEEDS = 40
 """CI runs these again with the hundreds behind them (`make simulate`)."""
 PACKAGE = Path(meridian_broker.__file__).parent.parent
 
@@ -35,10 +36,19 @@ def test_brokers_that_share_a_region_keep_every_promise() -> None:
     assert found.returncode == 0, found.stdout + found.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_regions_of_several_brokers_keep_every_promise() -> None:
+    found = hunt(PACKAGE, DIVIDED_SEEDS, "--world", "divided")
+    print(found.stdout)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
 def test_a_seed_is_always_the_same_story_and_goes_the_same_way() -> None:
     assert story_of(7) == story_of(7) != story_of(8)
     assert run_story(story_of(7)) == run_story(story_of(7))
     assert run_story(shared_stories.story_of(7)) == run_story(shared_stories.story_of(7))
+    assert run_story(divided_stories.story_of(7)) == run_story(divided_stories.story_of(7))
 
 
 def test_a_failing_seed_is_made_short(tmp_path: Path) -> None:

@@ -176,14 +176,14 @@ class TroubleSteps(Teller):
                 self.world.loop.spawn(broker, self._trim(broker), "trim")
 
     async def _trim(self, broker: SimBroker) -> None:
-        broker.home.is_trimming = True
+        broker.home.trimming += 1
         self.world.model.trimming(broker.home)
         try:
             await rounds.trim_all(broker.service)
         except SomeFailed as some:  # what cannot be given back now goes another time
             raise_bugs(some)
         finally:
-            broker.home.is_trimming = False
+            broker.home.trimming -= 1
         self.world.model.check_open()
 
     def do_expire(self, region: str, topic: str, age_ms: str) -> None:

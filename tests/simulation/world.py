@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
 from random import Random
 from typing import Final
 
@@ -48,11 +49,11 @@ class World:
         chance: int | None = None,
         ledger_entries: int = 50_000,
         engine: bool = False,
-        brokers: int = 0,
+        brokers: Sequence[int] = (),
     ) -> None:
         """:param chance: seed of delays and of what a crash leaves; None: everything takes its usual time.
         :param engine: disks hold the local engine's files, and brokers run that engine.
-        :param brokers: how many brokers share each region; 0: its only broker owns it without asking."""
+        :param brokers: how many brokers share each region; 0, or none: its only broker owns it without asking."""
         progress_log.ROLL_BYTES = PROGRESS_LEDGER_BYTES  # type: ignore[misc]
         self.names = list(names)
         self.loop = Loop()
@@ -88,7 +89,8 @@ class World:
         """(region, ledger) -> topic, of every ledger that ever held entries."""
         self._numbers: dict[str, dict[int, int]] = defaultdict(dict)
         self.regions: dict[str, SimRegion] = {
-            name: SharedRegion(self, name, brokers) if brokers else SimRegion(self, name) for name in self.names
+            name: SharedRegion(self, name, count) if count else SimRegion(self, name)
+            for name, count in zip_longest(self.names, brokers[: len(self.names)])
         }
         for region in self.regions.values():
             region.start()
@@ -126,7 +128,7 @@ class World:
         is_slow = self.loop.now_us - self.network.slow_us < SLOW_FOR_US
         return not (troubled or is_slow) and all(
             region.broker_of("") is not None
-            and region.is_one
+            and region.is_steady
             and not region.disk_us
             and not region.metadata_slow_us
             and not region.volume.is_rotten

@@ -74,6 +74,9 @@ class Told:
 
         durable(told)
 
+    def opened(self, topic: str) -> None:
+        pass
+
     def send_pending(self) -> None:
         pass
 

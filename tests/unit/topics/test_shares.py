@@ -66,6 +66,9 @@ class Exchange:
     def local_change(self, topic: str, subscription: str, delta: Progress, durable: WhenDurable, **_: object) -> None:
         """Heard."""
 
+    def opened(self, topic: str) -> None:
+        """Heard."""
+
     def send_pending(self) -> None:
         """Sent."""
 

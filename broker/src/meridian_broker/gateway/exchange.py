@@ -134,6 +134,9 @@ class ExchangeShell:
         now_ms = self._now_ms()
         self.core.local_ack(topic, subscription, delta, now_ms, durable, record_changed=record_changed, entries=entries)
 
+    def opened(self, topic: str) -> None:
+        self.core.opened(topic)
+
     def send_pending(self) -> None:
         self.core.send_pending(self._now_ms())
         self._tick_soon()

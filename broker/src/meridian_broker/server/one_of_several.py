@@ -17,6 +17,7 @@ from dataclasses import asdict
 from functools import partial
 
 from meridian_broker.gateway.addresses import Addresses, Place
+from meridian_broker.gateway.known_owners import KnownOwners
 from meridian_broker.gateway.owners_feed import OwnersFeed
 from meridian_broker.ledgers.scheduling import Scheduler, in_slices
 from meridian_broker.ledgers.storage import LedgerStorage
@@ -28,7 +29,6 @@ from meridian_broker.ownership.claims import Claims, OwnedElsewhere, brokers_ali
 from meridian_broker.ownership.owner import BundleOwner, NotServing
 from meridian_broker.ownership.placement import BUSY
 from meridian_broker.ownership.records import BrokerRecord
-from meridian_broker.replication.progress.messages import NamespaceOwners, RemoteBroker
 from meridian_broker.server.load import BundleTraffic, Processor
 from meridian_broker.server.settings_brokers import ONLY_BROKER, BrokerSettings
 from meridian_broker.server.waiting import StartFailed
@@ -70,7 +70,7 @@ class OneOfSeveral:
             settings.metadata_store_session_timeout_millis / 1000,
         )
         self.topics = OwnedTopics(self.owner)
-        self.feed = OwnersFeed(self)
+        self.feed = OwnersFeed(KnownOwners(self.owner))
         self.owner.on_seen = self.feed.changed
 
     async def start(self) -> None:
@@ -116,29 +116,6 @@ class OneOfSeveral:
             return None  # clients name their listener only in lookups, so which one this client uses is unknown
         addresses = found.addresses.get(listener)
         return None if addresses is None else Addresses.of(addresses)
-
-    # -- OwnersSource (``gateway/owners_feed.py``) -----------------------------------------------------------------
-
-    @property
-    def is_current(self) -> bool:
-        return self.owner.is_alive
-
-    def brokers(self, listener: str) -> tuple[RemoteBroker, ...]:
-        return tuple(
-            RemoteBroker(one.broker, found.get("service_url", ""), found.get("service_url_tls", ""))
-            for one in self.owner.view.brokers.values()
-            for found in (one.addresses.get(listener, {}),)
-        )
-
-    def namespaces(self) -> list[str]:
-        return list(self.owner.view.bundles)
-
-    def owners(self, namespace: str) -> NamespaceOwners:
-        bundles = self.owner.view.bundles.get(namespace)
-        if bundles is None:
-            return NamespaceOwners(namespace, (), ())
-        found = [self.owner.view.owner(bundle) for bundle in bundles.every()]
-        return NamespaceOwners(namespace, bundles.borders, tuple("" if one is None else one.broker for one in found))
 
     # -- chores ------------------------------------------------------------------------------------------------------
 

@@ -77,6 +77,10 @@ class Exchange(Protocol):
         """
         ...
 
+    def opened(self, topic: str) -> None:
+        """The topic was opened: another broker may have changed its subscriptions since it was open here before."""
+        ...
+
     def send_pending(self) -> None:
         """Send everything collected so far now, as far as links take it, without waiting to batch more."""
         ...

@@ -109,6 +109,13 @@ class DigestCache:
                 if (summary := self._summaries.get(peer)) is not None:
                     summary.changed(topic)
 
+    def forget(self, topic: str) -> None:
+        """Its subscriptions are not those that were digested: ``follow`` finds it again."""
+        if self._topics.pop(topic, None) is not None:
+            self._changed.pop(topic, None)
+            self._sums.pop(topic, None)
+            self._tell_summaries(topic)
+
     def forget_summary(self, peer: str) -> None:
         """It is no longer a peer."""
         self._summaries.pop(peer, None)
@@ -130,10 +137,8 @@ class DigestCache:
                 if topic not in self._topics:
                     self._topics[topic] = {}
                     self._tell_summaries(topic)
-            elif self._topics.pop(topic, None) is not None:
-                self._changed.pop(topic, None)
-                self._sums.pop(topic, None)
-                self._tell_summaries(topic)
+            else:
+                self.forget(topic)
 
     def refresh(self, topic: str) -> int:
         """Find the topic's subscriptions that were loaded or removed without a mark; it costs a look at each.

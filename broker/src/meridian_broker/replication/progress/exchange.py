@@ -239,6 +239,14 @@ class ProgressExchange:
             key, durable, lambda: self._deltas.offer(key, delta, said_of, record=record, entries=entries)
         )
 
+    def opened(self, topic: str) -> None:
+        """The host opened the topic and may hold another state of it than when it was open before: while it was closed,
+        another broker may have owned it. So nothing that was compared then counts."""
+        self._context.digests.forget(topic)
+        for peer in self._peers.values():
+            if topic in peer.in_sync:
+                peer.give_up(topic)
+
     def send_pending(self, now_ms: int) -> None:
         """Send queued deltas now, as far as windows allow, because a client is about to get a confirmation."""
         self._context.now_ms = now_ms

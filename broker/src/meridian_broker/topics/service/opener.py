@@ -161,6 +161,7 @@ class TopicOpener:
         self.registry.add(topic)
         self._wake_shadows(name)
         self._check_source(topic, name)
+        self.regions.exchange.opened(topic.name)
         scopes.opened(topic)
         self.follow(topic)
         if topic.backfill is not None and (topic.backfill.joining.is_joining or not topic.backfill.is_complete):
