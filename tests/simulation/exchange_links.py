@@ -27,9 +27,7 @@ REDIAL_US: Final = 700_000
 class PeerAsking:
     """The answering end of a connection that another region made, as ``gateway/exchange.py`` treats it."""
 
-    def __init__(
-        self, links: ExchangeLinks, reply: Callable[[PeerMessage], None], close: Callable[[], None]
-    ) -> None:
+    def __init__(self, links: ExchangeLinks, reply: Callable[[PeerMessage], None], close: Callable[[], None]) -> None:
         self._links = links
         self.reply = reply
         self._close = close

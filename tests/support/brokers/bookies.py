@@ -22,6 +22,8 @@ from support.brokers.etcd_server import EtcdServer, etcd_missing
 from support.brokers.free_ports import free_port
 
 START_SECONDS: Final = 300.0
+SERVING: Final = "Started component bookie-server"
+"""In the log of a bookie that serves."""
 SHELL: Final = "org.apache.bookkeeper.bookie.BookieShell"
 
 
@@ -44,12 +46,13 @@ def bookies_missing() -> str | None:
 class Bookies:
     """An etcd, and bookies numbered from 1, with certificates. They are small: caches and journals of a few MiB."""
 
-    def __init__(self, directory: Path, count: int) -> None:
+    def __init__(self, directory: Path, count: int, role: str = "") -> None:
+        """:param role: they accept only clients whose certificates have it, and no plain text."""
         self._directory = directory
         self._ports: dict[int, int] = {}
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         authority = Authority(directory, "bookies")
-        server, client = authority.issue("bookie"), authority.issue("client")
+        server, client = authority.issue("bookie"), authority.issue("client", unit=f"0:{role}" if role else None)
         self.tls = BookieTls(authority.trusted, client.certificate, client.key)
         """For clients that want encryption; without it these bookies accept them, too."""
         self._certificates = {
@@ -62,6 +65,12 @@ class Bookies:
             "tlsTrustStoreType": "PEM",
             "tlsTrustStore": authority.trusted,
         }
+        if role:
+            self._certificates |= {
+                "bookieAuthProviderFactoryClass": "org.apache.bookkeeper.tls.BookieAuthZFactory",
+                "authorizedRoles": role,
+            }
+        self.authority = authority
         (directory / "etcd").mkdir(parents=True)
         self.etcd = EtcdServer(directory / "etcd")
         self.url = self.etcd.url
@@ -155,6 +164,8 @@ class Bookies:
             if UNREGISTERED in log:
                 self.kill(number)
                 self.start(number, wait=False)
+            if SERVING not in log:
+                return False  # it closes connections that come before
             try:
                 socket.create_connection(("127.0.0.1", self._ports[number]), 1).close()
             except OSError:

@@ -26,11 +26,11 @@ class Authority:
         """The authority's certificate, for those who trust it."""
         self._authority.cert_pem.write_to_path(str(self.trusted))
 
-    def issue(self, name: str, *hosts: str, common_name: str | None = None) -> Pair:
+    def issue(self, name: str, *hosts: str, common_name: str | None = None, unit: str | None = None) -> Pair:
         """Write ``name.pem`` and ``name.key``, in place of older ones; without hosts they are for loopback, or for a
-        client of that name."""
+        client of that name. :param unit: OU of the subject."""
         anywhere = (f"{common_name}@example.org",) if common_name else ("127.0.0.1", "localhost")
-        made = self._authority.issue_cert(*(hosts or anywhere), common_name=common_name)
+        made = self._authority.issue_cert(*(hosts or anywhere), common_name=common_name, organization_unit_name=unit)
         pair = Pair(self._directory / f"{name}.pem", self._directory / f"{name}.key")
         made.private_key_pem.write_to_path(str(pair.key))
         pair.certificate.write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
