@@ -18,11 +18,12 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from meridian_broker.replication.leases.manager import LeaseManager
+from meridian_broker.replication.leases.manager import Greeted, LeaseManager
 from meridian_broker.replication.leases.messages import LeaseMessage, Stream
 from meridian_broker.replication.leases.quorums import VoterSets
 from meridian_broker.replication.progress import codec
 from meridian_broker.topics.journal.subscription_record import ORIGIN, SubscriptionRecord
+from meridian_broker.topics.ports import EveryTopic
 from meridian_broker.topics.service.leased_topics import LeasedTopics
 from meridian_broker.wire.pulsar.frames import FrameDecoder
 
@@ -102,7 +103,9 @@ class Region:
         self.log = Log()
         self.spent = 0.0
         self.topics: dict[str, Copy] = {}
-        service: Any = SimpleNamespace(parts=SimpleNamespace(region=region), topics=self.topics, closing=True)
+        service: Any = SimpleNamespace(
+            parts=SimpleNamespace(region=region, ownership=EveryTopic(1)), topics=self.topics, closing=True
+        )
         shares: Any = LeasedTopics(service)
         shares.witness = self.log
         self.manager = LeaseManager(shares, f"{region}#1", lambda: world.now_ms)
@@ -116,6 +119,9 @@ class Region:
         share = Share(self.held, stream)
         topic.subscriptions[subscription] = Subscription(topic, subscription, record, share)
         self.manager.want(stream, self.agreed, self.region)
+
+    def peer_of(self, region: str, topic: str) -> str:  # noqa: ARG002
+        return region
 
     def is_up(self, region: str) -> bool:  # noqa: ARG002
         return True
@@ -147,7 +153,7 @@ class World:
         for name, region in self.regions.items():
             for other in REGIONS:
                 if other != name:
-                    region.manager.greeted(other, leases=True, renewals=not by_name)
+                    region.manager.greeted(other, Greeted(leases=True, renewals=not by_name))
             for number in range(subscriptions):
                 region.consume(f"persistent://public/default/orders-of-a-shop-{number}", "billing")
 

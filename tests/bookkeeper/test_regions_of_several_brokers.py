@@ -20,6 +20,7 @@ from support.brokers.bookies import Bookies
 from support.brokers.broker_process import BrokerProcess, wait_until
 from support.brokers.free_ports import free_port
 from support.brokers.region_clients import EARLIEST, PATIENCE_MS, SHARED, connected
+from support.protocol.admin_paths import subscription_path
 
 LEASE_SECONDS = 10.0
 """The default."""
@@ -175,6 +176,28 @@ def numbers(consumer: pulsar.Consumer, count: int) -> list[int]:
         message = consumer.receive(PATIENCE_MS)
         consumer.acknowledge(message)
         found.append(int(message.data()))
+    return found
+
+
+def dispatchers(region: Region, topic: str) -> dict[str, str]:
+    """Origin -> the region that dispatches its messages, as the topic's owner in this region knows."""
+    if (owner := region.owner(topic)) is None:
+        return {}
+    with contextlib.suppress(OSError):
+        answer = owner.http("GET", f"{subscription_path(f'persistent://public/default/{topic}')}/scope")
+        if answer.status == 200:
+            return {one["origin"]: one["dispatched_by"] for one in answer.json.get("shares", ())}
+    return {}
+
+
+def heard(consumer: pulsar.Consumer) -> list[int]:
+    """What comes until nothing comes for a while, acknowledged."""
+    found = []
+    with contextlib.suppress(pulsar.Timeout):
+        while True:
+            message = consumer.receive(1500)
+            consumer.acknowledge(message)
+            found.append(int(message.data()))
     return found
 
 
@@ -339,6 +362,43 @@ def test_a_region_of_one_broker_on_its_own_volume_beside_one_of_two(
         world.until_ready()
     finally:
         world.close()
+
+
+def test_scope_origin_follows_the_owners_of_a_topic(world: World) -> None:
+    us, eu = world.regions
+    own = {region.name: region.name for region in world.regions}
+    with connected(us.url) as here, connected(eu.url) as there:
+        near, far = subscribe(here, "orders"), subscribe(there, "orders")
+        owner = us.owner("orders")
+        assert owner is not None
+        path = f"{subscription_path('persistent://public/default/orders')}/scope"
+        assert owner.http("POST", path, {"dispatchScope": "origin"}).status == 204
+
+        def each_its_own(first: int) -> None:
+            wait_until(
+                lambda: all(dispatchers(region, "orders") == own for region in world.regions),
+                "each region to dispatch what was published there",
+                60.0,
+            )
+            publish(here, "orders", first, 20)
+            publish(there, "orders", first + 50, 20)
+            assert heard(near) == list(range(first, first + 20))
+            assert heard(far) == list(range(first + 50, first + 70))
+
+        each_its_own(0)
+        us.transfer("orders")
+        each_its_own(100)
+        eu.transfer("orders")
+        each_its_own(200)
+        owner = us.owner("orders")
+        assert owner is not None
+        suspended(owner)
+        each_its_own(300)
+        owner = eu.owner("orders")
+        assert owner is not None
+        owner.kill()
+        each_its_own(400)
+    world.until_ready()
 
 
 def test_calls_between_regions_reach_the_owners_of_partitions(world: World) -> None:

@@ -161,9 +161,12 @@ class SimBroker:
             unfinished=Unfinished(),
         )
         registry = TopicRegistry(parts)
-        streams = LeasedTopics(registry)
-        leases = LeaseManager(streams, f"{home.name}#{fence}", self.mono_ms, has_votes=home.is_apart)
-        if home.is_apart:  # brokers that share a region do not vote
+        streams = LeasedTopics(registry, is_one_of_several=not home.is_apart)
+        leases = LeaseManager(
+            *(streams, f"{home.name}#{fence}", self.mono_ms),
+            is_one_of_several=not home.is_apart,
+        )
+        if home.is_apart:
             streams.witness.bind(leases)
         host, ends = ExchangeHost(registry), StoredEnds(registry)
         core = ProgressExchange(host, leases=leases, ends=ends, broker=self.name)

@@ -27,6 +27,7 @@ from meridian_broker.replication.leases.messages import (
 from meridian_broker.replication.leases.quorums import Voters, VoterSets, preferred_among
 from meridian_broker.replication.leases.reconfiguration import Heard, Reconfiguration, Subject
 from meridian_broker.replication.leases.voter import Vote, Voter
+from meridian_broker.replication.peers import region_of
 
 TIMES = LeaseTimes(duration=3000, step=200, linger=500)
 EAGER = LeaseTimes(duration=2000, step=25, linger=100)
@@ -51,6 +52,7 @@ class LeaseNode:
     def __init__(self, world: LeaseWorld, name: str, rate: float, began_ms: int) -> None:
         self.world = world
         self.name = name
+        self.region = region_of(name)
         self.rate = rate
         self.began_ms = began_ms
         self.disk: dict[Stream, tuple[str, int, int]] = {}
@@ -66,6 +68,7 @@ class LeaseNode:
         self.drain_ms = 100
         self._wakes = 0
         """Only the last of the timers counts."""
+        self._to_others = self.peer_of, self.can_ask, self.send
         self.leases: Leases
         self.voter: Voter
         self.reconfiguration: Reconfiguration
@@ -86,15 +89,22 @@ class LeaseNode:
         self.inbox.clear()
         self._writing: list[list[tuple[Stream, tuple[str, int, int]]]] = []
         self.voter = Voter(self)
-        self.leases = Leases(self, self.name, f"{self.name}#{self.life}", self.world.times)
+        self.leases = Leases(self, self.region, f"{self.name}#{self.life}", self.world.times)
         self.voter_sets_now = self.known_on_disk
-        self.reconfiguration = Reconfiguration(self, self.name, self.now_ms, self._is_clean, self.can_ask, self.send)
-        for stream, (holder, term, duration_ms) in self.disk.items():
-            self.voter.found(stream, holder, term, duration_ms, self.now_ms())
+        self.reconfiguration = Reconfiguration(self, self.region, self.now_ms, self._is_clean, *self._to_others)
+        self.begin()
+
+    def begin(self) -> None:
+        """Find what was voted, and serve the streams."""
+        self.find()
         for stream in sorted(self.wanted):
             self.want(stream)
         self.do(self._follow)
         self._wake()
+
+    def find(self) -> None:
+        for stream, (holder, term, duration_ms) in self.disk.items():
+            self.voter.found(stream, holder, term, duration_ms, self.now_ms())
 
     def crash(self) -> None:
         self.alive = False
@@ -205,6 +215,9 @@ class LeaseNode:
 
     # -- the host of claims
 
+    def peer_of(self, voter: str, topic: str) -> str:
+        return voter
+
     def can_ask(self, voter: str) -> bool:
         return voter == self.name or (voter in self.world.nodes and self.world.is_open(self.name, voter))
 
@@ -272,7 +285,8 @@ class LeaseNode:
 
         self.world.after_us(self.world.random.randrange(100, self.world.disk_ms * 1000), synced)
 
-    def received(self, region: str, message: LeaseMessage, reply: Callable[[LeaseMessage], None]) -> None:
+    def received(self, peer: str, message: LeaseMessage, reply: Callable[[LeaseMessage], None]) -> None:
+        region = region_of(peer)
         match message:
             case LeaseAsk():
                 self.world.named += len(message.items)
@@ -281,7 +295,7 @@ class LeaseNode:
             case LeaseRenewal():
                 self.voter.renew(message, reply, self.now_ms())
             case LeaseRenewed():
-                self.leases.renewed(region, message, self.now_ms())
+                self.leases.renewed(region, message, self.now_ms(), peer)
                 self.world.renewed += 1
                 for stream in self.world.streams:
                     self.world.check(stream)
@@ -289,7 +303,7 @@ class LeaseNode:
                 self.voter.released(message)
                 self.leases.freed(message, self.now_ms())
             case LeaseAnswer():
-                self.leases.answered(region, message, self.now_ms())
+                self.leases.answered(region, message, self.now_ms(), peer)
                 for item in message.items:
                     self.world.check(item.stream)
                 if any(item.reason in (OTHER_VOTERS, NOT_SERVED) for item in message.items):
@@ -331,14 +345,20 @@ class LeaseWorld:
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._counter = 0
         self.skews_ms = {name: self.random.choice([0, 5000, 20000]) for name in names}
-        rates = [1 - CLOCK_RATE, 1 + CLOCK_RATE, 1.0]
         self.nodes: dict[str, LeaseNode] = {}
-        for name in names:
-            self.nodes[name] = LeaseNode(self, name, self.random.choice(rates), self.random.randrange(10**9))
+        self.make_nodes()
+
+    def make_nodes(self) -> None:
+        for name in self.names:
+            self.nodes[name] = LeaseNode(self, name, *self.clock())
+
+    def clock(self) -> tuple[float, int]:
+        """The rate of a node's clock, and what it shows at the beginning."""
+        return self.random.choice([1 - CLOCK_RATE, 1 + CLOCK_RATE, 1.0]), self.random.randrange(10**9)
 
     def stamp(self, name: str, after: Stamp) -> Stamp:
         """By a clock that is off."""
-        now = Stamp(1000 + self.now_us // 1000 + self.skews_ms[name], 0, name)
+        now = Stamp(1000 + self.now_us // 1000 + self.skews_ms[region_of(name)], 0, name)
         return now if now > after else Stamp(after.time_ms, after.counter + 1, name)
 
     def is_open(self, one: str, other: str) -> bool:
@@ -418,12 +438,15 @@ class LeaseWorld:
         for node in self.nodes.values():
             claim = node.leases.claims.get(stream) if node.alive else None
             for voter, asked_ms in claim.asked_ms.items() if claim is not None else ():
-                self._check_promise(node, claim, self.nodes[voter], asked_ms)
+                assert claim is not None
+                believed_us = node.true_us(asked_ms + node.leases.times.usable)
+                if believed_us > self.now_us:
+                    self.check_promise(node, claim, voter, believed_us)
 
-    def _check_promise(self, node: LeaseNode, claim: Claim | None, voter: LeaseNode, asked_ms: int) -> None:
-        """What a holder believes that a voter promised, the voter knows, and for longer."""
-        believed_us = node.true_us(asked_ms + node.leases.times.usable)
-        if claim is None or not voter.alive or believed_us <= self.now_us:
+    def check_promise(self, node: LeaseNode, claim: Claim, name: str, believed_us: float) -> None:
+        """What a holder believes that a voter promised until then, the voter knows, and for longer."""
+        voter = self.nodes[name]
+        if not voter.alive:
             return
         what = f"at {self.now_us} us {node.leases.holder} believes that {voter.name} promised {claim.stream}"
         vote = voter.voter.votes.get(claim.stream)

@@ -12,6 +12,7 @@ from meridian_broker.bounds.regions import OWNERS_TEXT, REGION_BROKERS
 from meridian_broker.ledgers.store import Done
 from meridian_broker.ownership.bundles import LAST, place_of
 from meridian_broker.positions import ZERO, Position, Progress
+from meridian_broker.replication.peers import peer_name, region_of
 from meridian_broker.replication.progress import codec, routes
 from meridian_broker.replication.progress.exchange import ProgressExchange
 from meridian_broker.replication.progress.messages import (
@@ -24,7 +25,6 @@ from meridian_broker.replication.progress.messages import (
     PeerMessage,
     RemoteBroker,
 )
-from meridian_broker.replication.progress.routes import peer_name, region_of
 from meridian_broker.replication.progress.waits import BarrierResult
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.frames import Command, FrameDecoder

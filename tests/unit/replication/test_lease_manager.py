@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from meridian_broker.replication.leases.claim import Claim
 from meridian_broker.replication.leases.leases import LeaseTimes
-from meridian_broker.replication.leases.manager import TIDY_MS, LeaseManager
+from meridian_broker.replication.leases.manager import TIDY_MS, Greeted, LeaseManager
 from meridian_broker.replication.leases.messages import (
     AnswerItem,
     AskItem,
@@ -92,6 +92,9 @@ class Region:
     def follow_regions(self) -> None:
         self.followed += 1
 
+    def peer_of(self, region: str, topic: str) -> str:
+        return region
+
     def send_lease(self, region: str, message: LeaseMessage) -> None:
         self.sent.append((region, message))
 
@@ -117,13 +120,13 @@ def test_a_region_of_an_older_version_is_sent_nothing_and_there_are_no_leases() 
     us = Region()
     assert us.manager.objection(REGIONS) == ""
     assert us.manager.objection(REGIONS, sure=True) == "ap was not reached yet"
-    us.manager.greeted("ap", leases=True, renewals=True)
-    us.manager.greeted("eu", leases=False, renewals=False)
+    us.manager.greeted("ap", Greeted(leases=True, renewals=True))
+    us.manager.greeted("eu", Greeted(leases=False, renewals=False))
     assert us.manager.objection(REGIONS) == "eu runs a version without leases"
     us.want(("t", "s", "us"))
     us.manager.tick()
     assert {region for region, _ in us.sent} == {"ap"}
-    us.manager.greeted("eu", leases=True, renewals=True)
+    us.manager.greeted("eu", Greeted(leases=True, renewals=True))
     assert us.manager.objection(REGIONS, sure=True) == ""
     assert us.followed == 3
     us.manager.is_foreign = lambda region: region == "ap"
@@ -133,7 +136,7 @@ def test_a_region_of_an_older_version_is_sent_nothing_and_there_are_no_leases() 
 def test_a_thousand_streams_are_renewed_in_a_few_messages() -> None:
     us = Region()
     for region in ("ap", "eu"):
-        us.manager.greeted(region, leases=True, renewals=True)
+        us.manager.greeted(region, Greeted(leases=True, renewals=True))
     for number in range(1000):
         us.want((f"t{number // 10}", f"s{number % 10}", "us"))
     us.manager.tick()
@@ -161,8 +164,8 @@ def test_a_thousand_streams_are_renewed_in_a_few_messages() -> None:
 
 def test_a_region_of_an_older_version_is_asked_by_name_each_time() -> None:
     us = Region()
-    us.manager.greeted("ap", leases=True, renewals=False)
-    us.manager.greeted("eu", leases=True, renewals=True)
+    us.manager.greeted("ap", Greeted(leases=True, renewals=False))
+    us.manager.greeted("eu", Greeted(leases=True, renewals=True))
     for number in range(300):
         us.want((f"t{number}", "s", "us"))
     us.manager.tick()
@@ -177,10 +180,10 @@ def test_a_region_of_an_older_version_is_asked_by_name_each_time() -> None:
         return said
 
     assert sorted(said()) == [("ap", "LeaseAsk"), ("ap", "LeaseAsk"), ("eu", "LeaseRenewal")]
-    us.manager.greeted("ap", leases=True, renewals=True)
+    us.manager.greeted("ap", Greeted(leases=True, renewals=True))
     assert sorted(said()) == [("ap", "LeaseAsk"), ("ap", "LeaseAsk"), ("eu", "LeaseRenewal")]
     assert sorted(said()) == [("ap", "LeaseRenewal"), ("eu", "LeaseRenewal")]
-    us.manager.greeted("eu", leases=True, renewals=False)
+    us.manager.greeted("eu", Greeted(leases=True, renewals=False))
     assert said() == [("ap", "LeaseRenewal")]
     assert sorted(said()) == [("ap", "LeaseRenewal"), ("eu", "LeaseAsk"), ("eu", "LeaseAsk")]
     assert len(us.held) == 300
@@ -188,8 +191,8 @@ def test_a_region_of_an_older_version_is_asked_by_name_each_time() -> None:
 
 def test_what_was_given_back_is_said_before_the_rest_is_renewed() -> None:
     us = Region()
-    us.manager.greeted("ap", leases=True, renewals=True)
-    us.manager.greeted("eu", leases=True, renewals=True)
+    us.manager.greeted("ap", Greeted(leases=True, renewals=True))
+    us.manager.greeted("eu", Greeted(leases=True, renewals=True))
     for number in range(3):
         us.want((f"t{number}", "s", "us"))
     us.manager.tick()
@@ -225,7 +228,7 @@ def test_who_dispatches_what_is_told_with_a_reason() -> None:
     us.manager.tick()
     assert us.manager.holder_of(stream) == ("", 0, "no majority of ap, eu, us: ap, eu cannot be reached")
     for region in ("ap", "eu"):
-        us.manager.greeted(region, leases=True, renewals=True)
+        us.manager.greeted(region, Greeted(leases=True, renewals=True))
     us.now_ms += TIMES.step
     us.manager.tick()
     us.grant_all()
@@ -244,5 +247,5 @@ def test_of_two_it_is_said_why_nobody_takes_over_and_a_witness_is_one_more() -> 
     assert us.manager.holder_of(stream)[2] == alone
     us.manager.want(stream, VOTERS, "eu")
     assert us.manager.holder_of(stream)[2] == "no majority of ap, eu, us: ap, eu cannot be reached"
-    us.manager.greeted("ap", leases=True, renewals=True)
+    us.manager.greeted("ap", Greeted(leases=True, renewals=True))
     assert us.manager.holder_of(stream)[2] == "waiting for votes"

@@ -17,10 +17,10 @@ from meridian_broker.gateway.client_errors import ConnectionLost
 from meridian_broker.gateway.links import LinkStatus, PeerLinks, Resolver, Send
 from meridian_broker.ledgers.store import WhenDurable
 from meridian_broker.positions import Progress
+from meridian_broker.replication.peers import peer_name, region_of
 from meridian_broker.replication.progress.codec import command, decode, encode
 from meridian_broker.replication.progress.exchange import ProgressExchange
 from meridian_broker.replication.progress.messages import Hello, PeerMessage
-from meridian_broker.replication.progress.routes import peer_name, region_of
 from meridian_broker.replication.progress.statuses import PeerStatus
 from meridian_broker.replication.progress.waits import BarrierResult
 

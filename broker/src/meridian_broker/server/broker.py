@@ -204,16 +204,18 @@ class BrokerProcess:
             now_ms=self.scheduler.now_ms,
             queue_size=replication.replication_producer_queue_size,
         )
-        streams = LeasedTopics(registry)
+        streams = LeasedTopics(registry, is_one_of_several=self.several is not None)
         stack.push_async_callback(streams.witness.close)
         self.leases = LeaseManager(
             streams,
-            f"{self.region}#{self.fence}",
+            f"{self.region}#{self.broker_id}.{self.fence}"
+            if self.several is not None
+            else f"{self.region}#{self.fence}",
             self.scheduler.monotonic_ms,  # counts suspended time: a lease lasts no longer here than elsewhere (R26)
             LeaseTimes(duration=replication.dispatch_lease_seconds * 1000),
-            has_votes=self.several is None,
+            is_one_of_several=self.several is not None,
         )
-        if self.several is None:  # several brokers do not vote
+        if self.several is None:
             streams.witness.bind(self.leases)
         if isinstance(self.ledgers, OffloadedLedgers):
             self.offload = OffloadRounds(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Protocol
 
 from meridian_broker.ledgers.store import WhenDurable
@@ -36,6 +36,11 @@ class Ownership(Protocol):
         """Whether it is known here if the topic is on record; without one, if that is so of all topics owned here."""
         ...
 
+    def is_valid(self) -> bool:
+        """Whether this broker owns anything at this instant, by its own clock: an owner that was suspended for longer
+        than its lease does not."""
+        ...
+
 
 class EveryTopic:
     """Ownership in a region of one broker: it owns every topic, in a term that lasts as long as its process."""
@@ -54,6 +59,9 @@ class EveryTopic:
         return True
 
     def is_surveyed(self, _topic: str | None = None, /) -> bool:
+        return True
+
+    def is_valid(self) -> bool:
         return True
 
 
@@ -118,6 +126,12 @@ class Leasing(Protocol):
 
     def release(self, stream: Stream, /) -> None:
         """The share is not dispatched here any more: others may have it."""
+
+    def leave(self, streams: Iterable[Stream], /) -> None:
+        """Their topic is being closed: release them at once, as far as they are held."""
+
+    def left(self, topics: Container[str], /) -> None:
+        """This broker does not own these topics any more: what it voted is found by whoever votes next."""
 
     def found(self, stream: Stream, holder: str, term: int, duration_ms: int, /) -> None:
         """A vote of this region was found."""

@@ -29,7 +29,7 @@ from meridian_broker.topics.compaction.borrowed import BorrowedCompaction
 from meridian_broker.topics.compaction.compaction import Compaction
 from meridian_broker.topics.context import TopicContext, TopicSetup
 from meridian_broker.topics.cursors import seeking
-from meridian_broker.topics.dispatch_scope.shares import follow
+from meridian_broker.topics.dispatch_scope.shares import follow, leave
 from meridian_broker.topics.journal.progress_log import ProgressLog
 from meridian_broker.topics.journal.topic_record import QUARANTINED
 from meridian_broker.topics.limits import TopicLimits
@@ -162,6 +162,8 @@ class Topic(TopicContext):
                 "%s: acknowledged entries could not be looked up in time and will be delivered again", self.name
             )
         self.take_acknowledgements()
+        for subscription in self.subscriptions.values():
+            leave(subscription)
         self.deduplication.record()
         await self.compaction.close()
         await self.progress_log.close(to_rest=to_rest)

@@ -90,7 +90,7 @@ def _check(admin: AdminState, subscription: Subscription, wanted: str | None, wi
     topic = subscription.topic
     if witness and witness not in admin.catalog.known_clusters():
         raise Refused(412, f"{witness} cannot be a witness of {topic.name}: this region knows no region of that name")
-    if witness and (objection := admin.leases.objection((witness,), sure=True)):
+    if witness and (objection := admin.leases.objection_to_witness(witness)):
         raise Refused(412, f"{witness} cannot be a witness of {topic.name}: {objection}")
     if wanted is None and subscription.record.scope != ORIGIN:
         raise Refused(412, f"{subscription.name!r} has dispatch scope local, so there is no vote on it")

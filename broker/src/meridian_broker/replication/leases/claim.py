@@ -26,6 +26,8 @@ class Claim:
     """Pairs of voters and the number of votes needed from them; every pair must be satisfied."""
     by_name: set[str] = field(default_factory=set)
     """Voters not known to have promised the current request: they are asked by name."""
+    granted_by: dict[str, str] = field(default_factory=dict)
+    """The other voters, each with the peer that answered for it."""
     state: State = State.IDLE
     until_ms: int = 0
     """The stream may be read before this time, by the holder's clock; 0: not at all."""

@@ -86,13 +86,17 @@ class LeaseTimes:
 class LeaseHost(Protocol):
     """The owner of claims."""
 
-    def can_ask(self, voter: str) -> bool:
+    def peer_of(self, voter: str, topic: str) -> str:
+        """What answers for a voter on a topic's streams: the voter itself, or that one of its brokers which owns the
+        topic."""
+
+    def can_ask(self, peer: str) -> bool:
         """Whether it can be reached."""
 
-    def can_renew(self, voter: str) -> bool:
+    def can_renew(self, peer: str) -> bool:
         """Whether it understands renewals without names."""
 
-    def send(self, voter: str, message: LeaseMessage) -> None: ...
+    def send(self, peer: str, message: LeaseMessage) -> None: ...
 
     def promised_ms(self, stream: Stream) -> int:
         """How long this region's own vote is promised to another holder."""
@@ -163,6 +167,7 @@ class Leases:
         self._renewals.left(claim)
         claim.voter_sets, claim.preferred, claim.voters = voter_sets, preferred, voter_sets.voters
         claim.by_name = set(claim.voters)
+        claim.granted_by = {}
         is_first = voter_sets.committed == ZERO
         quorums = tuple(
             ((self._me,), 1)
@@ -192,6 +197,13 @@ class Leases:
             claim.next_ms = now_ms + self.times.step + self._patience(claim)
             self._wake(claim.next_ms)
 
+    def leave(self, streams: Iterable[Stream], now_ms: int) -> None:
+        """These are not read here any more, nor wanted: release them without a delay."""
+        for stream in streams:
+            if (claim := self.claims.get(stream)) is not None:
+                claim.unwanted_ms = now_ms
+                self.release(stream, now_ms)
+
     def release_unwanted(self, now_ms: int) -> None:
         """Release unwanted streams now, without waiting for consumers to return."""
         for claim in list(self.claims.values()):
@@ -217,9 +229,9 @@ class Leases:
                     self.release(claim.stream, now_ms)
             elif now_ms >= claim.next_ms:
                 if self._happened(claim, Event.DUE, now_ms) in (Action.ASK, Action.ASK_AGAIN):
-                    _add(asking, claim, claim.voters)
+                    self._add(asking, claim, claim.voters)
             elif is_beat and claim.state is State.HELD and claim.by_name:
-                _add(asking, claim, claim.by_name)
+                self._add(asking, claim, claim.by_name)
         if asking or is_beat:
             number = self._next_number(now_ms)
             self._ask(number, asking)
@@ -290,7 +302,7 @@ class Leases:
         if not is_preferred and (left := self._host.promised_ms(claim.stream)) > 0:
             claim.next_ms = now_ms + left + patience
             return False
-        reachable = dict.fromkeys((voter for voter in claim.voters if self._host.can_ask(voter)), now_ms)
+        reachable = dict.fromkeys((voter for voter in claim.voters if self._can_ask(voter, claim)), now_ms)
         if self._until(claim, reachable) is None:
             claim.next_ms = now_ms + self.times.step
             return False
@@ -310,25 +322,41 @@ class Leases:
         return self._number
 
     def _ask(self, number: int, asking: dict[str, list[Claim]]) -> None:
-        """Ask voters for claims by name."""
-        for voter, claims in sorted(asking.items()):
-            if not self._host.can_ask(voter):
+        """Ask peers for claims by name."""
+        for peer, claims in sorted(asking.items()):
+            if not self._host.can_ask(peer):
                 continue
             for some in range(0, len(claims), ITEMS_MAX):
                 part = tuple(claim.item for claim in claims[some : some + ITEMS_MAX])
-                self._host.send(voter, LeaseAsk(number, self.holder, self.times.duration, part))
+                self._host.send(peer, LeaseAsk(number, self.holder, self.times.duration, part))
+
+    def _add(self, asking: dict[str, list[Claim]], claim: Claim, voters: Iterable[str]) -> None:
+        for voter in voters:
+            asking.setdefault(self._host.peer_of(voter, claim.stream[0]), []).append(claim)
+
+    def _can_ask(self, voter: str, claim: Claim) -> bool:
+        return self._host.can_ask(self._host.peer_of(voter, claim.stream[0]))
 
     def _renew(self, number: int) -> None:
-        """Ask voters to renew all their promises, without names."""
-        for voter, renewal in self._renewals.questions(number, self._host.can_renew):
-            self._host.send(voter, renewal)
+        """Ask peers to renew all their promises, without names."""
+        for peer, renewal in self._renewals.questions(number, self._host.can_renew):
+            self._host.send(peer, renewal)
 
-    def renewed(self, voter: str, answer: LeaseRenewed, now_ms: int) -> None:
-        """A voter renewed its promises, as far as both sides agree on them."""
+    def moved(self, voter: str) -> None:
+        """Other brokers of a voter's region may own topics now: they are asked by name."""
+        for claim in self.claims.values():
+            if voter in claim.granted_by:
+                self._renewals.follow(voter, claim, self._host.peer_of(voter, claim.stream[0]))
+
+    def renewed(self, voter: str, answer: LeaseRenewed, now_ms: int, peer: str = "") -> None:
+        """A voter renewed its promises, as far as both sides agree on them.
+
+        :param peer: that one of its brokers which did; empty: it has one.
+        """
         asked_ms = self._asked_ms.get(answer.number)
         if asked_ms is None:
             return
-        renewed, unknown = self._renewals.answered(voter, answer)
+        renewed, unknown = self._renewals.answered(peer or voter, answer)
         quorums: Quorums = ()
         like: dict[str, int] = {}
         until: int | None = None
@@ -346,10 +374,13 @@ class Leases:
             else:
                 claim.until_ms = until + self._usable
         if unknown:
-            self._ask(self._next_number(now_ms), {voter: unknown})
+            asking: dict[str, list[Claim]] = {}
+            for claim in unknown:
+                self._add(asking, claim, (voter,))
+            self._ask(self._next_number(now_ms), asking)
 
-    def answered(self, voter: str, answer: LeaseAnswer, now_ms: int) -> None:
-        """A voter answered which votes it gives."""
+    def answered(self, voter: str, answer: LeaseAnswer, now_ms: int, peer: str = "") -> None:
+        """A voter answered which votes it gives. :param peer: see ``renewed``."""
         asked_ms = self._asked_ms.get(answer.number)
         if asked_ms is None:
             return
@@ -363,8 +394,8 @@ class Leases:
             if item.granted:
                 claim.asked_ms[voter] = max(claim.asked_ms.get(voter, 0), asked_ms)
                 claim.refusals.pop(voter, None)
-                if self._host.can_renew(voter):
-                    self._renewals.granted(voter, claim, self._number)
+                if self._host.can_renew(peer or voter):
+                    self._renewals.granted(voter, claim, self._number, peer or voter)
             else:
                 claim.refusals[voter] = item
                 self._renewals.refused(voter, claim)
@@ -408,7 +439,7 @@ class Leases:
         possible = [
             voter
             for voter in claim.voters
-            if voter in claim.asked_ms or (voter not in claim.refusals and self._host.can_ask(voter))
+            if voter in claim.asked_ms or (voter not in claim.refusals and self._can_ask(voter, claim))
         ]
         return self._until(claim, dict.fromkeys(possible, 1)) is not None
 
@@ -452,7 +483,8 @@ class Leases:
     def _let_go(self, claim: Claim) -> None:
         if claim.state != State.IDLE:
             for voter in claim.voters:
-                self._host.send(voter, LeaseRelease(self.holder, ((claim.stream, claim.term),)))
+                peer = self._host.peer_of(voter, claim.stream[0])
+                self._host.send(peer, LeaseRelease(self.holder, ((claim.stream, claim.term),)))
         claim.state, claim.until_ms = State.IDLE, 0
         self._renewals.left(claim)
         claim.asked_ms.clear()
@@ -470,8 +502,3 @@ class Leases:
                 self._happened(claim, Event.PREFERRED_ASKS, now_ms)
             elif region < self._me:
                 self._happened(claim, Event.ANOTHER_ASKS, now_ms)
-
-
-def _add(asking: dict[str, list[Claim]], claim: Claim, voters: Iterable[str]) -> None:
-    for voter in voters:
-        asking.setdefault(voter, []).append(claim)

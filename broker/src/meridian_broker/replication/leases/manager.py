@@ -3,13 +3,17 @@
 
 The two halves communicate only by messages: this region's own vote is requested like any
 other. A region of an older version does not know leases; it gets no messages, and ``objection`` reports it.
+
+In a region of several brokers, the one that owns a topic speaks for the region on its streams: it asks for them, and
+votes on them. Votes are stored with the topic, so its next owner finds them before it votes, and the fence of the
+topic's term keeps an earlier owner from storing any. Messages go from owner to owner (``LeaseLinks.peer_of``).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Final, Protocol
+from collections.abc import Callable, Container, Iterable
+from typing import Final, NamedTuple, Protocol
 
 from meridian_broker.replication.leases.claim import Claim
 from meridian_broker.replication.leases.leases import Leases, LeaseTimes
@@ -30,6 +34,7 @@ from meridian_broker.replication.leases.messages import (
 from meridian_broker.replication.leases.quorums import VoterSets, preferred_among
 from meridian_broker.replication.leases.reconfiguration import Reconfiguration, Subject, VoterDirectory
 from meridian_broker.replication.leases.voter import Vote, VoteBasis, Voter
+from meridian_broker.replication.peers import region_of
 
 TURNS: Final = 4
 TIDY_MS: Final = 60_000
@@ -69,13 +74,29 @@ class LeasedTopics(VoterDirectory, Protocol):
         """Whether leases are possible may have changed."""
 
 
-class LeaseLinks(Protocol):
-    """The links to other regions."""
+class Greeted(NamedTuple):
+    """What a peer supports."""
 
-    def send_lease(self, region: str, message: LeaseMessage) -> None:
+    leases: bool
+    renewals: bool
+    """... without names."""
+    finds_owners: bool = False
+    """It takes part in leases also where a region has several brokers."""
+    is_divided: bool = False
+    """Its region has several brokers."""
+
+
+class LeaseLinks(Protocol):
+    """The links to other regions. A *peer* is a region of one broker, or a broker of another one."""
+
+    def peer_of(self, region: str, topic: str) -> str:
+        """The one that owns the topic there; a region of several brokers itself, which cannot be reached, if none is
+        known to own it."""
+
+    def send_lease(self, peer: str, message: LeaseMessage) -> None:
         """Without effect if there is no link."""
 
-    def is_up(self, region: str) -> bool: ...
+    def is_up(self, peer: str) -> bool: ...
 
 
 class LeaseManager:
@@ -88,30 +109,29 @@ class LeaseManager:
         now_ms: Callable[[], int],
         times: LeaseTimes | None = None,
         *,
-        has_votes: bool = True,
+        is_one_of_several: bool = False,
     ) -> None:
         """
-        :param has_votes: false in a region of several brokers, which neither vote nor ask for leases.
+        :param is_one_of_several: of the brokers of its region.
         :param holder: this life of the broker; its region's name, ``#`` and something that no other life has.
         :param now_ms: a monotonic clock that includes time in which the machine is suspended.
         """
         self._topics = topics
-        self._has_votes = has_votes
+        self._is_one_of_several = is_one_of_several
         self.now_ms = now_ms
         self.leases = Leases(self, topics.region, holder, times)
         self.voter = Voter(self)
-        self.reconfiguration = Reconfiguration(topics, topics.region, now_ms, self._is_clean, self.can_ask, self.send)
+        self.reconfiguration = Reconfiguration(
+            *(topics, topics.region, now_ms, self._is_clean),
+            *(self.peer_of, self.can_ask, self.send),
+        )
         self.links: LeaseLinks | None = None
         self.wake: Callable[[], None] = lambda: None
         """Requests a ``tick`` soon."""
         self.is_foreign: Callable[[str], bool] = lambda _: False
         """Whether a region is not a Meridian region."""
-        self._speaks: dict[str, bool] = {}
-        """Region -> whether it supports leases; regions that have not greeted yet are missing."""
-        self._divided = set[str]()
-        """Regions of several brokers."""
-        self._renews = {topics.region}
-        """Regions that support renewals without names."""
+        self._speaks: dict[str, Greeted] = {}
+        """What peers said that they support; those that have not greeted yet are missing."""
         self._own: deque[LeaseMessage] = deque()
         self._tidy_ms = 0
         self._releases: dict[str, list[tuple[Stream, int]]] = {}
@@ -128,19 +148,28 @@ class LeaseManager:
 
         :param sure: also object to regions that have not greeted yet.
         """
-        for region in sorted(regions):
-            if region == self._topics.region:
-                if not self._has_votes:
-                    return f"{region} has several brokers, which have no leases yet"
-                continue
+        others = sorted(set(regions) - {self._topics.region})
+        said = {region: self._speaks.get(region) for region in others}
+        divided = [region for region, one in said.items() if one is not None and one.is_divided]
+        for region, one in said.items():
             if self.is_foreign(region):
                 return f"{region} is not a Meridian region"
-            if region in self._divided:
-                return f"{region} has several brokers, which have no leases yet"
-            if not self._speaks.get(region, not sure):
-                heard = region in self._speaks
-                return f"{region} {'runs a version without leases' if heard else 'was not reached yet'}"
+            if one is None:
+                if sure:
+                    return f"{region} was not reached yet"
+            elif not one.leases:
+                return f"{region} runs a version without leases"
+            elif (self._is_one_of_several or divided) and not one.finds_owners:
+                several = self._topics.region if self._is_one_of_several else divided[0]
+                return f"{region} runs a version without leases in regions of several brokers, as {several} is"
         return ""
+
+    def objection_to_witness(self, region: str) -> str:
+        """Why a region cannot vote on topics that it does not have; empty: it can."""
+        said = self._speaks.get(region)
+        if said is not None and said.is_divided:
+            return f"{region} has several brokers, and votes on topics that it has itself only"
+        return self.objection((region,), sure=True)
 
     def want(self, stream: Stream, voter_sets: VoterSets, preferred: str) -> Claim:
         claim = self.leases.want(stream, voter_sets, preferred, self.now_ms())
@@ -159,6 +188,16 @@ class LeaseManager:
     def release(self, stream: Stream) -> None:
         self.leases.release(stream, self.now_ms())
         self.wake()
+
+    def leave(self, streams: Iterable[Stream]) -> None:
+        """Their topic is being closed: release them at once, as far as they are held."""
+        self.leases.leave(streams, self.now_ms())
+        self._drain()
+
+    def left(self, topics: Container[str]) -> None:
+        """This broker does not own these topics any more."""
+        self.leave([stream for stream in self.leases.claims if stream[0] in topics])
+        self.voter.moved(topics)
 
     def release_unwanted(self) -> None:
         """Release streams without consumers: this broker is stopping, so no consumer will come."""
@@ -183,7 +222,8 @@ class LeaseManager:
         if claim is None or claim.unwanted_ms is not None:
             return "no consumer is connected here, and this region has not voted"
         known = claim.voter_sets
-        if away := [voter for voter in claim.voters if not self.can_ask(voter)]:
+        topic = claim.stream[0]
+        if away := [voter for voter in claim.voters if not self.can_ask(self.peer_of(voter, topic))]:
             for _, voters in known.lists:
                 gone = ", ".join(voter for voter in voters if voter in away)
                 if gone and len(voters) == 2 and known.is_committed:
@@ -198,23 +238,22 @@ class LeaseManager:
 
     # -- from links ----------------------------------------------------------------------------------------------
 
-    def greeted(self, region: str, *, leases: bool, renewals: bool, is_divided: bool = False) -> None:
-        """A region reported whether it supports leases, and renewals without names, and whether it has several
-        brokers."""
-        if is_divided:
-            self._divided.add(region)
-        else:
-            self._divided.discard(region)
-        if renewals:
-            self._renews.add(region)
-        else:
-            self._renews.discard(region)
-        if self._speaks.get(region) != leases:
-            self._speaks[region] = leases
+    def greeted(self, peer: str, greeted: Greeted) -> None:
+        """A peer reported what it supports; or a region of several brokers did, before it named them."""
+        if self._speaks.get(peer) != greeted:
+            self._speaks[peer] = greeted
             self._topics.follow_regions()
 
-    def received(self, region: str, message: LeaseMessage, reply: Callable[[LeaseMessage], None]) -> None:
-        now = self.now_ms()
+    def gone(self, peer: str) -> None:
+        """It is no peer any more."""
+        self._speaks.pop(peer, None)
+
+    def moved(self, region: str) -> None:
+        """In a region of several brokers, other ones than before may own topics."""
+        self.leases.moved(region)
+
+    def received(self, peer: str, message: LeaseMessage, reply: Callable[[LeaseMessage], None]) -> None:
+        now, region = self.now_ms(), region_of(peer)
         match message:
             case LeaseAsk():
                 self.leases.others_asked(region, message, now)
@@ -223,12 +262,12 @@ class LeaseManager:
             case LeaseRenewal():
                 self.voter.renew(message, reply, now)
             case LeaseRenewed():
-                self.leases.renewed(region, message, now)
+                self.leases.renewed(region, message, now, peer)
             case LeaseRelease():
                 self.voter.released(message)
                 self.leases.freed(message, now)
             case LeaseAnswer():
-                self.leases.answered(region, message, now)
+                self.leases.answered(region, message, now, peer)
                 unknown = {item.stream[:2] for item in message.items if item.reason in (OTHER_VOTERS, NOT_SERVED)}
                 self.reconfiguration.tell(region, unknown)
             case VotersAsk():
@@ -254,23 +293,28 @@ class LeaseManager:
 
     # -- the host of claims --------------------------------------------------------------------------------------
 
-    def can_ask(self, voter: str) -> bool:
-        if voter == self._topics.region:
+    def peer_of(self, voter: str, topic: str) -> str:
+        return voter if voter == self._topics.region or self.links is None else self.links.peer_of(voter, topic)
+
+    def can_ask(self, peer: str) -> bool:
+        if peer == self._topics.region:
             return True
-        return self._speaks.get(voter, False) and self.links is not None and self.links.is_up(voter)
+        said = self._speaks.get(peer)
+        return said is not None and said.leases and self.links is not None and self.links.is_up(peer)
 
-    def can_renew(self, voter: str) -> bool:
-        return voter in self._renews
+    def can_renew(self, peer: str) -> bool:
+        said = self._speaks.get(peer)
+        return peer == self._topics.region or (said is not None and said.renewals)
 
-    def send(self, voter: str, message: LeaseMessage) -> None:
+    def send(self, peer: str, message: LeaseMessage) -> None:
         if isinstance(message, LeaseRelease):
-            self._releases.setdefault(voter, []).extend(message.items)
+            self._releases.setdefault(peer, []).extend(message.items)
             return
-        self._say_released(voter)  # first, because what follows depends on it
-        if voter == self._topics.region:
+        self._say_released(peer)  # first, because what follows depends on it
+        if peer == self._topics.region:
             self._own.append(message)
-        elif self.links is not None and self.can_ask(voter):
-            self.links.send_lease(voter, message)
+        elif self.links is not None and self.can_ask(peer):
+            self.links.send_lease(peer, message)
 
     def promised_ms(self, stream: Stream) -> int:
         now = self.now_ms()
@@ -291,17 +335,17 @@ class LeaseManager:
         while self._own or self._releases:
             while self._own:
                 self._hear_own(self._own.popleft())
-            for voter in list(self._releases):
-                self._say_released(voter)
+            for peer in list(self._releases):
+                self._say_released(peer)
 
-    def _say_released(self, voter: str) -> None:
-        items = self._releases.pop(voter, [])
+    def _say_released(self, peer: str) -> None:
+        items = self._releases.pop(peer, [])
         for some in range(0, len(items), ITEMS_MAX):
             release = LeaseRelease(self.leases.holder, tuple(items[some : some + ITEMS_MAX]))
-            if voter == self._topics.region:
+            if peer == self._topics.region:
                 self.voter.released(release)
-            elif self.links is not None and self.can_ask(voter):
-                self.links.send_lease(voter, release)
+            elif self.links is not None and self.can_ask(peer):
+                self.links.send_lease(peer, release)
 
     def _hear_own(self, message: LeaseMessage) -> None:
         def answered(answer: LeaseAnswer | LeaseRenewed) -> None:

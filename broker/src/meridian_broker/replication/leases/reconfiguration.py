@@ -54,15 +54,19 @@ class Reconfiguration:
         me: str,
         now_ms: Callable[[], int],
         is_clean: Callable[[Subject, int], bool],
+        peer_of: Callable[[str, str], str],
         can_ask: Callable[[str], bool],
         send: Callable[[str, VotersAsk | VotersAnswer], None],
     ) -> None:
-        """:param is_clean: whether this voter has made no binding promise since it learned of the lists with this
-        mark."""
+        """
+        :param is_clean: whether this voter has made no binding promise since it learned of the lists with this mark.
+        :param peer_of: what answers for a voter on a topic, see ``LeaseHost``, as for ``can_ask`` and ``send``.
+        """
         self._directory = directory
         self._me = me
         self._now_ms = now_ms
         self._is_clean = is_clean
+        self._peer_of = peer_of
         self._can_ask = can_ask
         self._send = send
         self._open: dict[Subject, _Question] = {}
@@ -101,23 +105,26 @@ class Reconfiguration:
                 for voter in known[0].voters:
                     agrees = voter in question.heard and question.wanted.get(voter) in ((), known[1])
                     if not agrees or voter == self._me:  # at the latest, its own answer shows that all agree
-                        items.setdefault(voter, []).append(VotersItem(*subject, known[0], known[1]))
+                        peer = self._peer_of(voter, subject[0])
+                        items.setdefault(peer, []).append(VotersItem(*subject, known[0], known[1]))
         self._next_ms = min((question.next_ms for question in self._open.values()), default=None)
-        for voter, wanted in items.items():
+        for peer, wanted in items.items():
             for some in range(0, len(wanted), ITEMS_MAX):
                 ask = VotersAsk(tuple(wanted[some : some + ITEMS_MAX]))
-                if voter == self._me:
+                if peer == self._me:
                     self.asked(ask, self.answered_by_me)
-                elif self._can_ask(voter):
-                    self._send(voter, ask)
+                elif self._can_ask(peer):
+                    self._send(peer, ask)
 
     def tell(self, voter: str, subjects: set[Subject]) -> None:
         """Send a voter the lists known here, because it lacks some or knows more."""
-        items = [
-            VotersItem(*one, *known) for one in sorted(subjects) if (known := self._directory.known(one)) is not None
-        ]
-        if items and voter != self._me and self._can_ask(voter):
-            self._send(voter, VotersAsk(tuple(items)))
+        items: dict[str, list[VotersItem]] = {}
+        for one in sorted(subjects) if voter != self._me else ():
+            if (known := self._directory.known(one)) is not None:
+                items.setdefault(self._peer_of(voter, one[0]), []).append(VotersItem(*one, *known))
+        for peer, told in items.items():
+            if self._can_ask(peer):
+                self._send(peer, VotersAsk(tuple(told)))
 
     def asked(self, ask: VotersAsk, reply: Callable[[VotersAnswer], None]) -> None:
         """Another region asks for this region's knowledge."""
@@ -154,10 +161,15 @@ class Reconfiguration:
                 continue
             if item.is_clean:
                 question.heard.add(voter)
-            missing = [v for v in voter_sets.voters if v not in question.heard and (v == self._me or self._can_ask(v))]
-            others = [v for v, theirs in question.wanted.items() if theirs not in ((), wanted) and self._can_ask(v)]
+            missing = [v for v in voter_sets.voters if v not in question.heard and self._is_there(v, subject)]
+            others = [
+                v for v, said in question.wanted.items() if said not in ((), wanted) and self._is_there(v, subject)
+            ]
             if not missing and not others:
                 self._directory.commit(subject, frozenset(question.heard))
+
+    def _is_there(self, voter: str, subject: Subject) -> bool:
+        return voter == self._me or self._can_ask(self._peer_of(voter, subject[0]))
 
 
 @dataclass(slots=True)

@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The grants of each voter to this holder, for renewal without naming streams (R26, ``grant_digests.py``)."""
+"""The grants of each voter to this holder, for renewal without naming streams (R26, ``grant_digests.py``).
+
+A voter is a region. Where it has several brokers, each answers for the topics that it owns, so grants are kept by
+*peer*: the broker that answered, or the region itself if it has one broker. A stream whose topic has another peer now
+is asked for by name there.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +16,30 @@ from meridian_broker.replication.leases.messages import LeaseRenewal, LeaseRenew
 
 
 class Renewals:
-    """For each voter of a claim, either the claim is among that voter's grants, or the voter is in
-    ``Claim.by_name``."""
+    """For each voter of a claim, either the claim is among the grants of one of that voter's peers
+    (``Claim.granted_by``), or the voter is in ``Claim.by_name``."""
 
     def __init__(self, holder: str) -> None:
         self._holder = holder
         self._granted: dict[str, GrantDigests[tuple[Claim, int]]] = {}
-        """Each claim with the number of the last question sent before it was granted."""
+        """By peer: each claim with the number of the last question sent before it was granted."""
 
-    def granted(self, voter: str, claim: Claim, number: int) -> None:
+    def granted(self, voter: str, claim: Claim, number: int, peer: str) -> None:
         """The voter granted it by name. :param number: of the last question sent, to any voter."""
+        if claim.granted_by.get(voter, peer) != peer:
+            self.refused(voter, claim)
         if voter in claim.by_name:
-            granted = self._granted.get(voter)
+            granted = self._granted.get(peer)
             if granted is None:
-                granted = self._granted[voter] = GrantDigests(self._holder)
+                granted = self._granted[peer] = GrantDigests(self._holder)
             granted.put(claim.item, (claim, number))
             claim.by_name.discard(voter)
+            claim.granted_by[voter] = peer
 
     def refused(self, voter: str, claim: Claim) -> None:
         """The voter refused the last request, or has to be asked by name again."""
-        if voter not in claim.by_name:
-            self._granted[voter].drop(claim.stream)
+        if (peer := claim.granted_by.pop(voter, None)) is not None:
+            self._granted[peer].drop(claim.stream)
             claim.by_name.add(voter)
 
     def left(self, claim: Claim) -> None:
@@ -39,28 +47,37 @@ class Renewals:
         for voter in claim.voters:
             self.refused(voter, claim)
 
-    def questions(self, number: int, can_renew: Callable[[str], bool]) -> Iterator[tuple[str, LeaseRenewal]]:
-        """Messages to send, with their voters. :param can_renew: whether that voter understands them."""
-        for voter, granted in self._granted.items():
-            if not can_renew(voter):  # it runs an older version by now
-                for index in list(granted.parts):
-                    self._empty(voter, index)
-            elif granted.parts:
-                yield voter, LeaseRenewal(number, self._holder, tuple(granted.digests()))
+    def follow(self, voter: str, claim: Claim, peer: str) -> None:
+        """This peer answers for the voter now."""
+        if claim.granted_by.get(voter, peer) != peer:
+            self.refused(voter, claim)
 
-    def answered(self, voter: str, answer: LeaseRenewed) -> tuple[list[Claim], list[Claim]]:
+    def questions(self, number: int, can_renew: Callable[[str], bool]) -> Iterator[tuple[str, LeaseRenewal]]:
+        """Messages to send, with their peers. :param can_renew: whether that peer understands them."""
+        for peer, granted in list(self._granted.items()):
+            if not granted.parts:
+                del self._granted[peer]
+            elif not can_renew(peer):  # it runs an older version by now
+                for index in list(granted.parts):
+                    self._empty(peer, index)
+            else:
+                yield peer, LeaseRenewal(number, self._holder, tuple(granted.digests()))
+
+    def answered(self, peer: str, answer: LeaseRenewed) -> tuple[list[Claim], list[Claim]]:
         """Claims that were renewed, and those that must be requested by name."""
-        granted = self._granted.get(voter)
+        granted = self._granted.get(peer)
         if granted is None:
             return [], []
-        unknown = [claim for index in answer.differing for claim in self._empty(voter, index)]
+        unknown = [claim for index in answer.differing for claim in self._empty(peer, index)]
         renewed = [
             claim for part in granted.parts.values() for claim, since in part.grants.values() if since < answer.number
         ]
         return renewed, unknown
 
-    def _empty(self, voter: str, index: int) -> list[Claim]:
-        claims = [claim for claim, _ in self._granted[voter].empty(index)]
+    def _empty(self, peer: str, index: int) -> list[Claim]:
+        claims = [claim for claim, _ in self._granted[peer].empty(index)]
         for claim in claims:
+            (voter,) = (voter for voter, by in claim.granted_by.items() if by == peer)
+            del claim.granted_by[voter]
             claim.by_name.add(voter)
         return claims

@@ -12,7 +12,7 @@ later one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
@@ -143,11 +143,21 @@ class Voter:
                 continue
             self._strike(stream)
             if self._ballots.voter_sets(stream) is None:
-                del self.votes[stream]
-                origins = self._origins[stream[:2]]
-                origins.discard(stream[2])
-                if not origins:
-                    del self._origins[stream[:2]]
+                self._forget(stream)
+
+    def moved(self, topics: Container[str]) -> None:
+        """Another broker of this region may vote on the streams of these topics from now on. If this one is to vote on
+        them again, it finds on disk what was promised meanwhile, and by whom."""
+        for stream in [stream for stream in self.votes if stream[0] in topics]:
+            self._strike(stream)
+            self._forget(stream)
+
+    def _forget(self, stream: Stream) -> None:
+        del self.votes[stream]
+        origins = self._origins[stream[:2]]
+        origins.discard(stream[2])
+        if not origins:
+            del self._origins[stream[:2]]
 
     def promised(self, stream: Stream, now_ms: int) -> Vote | None:
         """The vote that binds this voter now."""

@@ -11,6 +11,7 @@ from typing import Final, Protocol, TypeAlias
 
 from meridian_broker.ledgers.store import Done, LedgerError, WhenDurable
 from meridian_broker.positions.progress import Progress
+from meridian_broker.replication.peers import region_of
 from meridian_broker.replication.progress.digests import DigestCache
 from meridian_broker.replication.progress.lag import Why
 from meridian_broker.replication.progress.messages import (
@@ -25,7 +26,7 @@ from meridian_broker.replication.progress.messages import (
     SubscriptionKey,
 )
 from meridian_broker.replication.progress.peer import Peer
-from meridian_broker.replication.progress.routes import Routes, region_of
+from meridian_broker.replication.progress.routes import Routes
 
 Reply: TypeAlias = Callable[[PeerMessage], None]
 """Answers on the link that a message arrived on. Without effect once that link is down."""

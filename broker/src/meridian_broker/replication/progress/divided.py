@@ -27,10 +27,17 @@ WALK_MS: Final = 5000
 class DividedRegions:
     """See the module's docstring."""
 
-    def __init__(self, context: ExchangeContext, add: Callable[[str], None], remove: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        context: ExchangeContext,
+        add: Callable[[str], None],
+        remove: Callable[[str], None],
+        on_moved: Callable[[str], None],
+    ) -> None:
         """
         :param add: makes a peer, unless its region has too many.
         :param remove: lets go of one.
+        :param on_moved: called with a region in which other brokers may own topics now.
         """
         self.open_link: Callable[[str], None] = lambda _: None
         """Set by the owner of links: a peer of a divided region is to be reached."""
@@ -39,6 +46,7 @@ class DividedRegions:
         self._context = context
         self._add = add
         self._remove = remove
+        self._on_moved = on_moved
         self._links: dict[str, Callable[[PeerMessage], None]] = {}
         """Our links to divided regions."""
         self._walk_ms: int | None = None
@@ -85,6 +93,7 @@ class DividedRegions:
         """A region turned out to have several brokers; its own peer is down."""
         region.is_divided = True
         self._context.routes.divide(region.name)
+        self._on_moved(region.name)
         self.linked(region, send)
 
     def unite(self, region: Peer) -> Callable[[PeerMessage], None] | None:
@@ -93,6 +102,7 @@ class DividedRegions:
         region.is_divided = region.is_awaited = False
         for name in [name for name, peer in self._context.peers.items() if peer.region == region.name != name]:
             self._let_go(name)
+        self._on_moved(region.name)
         return self._links.pop(region.name, None)
 
     def take(self, region: Peer, told: Owners) -> None:
@@ -103,6 +113,7 @@ class DividedRegions:
         for moved in routes.take(region.name, told):
             self._moved(moved)
         self._let_go_of_the_gone(region.name)
+        self._on_moved(region.name)
         if told.is_last:
             routes.begin_walk(self._context.host.open_topics())
             self._walk_ms = self._context.now_ms

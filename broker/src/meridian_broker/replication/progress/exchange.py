@@ -33,8 +33,9 @@ from collections.abc import Callable, Collection
 
 from meridian_broker.ledgers.store import WhenDurable
 from meridian_broker.positions.progress import Progress
-from meridian_broker.replication.leases.manager import LeaseManager
+from meridian_broker.replication.leases.manager import Greeted, LeaseManager
 from meridian_broker.replication.leases.messages import LeaseMessage
+from meridian_broker.replication.peers import peer_name, region_of
 from meridian_broker.replication.progress.anti_entropy import Comparing
 from meridian_broker.replication.progress.barrier import Barriers
 from meridian_broker.replication.progress.barrier_refusals import Refusals
@@ -45,6 +46,7 @@ from meridian_broker.replication.progress.high_watermarks import Ends, EndsSourc
 from meridian_broker.replication.progress.messages import (
     BROKERS_VERSION,
     OLDEST_VERSION,
+    OWNERS_LEASES_VERSION,
     PROTOCOL_VERSION,
     RENEWAL_VERSION,
     Barrier,
@@ -63,7 +65,6 @@ from meridian_broker.replication.progress.messages import (
     SubscriptionKey,
 )
 from meridian_broker.replication.progress.peer import Peer
-from meridian_broker.replication.progress.routes import peer_name, region_of
 from meridian_broker.replication.progress.statuses import PeerStatus, Statuses
 from meridian_broker.replication.progress.waits import BarrierResult, FlushResult, Waits
 
@@ -102,7 +103,7 @@ class ProgressExchange:
         """Of the next peer's DELTA: a peer that goes and comes back gets no number twice."""
         self._context = ExchangeContext(host, self._limits, lambda name: self.divided.wanted(name))
         self._peers = self._context.peers
-        self.divided = DividedRegions(self._context, self.add_peer, self._remove)
+        self.divided = DividedRegions(self._context, self.add_peer, self._remove, self._moved)
         self._waits = Waits(wait_ms=barrier_ms, most=self._limits.waiters)
         self._comparing = Comparing(self._context)
         self._deltas = Deltas(self._context, self._waits, self._comparing)
@@ -143,6 +144,8 @@ class ProgressExchange:
     def _remove(self, name: str) -> None:
         self.disconnected(name, self._context.now_ms)
         self._first_number = max(self._first_number, self._peers.pop(name).next_number)
+        if self.leases is not None:
+            self.leases.gone(name)
         self._context.digests.forget_summary(name)
 
     def connected(self, name: str, send: Callable[[PeerMessage], None], now_ms: int) -> None:
@@ -174,7 +177,7 @@ class ProgressExchange:
             self._host.region,
             peer.next_number,
             answer,
-            self.leases is not None and not self._broker,
+            self.leases is not None,
             self._broker,
             not answer and peer.name == peer.region,
         )
@@ -336,11 +339,12 @@ class ProgressExchange:
                 self._barriers.answered(peer, message)
             case _:
                 if self.leases is not None:
-                    self.leases.received(peer.region, message, reply)
+                    self.leases.received(peer.name, message, reply)
 
     def greeting(self) -> Hello:
         """Answers a link that asks only who owns what."""
-        return Hello(PROTOCOL_VERSION, self._host.region, 1, answer=True, broker=self._broker)
+        leases = self.leases is not None
+        return Hello(PROTOCOL_VERSION, self._host.region, 1, answer=True, leases=leases, broker=self._broker)
 
     def _greeted(self, peer: Peer, hello: Hello, reply: Reply) -> None:
         if hello.answer and peer.name == peer.region and hello.version >= OLDEST_VERSION:
@@ -361,12 +365,13 @@ class ProgressExchange:
             peer.incoming.restarted(hello.next_delta)
             reply(self._hello(peer, answer=True))
         if self.leases is not None:
-            self.leases.greeted(
-                peer.region,
+            supported = Greeted(
                 leases=hello.leases and not peer.incompatible,
                 renewals=hello.version >= RENEWAL_VERSION,
+                finds_owners=hello.version >= OWNERS_LEASES_VERSION,
                 is_divided=bool(hello.broker),
             )
+            self.leases.greeted(peer.name, supported)
 
     def _objection(self, peer: Peer, hello: Hello) -> str:
         """Why nothing can be exchanged with the peer; empty: it can."""
@@ -419,14 +424,23 @@ class ProgressExchange:
 
     # -- the links of leases
 
-    def send_lease(self, region: str, message: LeaseMessage) -> None:
-        peer = self._peers.get(region)
+    def peer_of(self, region: str, topic: str) -> str:
+        """What speaks for a region on who dispatches the topic."""
+        return self._context.routes.voter_in(region, topic)
+
+    def send_lease(self, name: str, message: LeaseMessage) -> None:
+        peer = self._peers.get(name)
         if peer is not None and peer.up and peer.send is not None:
             peer.send(message)
 
-    def is_up(self, region: str) -> bool:
-        """Whether a region of one broker can be reached."""
-        return (peer := self._peers.get(region)) is not None and peer.up
+    def is_up(self, name: str) -> bool:
+        """Whether a peer can be reached; a region of several brokers never can."""
+        return (peer := self._peers.get(name)) is not None and peer.up and not peer.is_divided
+
+    def _moved(self, region: str) -> None:
+        """Other brokers of a region may own topics now."""
+        if self.leases is not None:
+            self.leases.moved(region)
 
     # -- the moment of a switch (R20)
 

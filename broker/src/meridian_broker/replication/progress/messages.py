@@ -16,7 +16,7 @@ from meridian_broker.positions.position import Position
 from meridian_broker.positions.progress import DigestKey
 from meridian_broker.replication.leases.messages import LeaseMessage
 
-PROTOCOL_VERSION: Final = 5
+PROTOCOL_VERSION: Final = 6
 """Version of the peer commands. Versions N and N-1 interwork (DESIGN section 8)."""
 OLDEST_VERSION: Final = 1
 SUMMARY_VERSION: Final = 2
@@ -30,6 +30,9 @@ RENEWAL_VERSION: Final = 4
 BROKERS_VERSION: Final = 5
 """From this version on a peer finds the broker of a region of several that owns a topic; one before it knows regions of
 one broker only."""
+
+OWNERS_LEASES_VERSION: Final = 6
+"""From this version on leases are asked for, and voted on, by the owners of topics (R26)."""
 
 SubscriptionKey: TypeAlias = tuple[str, str]
 """``(topic, subscription)``."""

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from meridian_broker.positions.progress import Progress
+from meridian_broker.replication.peers import region_of
 from meridian_broker.replication.progress.catching_up import CatchingUp
 from meridian_broker.replication.progress.lag import Lag, Trouble, Why
 from meridian_broker.replication.progress.messages import (
@@ -35,7 +36,6 @@ from meridian_broker.replication.progress.messages import (
     Summary,
 )
 from meridian_broker.replication.progress.pending import Pending, PendingKey
-from meridian_broker.replication.progress.routes import region_of
 
 HEALED_MS: Final = 60_000
 """This long after a link is back, what was missed before has been compared often enough."""

@@ -20,6 +20,7 @@ from typing import Final, NamedTuple
 
 from meridian_broker.bounds.regions import DIRECTORY_BUNDLES, DIRECTORY_NAMESPACES
 from meridian_broker.ownership.bundles import place_of
+from meridian_broker.replication.peers import peer_name, region_of
 from meridian_broker.replication.progress.messages import NamespaceOwners, Owners, RemoteBroker
 from meridian_broker.wire.pulsar import topic_name
 
@@ -27,16 +28,6 @@ log = logging.getLogger(__name__)
 
 WALKED: Final = 1000
 """Topics routed in one step of a walk: some milliseconds."""
-
-
-def peer_name(region: str, broker: str) -> str:
-    """:param broker: its id; empty for the only broker of a region."""
-    return f"{region}/{broker}" if broker else region
-
-
-def region_of(peer: str) -> str:
-    """The region of a peer."""
-    return peer.partition("/")[0]
 
 
 class Moved(NamedTuple):
@@ -148,6 +139,17 @@ class Routes:
             return region
         return next((peer for peer in self.peers_of(topic) if region_of(peer) == region), region)
 
+    def voter_in(self, region: str, topic: str) -> str:
+        """The same for any region that votes on who dispatches the topic: a witness is none of its regions.
+
+        :raises ValueError: it is no name.
+        """
+        directory = self._directories.get(region)
+        if directory is None or region in self._regions_of(topic):
+            return self.peer_in(region, topic)
+        name = topic_name.parse(topic)
+        return self._use(region, directory.owner(name.namespace_name, place_of(name)))
+
     def broker(self, peer: str) -> RemoteBroker | None:
         """How to reach a peer of a divided region; None: it is gone, or not known."""
         region, _, broker = peer.partition("/")
@@ -210,11 +212,16 @@ class Routes:
         for region in regions:
             directory = self._directories.get(region)
             broker = "" if directory is None else directory.owner(route.namespace, route.place)
-            peers.add(peer := peer_name(region, broker))
-            if broker and peer not in self._used:
-                self._used.add(peer)
-                self._wanted(peer)
+            peers.add(self._use(region, broker))
         return frozenset(peers)
+
+    def _use(self, region: str, broker: str) -> str:
+        """The name of a peer that is to be reached."""
+        peer = peer_name(region, broker)
+        if broker and peer not in self._used:
+            self._used.add(peer)
+            self._wanted(peer)
+        return peer
 
     # -- all open topics
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from meridian_broker.replication.peers import region_of
 from meridian_broker.replication.progress.messages import SubscriptionKey
-from meridian_broker.replication.progress.routes import region_of
 
 TOO_LATE = "NoAnswerInTime"
 LINK_DOWN = "LinkDown"

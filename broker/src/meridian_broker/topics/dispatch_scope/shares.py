@@ -65,6 +65,14 @@ def commit(subscription: Subscription, heard: frozenset[str]) -> None:
         follow(subscription)
 
 
+def leave(subscription: Subscription) -> None:
+    """Another broker of this region is to serve the topic, which dispatches nothing any more: let it have the shares
+    at once."""
+    leasing = subscription.topic.leasing
+    if leasing is not None and subscription.record.scope == ORIGIN:
+        leasing.leave([(subscription.topic.name, subscription.name, origin) for origin in origins_of(subscription)])
+
+
 def _say_who_votes(subscription: Subscription, leasing: Leasing) -> None:
     """Add a list of voters to those in force if the topic's regions or the witness changed."""
     topic, known, wanted = subscription.topic, subscription.record.voter_sets, wanted_voters(subscription)

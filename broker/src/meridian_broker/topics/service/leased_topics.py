@@ -6,8 +6,11 @@ with the topic, so that a broker that was replaced can vote no more. Where the t
 still be its witness, and keeps its votes in a store of its own (``witness.py``). A copy that is here and not open, as
 when the broker has just begun, holds votes that were not read yet: until it is open there is no vote on it.
 
-No broker votes before it has opened that store; so a record in it is enough to know that no other one does, when votes
-are renewed.
+A renewal is not written, so a voter that was replaced has to notice that before it renews what its successor may have
+granted to another holder. The only broker of a region writes a line to the store above, which each opens before it
+votes. One of several brokers looks at its clock: its lease on bundles ends there before another one may own them. That
+is enough, because it looks after it was asked: a successor that opens the topic later finds the vote, and counts it for
+its whole duration from then on, which is longer than the holder counts from before it asked.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from meridian_broker.topics.dispatch_scope import shares
 from meridian_broker.topics.dispatch_scope.votes import Ballot, encode
 from meridian_broker.topics.journal.changes import Kind
 from meridian_broker.topics.journal.subscription_record import ORIGIN
-from meridian_broker.topics.ports import DispatchShares
+from meridian_broker.topics.ports import DispatchShares, Ownership
 from meridian_broker.topics.service import scopes
 from meridian_broker.topics.service.witness import WitnessStore
 
@@ -38,8 +41,11 @@ if TYPE_CHECKING:
 class LeasedTopics:
     """See the module's text. One per broker."""
 
-    def __init__(self, topics: TopicRegistry) -> None:
+    def __init__(self, topics: TopicRegistry, *, is_one_of_several: bool = False) -> None:
+        """:param is_one_of_several: this broker is one of its region's brokers, each with the topics that it owns."""
         self._topics = topics
+        self._is_one_of_several = is_one_of_several
+        self._ownership = topics.parts.ownership
         self.witness = WitnessStore(topics)
 
     @property
@@ -49,7 +55,10 @@ class LeasedTopics:
     def voter_sets(self, stream: Stream) -> tuple[VoterSets, str] | None:
         """Who votes on the stream, and its preferred holder where that matters to this voter; None while it is not
         served here."""
-        if not self.witness.is_open:
+        if self._is_one_of_several:
+            if not self._ownership.owns(stream[0]):
+                return None
+        elif not self.witness.is_open:
             self.witness.open_soon()
             return None
         if self._abstains(stream[0]):
@@ -103,7 +112,7 @@ class LeasedTopics:
             records.setdefault(stream[:2], {})[stream[2]] = ballot
         for (topic_name, name), ballots in records.items():
             done = _when_done([(topic_name, name, origin) for origin in ballots], durable)
-            subscription = self._subscription((topic_name, name))
+            subscription = self._subscription((topic_name, name), is_closing=True)
             if subscription is None:
                 self.witness.write((topic_name, name), ballots, done)
             else:
@@ -121,12 +130,15 @@ class LeasedTopics:
         """What the answer to who votes rests on; None while the stream is not served here."""
         subscription = self._subscription(stream[:2])
         if subscription is not None:
-            return _SubscriptionBasis(subscription)
+            return _SubscriptionBasis(subscription, self._ownership)
         return None if stream[0] in self._topics.topics else self.witness.basis(stream[:2])
 
     def confirm(self, confirmed: Callable[[], None]) -> None:
-        """``confirmed`` once it is sure that no later broker of this region has begun to vote."""
-        self.witness.confirm(confirmed)
+        """``confirmed`` once it is sure that no later broker of this region had begun to vote when this was called."""
+        if not self._is_one_of_several:
+            self.witness.confirm(confirmed)
+        elif self._ownership.is_valid():
+            confirmed()
 
     def won(self, claim: Claim) -> None:
         shares = self._shares(claim.stream)
@@ -152,10 +164,15 @@ class LeasedTopics:
             if topic.failure is None:
                 scopes.follow(topic)
 
-    def _subscription(self, subject: Subject) -> Subscription | None:
-        """None as well if its topic exists in this region only: it is not the one that other regions mean."""
+    def _subscription(self, subject: Subject, *, is_closing: bool = False) -> Subscription | None:
+        """None as well if its topic exists in this region only: it is not the one that other regions mean.
+
+        :param is_closing: also of a topic that is not served any more and whose log is still open.
+        """
         topic = self._topics.topics.get(subject[0])
-        if topic is None or topic.failure is not None or topic.regions() == {self.region}:
+        if topic is None or topic.regions() == {self.region}:
+            return None
+        if topic.failure is not None and not (is_closing and topic.progress_log.failure is None):
             return None
         return topic.subscriptions.get(subject[1])
 
@@ -178,9 +195,10 @@ class _SubscriptionBasis:
     A topic that is not served any more has a failure. Ten thousand are asked at once: it is to be cheap.
     """
 
-    __slots__ = ("_record", "_regions", "_subscription")
+    __slots__ = ("_ownership", "_record", "_regions", "_subscription")
 
-    def __init__(self, subscription: Subscription) -> None:
+    def __init__(self, subscription: Subscription, ownership: Ownership) -> None:
+        self._ownership = ownership
         self._subscription = subscription
         self._record = subscription.record
         self._regions = subscription.topic.followed
@@ -193,6 +211,7 @@ class _SubscriptionBasis:
             and topic.followed is self._regions
             and topic.failure is None
             and subscription.is_there
+            and self._ownership.is_valid()
         )
 
 

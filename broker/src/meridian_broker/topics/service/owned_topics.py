@@ -12,7 +12,7 @@ them that there is none: another region would dispatch what has been acknowledge
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -97,6 +97,9 @@ class OwnedTopics:
             return True
         return not any(_is_in(name, bundle) for bundle in self._surveys)
 
+    def is_valid(self) -> bool:
+        return self.owner.is_alive
+
     # -- BundleTopics --------------------------------------------------------------------------------------------
 
     def gained(self, bundle: Bundle) -> None:
@@ -130,16 +133,20 @@ class OwnedTopics:
         self._close_non_persistent(bundle, MOVED)
         await settle(self._open_in(bundle), opener.parts.scheduler)
         jobs = [partial(closing.hand_over, opener, topic, MOVED) for topic in self._open_in(bundle)]
-        await run_all(opener.parts.scheduler, jobs, "close a topic of a bundle")
-        self._forget_unopened(bundle)
+        try:
+            await run_all(opener.parts.scheduler, jobs, "close a topic of a bundle")
+        finally:
+            self._forget(bundle)
 
     async def drop(self, bundle: Bundle) -> None:
         """Drop the bundle's open topics without another write."""
         self._close_non_persistent(bundle, LOST)
-        for topic in self._open_in(bundle):
-            topic.fence(LOST, for_good=True)
-            await self._bound.drop(topic)
-        self._forget_unopened(bundle)
+        try:
+            for topic in self._open_in(bundle):
+                topic.fence(LOST, for_good=True)
+                await self._bound.drop(topic)
+        finally:
+            self._forget(bundle)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -153,8 +160,10 @@ class OwnedTopics:
         topics = self._bound.registry.topics
         return [topics[name] for name in _in(topics, bundle)]
 
-    def _forget_unopened(self, bundle: Bundle) -> None:
+    def _forget(self, bundle: Bundle) -> None:
+        """Keep nothing of the bundle's topics that their next owner may change."""
         self._surveys.pop(bundle, None)
+        self._bound.regions.leasing.left(_TopicsOf(bundle))
         unfinished = self._bound.parts.unfinished
         for name in _in(unfinished.unopened | unfinished.closed.keys(), bundle):
             unfinished.closed.pop(name, None)
@@ -164,6 +173,16 @@ class OwnedTopics:
         topics = self._bound.registry.non_persistent.topics
         for name in _in(topics, bundle):
             topics.pop(name).fence(reason)
+
+
+class _TopicsOf(Container[str]):
+    """All topics of a bundle, open or not."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._bundle = bundle
+
+    def __contains__(self, topic: object) -> bool:
+        return _is_in(topic_name.parse(str(topic)), self._bundle)
 
 
 def _in(topics: Iterable[str], bundle: Bundle) -> list[str]:
