@@ -159,6 +159,18 @@ def test_flow(consumer: int, permits: int) -> None:
 
 
 @THOROUGH
+@given(u64, u64, st.integers(0, 1 << 62), st.integers(0, 1 << 40), st.integers(-1, 10_000), st.binary(max_size=50))
+def test_a_shared_message_is_what_each_consumer_would_be_sent_alone(
+    consumer: int, other: int, ledger: int, number: int, partition: int, body: bytes
+) -> None:
+    shared = encode.SharedMessage(b"head" + body, (ledger, number), partition, 4)
+    place = encode.message_id(ledger, number, partition)
+    for one in (consumer, other):
+        assert shared.header(one) == encode.message_header(one, place, len(body))
+    assert bytes(shared.body) == body
+
+
+@THOROUGH
 @given(u64, st.sampled_from(list(ServerError)), st.text(max_size=20))
 def test_answers(request: int, code: ServerError, text: str) -> None:
     assert opened(encode.success(request)) == whole("success", pb.CommandSuccess(request_id=request))

@@ -33,6 +33,7 @@ from meridian_broker.bounds.describing import (
 )
 from meridian_broker.bounds.http import LARGE_BODY_BYTES
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.ledgers.view import LogView
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.errors import Invalid, NotFound
 from meridian_broker.metadata.policy_table import BACKLOG_QUOTAS, REPLICATION, TABLE, show
@@ -170,6 +171,7 @@ async def _topic(admin: AdminState, remembered: Remembered, name: TopicName, sub
         "schema": await remembered.schema(name),
         "fill": _fill(topics),
         "replication": _replication(admin, topics),
+        "shadow": _shadow(admin, name, topics),
         "subscriptions": {one: await _subscription(admin, topics, one) for one in subscriptions},
     }
 
@@ -196,6 +198,21 @@ def _fill(topics: list[Topic]) -> Json:
     for topic in topics[1:]:
         shown = together(shown, fill(topic))
     return {key: shown[key] for key in ("ready", "reason", "missing")}
+
+
+def _shadow(admin: AdminState, name: TopicName, topics: list[Topic]) -> Json | None:
+    """How a shadow stands to its source; None: it is no shadow."""
+    record = admin.catalog.shadows.find(name)
+    if record is None:
+        return None
+    views = [topic.log for topic in topics if isinstance(topic.log, LogView)]
+    return {
+        "source": str(record.source),
+        "connected": bool(views) and all(view.is_attached for view in views),
+        "holdsSourceLedgers": record.holds,
+        "gapEntries": sum(view.skipped_entries for view in views),
+        "backlog": sum(topic.log.distance(topic.needed_from(), topic.log.last_confirmed) for topic in topics),
+    }
 
 
 def _replication(admin: AdminState, topics: list[Topic]) -> Json:

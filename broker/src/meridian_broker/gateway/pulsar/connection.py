@@ -451,6 +451,16 @@ class Connection(FlowControl):
         self, consumer: Consumer, position: Position, entry: bytes, redeliveries: int, remaining: int | None
     ) -> None:
         offset = entry[2] << 8 | entry[3]
+        if not redeliveries and remaining is None and not consumer.consumer_epoch:
+            shared = self.broker.last_delivered
+            if shared.entry is not entry or shared.position != position:
+                shared = encode.SharedMessage(entry, position, consumer.subscription.topic.partition, offset)
+                self.broker.last_delivered = shared
+            header = shared.header(consumer.consumer_id)
+            self._out.append(header)
+            self._out_bytes += len(header)
+            self.write(shared.body)
+            return
         words: list[int] = []
         while remaining:
             words.append(remaining & 0xFFFFFFFFFFFFFFFF)

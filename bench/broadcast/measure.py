@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A broadcast: one message, and a subscription of its own for each of tens of thousands of consumers.
+
+All consumers belong to one process that speaks the protocol on bare sockets, a few thousand to a connection. Each has
+an Exclusive, durable subscription. First all subscribe; then messages come at one a second, to consumers that
+acknowledge nothing; then to consumers that acknowledge each message and grant a permit for it, at one a second and at
+ten. A delivery's latency runs from the SEND until its bytes were read here. The generator shares the machine with the
+broker, so its work is part of it. Then the broker is killed and started again, and all subscribe again.
+
+With ``--shadows 4`` the subscriptions are spread over four shadows of the topic, in one broker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import selectors
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "core"))
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar import encode
+from processes import Broker, cpu_seconds, rss_bytes
+from raw import MESSAGE, PING, Raw, frame, subscribing
+from report import finish
+
+TOPIC = "persistent://public/default/news"
+PER_CONNECTION = 2_000
+PERMITS = 100
+AT_ONCE = 500
+"""SUBSCRIBEs of a connection that wait for their answers together."""
+STALL_SECONDS = 120.0
+CONNECT_SECONDS = 12.0
+P99_SECONDS = 0.3
+CPU_MICROSECONDS = 10.0
+MEMORY_KIB = 1.5
+RESTART_SECONDS = 60.0
+
+
+@dataclass(slots=True)
+class Target:
+    """One promise, and whether it is kept."""
+
+    value: float
+    limit: float
+    met: bool
+
+
+@dataclass
+class Bench:
+    """Figures and targets."""
+
+    say: bool
+    figures: dict[str, float] = field(default_factory=dict)
+    targets: dict[str, Target] = field(default_factory=dict)
+
+    def figure(self, name: str, value: float) -> None:
+        self.figures[name] = round(value, 3)
+        if self.say:
+            print(f"  {name:44} {value:12,.3f}", flush=True)
+
+    def at_most(self, name: str, value: float, limit: float) -> None:
+        self.figure(name, value)
+        self.targets[name] = Target(round(value, 3), limit, value <= limit)
+        if self.say:
+            print(f"  {'':44} {'':12}  (target <= {limit:,g}: {'met' if value <= limit else 'MISSED'})", flush=True)
+
+
+class Listener:
+    """A connection with thousands of consumers, each of a subscription of its own."""
+
+    def __init__(self, port: int, names: list[tuple[str, str]]) -> None:
+        """:param names: topic and subscription of each consumer."""
+        self.raw = Raw(port)
+        self._names = names
+        self._data = bytearray()
+
+    def subscribe(self, first: int) -> bool:
+        """The consumers from this number on, ``AT_ONCE`` of them. False: there are none left."""
+        some = self._names[first : first + AT_ONCE]
+        exclusive = pb.CommandSubscribe.Exclusive
+        wanted = [
+            subscribing(topic, name, number, subType=exclusive) for number, (topic, name) in enumerate(some, first)
+        ]
+        if wanted:
+            self.raw.ask_all(4, wanted)
+            self.raw.write(b"".join(encode.flow(number, PERMITS) for number in range(first, first + len(some))))
+        return first + AT_ONCE < len(self._names)
+
+    def take(self, *, acknowledge: bool) -> int:
+        """Read what has come, and count it."""
+        data = self._data
+        received = self.raw.socket.recv(1 << 20)
+        if not received:
+            raise SystemExit("bench: the broker closed a connection")
+        data += received
+        at, count, answers = 0, 0, list[bytes]()
+        while len(data) - at >= 10:
+            end = at + 4 + int.from_bytes(data[at : at + 4], "big")
+            if end > len(data):
+                break
+            if data[at + 9] == PING:
+                answers.append(encode.PONG)
+            elif data[at + 9] == MESSAGE:
+                count += 1
+                if acknowledge:
+                    size = int.from_bytes(data[at + 4 : at + 8], "big")
+                    message = pb.BaseCommand.FromString(bytes(data[at + 8 : at + 8 + size])).message
+                    place = message.message_id
+                    answers += (
+                        encode.ack(message.consumer_id, 0, [(place.ledgerId, place.entryId)]),
+                        encode.flow(message.consumer_id, 1),
+                    )
+            at = end
+        del data[:at]
+        if answers:
+            self.raw.write(b"".join(answers))
+        return count
+
+
+def connect(port: int, subscriptions: list[tuple[str, str]]) -> list[Listener]:
+    """All consumers; the connections subscribe in turn, since a broker takes so many requests of each at a time."""
+    listeners = [
+        Listener(port, subscriptions[first : first + PER_CONNECTION])
+        for first in range(0, len(subscriptions), PER_CONNECTION)
+    ]
+    for listener in listeners:
+        first = 0
+        while listener.subscribe(first):
+            first += AT_ONCE
+    return listeners
+
+
+def broadcast(
+    bench: Bench, broker: Broker, listeners: list[Listener], count: int, rate: int, messages: int, *, acknowledge: bool
+) -> None:
+    """Messages at a rate, and when they arrived. :param count: subscriptions."""
+    selector = selectors.DefaultSelector()
+    for listener in listeners:
+        selector.register(listener.raw.socket, selectors.EVENT_READ, listener)
+    producer = Raw(broker.port)
+    producer.producer(TOPIC)
+    published: list[float] = []
+    arrived: list[tuple[float, int]] = []
+    taken, cpu, began = 0, cpu_seconds(broker.pid), time.monotonic()
+    moved = began
+    while taken < messages * count:
+        now = time.monotonic()
+        if len(published) < messages and now >= began + len(published) / rate:
+            published.append(now)
+            producer.write(frame(len(published), 100))
+        if now - moved > STALL_SECONDS:
+            raise SystemExit(f"bench: nothing moves: {taken} of {messages * count} deliveries")
+        due = began + len(published) / rate if len(published) < messages else now + 1.0
+        for key, _ in selector.select(max(0.0, min(1.0, due - now))):
+            got = key.data.take(acknowledge=acknowledge)
+            if got:
+                moved = time.monotonic()
+                arrived.append((moved, got))
+                taken += got
+    cpu = cpu_seconds(broker.pid) - cpu
+    waits = sorted(latencies(published, arrived, count))
+    total = sum(number for _, number in waits)
+    name = f"{rate}_per_second" + ("" if acknowledge else "_unacknowledged")
+    bench.figure(f"{name}_e2e_p50_seconds", at(waits, 0.5, total))
+    p99 = at(waits, 0.99, total)
+    if rate == 1 and acknowledge:
+        bench.at_most(f"{name}_e2e_p99_seconds", p99, P99_SECONDS)
+    else:
+        bench.figure(f"{name}_e2e_p99_seconds", p99)
+    bench.figure(f"{name}_e2e_max_seconds", waits[-1][0])
+    bench.at_most(f"{name}_broker_cpu_microseconds_per_delivery", cpu / total * 1e6, CPU_MICROSECONDS)
+    producer.close()
+
+
+def latencies(published: list[float], arrived: Iterable[tuple[float, int]], count: int) -> list[tuple[float, int]]:
+    """Each arrival's wait: the first ``count`` deliveries are taken for the first message's, and so on, which is exact
+    unless a message overtakes another one."""
+    found, number, left = list[tuple[float, int]](), 0, count
+    for when, some in arrived:
+        while some:
+            part = min(some, left)
+            found.append((when - published[number], part))
+            some -= part
+            left -= part
+            if not left:
+                number, left = number + 1, count
+    return found
+
+
+def at(waits: list[tuple[float, int]], share: float, total: int) -> float:
+    wanted, seen = share * total, 0
+    for wait, number in waits:
+        seen += number
+        if seen >= wanted:
+            return wait
+    return waits[-1][0]
+
+
+def make_shadows(broker: Broker, count: int) -> list[str]:
+    """The topics to subscribe to: the topic itself, or its shadows."""
+    path = f"http://127.0.0.1:{broker.admin_port}/admin/v2/persistent/public/default/news"
+    ask("PUT", path)
+    names = [f"{TOPIC}-{number}" for number in range(count)]
+    for name in names:
+        ask("POST", f"{path}/shadowTopics", name)
+    return names or [TOPIC]
+
+
+def ask(method: str, url: str, body: object = None) -> None:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
+    with urllib.request.urlopen(request, timeout=60):
+        pass
+
+
+def measure(bench: Bench, directory: Path, subscriptions: int, shadows: int, messages: int) -> None:
+    with Broker(directory, keepAliveIntervalSeconds=3600) as broker:
+        topics = make_shadows(broker, shadows)
+        names = [(topics[number % len(topics)], f"s{number}") for number in range(subscriptions)]
+        empty, cpu, began = rss_bytes(broker.pid), cpu_seconds(broker.pid), time.monotonic()
+        listeners = connect(broker.port, names)
+        bench.figure("subscriptions", subscriptions)
+        bench.figure("shadows", shadows)
+        bench.at_most("connect_seconds", time.monotonic() - began, CONNECT_SECONDS * max(1.0, subscriptions / 40_000))
+        bench.figure("connect_cpu_microseconds_each", (cpu_seconds(broker.pid) - cpu) / subscriptions * 1e6)
+        bench.figure("rss_connected_mib", rss_bytes(broker.pid) / (1 << 20))
+        bench.at_most("rss_kib_per_subscription", (rss_bytes(broker.pid) - empty) / 1024 / subscriptions, MEMORY_KIB)
+        for rate, acknowledge in ((1, False), (1, True), (10, True)):
+            broadcast(bench, broker, listeners, subscriptions, rate, messages, acknowledge=acknowledge)
+        bench.figure("rss_end_mib", rss_bytes(broker.pid) / (1 << 20))
+        for listener in listeners:
+            listener.raw.close()
+        broker.kill()
+        began = time.monotonic()
+        broker.start()
+        listeners = connect(broker.port, names)
+        bench.at_most("restart_until_all_subscribed_seconds", time.monotonic() - began, RESTART_SECONDS)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="ten thousand subscriptions, five messages")
+    parser.add_argument("--json", action="store_true", help="nothing but one JSON object, on the last line")
+    parser.add_argument("--prepare", action="store_true", help="fetch what a run needs: nothing")
+    parser.add_argument("--subscriptions", type=int, default=40_000)
+    parser.add_argument("--shadows", type=int, default=0, help="spread them over so many shadows of the topic")
+    parser.add_argument("--directory", type=Path, default=Path(), help="where to write; it must be on a real disk")
+    options = parser.parse_args()
+    options.directory.mkdir(parents=True, exist_ok=True)
+    if options.prepare:
+        return 0
+    load_before = os.getloadavg()[0]
+    bench = Bench(say=not options.json)
+    count = 10_000 if options.quick else options.subscriptions
+    with tempfile.TemporaryDirectory(prefix="bench-broadcast-", dir=options.directory) as directory:
+        measure(bench, Path(directory).resolve(), count, options.shadows, 5 if options.quick else 20)
+    return finish(bench.figures, bench.targets, load_before, as_json=options.json)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
