@@ -374,9 +374,55 @@ def test_an_object_that_makes_no_sense_says_so(kube: KubeApi) -> None:
     assert "subscriptionSync.mode" in because(kube, "geotopics", "asks-too-much", "NotSupported")
 
 
-def test_a_kind_that_is_not_acted_on_says_so(kube: KubeApi) -> None:
-    kube.create("shadowtopics", "later", spec={})
-    assert "does not act on" in because(kube, "shadowtopics", "later", "NotImplemented")
+def test_a_shadow_is_made_after_its_source_and_deleted_with_its_object(kube: KubeApi, near: Regions) -> None:
+    def shadow(source: str, topic: str, **fields: Any) -> dict[str, Any]:
+        spec = {"source": source, "region": "east", "topic": f"persistent://public/default/{topic}"}
+        return {"spec": spec | {"deletionPolicy": "Delete"} | fields}
+
+    def synced(reason: str) -> None:
+        wait_until(
+            lambda: kube.condition("shadowtopics", "view", "Synced").get("reason") == reason,
+            f"the shadow to be {reason}",
+        )
+
+    kube.create("shadowtopics", "view", **shadow("watched", "watched-view"))
+    assert "no GeoTopic watched" in because(kube, "shadowtopics", "view", "WaitingForSource")
+    kube.create("shadowtopics", "lonely", **shadow("persistent://public/default/nowhere", "lonely-view"))
+    assert "no topic persistent://public/default/nowhere" in because(kube, "shadowtopics", "lonely", "SourceNotFound")
+    assert not near.has("lonely-view")
+    kube.create("geotopics", "watched", **geo("watched", partitions=2))
+    ready(kube, "shadowtopics", "view")
+    synced("Reading")
+    assert near.call("GET", "watched-view/partitions").json["partitions"] == 2
+    assert near.call("GET", "watched/shadowTopics").json == ["persistent://public/default/watched-view"]
+    assert near.call("GET", "watched-view/partitions", region="west").status in (200, 404)
+    status = (kube.get("shadowtopics", "view") or {})["status"]
+    assert (status["source"], status["connected"]) == ("persistent://public/default/watched", True)
+    assert ("Normal", "Changed") in [event[:2] for event in kube.events("view")]
+
+    assert near.call("PUT", "taken-before", {}).status == 204
+    kube.create("shadowtopics", "rude", **shadow("watched", "taken-before"))
+    assert "is no shadow" in because(kube, "shadowtopics", "rude", "TopicExists")
+    kube.create("shadowtopics", "second", **shadow("watched", "watched-view"))
+    because(kube, "shadowtopics", "second", "ConflictingResource")
+    kube.create("shadowtopics", "prying", **shadow("persistent://strangers/default/secrets", "pried"))
+    assert "may not read topics of tenant strangers" in because(kube, "shadowtopics", "prying", "TenantNotAllowed")
+    for name in ("lonely", "rude", "second", "prying"):
+        kube.delete("shadowtopics", name)
+        gone(kube, "shadowtopics", name)
+    assert near.has("taken-before")
+
+    kube.edit("shadowtopics", "view", holdSourceLedgers=False)
+    wait_until(
+        lambda: not near.call("GET", "watched-view-partition-0/stats").json["meridian"]["shadow"]["holdsSourceLedgers"],
+        "the shadow to hold nothing",
+    )
+    kube.delete("shadowtopics", "view")
+    gone(kube, "shadowtopics", "view")
+    assert near.call("GET", "watched-view/partitioned-stats").status == 404
+    assert near.call("GET", "watched/partitioned-stats").status == 200
+    kube.delete("geotopics", "watched")
+    gone(kube, "geotopics", "watched")
 
 
 def test_regions_share_metadata_as_long_as_a_policy_says_so(near: Regions) -> None:

@@ -15,23 +15,31 @@ from typing import Any
 import pytest
 from meridian_operator.api.crd import KINDS, document
 from meridian_operator.api.settings import Settings
-from meridian_operator.api.shadow_topic import SHADOW_TOPIC
 from meridian_operator.handlers.deleting import FINALIZER
 from meridian_operator.handlers.geo_topics import GeoTopics
 from meridian_operator.handlers.metadata_sync_policies import MetadataSyncPolicies
 from meridian_operator.handlers.reconciling import look
 from meridian_operator.handlers.replicated_subscriptions import ReplicatedSubscriptions
+from meridian_operator.handlers.shadow_topics import ShadowTopics
 from meridian_operator.handlers.subject import Subject, Views
 from meridian_operator.plan.changes import Change
 from meridian_operator.plan.claims import Claim
-from meridian_operator.plan.observed import Link, RegionSeen, SubscriptionSeen, SyncSeen, TopicName, TopicSeen
+from meridian_operator.plan.observed import (
+    Link,
+    RegionSeen,
+    ShadowSeen,
+    SubscriptionSeen,
+    SyncSeen,
+    TopicName,
+    TopicSeen,
+)
 from meridian_operator.plan.verdicts import Verdicts
 from meridian_verifier.wanted_lags import max_lags
 
 NAMES = ("ap", "eu", "us")
 OTHER_TOPIC = "persistent://public/default/others"
 ACTED_ON: dict[str, Subject[Any]] = {
-    one.kind.kind: one for one in (GeoTopics(), ReplicatedSubscriptions(), MetadataSyncPolicies())
+    one.kind.kind: one for one in (GeoTopics(), ReplicatedSubscriptions(), MetadataSyncPolicies(), ShadowTopics())
 }
 BASE: dict[str, dict[str, Any]] = {
     "GeoTopic": {
@@ -52,10 +60,17 @@ BASE: dict[str, dict[str, Any]] = {
         "witness": "ca",
     },
     "MetadataSyncPolicy": {"regions": list(NAMES)},
+    "ShadowTopic": {
+        "source": "persistent://public/default/orders",
+        "region": NAMES[0],
+        "topic": "persistent://public/default/orders-view",
+    },
 }
 """With what a field needs beside it to mean something."""
 TEXTS = {
     "topic": [OTHER_TOPIC],
+    "source": [OTHER_TOPIC],
+    "region": [NAMES[1]],
     "eventTopic": [OTHER_TOPIC],
     "subscription": ["shipping"],
     "witness": ["sa"],
@@ -155,7 +170,8 @@ SYNC = SyncSeen(
     enabled=True,
     synced=True,
 )
-STATES = ((None, None, False), (None, None, True), (TOPIC, None, True), (TOPIC, PLACE, True, SYNC))
+VIEW = TopicSeen(0, shadow=ShadowSeen(str(BASE["ShadowTopic"]["source"]), connected=True, holds=True, backlog=0, gap=0))
+STATES = ((None, None, False), (None, None, True), (TOPIC, None, True), (TOPIC, PLACE, True, SYNC), (VIEW, None, True))
 """What a world is made with."""
 
 
@@ -223,4 +239,4 @@ def test_another_value_leads_to_another_call_or_condition(
 
 
 def test_kinds_whose_fields_mean_nothing_yet_are_named() -> None:
-    assert {kind.kind for kind in KINDS} - ACTED_ON.keys() == {SHADOW_TOPIC.kind}
+    assert {kind.kind for kind in KINDS} == ACTED_ON.keys()

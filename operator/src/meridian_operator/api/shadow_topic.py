@@ -16,8 +16,8 @@ from meridian_operator.api.shared import (
     Kind,
     Model,
     PrinterColumn,
+    ReconciledStatus,
     RegionName,
-    Status,
     TopicName,
     rule,
 )
@@ -54,19 +54,25 @@ class ShadowTopicSpec(Model):
     deletion_policy: DeletionPolicy = DeletionPolicy.RETAIN
 
 
-class ShadowTopicStatus(Status):
+class ShadowTopicStatus(ReconciledStatus):
     """The observed state."""
 
     state: str = Field(default="", max_length=32)
-    lag_entries: int = 0
+    source: str = Field(default="", max_length=600, description="The topic that it reads.")
+    connected: bool = Field(default=False, description="Its source exists.")
+    lag_entries: int = Field(default=0, description="Entries behind the subscription that is furthest back.")
+    gap_entries: int = Field(
+        default=0,
+        description="Entries that the source deleted although subscriptions of the shadow were owed them, since the "
+        "broker opened it.",
+    )
 
 
 SHADOW_TOPIC = Kind(
     kind="ShadowTopic",
     plural="shadowtopics",
     short_names=("shtopic",),
-    description="A read-only topic that shares its source's storage and has its own subscriptions. "
-    "This version does not act on it.",
+    description="A read-only topic that shares its source's storage and has its own subscriptions.",
     spec=ShadowTopicSpec,
     status=ShadowTopicStatus,
     columns=(

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from meridian_operator.api.geo_topic import GeoTopicSpec
 from meridian_operator.api.metadata_sync_policy import MetadataSyncPolicySpec
 from meridian_operator.api.replicated_subscription import ReplicatedSubscriptionSpec
 from meridian_operator.api.settings import Settings, tenant_of
+from meridian_operator.api.shadow_topic import ShadowTopicSpec
 from meridian_operator.api.shared import Kind, ReconciledStatus
 from meridian_operator.plan.claims import Claim
 from meridian_operator.plan.history import History
@@ -22,7 +23,7 @@ from meridian_operator.plan.verdicts import Row
 if TYPE_CHECKING:
     from meridian_operator.handlers.world import World
 
-Spec = TypeVar("Spec", bound=GeoTopicSpec | ReplicatedSubscriptionSpec | MetadataSyncPolicySpec)
+Spec = TypeVar("Spec", bound=GeoTopicSpec | ReplicatedSubscriptionSpec | MetadataSyncPolicySpec | ShadowTopicSpec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,8 @@ class Views:
     replicated_subscriptions: Mapping[tuple[str, str], Any]
     topic_regions: Mapping[str, Any]
     sync_policies: Mapping[str, Any]
+    shadow_topics: Mapping[tuple[str, str], Any] = field(default_factory=dict)
+    geo_topic_names: Mapping[tuple[str, str], Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, indices: Mapping[str, Any]) -> Views:

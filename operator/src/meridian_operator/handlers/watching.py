@@ -7,25 +7,22 @@ annotations whose prefix hides every other annotation with the same prefix.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
 import kopf
 
-from meridian_operator.api.shadow_topic import SHADOW_TOPIC
 from meridian_operator.api.shared import GROUP, VERSION
 from meridian_operator.handlers.geo_topics import GeoTopics
 from meridian_operator.handlers.metadata_sync_policies import MetadataSyncPolicies
 from meridian_operator.handlers.replicated_subscriptions import ReplicatedSubscriptions
-from meridian_operator.handlers.reporting import Report
+from meridian_operator.handlers.shadow_topics import ShadowTopics
 from meridian_operator.handlers.subject import Views
-from meridian_operator.kube.client import KubeError, Reference
 
-_log = logging.getLogger(__name__)
 _GEO_TOPICS = GeoTopics()
 _SUBSCRIPTIONS = ReplicatedSubscriptions()
 _SYNC_POLICIES = MetadataSyncPolicies()
+_SHADOW_TOPICS = ShadowTopics()
 
 
 @kopf.on.event(GROUP, VERSION, GeoTopics.kind.plural)
@@ -46,18 +43,7 @@ async def metadata_sync_policy(event: Mapping[str, Any], memo: Any, **kwargs: An
     memo.desk.heard(_SYNC_POLICIES, event["type"], event["object"], Views.of(kwargs))
 
 
-@kopf.on.event(GROUP, VERSION, SHADOW_TOPIC.plural)
-async def not_implemented(event: Mapping[str, Any], memo: Any, **_: Any) -> None:
-    """Report on objects of the kind that this version does not act on."""
-    body = event["object"]
-    told = Report(body, memo.world.now()).refused(
-        "NotImplemented", f"this version does not act on a {SHADOW_TOPIC.kind}"
-    )
-    if event["type"] == "DELETED" or not told.pressing:
-        return
-    meta = body["metadata"]
-    of = Reference(SHADOW_TOPIC.kind, SHADOW_TOPIC.plural, meta["namespace"], meta["name"])
-    try:
-        await memo.world.kube.write_status(of, told.status)
-    except KubeError as error:
-        _log.warning("%s: %s", of, error)
+@kopf.on.event(GROUP, VERSION, ShadowTopics.kind.plural)
+async def shadow_topic(event: Mapping[str, Any], memo: Any, **kwargs: Any) -> None:
+    """A ShadowTopic was listed or has changed."""
+    memo.desk.heard(_SHADOW_TOPICS, event["type"], event["object"], Views.of(kwargs))

@@ -46,6 +46,29 @@ class CreateTopic(Change):
 
 
 @dataclass(frozen=True, slots=True)
+class CreateShadow(Change):
+    """Create the topic as a shadow of another one."""
+
+    source: str
+    holds: bool
+    """Its subscriptions keep ledgers of the source."""
+
+    def sentence(self) -> str:
+        return f"{self.region}: create {self.topic} as a shadow of {self.source}"
+
+
+@dataclass(frozen=True, slots=True)
+class HoldSourceLedgers(Change):
+    """Whether the subscriptions of a shadow keep ledgers of its source."""
+
+    holds: bool
+
+    def sentence(self) -> str:
+        what = "hold" if self.holds else "do not hold"
+        return f"{self.region}: let the subscriptions of {self.topic} {what} ledgers of its source"
+
+
+@dataclass(frozen=True, slots=True)
 class GrowTopic(Change):
     """Add partitions."""
 

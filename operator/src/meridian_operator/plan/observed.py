@@ -40,6 +40,21 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class ShadowSeen:
+    """How a shadow stands to its source, over all partitions."""
+
+    source: str
+    connected: bool
+    """The source exists."""
+    holds: bool
+    """Its subscriptions keep ledgers of the source."""
+    backlog: int
+    """Entries behind the place of the subscription that is furthest back."""
+    gap: int
+    """Entries that the source deleted although a subscription was owed them, since the shadow was opened."""
+
+
+@dataclass(frozen=True, slots=True)
 class TopicSeen:
     """A topic in one region."""
 
@@ -52,6 +67,8 @@ class TopicSeen:
     links: tuple[Link, ...] = ()
     unfilled: str = ""
     """Why the copy in this region is not ready for failover; empty: it is ready."""
+    shadow: ShadowSeen | None = None
+    """None: it is no shadow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +126,8 @@ class RegionSeen:
     subscription: SubscriptionSeen | None = None
     sync: SyncSeen | None = None
     """None: it was not asked for, or the region did not answer."""
+    source: TopicSeen | None = None
+    """The topic that ``topic`` is, or is to be, a shadow of; None: as for ``sync``, or there is none."""
 
     @property
     def reachable(self) -> bool:

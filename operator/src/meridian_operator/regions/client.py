@@ -14,7 +14,15 @@ from urllib.parse import quote
 import aiohttp
 
 from meridian_operator.plan import changes
-from meridian_operator.plan.observed import Link, RegionSeen, SubscriptionSeen, SyncSeen, TopicName, TopicSeen
+from meridian_operator.plan.observed import (
+    Link,
+    RegionSeen,
+    ShadowSeen,
+    SubscriptionSeen,
+    SyncSeen,
+    TopicName,
+    TopicSeen,
+)
 from meridian_operator.regions.directory import Authorities, BadAuthority, Region, Tokens
 
 CALL_SECONDS: Final = 10.0
@@ -151,6 +159,11 @@ class RegionClient:
                     await self._set_quotas(path, {})
                 case changes.RemovePolicy(policy=policy):
                     await self._call("DELETE", f"{path}/{policy}")
+                case changes.CreateShadow(source=source, holds=holds):
+                    shadow = {"topic": str(change.topic), "holdSourceLedgers": holds}
+                    await self._call("POST", f"{_topic_path(TopicName.parse(source))}/shadowTopics", shadow)
+                case changes.HoldSourceLedgers(holds=holds):
+                    await self._call("PUT", f"{path}/properties", {"meridian.holdSourceLedgers": str(holds).lower()})
                 case changes.Unlink(region=region):
                     await self._call("POST", f"{path}/replication", [region])
                 case changes.AddSchema(type=kind, definition=definition):
@@ -270,8 +283,21 @@ def seen_of(region: Region, ask: Ask, found: Mapping[str, Any], known: frozenset
         schema=found["schema"],
         unfilled=_unfilled(found["fill"]),
         links=tuple(_link(remote, one) for remote, one in sorted(found["replication"].items())),
+        shadow=_shadow(found.get("shadow")),
     )
     return RegionSeen(name, url, known_regions=known, topic=topic, subscription=subscription)
+
+
+def _shadow(found: Mapping[str, Any] | None) -> ShadowSeen | None:
+    if found is None:  # also of a broker without shadows
+        return None
+    return ShadowSeen(
+        source=str(found["source"]),
+        connected=bool(found["connected"]),
+        holds=bool(found["holdsSourceLedgers"]),
+        backlog=int(found["backlog"]),
+        gap=int(found["gapEntries"]),
+    )
 
 
 def _subscription(found: Mapping[str, Any]) -> SubscriptionSeen:

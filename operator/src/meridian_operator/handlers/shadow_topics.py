@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ShadowTopic: how its objects are planned, deleted and reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import kopf
+
+from meridian_operator.api.settings import tenant_of
+from meridian_operator.api.shadow_topic import SHADOW_TOPIC, ShadowTopicSpec, ShadowTopicStatus
+from meridian_operator.api.shared import GROUP, VERSION, ReconciledStatus
+from meridian_operator.handlers.geo_topics import claim_of
+from meridian_operator.handlers.subject import Look, Subject, Wish
+from meridian_operator.handlers.world import World
+from meridian_operator.plan import shadow_topic
+from meridian_operator.plan.claims import Claim
+from meridian_operator.plan.observed import RegionSeen, TopicName
+from meridian_operator.plan.outcome import Finding, Plan
+
+RESOURCE: Final = (GROUP, VERSION, SHADOW_TOPIC.plural)
+Shadow = Wish[ShadowTopicSpec]
+
+
+@kopf.index(*RESOURCE)
+def shadow_topics(meta: Mapping[str, Any], spec: Mapping[str, Any], **_: Any) -> Any:
+    """(topic, region) -> claims of the objects that name it."""
+    return {(spec.get("topic"), spec.get("region")): claim_of(meta)}
+
+
+@kopf.index(GROUP, VERSION, "geotopics")
+def geo_topic_names(meta: Mapping[str, Any], spec: Mapping[str, Any], **_: Any) -> Any:
+    """(namespace, name) -> the topic of that GeoTopic."""
+    return {(meta["namespace"], meta["name"]): spec.get("topic")}
+
+
+class ShadowTopics(Subject[ShadowTopicSpec]):
+    """ShadowTopic."""
+
+    kind = SHADOW_TOPIC
+    model = ShadowTopicSpec
+    is_verified = False
+
+    async def see(self, wish: Shadow, world: World, names: Sequence[str]) -> list[RegionSeen]:
+        """The shadow, and beside it its source."""
+        topic, source = TopicName.parse(wish.spec.topic), _source(wish)
+        seen = await world.see(names, topic, None)
+        if source is None:
+            return seen
+        of_source = await world.see(names, TopicName.parse(source), None)
+        return [replace(one, source=other.topic) for one, other in zip(seen, of_source, strict=True)]
+
+    def what(self, wish: Shadow) -> str:
+        return f"shadow {wish.spec.topic} in {wish.spec.region}"
+
+    def claims(self, wish: Shadow) -> Iterable[Claim]:
+        """Of the ShadowTopics, and of the GeoTopics: a topic is one or the other."""
+        shadows = wish.views.shadow_topics.get((wish.spec.topic, wish.spec.region), ())
+        return [claim for claim in (*shadows, *wish.views.geo_topics.get(wish.spec.topic, ())) if wish.counts(claim)]
+
+    def names(self, wish: Shadow) -> list[str]:
+        return [wish.spec.region]
+
+    def place(self, wish: Shadow) -> tuple[TopicName, str | None]:
+        return TopicName.parse(wish.spec.topic), None
+
+    def refusal(self, wish: Shadow) -> tuple[str, str] | None:
+        source = _source(wish)
+        refused = shadow_topic.refusal(wish.spec, source)
+        if refused is not None or source is None:
+            return refused
+        try:
+            TopicName.parse(source)
+        except ValueError as error:
+            return "InvalidSpec", f"source: {error}"
+        tenant, namespace = tenant_of(source), wish.claim[0]
+        if not wish.settings.allows_tenant(namespace, tenant):  # a shadow has every message of its source
+            return "TenantNotAllowed", (
+                f"objects in namespace {namespace} may not read topics of tenant {tenant}: add the tenant to "
+                f"tenantsByNamespace.{namespace} in the operator's chart values"
+            )
+        return None
+
+    def plan(self, wish: Shadow, seen: Sequence[RegionSeen]) -> Plan:
+        return shadow_topic.plan(wish.spec, _source(wish) or "", _here(wish, seen), wish.history)
+
+    def deletion(self, wish: Shadow, seen: Sequence[RegionSeen], _abandoned: Sequence[str]) -> Plan:
+        return shadow_topic.deletion(_source(wish), wish.spec.topic, _here(wish, seen))
+
+    def report(self, wish: Shadow, look: Look) -> tuple[list[Finding], ReconciledStatus]:
+        source = _source(wish) or ""
+        seen = _here(wish, look.seen)
+        finding = shadow_topic.synced(source, seen)
+        shadow = next((one.topic.shadow for one in seen if one.topic is not None), None)
+        status = ShadowTopicStatus(
+            state=finding.reason,
+            source=source[:600],
+            connected=shadow is not None and shadow.connected,
+            lag_entries=0 if shadow is None else shadow.backlog,
+            gap_entries=0 if shadow is None else shadow.gap,
+            established=shadow_topic.established(source, seen, wish.history),
+        )
+        return [finding], status
+
+
+def _source(wish: Shadow) -> str | None:
+    """The topic that ``spec.source`` stands for; None: it names a GeoTopic that is not there."""
+    if "/" in wish.spec.source:
+        return wish.spec.source
+    named = [one for one in wish.views.geo_topic_names.get((wish.claim[0], wish.spec.source), ()) if one]
+    return str(named[0]) if named else None
+
+
+def _here(wish: Shadow, seen: Sequence[RegionSeen]) -> list[RegionSeen]:
+    return [region for region in seen if region.name == wish.spec.region]

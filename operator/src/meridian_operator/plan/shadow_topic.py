@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans for ShadowTopics: one region makes the shadow, which follows its source's partitions by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meridian_operator.api.shadow_topic import ShadowTopicSpec
+from meridian_operator.plan.changes import Change, CreateShadow, DeleteTopic, HoldSourceLedgers
+from meridian_operator.plan.history import History
+from meridian_operator.plan.observed import RegionSeen, TopicName
+from meridian_operator.plan.outcome import SYNCED, Finding, Plan
+
+DISAPPEARED = "Vanished"
+
+
+def refusal(spec: ShadowTopicSpec, source: str | None) -> tuple[str, str] | None:
+    """Why this spec cannot be carried out: reason and sentence; None: it can.
+
+    :param source: the topic that ``spec.source`` stands for; None: it names a GeoTopic that is not there.
+    """
+    if spec.auto_reset_backlog_entries:
+        return "NotSupported", "this version does not support autoResetBacklogEntries: remove it from the spec"
+    if source is None:
+        return "WaitingForSource", f"there is no GeoTopic {spec.source} in this namespace: create it"
+    if source == spec.topic:
+        return "InvalidSpec", "a topic cannot be its own shadow"
+    return None
+
+
+def plan(spec: ShadowTopicSpec, source: str, seen: Sequence[RegionSeen], history: History) -> Plan:
+    """The changes that give the region the shadow.
+
+    :param seen: the region, with what it holds of the source.
+    """
+    topic = TopicName.parse(spec.topic)
+    changes: list[Change] = []
+    problems: list[tuple[str, str, str]] = []
+    for region in seen:
+        name = region.name
+        if not region.reachable:
+            problems.append((name, region.reason, f"{name} could not be asked: {region.problem}"))
+        elif region.topic is None and region.source is None:
+            problems.append((name, "SourceNotFound", f"{name} has no topic {source} yet: the shadow is made after it"))
+        elif region.topic is None and not region.namespace_exists:
+            space = f"{topic.tenant}/{topic.namespace}"
+            problems.append((name, "NamespaceNotFound", f"{name} has no namespace {space}: create it"))
+        elif region.topic is None and name in history.established and not history.recreate:
+            text = (
+                f"shadow {topic} has disappeared, and its subscriptions with it. To create it again, set annotation "
+                "meridian.dev/recreate to a new value"
+            )
+            problems.append((name, DISAPPEARED, text))
+        elif region.topic is None:
+            changes.append(CreateShadow(name, topic, source, spec.hold_source_ledgers))
+        elif region.topic.shadow is None or region.topic.shadow.source != source:
+            what = "is no shadow" if region.topic.shadow is None else f"is a shadow of {region.topic.shadow.source}"
+            text = f"{topic} exists in {name} and {what}: choose another name, or delete that topic"
+            problems.append((name, "TopicExists", text))
+        else:
+            if region.topic.shadow.holds != spec.hold_source_ledgers:
+                changes.append(HoldSourceLedgers(name, topic, spec.hold_source_ledgers))
+            if not region.topic.shadow.connected:
+                problems.append((name, "SourceNotFound", f"{name} has no topic {source} now: the shadow waits for it"))
+    return Plan(tuple(changes), tuple(problems))
+
+
+def deletion(source: str | None, topic: str, seen: Sequence[RegionSeen]) -> Plan:
+    """The changes to make when the object is deleted with policy Delete. A topic that is not this shadow stays."""
+    problems = [
+        (region.name, region.reason, f"{region.name} could not be asked: {region.problem}")
+        for region in seen
+        if not region.reachable
+    ]
+    if problems:
+        return Plan((), tuple(problems))
+    return Plan(
+        tuple(
+            DeleteTopic(region.name, TopicName.parse(topic), region.topic.partitions > 0)
+            for region in seen
+            if region.topic is not None
+            and region.topic.shadow is not None
+            and (source is None or region.topic.shadow.source == source)
+        )
+    )
+
+
+def synced(source: str, seen: Sequence[RegionSeen]) -> Finding:
+    """Does the shadow read its source?"""
+    for region in seen:
+        if not region.reachable:
+            return Finding(SYNCED, "Unknown", "RegionUnreachable", f"could not be asked: {region.name}")
+        shadow = None if region.topic is None else region.topic.shadow
+        if shadow is None or shadow.source != source:
+            return Finding(SYNCED, "False", "NotThere", f"{region.name} has no such shadow")
+        if not shadow.connected:
+            return Finding(SYNCED, "False", "SourceNotFound", f"its source {source} does not exist now")
+    return Finding(SYNCED, "True", "Reading", f"it reads {source}")
+
+
+def established(source: str, seen: Sequence[RegionSeen], history: History) -> list[str]:
+    """Regions known to have the shadow. One that lost it stays listed."""
+    having = {
+        region.name
+        for region in seen
+        if region.topic is not None and region.topic.shadow is not None and region.topic.shadow.source == source
+    }
+    return sorted(having | history.established)
