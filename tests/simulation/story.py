@@ -25,6 +25,7 @@ Everything else is described at the top of the file that implements it::
     region_steps.py             whole regions, where topics live, deletions, gaps
     topic_steps.py              quotas, terminations
     partition_steps.py          topics with partitions
+    shadow_steps.py             shadow topics
     scopes.py                   dispatch scope
     questions.py                how things stand
 """
@@ -37,6 +38,7 @@ from simulation.questions import Questions
 from simulation.quiet import Quiet
 from simulation.region_steps import RegionSteps
 from simulation.scopes import ScopeSteps
+from simulation.shadow_steps import ShadowSteps
 from simulation.shared_steps import SharedSteps
 from simulation.teller import StoryError, run_command
 from simulation.topic_steps import TopicSteps
@@ -46,7 +48,9 @@ from simulation.world import World
 __all__ = ["Story", "StoryError"]
 
 
-class Story(ClientSteps, TroubleSteps, RegionSteps, TopicSteps, PartitionSteps, ScopeSteps, SharedSteps, Questions):
+class Story(
+    ClientSteps, TroubleSteps, RegionSteps, TopicSteps, PartitionSteps, ScopeSteps, SharedSteps, ShadowSteps, Questions
+):
     """A running story."""
 
     def __init__(self) -> None:
