@@ -60,7 +60,7 @@ class Rotation:
     def __init__(self, cluster: Cluster, connect: Connect) -> None:
         self._cluster = cluster
         self._connect = connect
-        self._add, self._issue, self._is_issued, self._finish, self._both, self._new = printed(
+        self._add, self._issue, self._is_issued, self._finish, self._both, self._new, self._by_hand = printed(
             "Replacing keys, tokens and passwords"
         )
         self._token = cluster.directory / "tokens/admin.jwt"
@@ -88,6 +88,7 @@ class Rotation:
         assert not traffic.refused and not traffic.repeated
         assert not with_old.refused and not with_new.refused
         self._are_refused(old)
+        self._cluster.run(self._by_hand)
         stored = set.union(*traffic.stored.values())
         for region in REGIONS:
             consumer = auditing(clients[region], TOPIC)
@@ -96,10 +97,16 @@ class Rotation:
         return with_old.came + with_new.came
 
     def _new_tokens(self) -> str:
-        """Issue them, and wait for the operator to have its own. Returns that of clients."""
+        """Issue them, and wait until regions have issued those of the operator. Returns that of clients."""
         self._cluster.run(self._issue)
-        self._sync("meridian-system", "-l app.kubernetes.io/name=meridian-operator")
-        self._again(self._is_issued, "the operator to have its new tokens")
+        for region in REGIONS:
+            self._sync(region, "-l app.kubernetes.io/component=token-issuer")
+
+        def is_issued() -> bool:
+            lines = self._cluster.run(self._is_issued).splitlines()
+            return len(lines) == len(REGIONS) and all(line.endswith("key 2026-11") for line in lines)
+
+        self._cluster.wait(is_issued, "every region to issue the operator's token with the new key", seconds=300)
         self._cluster.run(
             ".venv/bin/meridian tokens create --secret-key 2026-11.key --key-id 2026-11 --subject admin --expires 90d "
             "--to admin.new && mv admin.new tokens/admin.jwt"

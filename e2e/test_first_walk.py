@@ -6,6 +6,7 @@ The tests build on one another, in order. The first that fails ends the walk.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import itertools
 import json
@@ -356,6 +357,29 @@ def test_network_policies_keep_strangers_out(cluster: Cluster) -> None:
             cluster.run("kubectl wait --for=condition=Ready --timeout=60s geotopic/orders")
         finally:
             cluster.run("helm rollback meridian -n us-west --wait --timeout 180s")
+
+
+def test_the_operator_has_a_token_of_a_day_for_each_region(cluster: Cluster) -> None:
+    """Each region may write its own one, and reads no other."""
+
+    def may(account: str, verb: str, secret: str) -> bool:
+        asked = f"kubectl auth can-i {verb} secret/{secret} -n meridian-system --as=system:serviceaccount:{account}"
+        return cluster.run(f"{asked} || true").strip() == "yes"
+
+    for region, other in zip(PORTS, [*PORTS][1:] + [*PORTS][:1], strict=True):
+        held = cluster.run(
+            f"kubectl -n meridian-system get secret operator-token-{region} -o jsonpath='{{.data.token}}' | base64 -d"
+        )
+        claims = json.loads(base64.urlsafe_b64decode(held.split(".")[1] + "=="))
+        assert (claims["aud"], claims["meridian_scope"]) == ([region], "admin")
+        assert 43_000 < claims["exp"] - time.time() <= 86_400
+        issuer = f"{region}:meridian-token-issuer"
+        assert may(issuer, "patch", f"operator-token-{region}")
+        for verb in ("get", "patch"):
+            assert not may(issuer, verb, f"operator-token-{other}")
+        assert may("meridian-system:operator", "get", f"operator-token-{region}")
+        assert not may("meridian-system:operator", "patch", f"operator-token-{region}")
+    assert not may("meridian-system:operator", "get", "another")
 
 
 def test_another_replica_of_the_operator_takes_over(cluster: Cluster, measured: Callable[[str], None]) -> None:

@@ -16,6 +16,7 @@ from functools import partial
 import pulsar
 import pytest
 from conftest import Cluster, empty
+from policies import Policies
 from traffic import Traffic, auditing, drain, working
 
 REGION = "us-east"
@@ -190,6 +191,15 @@ def test_brokers_are_added_under_traffic(region: Region) -> None:
 
 def test_a_client_inside_the_cluster_is_sent_from_the_service_to_the_pod(region: Region) -> None:
     region.cluster.run(f"helm test meridian -n {REGION}", seconds=150)
+
+
+def test_strangers_do_not_reach_bookies(region: Region) -> None:
+    """Bookies ask for no secret: the NetworkPolicy is all that protects them."""
+    policies = Policies(region.cluster)
+    bookies = policies.places(REGION, "app.kubernetes.io/component=bookie", 3181)
+    with policies.stranger():
+        policies.until_out(bookies)
+        policies.until_reached(REGION, "meridian-broker-0 -c broker", bookies)
 
 
 def test_a_bookie_is_killed(region: Region) -> None:

@@ -222,19 +222,16 @@ def test_the_manifest_is_for_its_owner_and_its_token_expires(tmp_path: Path) -> 
 
 
 def test_each_part_of_a_deployment_gets_a_manifest_with_what_it_needs(tmp_path: Path) -> None:
-    """Whoever may read the operator's Secret can administer, but neither sign tokens nor pose as a region."""
+    """The operator needs none: regions issue its tokens."""
     run("tokens", "manifest", "--directory", str(tmp_path / "tokens"))
     assert (tmp_path / "tokens").stat().st_mode & 0o777 == 0o700
     held = {
         file.name: json.loads(file.read_text())["data"].keys()
-        for file in (tmp_path / "tokens").iterdir()
+        for file in (tmp_path / "tokens").glob("*.json")
         if file.stat().st_mode & 0o777 == 0o600
     }
-    assert held == {
-        "regions.json": {"secret.key", "peer.token"},
-        "operator.json": {"admin.jwt"},
-        "verifier.json": {"verify.jwt"},
-    }
+    assert held == {"regions.json": {"secret.key", "peer.token"}, "verifier.json": {"verify.jwt"}}
+    assert (tmp_path / "tokens/admin.jwt").stat().st_mode & 0o777 == 0o600
 
 
 def test_the_operator_gets_a_token_for_each_region_that_can_only_administer(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from meridian_operator.api.settings import Settings
-from support.kubernetes.charts import cluster_with, rendered
+from support.kubernetes.charts import cluster_with, refusal, rendered
 
 AGGREGATED = "rbac.authorization.k8s.io/aggregate-to-"
 
@@ -223,5 +223,48 @@ def test_the_example_names_the_regions_of_the_examples() -> None:
     assert sorted(one["name"] for one in operator["regions"]) == ["eu-central", "us-east", "us-west"]
     addresses = [[(one["name"], one["adminUrl"]) for one in values["regions"]] for values in (operator, verifier)]
     assert addresses[0] == addresses[1]
-    assert [one["tokenKey"] for one in operator["regions"]] == [f"{one['name']}.jwt" for one in operator["regions"]]
+    for name, issuer in ((one["name"], one["tokenIssuer"]) for one in operator["regions"]):
+        region = yaml.safe_load((examples / f"{name}.yaml").read_text(encoding="utf-8"))
+        assert issuer == f"{name}/meridian-token-issuer"
+        assert region["operatorToken"]["secret"] == f"meridian-system/operator-token-{name}"
     assert operator["verdicts"]["verifiers"] == [verifier["name"]]
+
+
+def test_each_region_may_write_its_own_token_and_the_operator_reads_these_alone() -> None:
+    regions = [
+        {"name": "us-east", "adminUrl": "http://east", "tokenIssuer": "us-east/meridian-token-issuer"},
+        {"name": "us-west", "adminUrl": "http://west", "tokenIssuer": "west/r-token-issuer"},
+        {"name": "far", "adminUrl": "https://far", "tokenKey": "far.jwt"},
+    ]
+    made = rendered("meridian-operator", {"crds": {"enabled": False}, "regions": regions})
+    writers = {}
+    for (kind, name), one in made.items():
+        if kind == "Role" and any("secrets" in rule["resources"] for rule in one["rules"]):
+            (rule,) = one["rules"]
+            bound = made["RoleBinding", name]
+            assert bound["roleRef"]["name"] == name
+            (subject,) = bound["subjects"]
+            writers[f"{subject['namespace']}/{subject['name']}"] = (rule["resourceNames"], rule["verbs"])
+    assert writers == {
+        "us-east/meridian-token-issuer": (["meridian-token-us-east"], ["get", "patch"]),
+        "west/r-token-issuer": (["meridian-token-us-west"], ["get", "patch"]),
+        "us-east/meridian": (["meridian-token-us-east", "meridian-token-us-west"], ["get"]),
+    }
+    for name in ("us-east", "us-west"):
+        assert "data" not in made["Secret", f"meridian-token-{name}"], "an upgrade would take the token away"
+    settings = Settings.model_validate_json(made["ConfigMap", "meridian-settings"]["data"]["settings.json"])
+    assert settings.regions["us-east"].token_secret == "us-east/meridian-token-us-east"
+    assert settings.regions["us-east"].token_issuer == "us-east/meridian-token-issuer"
+    assert not settings.regions["far"].token_secret
+    assert mounted(made["Deployment", "meridian"]["spec"]["template"]["spec"]) == {
+        "tokens": [("meridian-tokens", "far.jwt", "far")]
+    }
+    alone = rendered("meridian-operator", {"crds": {"enabled": False}, "regions": regions[:1]})
+    assert mounted(alone["Deployment", "meridian"]["spec"]["template"]["spec"]) == {"tokens": []}
+
+
+def test_a_region_has_one_source_of_tokens() -> None:
+    both = {"name": "a", "adminUrl": "http://a", "tokenIssuer": "a/b", "tokenKey": "a.jwt"}
+    assert "remove one of them" in refusal("meridian-operator", {"regions": [both]})
+    named = {"name": "A_b", "adminUrl": "http://a", "tokenIssuer": "a/b"}
+    assert "cannot be part of a Secret's" in refusal("meridian-operator", {"regions": [named]})

@@ -10,6 +10,7 @@ from meridian_broker.server.settings import BY_KEY
 from support.kubernetes.charts import (
     cluster_with,
     merged,
+    notes,
     refusal,
     refusals_by_schema,
     region_values,
@@ -385,3 +386,28 @@ def test_bookies_are_refused_what_would_stop_them() -> None:
     assert "bookies log in to etcd by certificate" in told
     assert "the chart itself sets bookieId, metadataServiceUri" in told
     assert "2Gi is less than bookies.memory.heap, bookies.memory.direct and 256Mi together, 2304Mi" in told
+
+
+def test_bookies_are_not_left_open_to_everyone_by_mistake() -> None:
+    """They ask for no secret, so the NetworkPolicy is all that protects them."""
+    region, nobody = {"storage": "bookkeeper"}, {"enabled": False}
+    told = refusal("meridian-region", region_values(region=region, networkPolicy=nobody))
+    assert "can read, fence and write all of the region's messages" in told
+    assert "bookies.withoutNetworkPolicy" in told
+    chosen = region_values(region=region, networkPolicy=nobody, bookies={"withoutNetworkPolicy": True})
+    assert not [name for kind, name in rendered("meridian-region", chosen) if kind == "NetworkPolicy"]
+    assert "WARNING: no NetworkPolicy protects the bookies" in notes("meridian-region", chosen)
+    assert "WARNING" not in notes("meridian-region", region_values(region=region))
+    rendered("meridian-region", region_values(networkPolicy=nobody))
+
+
+def test_the_operators_token_lives_long_enough_and_is_a_super_users() -> None:
+    place = "meridian-system/token"
+    for lifetime, taken in {"9m": False, "599s": False, "10m": True, "24h": True, "366d": False}.items():
+        values = region_values(operatorToken={"secret": place, "lifetime": lifetime})
+        if taken:
+            rendered("meridian-region", values)
+        else:
+            assert f"operatorToken.lifetime: {lifetime}" in refusal("meridian-region", values)
+    values = region_values(operatorToken={"secret": place, "subject": "bob"})
+    assert "bob is not one of auth.superUserRoles" in refusal("meridian-region", values)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from meridian_broker.cli.tokens import issue
 from meridian_broker.server.regions_file import clusters_in
 from meridian_broker.server.settings import BY_KEY
 from meridian_broker.server.settings_schema import LARGEST
@@ -223,3 +224,28 @@ def test_the_notes_can_be_pasted() -> None:
     assert topic["kind"] == "GeoTopic"
     assert topic["spec"]["regions"] == ["us-east", "us-west"]
     assert told.index("meridian-operator") < told.index("kubectl apply"), "before that there is no such kind"
+
+
+def test_the_operators_token_is_issued_beside_the_key_and_by_nobody_else() -> None:
+    token = {"secret": "meridian-system/operator-token-us-east", "lifetime": "12h"}
+    made = rendered("meridian-region", region_values(operatorToken=token, auth={"existingSecret": "keys"}))
+    spec = made["Deployment", "meridian-token-issuer"]["spec"]["template"]["spec"]
+    assert spec["serviceAccountName"] == "meridian-token-issuer"
+    assert spec["automountServiceAccountToken"] is True
+    assert made["ServiceAccount", "meridian-token-issuer"]["automountServiceAccountToken"] is False
+    assert not pod(made, "broker")["spec"]["automountServiceAccountToken"]
+    volumes = {one["name"]: one["secret"] for one in spec["volumes"]}
+    assert (volumes["keys"]["secretName"], volumes["keys"]["items"]) == (
+        "keys",
+        [{"key": "secret.key", "path": "secret.key"}],
+    )
+    assert (volumes["next-keys"]["secretName"], volumes["next-keys"]["optional"]) == ("keys-next", True)
+    container = spec["containers"][0]
+    given = dict(one.split("=", 1) for one in container["args"][2:])
+    assert container["command"] + container["args"][:2] == ["meridian", "tokens", "issue"]
+    assert given.keys() <= {option for one in issue.params for option in one.opts}, "the command knows them all"
+    assert given["--secret"] == token["secret"]
+    assert (given["--region"], given["--lifetime"], given["--subject"]) == ("us-east", "12h", "admin")
+    assert {given["--keys"], given["--next-keys"]} == {one["mountPath"] for one in container["volumeMounts"]}
+    assert made["NetworkPolicy", "meridian-token-issuer"]["spec"]["ingress"] == []
+    assert not [name for _, name in rendered("meridian-region", region_values()) if "issuer" in name]

@@ -56,21 +56,22 @@ async def _run(arguments: argparse.Namespace) -> int:
         leading = None
         if arguments.lease is not None:
             leading = await stack.enter_async_context(_candidacy(settings, *arguments.lease))
+        tokens = Tokens(arguments.tokens, issuers(arguments.settings))
         metrics = Metrics(
             acts=lambda: leading is None or leading.acts,
             objects=lambda: memo.desk.ready() if "desk" in memo else {},
-            expiries=partial(Tokens(arguments.tokens).expiries, arguments.settings.regions),
+            expiries=partial(tokens.expiries, arguments.settings.regions),
         )
         if arguments.port is not None:
             await stack.enter_async_context(served(arguments.port, metrics))
         if leading is None:
-            await _operate(arguments, settings, memo, stop, metrics)
+            await _operate(arguments, settings, memo, stop, metrics, tokens)
             return 0
         if not await _before(stop, leading.stand_by()):
             return 0
         keeping = asyncio.create_task(leading.keep(), name="lease")
         keeping.add_done_callback(lambda _: stop.set())
-        await _operate(arguments, settings, memo, stop, metrics, leading)
+        await _operate(arguments, settings, memo, stop, metrics, tokens, leading)
         await leading.release()
         keeping.cancel()
         await asyncio.wait([keeping])
@@ -107,6 +108,7 @@ async def _operate(
     memo: kopf.Memo,
     stop: asyncio.Event,
     metrics: Metrics,
+    tokens: Tokens,
     leading: Leadership | None = None,
 ) -> None:
     """Watch and act until told to stop."""
@@ -119,9 +121,7 @@ async def _operate(
     @kopf.on.startup()
     async def begin(memo: Any, **_: Any) -> None:
         kube = KubeClient(partial(_connection, settings), (*fences, metrics.counting(KUBERNETES)))
-        memo.world = world(
-            arguments.settings, arguments.tokens, arguments.authorities, kube, (*fences, metrics.counting())
-        )
+        memo.world = world(arguments.settings, tokens, arguments.authorities, kube, (*fences, metrics.counting()))
         memo.desk = Desk(memo.world, arguments.namespace)
 
     @kopf.on.cleanup()
@@ -143,7 +143,7 @@ async def _operate(
 
 def world(
     settings: Settings,
-    tokens: Path | None,
+    tokens: Tokens,
     authorities: Path | None,
     kube: KubeClient,
     traces: Sequence[aiohttp.TraceConfig] = (),
@@ -153,7 +153,12 @@ def world(
     connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
     http = aiohttp.ClientSession(connector=connector, timeout=timeout, trace_configs=list(traces))
     numbers = Budget(NUMBERS_PER_SECOND, NUMBERS_PER_SECOND, time.monotonic)
-    return World(http, Tokens(tokens), kube, random.random, numbers, settings, Authorities(authorities))
+    return World(http, tokens, kube, random.random, numbers, settings, Authorities(authorities))
+
+
+def issuers(settings: Settings) -> dict[str, str]:
+    """The regions that issue the operator's token, and who does it there."""
+    return {name: one.token_issuer for name, one in settings.regions.items() if one.token_secret}
 
 
 def _connection(settings: kopf.OperatorSettings) -> kopf.ConnectionInfo:

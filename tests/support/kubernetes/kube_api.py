@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stand-in for Kubernetes' API server as the operator uses it: lists, watches, patches, finalizers, Events, Leases.
+"""A stand-in for Kubernetes' API server as the operator uses it: lists, watches, patches, finalizers and so on.
 
 It runs on an event loop in its own thread. Tests call here what users do with ``kubectl``.
 """
@@ -196,10 +196,10 @@ class KubeApi:
             self.writes.append((request.headers.get("Authorization", ""), request.path, time.monotonic()))
         if (found := _discovery(request.path)) is not None:
             return web.json_response(found)
-        if request.method == "GET" and parts[-2:-1] == ["leases"]:
-            if (lease := self.objects.get(("leases", parts[-3], parts[-1]))) is None:
+        if request.method == "GET" and parts[-2] in ("leases", "secrets"):
+            if (found := self.objects.get((parts[-2], parts[-3], parts[-1]))) is None:
                 raise web.HTTPNotFound(text="no such object")
-            return web.json_response(lease)
+            return web.json_response(found)
         if request.method == "GET":
             of_kind = [one for (plural, _, _), one in self.objects.items() if plural == parts[-1]]
             items = [one for one in of_kind if _asked(request, parts, one)]

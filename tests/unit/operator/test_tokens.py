@@ -82,6 +82,20 @@ def test_a_token_that_expires_soon_is_told_once_and_again_when_it_has_expired(
     assert not said(caplog), "it was replaced"
 
 
+def test_a_short_lived_token_is_told_in_the_last_quarter_of_its_lifetime(tmp_path: Path) -> None:
+    """Its region renews it at half: then somebody has to look there."""
+    tokens = Tokens(tmp_path, {"east": "us-east/meridian-token-issuer"})
+    tokens.issue("east", token({"exp": NEW_YEAR, "meridian_lifetime": 86_400}).strip())
+    assert not tokens.warning("east", NEW_YEAR - 6 * 3600 - 1)
+    told = tokens.warning("east", NEW_YEAR - 6 * 3600)
+    assert "region east expires at 2026-01-01T00:00:00Z" in told
+    assert "`kubectl -n us-east logs deployment/meridian-token-issuer` says why not" in told
+    for lifetime in (90 * 86_400, -1, "long", None):
+        (tmp_path / "west").write_text(token({"exp": NEW_YEAR, "meridian_lifetime": lifetime}))
+        assert not tokens.warning("west", NEW_YEAR - SOON_SECONDS - 1)
+        assert "create another one" in tokens.warning("west", NEW_YEAR - SOON_SECONDS)
+
+
 def test_objects_of_a_region_whose_token_expires_are_degraded_and_stay_ready(tmp_path: Path) -> None:
     (tmp_path / "default").write_text(token({"sub": "admin"}))
     (tmp_path / "east").write_text(token({"exp": NEW_YEAR}))

@@ -8,8 +8,11 @@ import base64
 import json
 import os
 import secrets
+import signal
+import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +22,9 @@ from meridian_broker.cli.output import COULD_NOT_TELL, NO, error
 
 KEY_BYTES: Final = 32
 FILE: Final = click.Path(path_type=Path, dir_okay=False)
+FOLDER: Final = click.Path(path_type=Path, file_okay=False)
+SHORTEST_LIFETIME: Final = 600
+"""Seconds of a token that is renewed: the operator has to hear of the next one in time."""
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "y": 365 * 86_400}
 
 
@@ -130,7 +136,8 @@ def create(
         raise SystemExit(COULD_NOT_TELL) from None
     if exposed := exposure(secret or private or Path()):
         click.echo(f"warning: {exposed}", err=True)
-    token = make_token(key, subject, _expiry(expires), regions=regions, scope=scope)
+    seconds = None if expires is None else seconds_of(expires)
+    token = make_token(key, subject, _until(seconds), lifetime=seconds, regions=regions, scope=scope)
     if to is None:
         click.echo(token)
     else:
@@ -146,13 +153,13 @@ def create(
 @click.option(
     "--directory",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Write three Secrets to this new directory, one for each part, which holds what that part needs.",
+    help="Write a Secret for each part to this new directory, with what that part needs, and admin.jwt for people.",
 )
 @click.option(
     "--region",
     "regions",
     multiple=True,
-    help="With --directory: a region for which the operator gets a token of its own, only for administration. Repeat.",
+    help="With --directory: a region to which an operator in another cluster gets a token. Repeat.",
 )
 def manifest(
     name: str, subject: str, expires: str, to: Path | None, directory: Path | None, regions: tuple[str, ...]
@@ -161,11 +168,12 @@ def manifest(
     for people and the operator; verify.jwt, which can only read the export, for the verifier.
 
     It is printed, or written to a file readable by you only. All regions need the same Secret: keep it, and apply it
-    in the namespace of each region. With --directory there are three: regions.json, with the key and the peer secret,
-    for each region's namespace; operator.json and verifier.json, with one token each, for theirs.
+    in the namespace of each region. With --directory there are two: regions.json, with the key and the peer secret,
+    for each region's namespace, and verifier.json for the verifier's; the file admin.jwt beside them is for people. The
+    operator needs none, because each region's chart issues it a short-lived token (operatorToken).
 
-    With --region, operator.json holds a token per region instead, REGION.jwt, which is valid there only and can only
-    administer; the file admin.jwt beside it is for people.
+    With --region there is a third, for an operator in another cluster: operator.json, with a token for each region,
+    REGION.jwt, which is valid there only and can only administer.
 
     \b
       meridian tokens manifest --directory tokens --region us-east --region us-west
@@ -178,23 +186,22 @@ def manifest(
         raise click.UsageError("give one of --to and --directory")
     if regions and directory is None:
         raise click.UsageError("--region needs --directory")
-    key, until = secrets.token_bytes(KEY_BYTES), _expiry(expires)
-    signing = SigningKey(key)
-    admin = make_token(signing, subject, until).encode()
-    narrow = {
-        f"{one}.jwt": make_token(signing, subject, until, regions=[one], scope=ADMIN_SCOPE).encode() for one in regions
-    }
+    key, seconds = secrets.token_bytes(KEY_BYTES), seconds_of(expires)
+    signed = partial(make_token, SigningKey(key), subject, _until(seconds), lifetime=seconds)
+    admin = signed().encode()
     parts = {
         "regions": {"secret.key": key, "peer.token": secrets.token_urlsafe(32).encode()},
-        "operator": narrow or {"admin.jwt": admin},
-        "verifier": {"verify.jwt": make_token(signing, subject, until, scope=EXPORT_SCOPE).encode()},
+        "operator": {f"{one}.jwt": signed(regions=[one], scope=ADMIN_SCOPE).encode() for one in regions},
+        "verifier": {"verify.jwt": signed(scope=EXPORT_SCOPE).encode()},
     }
-    if directory is not None:
+    if directory is None:
+        parts["operator"] = {"admin.jwt": admin}
+    else:
+        parts = {part: content for part, content in parts.items() if content}
         _make_directory(directory)
         for part, content in parts.items():
             _write_secret(directory / f"{part}.json", _secret_manifest(name, content).encode() + b"\n")
-        if narrow:
-            _write_secret(directory / "admin.jwt", admin)
+        _write_secret(directory / "admin.jwt", admin)
         click.echo(f"{directory}: the Secret {name} for {', '.join(parts)}")
         return
     text = _secret_manifest(name, {key: value for content in parts.values() for key, value in content.items()})
@@ -217,13 +224,68 @@ def _secret_manifest(name: str, content: Mapping[str, bytes]) -> str:
     return json.dumps(document, indent=2)
 
 
-def _expiry(text: str | None) -> int | None:
-    if text is None:
-        return None
+@tokens.command("issue")
+@click.option("--secret", required=True, metavar="NAMESPACE/NAME", help="The Secret; the token is its key `token`.")
+@click.option("--region", required=True, help="Region in which the token is valid.")
+@click.option("--subject", default="admin", show_default=True, help="Role of the token: one of superUserRoles.")
+@click.option("--lifetime", default="24h", show_default=True, help="How long it is valid: 24h, 90m.")
+@click.option("--keys", type=FOLDER, required=True, help="Directory with the region's key, secret.key.")
+@click.option("--next-keys", "following", type=FOLDER, help="Directory in which the next key appears in a rotation.")
+@click.option(
+    "--kubernetes",
+    metavar="URL",
+    default="https://kubernetes.default.svc",
+    show_default=True,
+    help="The API server, by the name that pods know it by.",
+)
+@click.option(
+    "--account",
+    type=FOLDER,
+    default=Path("/var/run/secrets/kubernetes.io/serviceaccount"),
+    help="Directory with the token of the service account.",
+)
+def issue(
+    secret: str,
+    region: str,
+    subject: str,
+    lifetime: str,
+    keys: Path,
+    following: Path | None,
+    kubernetes: str,
+    account: Path,
+) -> None:
+    """Keep a Secret of Kubernetes supplied with a token for one region that can only administer. Runs until SIGTERM.
+
+    The region's chart runs it for the operator, beside the region's key. The token is replaced when half of its
+    lifetime is over, or when another key is in force.
+    """
+    from meridian_broker.cli.token_issuing import KubeSecret, RegionKeys, TokenIssuer, Wanted, keep_issuing
+
+    namespace, _, name = secret.partition("/")
+    if not namespace or not name:
+        raise click.UsageError(f"--secret: {secret!r} is not NAMESPACE/NAME")
+    wanted = Wanted(region, subject, seconds_of(lifetime, "--lifetime"))
+    if wanted.lifetime < SHORTEST_LIFETIME:
+        raise click.BadParameter(
+            f"{lifetime}: at least 10m, so that it can be renewed in time", param_hint="--lifetime"
+        )
+    issuer = TokenIssuer(
+        KubeSecret(namespace, name, kubernetes, account), RegionKeys(keys, following, time.monotonic), wanted, time.time
+    )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # a pod's first process does not end by itself
+    keep_issuing(issuer, click.echo, time.sleep)
+
+
+def seconds_of(text: str, hint: str = "--expires") -> int:
+    """The seconds of a duration such as ``24h``. :raises click.BadParameter: it is none."""
     number, unit = text[:-1], text[-1:]
-    if not number.isdigit() or unit not in UNITS:
-        raise click.BadParameter(f"{text!r}: expected a number and one of s, m, h, d, y", param_hint="--expires")
-    return int(time.time()) + int(number) * UNITS[unit]
+    if not (number.isascii() and number.isdigit()) or unit not in UNITS:
+        raise click.BadParameter(f"{text!r}: expected a number and one of s, m, h, d, y", param_hint=hint)
+    return int(number) * UNITS[unit]
+
+
+def _until(seconds: int | None) -> int | None:
+    return None if seconds is None else int(time.time()) + seconds
 
 
 def _make_directory(directory: Path) -> None:

@@ -11,6 +11,10 @@ from meridian_broker.gateway.authentication import SCOPE_CLAIM
 from meridian_broker.gateway.key_files import BadKey, read_file
 from meridian_broker.gateway.token_keys import CURVES, SECRET_ALGORITHMS, SMALLEST_RSA, read_secret_key
 
+LIFETIME_CLAIM: Final = "meridian_lifetime"
+"""Claim with the seconds from a token's creation to its expiry. Not ``iat``, which names a time: brokers whose clocks
+are behind the issuer's would refuse the token for a while.
+"""
 RSA_BITS: Final = 3072
 """Size of a new key: as strong as 128 bits of a secret key (NIST SP 800-57)."""
 
@@ -69,11 +73,18 @@ def new_key_pair(algorithm: str) -> tuple[bytes, bytes]:
 
 
 def make_token(
-    key: SigningKey, role: str, expires: int | None = None, *, regions: Sequence[str] = (), scope: str | None = None
+    key: SigningKey,
+    role: str,
+    expires: int | None = None,
+    *,
+    lifetime: int | None = None,
+    regions: Sequence[str] = (),
+    scope: str | None = None,
 ) -> str:
     """A token for a role.
 
     :param expires: in seconds since 1970; None: never.
+    :param lifetime: seconds for which it is valid, for those who renew it or watch that somebody does.
     :param regions: regions in which it is valid; empty: all.
     :param scope: limits the token to this scope; None: everything that its role may do.
     """
@@ -82,6 +93,8 @@ def make_token(
     claims: dict[str, object] = {"sub": role}
     if expires is not None:
         claims["exp"] = expires
+    if lifetime is not None:
+        claims[LIFETIME_CLAIM] = lifetime
     if regions:
         claims["aud"] = list(regions)
     if scope is not None:

@@ -29,6 +29,16 @@ class RegionSettings(Model):
         max_length=512,
         description="URL of its admin API without a path: http://host:port.",
     )
+    token_secret: str = Field(
+        default="",
+        pattern=r"^([-a-z0-9]{1,63}/[-.a-z0-9]{1,253})?$",
+        description="NAMESPACE/NAME of the Secret with the token that the region issues. Empty: it is in a file.",
+    )
+    token_issuer: str = Field(
+        default="",
+        max_length=512,
+        description="NAMESPACE/NAME of the region's service account that writes that Secret; shown in messages.",
+    )
 
 
 class Settings(Model):

@@ -18,6 +18,7 @@ from typing import Any, Final
 from meridian_operator.handlers.reconciling import look
 from meridian_operator.handlers.reporting import RESYNC_SECONDS, Answer
 from meridian_operator.handlers.subject import Subject, Views
+from meridian_operator.handlers.token_watch import TokenWatch
 from meridian_operator.handlers.verdict_watch import VerdictWatch
 from meridian_operator.handlers.world import World
 from meridian_operator.kube.client import Conflict, Gone, KubeError, Reference
@@ -42,6 +43,7 @@ class Desk:
         self._world = world
         self._namespaces = namespaces or ("",)
         self._verdicts = VerdictWatch(world.kube, world.settings, world.verdicts)
+        self._tokens = TokenWatch(world.kube, world.settings, world.tokens)
         self._sweeping = asyncio.create_task(self._sweep_now_and_then(), name="sweep")
         self._cares: dict[Reference, Care] = {}
         self._by_topic: dict[str, set[Reference]] = {}
@@ -63,7 +65,7 @@ class Desk:
             self._wake(topic, of)
         elif care is None:
             delay = self._world.random() * START_SECONDS if change is None else 0.0
-            self._cares[of] = Care(of, topic, subject, body, views, self._world, delay, self._verdicts.tried)
+            self._cares[of] = Care(of, topic, subject, body, views, self._world, delay, self._tried)
             self._by_topic.setdefault(topic, set()).add(of)
             self._wake(topic, of)
         elif care.told(body):
@@ -76,11 +78,17 @@ class Desk:
     async def close(self) -> None:
         """Stop looking."""
         await self._verdicts.close()
+        await self._tokens.close()
         self._sweeping.cancel()
         await asyncio.gather(self._sweeping, return_exceptions=True)
         for of, care in list(self._cares.items()):
             self._end(of, care)
         await asyncio.gather(*self._ending, return_exceptions=True)
+
+    async def _tried(self) -> None:
+        """Return once everything was read, or could not be, that every look needs."""
+        await self._verdicts.tried()
+        await self._tokens.tried()
 
     async def sweep(self) -> None:
         """Find objects whose deletion was missed. After a long interruption of a watch, kopf lists all objects again

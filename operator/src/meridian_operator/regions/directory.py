@@ -2,7 +2,8 @@
 """Regions, the tokens for their admin APIs and the authorities that sign their certificates.
 
 Tokens and authorities come from directories with one file per region and one named ``default``: a mounted Secret needs
-no permission to read Secrets. Kubernetes updates the files in place, so they are read again after each change.
+no permission to read Secrets. Kubernetes updates the files in place, so they are read again after each change. Tokens
+that regions issue are read from their Secrets by whoever calls ``Tokens.issue``: a mounted one would be a minute late.
 """
 
 from __future__ import annotations
@@ -10,16 +11,18 @@ from __future__ import annotations
 import base64
 import json
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
 from meridian_operator.api.settings import DEFAULT_FILE
 
 SOON_SECONDS: Final = 7 * 86_400
-"""A token that expires within this time is reported."""
+"""A token that expires within this time is reported, or in the last quarter of its lifetime if that is shorter."""
+_LIFETIME_CLAIM: Final = "meridian_lifetime"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +33,41 @@ class Region:
     url: str
 
 
-class Tokens:
-    """Bearer tokens from a directory, read at each use."""
+class NoToken(OSError):
+    """A region that issues tokens has not issued one yet. The message says where to look."""
 
-    def __init__(self, directory: Path | None) -> None:
+
+class Tokens:
+    """Bearer tokens: those that regions issue, others from a directory, read at each use.
+
+    :param issuers: of each region that issues the operator's token, who does it: NAMESPACE/NAME.
+    """
+
+    def __init__(self, directory: Path | None, issuers: Mapping[str, str] = MappingProxyType({})) -> None:
         self._directory = directory
+        self._issuers = issuers
+        self._issued: dict[str, str] = {}
+
+    def issue(self, region: str, token: str) -> None:
+        """The region has issued this token."""
+        self._issued[region] = token
 
     def of(self, region: str) -> str | None:
         """The region's token, or else the default token, or None.
 
+        :raises NoToken: the region has not issued one yet. The default token is not sent to such a region.
         :raises OSError: the file exists but cannot be read.
         """
+        if region in self._issuers:
+            if region not in self._issued:
+                raise NoToken(f"the region has issued none yet; {self._where(region)} says why")
+            return self._issued[region]
         file = _file(self._directory, region)
         return None if file is None else file.read_text(encoding="utf-8").strip()
+
+    def _where(self, region: str) -> str:
+        namespace, _, name = self._issuers[region].partition("/")
+        return f"`kubectl -n {namespace} logs deployment/{name}`"
 
     def expires(self, region: str) -> int | None:
         """When the region's token expires, in seconds since 1970; None: never, or unknown."""
@@ -62,11 +87,22 @@ class Tokens:
         :param now: in seconds since 1970.
         """
         until = self.expires(region)
-        if until is None or until > now + SOON_SECONDS:
+        if until is None or until > now + min(SOON_SECONDS, self._lifetime(region) / 4):
             return ""
         verb = "expired" if until <= now else "expires"
         time = datetime.fromtimestamp(until, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        return f"the token for region {region} {verb} at {time}: create another one and replace it in its Secret"
+        told = f"the token for region {region} {verb} at {time}"
+        if region in self._issuers:
+            return f"{told}; its region should have renewed it long before, and {self._where(region)} says why not"
+        return f"{told}: create another one and replace it in its Secret"
+
+    def _lifetime(self, region: str) -> float:
+        """Seconds from the creation of the region's token to its expiry; infinite: it does not say."""
+        try:
+            said = _claims(self.of(region) or "").get(_LIFETIME_CLAIM)
+        except (OSError, ValueError):
+            said = None
+        return said if isinstance(said, int) and said > 0 else float("inf")
 
 
 class BadAuthority(OSError):
@@ -107,12 +143,17 @@ def expiry_of(token: str) -> int | None:
 
     :raises ValueError: it has a part that cannot be decoded.
     """
+    until = _claims(token).get("exp")
+    return int(until) if isinstance(until, int | float) and 0 <= until < 1 << 37 else None
+
+
+def _claims(token: str) -> dict[str, Any]:
+    """What a JWT says; nothing if it is none. :raises ValueError: it has a part that cannot be decoded."""
     parts = token.split(".")
     if len(parts) != 3:
-        return None
+        return {}
     claims = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
-    until = claims.get("exp") if isinstance(claims, dict) else None
-    return int(until) if isinstance(until, int | float) and 0 <= until < 1 << 37 else None
+    return claims if isinstance(claims, dict) else {}
 
 
 def _file(directory: Path | None, region: str) -> Path | None:
