@@ -22,6 +22,8 @@ from meridian_broker.topics.service.backfill_rounds import (
     LOOKS,
     POLLS,
     POLLS_BESIDE,
+    QUIET_LOOKS,
+    QUIET_ROUND,
     STARTS,
     BackfillRounds,
     StoredEnds,
@@ -97,6 +99,32 @@ def test_a_few_topics_are_looked_at_each_time() -> None:
     for _ in range(4):
         missing.look()
     assert [one.looks for one in asking] == [4] * 6
+
+
+def test_while_nothing_is_missing_each_topic_is_looked_at_in_five_seconds_and_faster_once_something_is() -> None:
+    broker, asking = service(NEVER=LOOKS)
+    missing, _ = rounds_of(broker)
+    missing.look()
+    assert [one.looks for one in asking] == [1] * LOOKS, "after a start nothing is known"
+    for _ in range(QUIET_ROUND):
+        missing.look()
+    assert [one.looks for one in asking] == [2] * LOOKS
+    for one in asking:
+        one._due = Due.POLL
+    missing.look()
+    missing.look()
+    assert min(one.looks for one in asking) == 3, "a region went away: all topics are looked at, at once"
+
+
+@pytest.mark.parametrize("count", [1, QUIET_LOOKS, QUIET_LOOKS + 1, 10 * LOOKS])
+def test_a_quiet_look_is_bounded(count: int) -> None:
+    broker, asking = service(NEVER=count)
+    missing, _ = rounds_of(broker)
+    missing.look()
+    before = sum(one.looks for one in asking)
+    missing.look()
+    most = min(count, max(QUIET_LOOKS, -(-count // QUIET_ROUND)), LOOKS)
+    assert sum(one.looks for one in asking) - before == most
 
 
 @pytest.mark.parametrize(("able", "polls"), [((), POLLS), (("us",), POLLS), (("eu",), POLLS_BESIDE)])

@@ -205,9 +205,7 @@ class Backfill:
             self._topic.scheduler.spawn(self._run(), f"fetch what {self._topic.name} lacks")
 
     def look(self) -> Look:
-        """Whether there is anything to ask for. Called for every topic once a second, or for a thousand of them if
-        there are more.
-        """
+        """Whether there is anything to ask for. ``BackfillRounds`` calls it for every topic every few seconds."""
         others, joining = self._topic.remotes, self.joining.is_due
         if not others:
             return DUE_NOW if joining else NOTHING_DUE

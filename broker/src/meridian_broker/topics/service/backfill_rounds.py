@@ -6,7 +6,9 @@ perhaps others have more of it. Brokers compare that for all topics together
 (``replication/progress/high_watermarks.py``), and the topics of which another one has more ask. Each topic also asks by
 itself from time to time: that is a *poll*, of which there are a bounded number a second, round and round, so that it
 costs the same with ten topics and with ten thousand. With regions that cannot compare, polls are all there is, and more
-of them. Looking at topics is bounded, too.
+of them. Looking at topics is bounded, too, and slower while it finds nothing, as it does most of the time: then the
+first sign that a region is away, or that something is missing, may be seen five seconds late, in a broker of more than
+a few hundred topics. A topic that is opened, whose regions change or whose producer waits, asks by itself.
 """
 
 from __future__ import annotations
@@ -23,7 +25,11 @@ if TYPE_CHECKING:
     from meridian_broker.topics.service.registry import TopicRegistry
 
 LOOKS: Final = 1000
-"""Topics looked at each time."""
+"""Topics looked at each time, at most."""
+QUIET_LOOKS: Final = 200
+"""The same after a look that found nothing to ask for, ..."""
+QUIET_ROUND: Final = 5
+"""... or a part of all topics, such that each is looked at within this many times."""
 POLLS: Final = 100
 """Topics that begin to ask without knowing that something is missing, each time, where that is the only way, ..."""
 POLLS_BESIDE: Final = 10
@@ -84,6 +90,8 @@ class BackfillRounds:
         self._absent_before: set[str] = set()
         self._sources: set[str] = set()
         """Regions that polls ask."""
+        self._is_quiet = False
+        """The last look found nothing to ask for."""
 
     def look(self) -> None:
         """Called every second."""
@@ -97,7 +105,9 @@ class BackfillRounds:
     def _go_round(self) -> None:
         polls, most = 0, self._polls()
         later: dict[str, None] = {}
-        for _ in range(min(LOOKS, len(self._topics))):
+        looks = max(QUIET_LOOKS, -(-len(self._topics) // QUIET_ROUND)) if self._is_quiet else LOOKS
+        self._is_quiet = True
+        for _ in range(min(looks, LOOKS, len(self._topics))):
             name = self._next(later)
             topic = None if name is None else self._topics.get(name)
             if name is None or topic is None or topic.failure is not None or topic.backfill is None:
@@ -105,6 +115,7 @@ class BackfillRounds:
             due, absent, sources = topic.backfill.look()
             if due is Due.NEVER:
                 continue
+            self._is_quiet = False
             if due is Due.POLL:
                 self._absent |= absent
                 self._sources |= sources
