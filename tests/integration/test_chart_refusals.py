@@ -323,6 +323,20 @@ def test_what_the_volumes_hold_stays_as_it_was_installed() -> None:
         rendered("meridian-region", same, cluster=cluster)
 
 
+def test_members_of_etcd_go_on_finding_each_other() -> None:
+    """Each is on record in etcd's own data with its address, which begins with the scheme."""
+    for members, before, refused in ((3, True, True), (3, False, True), (1, True, False)):
+        values = region_values(etcd={"replicas": members, "tls": {"enabled": before}})
+        made = rendered("meridian-region", values, "--show-only", "templates/identity.yaml")
+        with cluster_with(made["ConfigMap", "meridian-identity"]) as cluster:
+            rendered("meridian-region", values, cluster=cluster)
+            changed = region_values(etcd={"replicas": members, "tls": {"enabled": not before}})
+            if refused:
+                assert "would not find each other" in refusal("meridian-region", changed, cluster=cluster)
+            else:
+                rendered("meridian-region", changed, cluster=cluster)
+
+
 def test_a_volume_grows_once_its_claim_has_grown_and_its_stateful_set_was_taken_away() -> None:
     with cluster_with(identity("us-east", 1), stateful_set("etcd", data="2Gi")) as cluster:
         made = rendered("meridian-region", region_values(broker={"volume": {"size": "40Gi"}}), cluster=cluster)
