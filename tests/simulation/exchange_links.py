@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final, cast
 
 from meridian_broker.ledgers.store import WhenDurable
 from meridian_broker.positions import Progress
+from meridian_broker.replication.peers import peer_name, region_of
 from meridian_broker.replication.progress.exchange import ProgressExchange
 from meridian_broker.replication.progress.messages import Hello, Owners, PeerMessage
-from meridian_broker.replication.progress.routes import peer_name, region_of
 from meridian_broker.replication.progress.waits import WaitResult
 from simulation import versions
 from simulation.loop import Timer

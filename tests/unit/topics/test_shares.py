@@ -4,7 +4,7 @@ is left out, nothing that a consumer has is sent to another, and what is acknowl
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Container, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -55,6 +55,12 @@ class Leasing:
 
     def release(self, stream: Stream) -> None:
         self.released.append(stream[2])
+
+    def leave(self, streams: Iterable[Stream]) -> None:
+        """Its topics do not move."""
+
+    def left(self, topics: Container[str]) -> None:
+        """Nor does this."""
 
     def found(self, stream: Stream, holder: str, term: int, duration_ms: int) -> None:
         raise AssertionError("there are no votes on this disk")
