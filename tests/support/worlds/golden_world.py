@@ -25,6 +25,8 @@ from meridian_broker.metadata.policies import NamespaceRecord
 from meridian_broker.metadata.policy_table import MESSAGE_TTL, RETENTION
 from meridian_broker.metadata.policy_values import Retention
 from meridian_broker.metadata.records import ClusterRecord, SchemaRecord
+from meridian_broker.metadata.sync import events
+from meridian_broker.metadata.sync.stamped import Stamped
 from meridian_broker.metadata.topic_records import LedgerRecord, TopicRecord
 from meridian_broker.positions.ackset import AckSet
 from meridian_broker.positions.clock import ZERO, HybridClock, Stamp
@@ -347,6 +349,18 @@ async def write_metadata(file: Path) -> None:
 # -- all of it
 
 
+def metadata_messages() -> list[events.Message]:
+    """What regions say by the event topic of synchronized metadata."""
+    stamp, earlier = Stamp(TIME_MS, 3, "us-east"), (1, Stamp(TIME_MS - 5, 0, "us-west"))
+    changed = (
+        events.Event("/geo/namespaces/shop/orders/policies/message_ttl_in_seconds", Stamped(stamp, b"60", 1), earlier),
+        events.Event("/geo/tenants/gone", Stamped(stamp, None), (0, Stamp(TIME_MS - 9, 0, "us-east"))),
+        events.Event("/geo/tenants/shop", Stamped(stamp, b"{}")),
+    )
+    heard = {"us-east": (TIME_MS, 4), "us-west": (TIME_MS - 7, 0)}
+    return [events.Changes("us-east", changed), events.Mark("us-east", (TIME_MS, 4), heard)]
+
+
 def small_files() -> dict[str, bytes]:
     """Everything but the directories."""
     files = {
@@ -365,6 +379,8 @@ def small_files() -> dict[str, bytes]:
         files[name] = changes.encode(kind, "billing", TIME_MS, payload)
     for message in peer_messages():
         files[f"peer-{type(message).__name__.lower()}.bin"] = codec.encode(message)
+    for one in metadata_messages():
+        files[f"metadata-{type(one).__name__.lower()}.bin"] = events.encode(one)
     return files
 
 

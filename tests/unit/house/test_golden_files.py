@@ -25,6 +25,7 @@ from meridian_broker.ledgers.labels import Label
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata import keys, records
 from meridian_broker.metadata.store import MetadataError
+from meridian_broker.metadata.sync import events
 from meridian_broker.positions.ackset import AckSet
 from meridian_broker.positions.dropped import Dropped
 from meridian_broker.positions.position import Position
@@ -137,6 +138,14 @@ def test_progress_records_are_read(kind: changes.Kind) -> None:
         }
     if kind is changes.Kind.SEQUENCES:
         assert sequence_ids.decode(expected[3]) == world.SEQUENCES
+
+
+@pytest.mark.parametrize("expected", world.metadata_messages(), ids=lambda message: type(message).__name__)
+def test_messages_about_metadata_are_read(expected: events.Message) -> None:
+    data = golden(f"metadata-{type(expected).__name__.lower()}.bin")
+    assert events.decode(data) == expected
+    with pytest.raises(ValueError, match="format 2; this version reads 1: upgrade this region"):
+        events.decode(b"\x02" + data[1:])
 
 
 @pytest.mark.parametrize("expected", world.peer_messages(), ids=lambda message: type(message).__name__)
