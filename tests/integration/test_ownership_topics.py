@@ -15,8 +15,11 @@ from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataUnavailable, VersionConflict
 from meridian_broker.ownership import paths
 from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.topics.directory import following
+from meridian_broker.topics.directory.patterns import TopicPattern
+from meridian_broker.topics.directory.watching import Watcher
 from meridian_broker.topics.errors import TopicFenced
-from meridian_broker.topics.service import owned_topics
+from meridian_broker.topics.service import owned_topics, removal
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar.topic_name import TopicName, parse
 from support.contracts.metadata_contract import wait_until
@@ -61,6 +64,65 @@ async def taken_over(two: Two) -> Topic:
     await wait_until(lambda: bundle not in b.owner.view.owners)
     await b.owner.acquire(bundle)
     return await b.open(NAME)
+
+
+class Client:
+    """A watcher's connection, which notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[list[str], list[str]]] = []
+        self.digest = ""
+
+    def writable(self) -> bool:
+        return True
+
+    def topics_changed(self, _watcher: Watcher, new: list[str], deleted: list[str], digest: str) -> None:
+        self.told.append((new, deleted))
+        self.digest = digest
+
+    def lost_watcher(self, _watcher: Watcher) -> None:
+        raise AssertionError("it reads everything")
+
+
+async def test_a_watcher_hears_of_topics_that_another_broker_creates_and_deletes(two: Two) -> None:
+    client, watchers = Client(), two.b.service.watchers
+    watcher = watchers.add(client, 1, NAME.namespace_name, TopicPattern("persistent://public/default/.*"))
+    assert (await watchers.listed(watcher)).names == []
+    watchers.start(watcher)
+    topic = await two.a.open(NAME)
+    await wait_until(lambda: client.told == [([str(NAME)], [])])
+    assert client.digest == (await watchers.listed(watcher)).digest
+    assert topic.metadata is not None
+    await topic.metadata.save_properties({"a": "b"})  # its record changes, and it was there before
+    await removal.delete(two.a.service.opener, NAME, force=True)
+    await wait_until(lambda: client.told[1:] == [([], [str(NAME)])])
+    watchers.remove(watcher)
+    await two.a.open(NAME)
+    again = watchers.add(client, 2, NAME.namespace_name, TopicPattern("persistent://public/default/.*"))
+    assert (await watchers.listed(again)).names == [str(NAME)]
+
+
+async def test_a_watch_that_was_interrupted_misses_nothing(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store compacted what changed: the names are compared."""
+    client, service = Client(), two.b.service
+    topics, interruptions = service.parts.catalog.topics, asyncio.Event()
+    through = topics.watch
+
+    async def watch(namespace: str) -> AsyncIterator[list[tuple[TopicName, bool]]]:
+        async for changes in through(namespace):
+            if changes and not interruptions.is_set():
+                interruptions.set()
+                raise MetadataUnavailable("compacted")
+            yield changes
+
+    monkeypatch.setattr(following, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(topics, "watch", watch)
+    watcher = service.watchers.add(client, 1, NAME.namespace_name, TopicPattern("persistent://public/default/.*"))
+    await service.watchers.listed(watcher)
+    service.watchers.start(watcher)
+    await two.a.open(NAME)
+    await wait_until(lambda: client.told == [([str(NAME)], [])])
+    assert interruptions.is_set()
 
 
 async def test_only_the_owner_opens_a_topic(two: Two) -> None:

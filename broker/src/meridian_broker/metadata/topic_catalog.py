@@ -6,7 +6,7 @@ A topic and a partitioned topic of the same name exclude each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 
 from meridian_broker.metadata import keys
@@ -70,6 +70,17 @@ class Topics:
     async def listing(self, namespace: str, domain: str = PERSISTENT) -> Listing:
         """As ``names``."""
         return Listing(domain, namespace, await self._access.store.children(keys.topics_of(namespace, domain)))
+
+    async def watch(self, namespace: str, domain: str = PERSISTENT) -> AsyncIterator[list[tuple[TopicName, bool]]]:
+        """The topics of a namespace whose records are written (True) or deleted (False), by any broker of the region.
+
+        The first item is empty, see ``MetadataStore.watch``.
+        """
+        folder = keys.topics_of(namespace, domain) + "/"
+        tenant, _, local = namespace.partition("/")
+        async for changes in self._access.store.watch(folder):
+            found = [(one.path.removeprefix(folder), one.record is not None) for one in changes]
+            yield [(TopicName(domain, tenant, local, keys.unescape(name)), exists) for name, exists in found]
 
     async def partitions(self, base: TopicName) -> list[TopicName]:
         """The recorded partitions, by number, including those beyond the topic's number of partitions."""

@@ -36,6 +36,11 @@ class Ownership(Protocol):
         """Whether it is known here if the topic is on record; without one, if that is so of all topics owned here."""
         ...
 
+    @property
+    def is_sole(self) -> bool:
+        """Whether this broker is the only one of its region."""
+        ...
+
     def is_valid(self) -> bool:
         """Whether this broker owns anything at this instant, by its own clock: an owner that was suspended for longer
         than its lease does not."""
@@ -59,6 +64,10 @@ class EveryTopic:
         return True
 
     def is_surveyed(self, _topic: str | None = None, /) -> bool:
+        return True
+
+    @property
+    def is_sole(self) -> bool:
         return True
 
     def is_valid(self) -> bool:

@@ -84,6 +84,8 @@ class TopicWatchers:
 
     def __init__(self, scheduler: Scheduler, names: Names, limit: int = WATCHERS_MAX) -> None:
         """:param names: returns every persistent topic of a namespace, from the metadata."""
+        self.follow: Callable[[str], Awaitable[None]] | None = None
+        """Has every change in a namespace reported to ``changed``; None: it is anyway, by this broker's own catalog."""
         self._scheduler = scheduler
         self._names = names
         self._limit = limit
@@ -125,6 +127,8 @@ class TopicWatchers:
 
     async def listed(self, watcher: Watcher) -> Selected:
         """What the watcher's pattern selects now. :raises MetadataError: the metadata cannot be read."""
+        if self.follow is not None:
+            await self.follow(watcher.group.namespace)
         return await self._selected(watcher.group)
 
     def start(self, watcher: Watcher) -> None:
@@ -138,8 +142,12 @@ class TopicWatchers:
         if watcher.missed and watcher in group.watchers:
             self._tell_soon(group)
 
+    def has(self, namespace: str) -> bool:
+        """Whether a namespace has watchers."""
+        return namespace in self._groups
+
     def changed(self, topic: TopicName, exists: bool) -> None:
-        """A topic was created or deleted here."""
+        """A topic was created or deleted in this region."""
         groups = self._groups.get(topic.namespace_name) if topic.is_persistent else None
         if groups is None:
             return

@@ -97,6 +97,10 @@ class OwnedTopics:
             return True
         return not any(_is_in(name, bundle) for bundle in self._surveys)
 
+    @property
+    def is_sole(self) -> bool:
+        return False
+
     def is_valid(self) -> bool:
         return self.owner.is_alive
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from meridian_broker.topics.directory.following import FollowedNamespaces
 from meridian_broker.topics.directory.watching import TopicWatchers
 from meridian_broker.topics.service import incarnations
 from meridian_broker.topics.service.backfill_rounds import BackfillRounds
@@ -38,4 +39,9 @@ class TopicService:
         self.loading = Loading(self.opener)
         self.backfill_rounds = BackfillRounds(registry, ends, comparing)
         self.watchers = TopicWatchers(registry.parts.scheduler, registry.names)
-        registry.parts.catalog.topics.on_change = self.watchers.changed
+        topics = registry.parts.catalog.topics
+        if registry.parts.ownership.is_sole:
+            topics.on_change = self.watchers.changed
+        else:
+            followed = FollowedNamespaces(registry.parts.scheduler, topics, self.watchers.has, self.watchers.changed)
+            self.watchers.follow = followed.follow
