@@ -342,6 +342,24 @@ async def test_copies_that_a_dead_broker_left_are_found(world: World) -> None:
         assert not world.objects.bucket
 
 
+AT_ONCE = {"managedLedgerOffloadAutoTriggerSizeThresholdBytes": 0, "managedLedgerOffloadDeletionLagMs": 0}
+"""All sealed ledgers are offloaded and deleted."""
+
+
+async def restore_metadata_alone(world: World) -> set[int]:
+    """From a backup that was made before anything was published. Returns the ledgers that are only in the bucket."""
+    backup, metadata = world.directory / "backup", world.directory / "metadata.sqlite"
+    async with world.running() as world.broker:
+        await world.work(lambda client: client.subscribe("t", "s").close())
+    shutil.copy(metadata, backup)
+    async with world.running(**AT_ONCE) as world.broker:
+        await world.publish()
+        await world.look()
+        gone = world.away()
+    shutil.copy(backup, metadata)
+    return gone
+
+
 @pytest.mark.parametrize("is_forgotten", [False, True])
 async def test_ledgers_that_metadata_restored_alone_do_not_name_are_found_in_the_bucket(
     world: World, caplog: pytest.LogCaptureFixture, is_forgotten: bool
@@ -350,17 +368,8 @@ async def test_ledgers_that_metadata_restored_alone_do_not_name_are_found_in_the
 
     :param is_forgotten: the volume does not remember any more that it had them.
     """
-    offload = {"managedLedgerOffloadAutoTriggerSizeThresholdBytes": 0, "managedLedgerOffloadDeletionLagMs": 0}
-    backup, metadata = world.directory / "backup", world.directory / "metadata.sqlite"
-    async with world.running() as world.broker:
-        await world.work(lambda client: client.subscribe("t", "s").close())
-    shutil.copy(metadata, backup)
-    async with world.running(**offload) as world.broker:
-        await world.publish()
-        await world.look()
-        gone = world.away()
-        assert len(gone) >= len(MESSAGES) // 20 - 1
-    shutil.copy(backup, metadata)
+    gone = await restore_metadata_alone(world)
+    assert len(gone) >= len(MESSAGES) // 20 - 1
     with pytest.MonkeyPatch.context() as patched:
         if is_forgotten:
             recover = LocalLedgerStore.recover
@@ -372,31 +381,23 @@ async def test_ledgers_that_metadata_restored_alone_do_not_name_are_found_in_the
                     raise LedgerNotFound(str(error)) from None
 
             patched.setattr(LocalLedgerStore, "recover", forgotten)
-        async with world.running(**offload) as world.broker:
+        async with world.running(**AT_ONCE) as world.broker:
             assert await world.consume(len(MESSAGES)) == MESSAGES
             assert gone <= {one["ledgerId"] for one in await world.ledgers()}
     assert f"{len(gone)} ledgers" in caplog.text
-    async with world.running(**offload) as world.broker:  # from now on they are on record
+    async with world.running(**AT_ONCE) as world.broker:  # from now on they are on record
         await world.broker.service.opener.topic(parse("t"), create=False)
         assert gone == {record.ledger_id for record in world.offloading.table if record.state is State.AWAY}
 
 
 async def test_a_topic_waits_for_the_bucket_while_its_metadata_may_lack_ledgers_that_are_there(world: World) -> None:
-    offload = {"managedLedgerOffloadAutoTriggerSizeThresholdBytes": 0, "managedLedgerOffloadDeletionLagMs": 0}
-    backup, metadata = world.directory / "backup", world.directory / "metadata.sqlite"
-    async with world.running() as world.broker:
-        await world.work(lambda client: client.subscribe("t", "s").close())
-    shutil.copy(metadata, backup)
-    async with world.running(**offload) as world.broker:
-        await world.publish()
-        await world.look()
-    shutil.copy(backup, metadata)
+    await restore_metadata_alone(world)
 
     def away(operation: str, key: str) -> None:
         raise ObjectStoreAway(f"{operation} {key}")
 
     world.fault = away
-    async with world.running(**offload) as world.broker:
+    async with world.running(**AT_ONCE) as world.broker:
         with pytest.raises(LedgerUnreadable):
             await world.broker.service.opener.topic(parse("t"), create=False)
         await world.broker.service.opener.topic(parse("other"), create=True)
