@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from meridian_operator.api.settings import Settings
+from meridian_operator.handlers.watch import Watch
 from meridian_operator.kube.client import KubeClient, KubeError
 from meridian_operator.regions.directory import Tokens
 
@@ -27,7 +28,7 @@ _TOKEN: Final = re.compile(r"[-\w.]+", re.ASCII)
 _log = logging.getLogger(__name__)
 
 
-class TokenWatch:
+class TokenWatch(Watch):
     """Keeps ``tokens`` up to date. A token that was read stays in force while its Secret cannot be read.
 
     :param sleep: sleeps for the given seconds.
@@ -45,17 +46,7 @@ class TokenWatch:
         self._tokens = tokens
         self._sleep = sleep
         self._told: dict[str, str] = {}
-        self._tried = asyncio.Event()
-        self._task = asyncio.create_task(self._run(), name="tokens")
-
-    async def tried(self) -> None:
-        """Return once all Secrets were read, or could not be. Until then every region would seem to refuse."""
-        await self._tried.wait()
-
-    async def close(self) -> None:
-        """Stop."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        super().__init__("tokens")
 
     async def _run(self) -> None:
         while self._secrets:

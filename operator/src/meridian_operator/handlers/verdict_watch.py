@@ -15,6 +15,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from meridian_operator.api.settings import Settings
+from meridian_operator.handlers.watch import Watch
 from meridian_operator.kube.client import KubeClient, KubeError
 from meridian_operator.plan.verdicts import LABEL, Verdicts
 
@@ -25,7 +26,7 @@ BETWEEN_SECONDS: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
-class VerdictWatch:
+class VerdictWatch(Watch):
     """Keeps ``verdicts`` up to date.
 
     :param sleep: sleeps for the given seconds.
@@ -44,17 +45,7 @@ class VerdictWatch:
         self._path = f"/api/v1/namespaces/{self._namespace}/configmaps?labelSelector={names}"
         self._verdicts = verdicts
         self._sleep = sleep
-        self._tried = asyncio.Event()
-        self._task = asyncio.create_task(self._run(), name="verdicts")
-
-    async def tried(self) -> None:
-        """Return once the ConfigMaps were listed, or could not be. Until then an object would seem unverified."""
-        await self._tried.wait()
-
-    async def close(self) -> None:
-        """Stop."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        super().__init__("verdicts")
 
     async def _run(self) -> None:
         if not self._namespace:

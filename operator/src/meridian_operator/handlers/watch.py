@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A task that keeps something read from Kubernetes up to date, and tells once it has tried to read it for the first
+time."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+
+
+class Watch(ABC):
+    """Runs from its construction, which takes place in a running loop, until ``close``."""
+
+    def __init__(self, name: str) -> None:
+        """:param name: of the task, for logs."""
+        self._tried = asyncio.Event()
+        self._task = asyncio.create_task(self._run(), name=name)
+
+    async def tried(self) -> None:
+        """Return once everything was read, or could not be. Until then what is missing means nothing."""
+        await self._tried.wait()
+
+    async def close(self) -> None:
+        """Stop."""
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    @abstractmethod
+    async def _run(self) -> None:
+        """Read for ever; set ``_tried`` after the first attempt."""
