@@ -111,11 +111,12 @@ async def _give_back(topic: Topic, keep_bytes: int | None, keep_since_ms: int | 
         upto = await topic.retention_holds.upto(min(needed, topic.needed_from()), keep_bytes, keep_since_ms)
     except TopicFenced:
         return
-    going = topic.log.trimmable(min(upto, topic.needed_from()), keep_bytes, keep_since_ms)
+    upto = min(upto, topic.needed_from())
+    going = topic.log.trimmable(upto, keep_bytes, keep_since_ms)
     if going:
         last = going[-1]
         await _skip_in_shadows(topic, Position(last.ledger_id, last.entries - 1))
-        await topic.log.trim(min(upto, topic.needed_from()), keep_bytes, keep_since_ms)
+    await topic.log.trim(min(upto, topic.needed_from()), keep_bytes, keep_since_ms)
 
 
 async def _skip_in_shadows(topic: Topic, upto: Position) -> None:
