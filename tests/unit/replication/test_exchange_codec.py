@@ -89,7 +89,9 @@ ENDS = st.none() | st.builds(EndsSlice, TEXT, SHORT, SHORT, several(NUMBER))
 PLACE = st.builds(Position, st.integers(-1, (1 << 62) - 1), st.integers(-1, (1 << 62) - 1))
 TOLD = st.none() | st.builds(OriginEnds, TEXT, several(st.builds(TopicEnd, TEXT, TEXT, PLACE)))
 PARTS = st.builds(Parts, SHORT, several(NUMBER))
-BROKERS = st.lists(st.text(min_size=1, max_size=8), unique=True, max_size=3)
+BROKERS = st.lists(
+    st.text(st.characters(codec="utf-8", exclude_characters="/"), min_size=1, max_size=8), unique=True, max_size=3
+)
 
 
 @st.composite
