@@ -321,6 +321,38 @@ def test_requests_about_all_partitions_or_a_whole_namespace_reach_every_broker(r
         assert broker.http("GET", "/meridian/v1/health").json["healthy"]
 
 
+def test_partitions_are_added_at_their_owners(region: Region) -> None:
+    a, b = region.brokers.values()
+    path = "/admin/v2/persistent/public/default/growing"
+    assert a.http("PUT", f"{path}/partitions", 2).status == 204
+    assert a.http("PUT", f"{path}/subscription/s", "earliest").status == 204
+    coordinator = region.owner("growing", a)
+    assert coordinator is not None
+    other = next(one for one in (a, b) if one is not coordinator)
+    sent_on = other.http("POST", f"{path}/partitions", 8)
+    assert (sent_on.status, sent_on.headers["Location"].partition("?")[0]) == (
+        307,
+        f"{coordinator.admin_url}{path}/partitions",
+    )
+    assert coordinator.http("POST", f"{path}/partitions", 8).status == 204
+    assert {region.owner(f"growing-partition-{number}", a) for number in range(8)} == {a, b}
+    for broker in (a, b):
+        assert broker.http("GET", f"{path}/partitions").json["partitions"] == 8
+        for number in range(8):
+            assert broker.http("GET", f"{path}-partition-{number}/subscriptions").json == ["s"]
+    with connected(region.url) as client:
+        producer = client.create_producer(
+            "growing", batching_enabled=False, message_routing_mode=pulsar.PartitionsRoutingMode.RoundRobinDistribution
+        )
+        bodies = [b"%d" % number for number in range(24)]
+        for body in bodies:
+            producer.send(body)
+        consumer = client.subscribe("growing", "s", SHARED)
+        assert sorted(received(consumer, 24), key=int) == bodies
+    assert coordinator.http("POST", f"{path}/partitions", 4).status == 406
+    assert coordinator.http("POST", "/admin/v2/persistent/public/default/nothing/partitions", 4).status in (307, 404)
+
+
 def test_requests_about_a_topic_are_sent_to_its_owner(region: Region) -> None:
     first = region.owner("orders", region.brokers["a"])
     assert first is not None

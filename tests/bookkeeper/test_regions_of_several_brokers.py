@@ -416,9 +416,21 @@ def test_calls_between_regions_reach_the_owners_of_partitions(world: World) -> N
             producer.send(b"%d" % number)
         assert sorted(numbers(consumer, 24)) == list(range(24))
         producer.close()
+        asked = us.owner("many")
+        assert asked is not None
+        assert asked.http("POST", f"{path}/partitions", 10).status == 204
+        wait_until(
+            lambda: all(one.http("GET", f"{path}/partitions").json["partitions"] == 10 for one in eu.brokers.values()),
+            "the partitions in eu",
+        )
+        for number in (8, 9):
+            listed = f"{path}-partition-{number}/subscriptions"
+            assert all(one.http("GET", listed).json == ["s"] for one in (us.asked(), *eu.brokers.values()))
+        consumer.close()
+        consumer = subscribe(there, "many")
         refused = us.asked().http("DELETE", f"{path}/partitions")
         assert refused.status == 412
-        assert f"{eu.name} has 8 clients of it" in refused.reason
+        assert f"{eu.name} has 10 clients of it" in refused.reason
     wait_until(lambda: us.asked().http("DELETE", f"{path}/partitions").status == 204, "the topic to have no clients")
     for region in world.regions:
         for broker in region.brokers.values():

@@ -124,10 +124,10 @@ async def test_a_topic_that_is_deleted_while_it_grows_leaves_no_partition(
         reached, go_on = asyncio.Event(), asyncio.Event()
         grow = service.parts.catalog.partitioned.grow
 
-        async def slow(name: TopicName, partitions: int) -> object:
+        async def slow(name: TopicName, partitions: int, since: int) -> object:
             reached.set()
             await go_on.wait()
-            return await grow(name, partitions)
+            return await grow(name, partitions, since)
 
         monkeypatch.setattr(service.parts.catalog.partitioned, "grow", slow)
         growing = asyncio.create_task(partition_growth.grow(service.opener, NAME, 4))
@@ -149,7 +149,7 @@ async def test_growth_that_fails_leaves_no_partition_beyond_the_number(
         await subscribed(service, 2)
         partitioned = service.parts.catalog.partitioned
 
-        async def fail(name: TopicName, partitions: int) -> object:
+        async def fail(name: TopicName, partitions: int, _since: int) -> object:
             raise MetadataUnavailable(f"{name} cannot get {partitions} partitions: the store is away")
 
         with monkeypatch.context() as patched:

@@ -36,6 +36,7 @@ def test_brokers_of_other_regions_make_these_calls_alone() -> None:
         "POST/{subscription}/expireMessages",
         "POST/expireMessages/{seconds}",
         "GET/messageid/translate",
+        *(f"{method}/{{topic}}/growth" for method in ("GET", "PUT")),
         *(f"GET/{{subscription}}/{what}" for what in ("status", "progress")),
         "POST/{subscription}/preview",
         "GET/{namespace}/topics",

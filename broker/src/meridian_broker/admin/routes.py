@@ -31,6 +31,7 @@ from meridian_broker.admin.pulsar import (
     clusters,
     compacting,
     expiring,
+    growing,
     health,
     load_report,
     lookups,
@@ -207,6 +208,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("POST", f"{_METADATA}/states", comparing.states, peers=""),
     _write("POST", f"{_METADATA}/replace", comparing.replace, peers=""),
     _get(f"{_OWN_TOPIC}/messageid/translate", translating.translate, peers=""),
+    _get(f"{_OWN_TOPIC}/growth", growing.begun, peers=""),
+    _write("PUT", f"{_OWN_TOPIC}/growth", growing.prepare, peers=""),
     _get(f"{_OWN_TOPIC}/gaps", gaps.listed),
     Route("POST", f"{_OWN_TOPIC}/gaps/accept", gaps.accept),
     _get(f"{_OWN_SUBSCRIPTION}/status", syncing.status, peers=""),
@@ -245,7 +248,6 @@ _ANYWHERE: Final = frozenset(
         *(route.handler for route in _TOPIC_POLICIES),
         topics.get_partitions,
         topics.create_partitioned,
-        topics.grow,
     }
 )
 """What is about the topic's metadata, whichever broker serves it."""

@@ -12,10 +12,10 @@ from dataclasses import replace
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.access import Access, check_namespace
 from meridian_broker.metadata.deletions import Deletion, Deletions
-from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotFound
+from meridian_broker.metadata.errors import AlreadyExists, Contended, Invalid, NotFound
 from meridian_broker.metadata.policies_of_topics import forget_policies
 from meridian_broker.metadata.records import PartitionedTopicRecord, decode, encode
-from meridian_broker.metadata.store import ABSENT, Check, Delete, MetadataFull, Put
+from meridian_broker.metadata.store import ABSENT, Check, Delete, MetadataFull, Put, VersionConflict
 from meridian_broker.metadata.topic_listing import Listing, list_topics
 from meridian_broker.positions.clock import Stamp
 from meridian_broker.wire.pulsar.topic_name import PERSISTENT, TopicName
@@ -109,9 +109,47 @@ class PartitionedTopics:
 
         return await self._access.retry(f"creating {topic}", attempt)
 
-    async def grow(self, topic: TopicName, partitions: int) -> PartitionedTopicRecord:
+    async def number(self, topic: TopicName) -> tuple[int, int]:
+        """How many partitions the topic has, and the version of its record.
+
+        :raises NotFound: the partitioned topic does not exist.
+        """
+        record, version = await self._current(topic)
+        return record.partitions, version
+
+    async def begin_growth(self, topic: TopicName) -> tuple[int, int]:
+        """Write the record again as it is, which ends what others began with the version before it. Returns what
+        ``number`` does.
+
+        :raises NotFound: the partitioned topic does not exist.
+        """
+        path = keys.partitioned_topic(topic)
+
+        async def attempt() -> tuple[int, int] | None:
+            record, version = await self._current(topic)
+            try:
+                value = encode(record.to_json(), record.stamp)
+                return record.partitions, await self._access.store.put(path, value, expected=version)
+            except VersionConflict:
+                return None
+
+        return await self._access.retry(f"growing {topic}", attempt)
+
+    async def _current(self, topic: TopicName) -> tuple[PartitionedTopicRecord, int]:
+        """:raises NotFound: there is none, or its deletion has begun."""
+        value, stamp, version = await self._access.value(keys.partitioned_topic(topic))
+        if not version:
+            raise NotFound(f"partitioned topic {topic} does not exist")
+        record = PartitionedTopicRecord.from_json(value, stamp)
+        if record.deleting is not None:
+            raise NotFound(f"partitioned topic {topic} is being deleted")
+        return record, version
+
+    async def grow(self, topic: TopicName, partitions: int, since: int | None = None) -> PartitionedTopicRecord:
         """Raise the number of partitions to this one; does nothing if it is this one already.
 
+        :param since: the record has to have this version still.
+        :raises Contended: it has another one.
         :raises NotFound: the partitioned topic does not exist.
         :raises Invalid: it has more partitions: the number never shrinks.
         """
@@ -119,17 +157,14 @@ class PartitionedTopics:
         check_count(partitions)
 
         async def attempt() -> PartitionedTopicRecord | None:
-            value, before, version = await self._access.value(path)
-            if not version:
-                raise NotFound(f"partitioned topic {topic} does not exist")
-            record = PartitionedTopicRecord.from_json(value, before)
-            if record.deleting is not None:
-                raise NotFound(f"partitioned topic {topic} is being deleted")
+            record, version = await self._current(topic)
             if partitions == record.partitions:
                 return record
             if partitions < record.partitions:
                 raise Invalid(f"{topic} has {record.partitions} partitions and cannot go back to {partitions}")
-            stamp = self._access.stamp(before)
+            if since not in (None, version):
+                raise Contended(f"{topic} was changed while partitions were added to it: repeat the request")
+            stamp = self._access.stamp(record.stamp)
             grown = replace(record, partitions=partitions, stamp=stamp)
             written = await self._access.store.transact(
                 [Check(path, version)], [Put(path, encode(grown.to_json(), stamp))]

@@ -31,7 +31,7 @@ from meridian_broker.admin.http.requests import (
 )
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.admin.http.web_pages import check_no_other_site
-from meridian_broker.admin.pulsar import shadows
+from meridian_broker.admin.pulsar import growing, shadows
 from meridian_broker.ledgers.finding import last_message
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.partitioned_topics import MAX_PARTITIONS
@@ -263,7 +263,7 @@ async def grow(request: web.Request) -> web.Response:
     if wanted < record.partitions:
         raise Refused(406, f"{name} has {record.partitions} partitions and cannot go back to {wanted}")
     opener = state(request).service.opener
-    await growth.grow(opener, name, wanted, request.query.get("incarnation"))
+    await growth.grow(opener, name, wanted, request.query.get("incarnation"), growing.owners(request))
     await shadow_topics.follow_partitions(opener, name)
     return done()
 

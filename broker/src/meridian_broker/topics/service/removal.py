@@ -202,8 +202,13 @@ async def take_back(opener: TopicOpener, names: Iterable[TopicName]) -> None:
     for name in names:
         async with AsyncExitStack() as locks:
             for topic in await hold(opener, [name], locks):
-                if topic.log.last_own == EARLIEST and not topic.log.last_origin:
-                    await unmake(opener, topic, "the topic has no such partition")
+                await unmake_empty(opener, topic)
+
+
+async def unmake_empty(opener: TopicOpener, topic: Topic) -> None:
+    """As ``take_back`` for one that is open; the caller holds its lock."""
+    if topic.log.last_own == EARLIEST and not topic.log.last_origin:
+        await unmake(opener, topic, "the topic has no such partition")
 
 
 async def unmake(opener: TopicOpener, topic: Topic, why: str) -> None:
