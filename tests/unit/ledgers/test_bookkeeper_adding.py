@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import pytest
 from meridian_broker.engines.bookkeeper.adding import Adding
 from meridian_broker.engines.bookkeeper.packets import Code
 from meridian_broker.engines.bookkeeper.ports import AddLimits, Packet
@@ -239,6 +240,53 @@ def test_too_few_bookies_for_too_long_fail_everything_in_order() -> None:
     assert late == []
     link.deferred.pop()()
     assert isinstance(late[0], LedgerWriteFailed)
+
+
+@pytest.mark.parametrize("spare", [False, True])
+def test_bookies_that_accept_connections_and_close_them_fail_everything_in_time(spare: bool) -> None:
+    """There are enough bookies whenever they are looked at, and none of them ever acknowledges anything."""
+    link = Link(*"abcd") if spare else Link()
+    link.well = set("abcd")
+    adding = link.adding()
+    heard = add(adding, 3)
+    now_ms = 0
+    while not heard and now_ms < 10 * LIMITS.waiting_ms:
+        now_ms += 100
+        adding.tick(now_ms)
+        if now_ms % 1_000 == 0:
+            for bookie in adding.ensemble:
+                adding.lost(bookie, "closed at once")
+            if link.ensembles:
+                link.ensembles.clear()
+                adding.ensemble_stored()
+    assert [type(one) for one in heard] == [LedgerWriteFailed] * 3
+    assert "closed at once" in str(heard[0])
+    assert now_ms <= LIMITS.waiting_ms + 200
+
+
+def test_entries_that_wait_for_earlier_ones_do_not_fail_while_those_are_confirmed() -> None:
+    link = Link()
+    adding = link.adding()
+    heard: list[int | LedgerError] = []
+    for number in range(20):
+        heard += add(adding, 1)
+        adding.tick(number * LIMITS.silent_ms // 3)
+        if number >= 2:
+            for bookie in "abc":
+                ack(adding, bookie, number - 2)
+    assert adding.failure is None and adding.confirmed == 17
+
+
+def test_a_ledger_that_was_idle_has_its_whole_time() -> None:
+    link = Link()
+    adding = link.adding()
+    add(adding, 1)
+    for bookie in "abc":
+        ack(adding, bookie, 0)
+    heard = add(adding, 1)
+    adding.tick(10 * LIMITS.waiting_ms)
+    adding.tick(10 * LIMITS.waiting_ms + LIMITS.silent_ms - 1)
+    assert heard == []
 
 
 def test_a_fenced_ledger_fails_everything_at_once() -> None:

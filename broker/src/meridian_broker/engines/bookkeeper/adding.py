@@ -87,6 +87,8 @@ class Adding:
         self._retry_ms = now_ms
         self._enough_ms = now_ms
         """When there were last enough bookies."""
+        self._confirmed_ms = now_ms
+        """When an entry was last confirmed, or none was waiting."""
         self.lost_bookies: dict[str, str] = {}
         """Bookies that were lost, and why; for messages."""
 
@@ -220,7 +222,7 @@ class Adding:
             return
         if self._is_fresh:
             self._is_fresh = False
-            self._enough_ms = now_ms
+            self._enough_ms = self._confirmed_ms = now_ms
             for place in self._places:
                 place.progress_ms = now_ms
         is_blocked = self._released < self.next and self._base <= self.confirmed
@@ -241,6 +243,11 @@ class Adding:
             self._enough_ms = now_ms
         elif now_ms - self._enough_ms >= self._limits.patience_ms:
             self.fail(self._too_few())
+        if not self._told:
+            self._confirmed_ms = now_ms
+        elif now_ms - self._confirmed_ms >= self._limits.waiting_ms:
+            # Bookies that accept connections and then close them are enough again each time they are tried.
+            self.fail(self._none_confirmed())
 
     def ensemble_stored(self) -> None:
         """The ensemble given to ``store_ensemble`` has been recorded in the metadata."""
@@ -327,7 +334,7 @@ class Adding:
         first = self.confirmed + 1
         told = [self._told.popleft() for _ in range(first, upto + 1)]
         if told:
-            self.confirmed = upto
+            self.confirmed, self._confirmed_ms = upto, self._now_ms
             packets = self._packets
             self.pending_bytes -= sum([len(packets[entry][1]) for entry in range(first, upto + 1)])
         self._let_go(min(marks[-1], self.confirmed))
@@ -407,6 +414,13 @@ class Adding:
         place.sent = place.mark + 1
         place.progress_ms = self._now_ms
         self._send(place)
+
+    def _none_confirmed(self) -> LedgerError:
+        failed = ", ".join(f"{bookie} ({why})" for bookie, why in self.lost_bookies.items()) or "none"
+        return LedgerWriteFailed(
+            f"ledger {self.ledger} cannot be written: too few bookies have acknowledged an entry for "
+            f"{self._limits.waiting_ms // 1000} s. Those that failed: {failed}. Look at the bookies' logs"
+        )
 
     def _too_few(self) -> LedgerError:
         lost = ", ".join(

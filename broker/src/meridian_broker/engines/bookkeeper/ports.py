@@ -61,6 +61,8 @@ class AddLimits:
     """Pause between attempts to replace a lost bookie while there is no replacement."""
     patience_ms: int = 10_000
     """How long a ledger may have fewer bookies than its ack quorum before its entries fail."""
+    waiting_ms: int = 30_000
+    """How long entries may wait without any of them being confirmed, however many bookies there seem to be."""
 
 
 class LinkPort(Protocol):
