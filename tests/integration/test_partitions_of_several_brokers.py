@@ -146,6 +146,8 @@ async def test_of_two_brokers_that_add_partitions_at_once_the_later_counts(regio
     async def meanwhile(partition: TopicName, growth: Growth) -> None:
         if growth.partitions == 4 and partition.partition == 3 and not later:
             later.append(1)
+            first = (await region.owner(NAME.with_partition(2))).service.topics
+            await wait_until(lambda: "s" in getattr(first.get(str(NAME.with_partition(2))), "subscriptions", {}))
             await region.grow(6, asked=1)
 
     region.before = meanwhile
