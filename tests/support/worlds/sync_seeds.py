@@ -60,6 +60,7 @@ class SyncSeed:
             (60, self._advance),
             (9, self._write),
             (9, self._deliver),
+            (3, self._deliver_several),
             (5, self._publish),
             (3, self._mark),
             (2, self._repeat),
@@ -158,6 +159,15 @@ class SyncSeed:
         if some:
             index = self.random.choice(some)
             self.world.begin(name, self.world.deliver(name, source, index, self._broker(name)), "deliver")
+
+    def _deliver_several(self, name: str) -> None:
+        """The next messages of some regions, in any order that keeps each region's."""
+        world, some = self.world, list[tuple[str, int]]()
+        for source in self.random.sample(world.names, self.random.randint(1, len(world.names))):
+            waiting = world.regions[name].readers[source].waiting(len(world.topic[source]))
+            some += [(source, index) for index in waiting[: self.random.choice((1, 2, 5))]]
+        if some:
+            self.world.begin(name, self.world.deliver_all(name, some, self._broker(name)), "deliver several")
 
     def _repeat(self, name: str) -> None:
         source = self.random.choice(self.world.names)

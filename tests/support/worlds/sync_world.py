@@ -165,6 +165,10 @@ class WaitingInMemory:
     def park(self, path: str, state: Stamped | None) -> None:
         """Everything is read anyway."""
 
+    def is_noted(self, path: str) -> bool:
+        """It may be wrong, so it always says the same."""
+        return False
+
     async def _parked(self) -> list[tuple[str, Stamped]]:
         found = await self.store.scan(paths.PARKED + "/")
         return [(where.removeprefix(paths.PARKED), from_parked(where, record.value)) for where, record in found]
@@ -312,13 +316,19 @@ class SyncWorld:
         return await one.publisher.mark(one.applier.heard)
 
     async def deliver(self, name: str, source: str, index: int, broker: int = 0) -> None:
-        """The reader acknowledges once the message is applied, so a crash delivers it again."""
-        message = decode(self.topic[source][index])
-        if isinstance(message, Changes) and self.on_event is not None:
-            for event in message.events:
-                self.on_event(source, name, event)
-        await self.regions[name].brokers[broker].applier.apply(message)
-        self.regions[name].readers[source].delivered.add(index)
+        """As ``deliver_all``, one message."""
+        await self.deliver_all(name, [(source, index)], broker)
+
+    async def deliver_all(self, name: str, some: Sequence[tuple[str, int]], broker: int = 0) -> None:
+        """The reader acknowledges once the messages are applied, so a crash delivers them again."""
+        messages = [decode(self.topic[source][index]) for source, index in some]
+        for (source, _), message in zip(some, messages, strict=True):
+            if isinstance(message, Changes) and self.on_event is not None:
+                for event in message.events:
+                    self.on_event(source, name, event)
+        await self.regions[name].brokers[broker].applier.apply_all(messages)
+        for source, index in some:
+            self.regions[name].readers[source].delivered.add(index)
 
     def deliverable(self, name: str, source: str) -> list[int]:
         """Messages that may arrive next: one overtakes others on other paths, and no mark."""

@@ -14,8 +14,9 @@ from meridian_broker.metadata.limits import BadRequest
 from meridian_broker.metadata.records import encode
 from meridian_broker.metadata.store import ABSENT, Check, Put, Record, VersionConflict
 from meridian_broker.metadata.sync import outbox, paths, recording
-from meridian_broker.metadata.sync.applying import EVENTS_TOGETHER, Poison, in_transactions
+from meridian_broker.metadata.sync.applying import Poison
 from meridian_broker.metadata.sync.events import MAX_COUNTER, MAX_EVENTS, Changes, Event, Mark, decode
+from meridian_broker.metadata.sync.grouping import EVENTS_TOGETHER, in_transactions
 from meridian_broker.metadata.sync.outbox import OutboxEntry
 from meridian_broker.metadata.sync.stamped import Stamped, moment
 from meridian_broker.positions.clock import Stamp

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -152,16 +152,24 @@ class Reader:
         self._region = region
         self.is_active = False
         self._arrived: asyncio.Queue[Arrived | None] = asyncio.Queue(2 * PERMITS)
+        self._is_ended = False
 
-    async def next(self) -> Arrived | None:
-        """None: the topic was closed."""
-        return await self._arrived.get()
+    async def next(self) -> list[Arrived]:
+        """Everything that is there, in order, once there is something; nothing: the topic was closed."""
+        some: list[Arrived] = []
+        while not self._is_ended and not (some and self._arrived.empty()):
+            arrived = await self._arrived.get()
+            if arrived is None:
+                self._is_ended = True
+            else:
+                some.append(arrived)
+        return some
 
-    def done(self, arrived: Arrived) -> None:
-        """It is applied: it needs not come again."""
+    def done(self, some: Sequence[Arrived]) -> None:
+        """They are applied: they need not come again."""
         if self.consumer is not None:
-            self.consumer.subscription.acknowledge(self.consumer, [arrived.position])
-            self.consumer.flow(1)
+            self.consumer.subscription.acknowledge(self.consumer, [one.position for one in some])
+            self.consumer.flow(len(some))
 
     def close(self) -> None:
         consumer, self.consumer = self.consumer, None

@@ -21,6 +21,7 @@ import asyncio
 import hmac
 import logging
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -151,35 +152,50 @@ class EventTopic:
         )
         self.problem = None
         reader.consumer.flow(PERMITS)
-        while (arrived := await reader.next()) is not None:
-            await self._take(arrived)
-            reader.done(arrived)
+        while some := await reader.next():
+            await self._take(some)
+            reader.done(some)
         self.problem = f"{self.topic} was closed; reading it again shortly"
 
-    async def _take(self, arrived: Arrived) -> None:
-        """Returns once it needs not come again."""
-        while True:
+    async def _take(self, some: Sequence[Arrived]) -> None:
+        """Returns once they need not come again."""
+        while some:
             try:
-                await self._apply(arrived)
+                await self._apply(some)
+                some = ()
             except Poison as poison:
-                await self._set_apart(arrived, str(poison))
+                await self._set_apart(some[poison.behind], str(poison))
+                some = some[poison.behind + 1 :]
             except MetadataError as error:
-                self.problem = f"the metadata store does not take an event of {arrived.region}: {error}"
+                self.problem = f"the metadata store does not take an event of {some[0].region}: {error}"
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
             self.problem = None
-            return
 
-    async def _apply(self, arrived: Arrived) -> None:
-        """:raises Poison: it cannot be applied."""
+    async def _apply(self, some: Sequence[Arrived]) -> None:
+        """:raises Poison: one of them cannot be applied."""
+        messages: list[tuple[str, bytes]] = []
+        refusal: Poison | None = None
+        for arrived in some:
+            try:
+                messages.append((arrived.region, self._proven(arrived)))
+            except Poison as poison:
+                refusal = Poison(str(poison), behind=len(messages))
+                break
+        if self._listener is not None and messages:
+            await self._listener(messages)
+        if refusal is not None:
+            raise refusal
+
+    def _proven(self, arrived: Arrived) -> bytes:
+        """The message without its proof. :raises Poison: it does not prove where it is from."""
         if arrived.payload is None:
             raise Poison("it is compressed or a batch: no broker of Meridian wrote it")
         message, proof = arrived.payload[:-PROOF_BYTES], arrived.payload[-PROOF_BYTES:]
         proofs = (self._proof(arrived.region, message, secret) for secret in self._secrets())
         if not any(hmac.compare_digest(one, proof) for one in proofs):
             raise Poison(f"it does not prove that a broker of {arrived.region} wrote it (peerTokenFile)")
-        if self._listener is not None:
-            await self._listener(arrived.region, message)
+        return message
 
     async def _set_apart(self, arrived: Arrived, reason: str) -> None:
         """Keep a copy in the dead-letter topic. Events behind it do not wait for that for long."""

@@ -21,7 +21,7 @@ from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.applying import Applier, Poison
 from meridian_broker.metadata.sync.catching_up import Comparison, compared, keep, scopes_apart, settle, take
 from meridian_broker.metadata.sync.choice import SyncChoice
-from meridian_broker.metadata.sync.events import Changes, Mark
+from meridian_broker.metadata.sync.events import Changes, Message
 from meridian_broker.metadata.sync.events import decode as decode_message
 from meridian_broker.metadata.sync.kept import Kept
 from meridian_broker.metadata.sync.known import Known
@@ -31,6 +31,9 @@ from meridian_broker.metadata.sync.standing import NameTaken, PeerState, Standin
 from meridian_broker.positions.clock import HybridClock
 
 RETRY_SECONDS: Final = 1.0
+PACE_SECONDS: Final = 0.02
+"""Between two messages of this region: what is written meanwhile is sent together, so a burst costs others little. The
+first write after a pause is sent at once."""
 LOOK_SECONDS: Final = 1.0
 """Between attempts to send what was not sent, and to decide about parked states."""
 MARK_SECONDS: Final = 5.0
@@ -141,6 +144,7 @@ class Session:
             try:
                 await self._send(dict(self._owed))
                 self.publish_problem = None
+                await asyncio.sleep(PACE_SECONDS)
             except MetadataError as error:
                 self.publish_problem = str(error)
                 self._owing.set()
@@ -172,19 +176,33 @@ class Session:
 
     # -- applying
 
-    async def _arrived(self, region: str, message: bytes) -> None:
-        """:raises Poison: it cannot be applied. :raises MetadataError: not now."""
+    async def _arrived(self, some: Sequence[tuple[str, bytes]]) -> None:
+        """:raises Poison: one cannot be applied. :raises MetadataError: not now."""
+        messages: list[Message] = []
+        places: list[int] = []
+        refusal: Poison | None = None
+        for place, (region, message) in enumerate(some):
+            try:
+                decoded = _decoded(region, message)
+            except Poison as poison:
+                refusal = Poison(str(poison), behind=place)
+                break
+            if self._concerns_us(decoded):
+                messages.append(decoded)
+                places.append(place)
         try:
-            decoded = decode_message(message)
-        except ValueError as error:
-            raise Poison(f"it is no metadata event: {error}") from error
-        if decoded.region != region:
-            raise Poison(f"it says that it is of {decoded.region}, and {region} published it")
-        if isinstance(decoded, Changes) and decoded.region == self._shared.clock.region:
-            return  # this region has them, or learns what it lost by comparing
-        if isinstance(decoded, Mark) and not self._has_caught_up_with(decoded.region):
-            return  # this region may lack what was deleted before: it has not heard that yet. Marks come again
-        await self.applier.apply(decoded)
+            await self.applier.apply_all(messages)
+        except Poison as poison:
+            poison.behind = places[poison.behind]
+            raise
+        if refusal is not None:
+            raise refusal
+
+    def _concerns_us(self, message: Message) -> bool:
+        if isinstance(message, Changes):  # this region has its own, or learns what it lost by comparing
+            return message.region != self._shared.clock.region
+        # Else this region may lack what was deleted before: it has not heard that yet. Marks come again.
+        return self._has_caught_up_with(message.region)
 
     # -- comparing
 
@@ -313,6 +331,17 @@ class Session:
             self._standing.name_taken(None, peer.region)
         self._standing.judge(self.peers)
         return others
+
+
+def _decoded(region: str, message: bytes) -> Message:
+    """:raises Poison: it is none of this region."""
+    try:
+        decoded = decode_message(message)
+    except ValueError as error:
+        raise Poison(f"it is no metadata event: {error}") from error
+    if decoded.region != region:
+        raise Poison(f"it says that it is of {decoded.region}, and {region} published it")
+    return decoded
 
 
 async def together(works: Iterable[Awaitable[None]]) -> None:

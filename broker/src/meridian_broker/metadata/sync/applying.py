@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Applies what other regions wrote to this region's store.
 
-The events of a message become one transaction, if a store takes so many operations, and are durable when ``apply``
-returns. It may be called again with the same message, and by two brokers at once: each decision is checked by the
-transaction that carries it out.
+The events of a message become one transaction, if a store takes so many operations, and so do messages that arrive
+together, as long as no path occurs twice: a burst costs few transactions. They are durable when ``apply`` returns. It
+may be called again with the same message, and by two brokers at once: each decision is checked by the transaction that
+carries it out.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from meridian_broker.metadata.sync.converging import (
     overwrites_unseen,
     written,
 )
-from meridian_broker.metadata.sync.events import MAX_COUNTER, Event, Mark, Message
+from meridian_broker.metadata.sync.events import MAX_COUNTER, Changes, Event, Mark, Message
+from meridian_broker.metadata.sync.grouping import in_bursts, in_transactions
 from meridian_broker.metadata.sync.kept import Waiting
 from meridian_broker.metadata.sync.merging import is_merged, is_same_topic, loses_nothing, united
-from meridian_broker.metadata.sync.outbox import MAX_BYTES
 from meridian_broker.metadata.sync.parked import from_parked, parked_to_store
 from meridian_broker.metadata.sync.reading import Seen, read, with_tombstones
 from meridian_broker.metadata.sync.recording import owing, stamp_after
@@ -44,16 +45,17 @@ from meridian_broker.positions.clock import HybridClock
 ATTEMPTS: Final = 64
 """How often a decision is made again because a path changed meanwhile."""
 
-EVENTS_TOGETHER: Final = 31
-"""Events of one transaction. Each takes four operations at most (value, tombstone, conflict, parked state) and is
-checked in three places, and a store takes 128 of either."""
-
 STONES_TOGETHER: Final = 64
 """Tombstones removed in one transaction."""
 
 
 class Poison(Exception):
     """A message that this region cannot apply, now or later. It belongs in the dead-letter topic, with this reason."""
+
+    def __init__(self, reason: str, *, behind: int = 0) -> None:
+        """:param behind: so many messages that came with it, and before it, are applied; those after it are not."""
+        super().__init__(reason)
+        self.behind = behind
 
 
 REFUSALS_SHOWN: Final = 3
@@ -107,6 +109,48 @@ class Applier:
         """This one."""
         return self._clock.region
 
+    async def apply_all(self, messages: Sequence[Message]) -> None:
+        """Apply these, in their order.
+
+        :raises Poison: as ``apply``, and which one it is.
+        :raises MetadataError: the store does not answer. Apply all of them again.
+        """
+        applied = 0
+        for burst in in_bursts(messages):
+            if await self._apply_burst(burst):
+                applied += len(burst)
+                continue
+            for message in burst:
+                try:
+                    await self.apply(message)
+                except Poison as poison:
+                    poison.behind = applied
+                    raise
+                applied += 1
+
+    async def _apply_burst(self, burst: Sequence[Message]) -> bool:
+        """Apply these in one transaction. False: nothing was done, each has to be looked at by itself."""
+        regions = self._regions()
+        some = [message for message in burst if isinstance(message, Changes) and message.region in regions]
+        events = [event for message in some for event in message.events if self._is_wanted(event)]
+        if len(burst) == 1 or len(some) < len(burst) or any(map(refusal_of, events)):
+            return False
+        try:
+            await self.take(events)
+        except BadRequest:
+            return False
+        for message in some:
+            self._note_latest(message)
+        return True
+
+    def _is_wanted(self, event: Event) -> bool:
+        """Whether it is in a scope that this region shares, or in none."""
+        return paths.scope_of(event.path) is None or self._is_synced(event.path)
+
+    def _note_latest(self, message: Changes) -> None:
+        written_ms = max(event.state.stamp.time_ms for event in message.events)
+        self.latest[message.region] = Latest(written_ms, self._now_ms())
+
     async def apply(self, message: Message) -> None:
         """
         :raises Poison: it is from a region that does not take part, or some of its events cannot be applied: of paths
@@ -120,15 +164,14 @@ class Applier:
         if isinstance(message, Mark):
             await self._hear(message)
             return
-        events = message.events
-        shared = [event for event in events if paths.scope_of(event.path) is None or self._is_synced(event.path)]
+        shared = [event for event in message.events if self._is_wanted(event)]
         refused = {event.path: why for event in shared if (why := refusal_of(event)) is not None}
         try:
             for some in in_transactions([event for event in shared if event.path not in refused]):
                 await self.take(some)
         except BadRequest as error:
             raise Poison(f"events of {message.region} do not fit into a metadata store: {error}") from error
-        self.latest[message.region] = Latest(max(e.state.stamp.time_ms for e in message.events), self._now_ms())
+        self._note_latest(message)
         if refused:
             raise Poison("; ".join([*refused.values()][:REFUSALS_SHOWN]))
 
@@ -140,16 +183,18 @@ class Applier:
         :param alive_upto: they are what a region has that has heard of every deletion up to here.
         :raises Contended: other writers kept changing the paths.
         """
+        if not events:
+            return
         wanted = [*with_tombstones(event.path for event in events), *(paths.parked(e.path) for e in events)]
         if merged := [paths.outbox(event.path) for event in events if is_merged(event.path)]:
             wanted += [*merged, paths.MARK]
         for attempt in range(ATTEMPTS):
-            if are_new and attempt == 0:
-                horizon = await self._store.get(paths.HORIZON)
-                seen = Seen({**dict.fromkeys(wanted), paths.HORIZON: horizon})
-            else:
-                seen = await read(self._store, [*wanted, paths.HORIZON])
+            absent = self._probably_absent(events, wanted, are_new=are_new) if attempt == 0 else frozenset()
+            read_now = await read(self._store, [*(path for path in wanted if path not in absent), paths.HORIZON])
+            seen = Seen({**read_now.records, **dict.fromkeys(absent)})
             verdicts, operations, conflicts = self._decide(events, seen, alive_upto)
+            if not operations and absent:
+                continue  # what is only guessed is not believed before a transaction has checked it
             if not operations or await self._store.transact(list(seen.checks().values()), operations):
                 self.counts.verdicts.update(verdicts)
                 self.counts.conflicts += conflicts
@@ -159,6 +204,13 @@ class Applier:
                         self._clock.observe(event.state.stamp, MAX_AHEAD_MS)
                 return
         raise Contended(f"applying {events[0].path}: others changed it {ATTEMPTS} times in the meantime")
+
+    def _probably_absent(self, events: Sequence[Event], wanted: Sequence[str], *, are_new: bool) -> frozenset[str]:
+        """Of the places that matter those at which the first attempt need not look, since the transaction checks it."""
+        if are_new:
+            return frozenset(wanted) - {paths.MARK}
+        usual = [event.path for event in events if not self._waiting.is_noted(event.path)]
+        return frozenset([*map(paths.tombstone, usual), *map(paths.parked, usual)])
 
     async def release(self) -> None:
         """Decide again about parked states whose time has come. Call it periodically."""
@@ -286,21 +338,6 @@ def refusal_of(event: Event) -> str | None:
     if fault is not None:
         return f"the value of {event.path[:200]} from {event.source} cannot be served: {fault[:500]}"
     return None
-
-
-def in_transactions(events: Sequence[Event]) -> list[Sequence[Event]]:
-    """As few groups as stores allow, in order."""
-    groups: list[list[Event]] = []
-    number = size = 0
-    for event in events:
-        added = len(event.state.value or b"")
-        number += 1 + is_merged(event.path)  # it may become a write of this region's
-        if not groups or number > EVENTS_TOGETHER or size + added > MAX_BYTES:
-            groups.append([])
-            number, size = 1 + is_merged(event.path), 0
-        groups[-1].append(event)
-        size += added
-    return [*groups]
 
 
 def _parking(event: Event, verdict: Verdict, seen: Seen) -> list[Put | Delete]:

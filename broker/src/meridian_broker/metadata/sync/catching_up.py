@@ -23,9 +23,10 @@ from meridian_broker.metadata.errors import Contended, Invalid
 from meridian_broker.metadata.records import encode
 from meridian_broker.metadata.store import Check, Delete, MetadataUnavailable, Put
 from meridian_broker.metadata.sync import paths
-from meridian_broker.metadata.sync.applying import EVENTS_TOGETHER, Applier, in_transactions, refusal_of
+from meridian_broker.metadata.sync.applying import Applier, refusal_of
 from meridian_broker.metadata.sync.digests import Place, Summary, compare, forgotten
 from meridian_broker.metadata.sync.events import Event, Written
+from meridian_broker.metadata.sync.grouping import EVENTS_TOGETHER, in_transactions
 from meridian_broker.metadata.sync.known import Known
 from meridian_broker.metadata.sync.merging import is_merged, united
 from meridian_broker.metadata.sync.recording import RecordingStore

@@ -71,6 +71,9 @@ class DigestTree:
         if not inside:
             del self._known[place]
 
+    def __contains__(self, path: str) -> bool:
+        return path in self._known.get(place_of(path), {})
+
     def __len__(self) -> int:
         return sum(map(len, self._known.values()))
 

@@ -23,6 +23,9 @@ class Earliest:
     def __len__(self) -> int:
         return len(self._moments)
 
+    def __contains__(self, path: str) -> bool:
+        return path in self._moments
+
     def set(self, path: str, at: Moment | None) -> None:
         """A path has this moment now; None: it has none any more."""
         if at is None:

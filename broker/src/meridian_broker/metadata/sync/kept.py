@@ -40,6 +40,10 @@ class Waiting(Protocol):
         """A state was parked just now; None: none is any more."""
         ...
 
+    def is_noted(self, path: str) -> bool:
+        """Whether a tombstone or a parked state of it is probably stored."""
+        ...
+
 
 class Kept:
     """See the module's text. A task runs each of ``follow_parked`` and ``follow_conflicts``, again when they fail."""
@@ -95,6 +99,9 @@ class Kept:
 
     def park(self, path: str, state: Stamped | None) -> None:
         self._parked.set(path, None if state is None else moment(state.stamp))
+
+    def is_noted(self, path: str) -> bool:
+        return self._known.is_deleted(path) or path in self._parked
 
     def _forget_parked(self) -> None:
         self._parked = Earliest()

@@ -79,6 +79,11 @@ class Known:
         """How many are remembered."""
         return sum(len(tree) for tree in self._deletions.values())
 
+    def is_deleted(self, path: str) -> bool:
+        """Whether a deletion of it is remembered."""
+        scope = paths.scope_of(path)
+        return scope is not None and path in self._deletions[scope]
+
     async def _follow(self, prefix: str, trees: dict[str, DigestTree], folder: str) -> None:
         self._read.discard(folder or prefix)
         async for changes in self._store.watch(prefix):

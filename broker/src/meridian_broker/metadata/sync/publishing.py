@@ -20,9 +20,9 @@ from meridian_broker.metadata.errors import Contended
 from meridian_broker.metadata.records import encode
 from meridian_broker.metadata.store import Check, Delete, MetadataStore, Put, Record
 from meridian_broker.metadata.sync import outbox, paths
-from meridian_broker.metadata.sync.applying import EVENTS_TOGETHER
 from meridian_broker.metadata.sync.events import Changes, Event, Mark, Written
 from meridian_broker.metadata.sync.events import encode as encode_message
+from meridian_broker.metadata.sync.grouping import EVENTS_TOGETHER
 from meridian_broker.metadata.sync.outbox import OutboxEntry
 from meridian_broker.metadata.sync.reading import read, with_tombstones
 from meridian_broker.metadata.sync.stamped import BEGINNING, Moment, moment
@@ -68,9 +68,7 @@ class Publisher:
         sent = 0
         for some in in_groups(sorted(owed, key=lambda one: (one.entry.since, one.path))):
             sent += await self._send(some)
-            if len(some) == 1 or not await self._all_sent(some):
-                for one in some:
-                    await self._sent(one.path, one.record)
+            await self._delete(some)
         return sent
 
     async def mark(self, heard: Callable[[], Awaitable[Mapping[str, Moment]]]) -> Mark:
@@ -110,13 +108,13 @@ class Publisher:
         self.published += len(events)
         return len(events)
 
-    async def _all_sent(self, some: Sequence[Owed]) -> bool:
+    async def _delete(self, some: Sequence[Owed]) -> None:
+        """One to which a write was added stays, to be sent again."""
         checks = [Check(one.path, one.record.version) for one in some]
-        return await self._store.transact(checks, [Delete(one.path) for one in some])
-
-    async def _sent(self, path: str, record: Record) -> None:
-        """It stays if a write was added to it: the next ``drain`` sends it."""
-        await self._store.transact([Check(path, record.version)], [Delete(path)])
+        if not await self._store.transact(checks, [Delete(one.path) for one in some]) and len(some) > 1:
+            half = len(some) // 2
+            await self._delete(some[:half])
+            await self._delete(some[half:])
 
 
 def in_groups(owed: Iterable[Owed]) -> list[list[Owed]]:

@@ -105,6 +105,8 @@ class RecordingStore(ForwardingStore):
         before: Seen | None = None
         for _ in range(ATTEMPTS):
             seen = await read(self._store, [*with_tombstones(shared), paths.outbox(shared[0]), paths.MARK])
+            if seen.records[paths.MARK] != self._lately.get(paths.MARK):
+                self._wary = 0  # only the mark was guessed wrong, and that is known now
             self._note(paths.MARK, seen.records[paths.MARK])
             if before is not None and seen.versions() == before.versions():
                 return False  # it failed for a check of the caller

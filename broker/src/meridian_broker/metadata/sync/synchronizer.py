@@ -7,12 +7,13 @@ once; how far this region has read is a subscription, which survives whoever rea
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-Listener = Callable[[str, bytes], Awaitable[None]]
-"""Gets the messages in order, this region's own included, each with the region that published it. A message whose
-listener raised comes again."""
+Listener = Callable[[Sequence[tuple[str, bytes]]], Awaitable[None]]
+"""Gets the messages in order, as many as are there, this region's own included, each with the region that published it.
+One that can never be applied is set apart, once the listener has raised ``Poison`` for it, and those behind it come
+again. If the listener raises anything else, all come again."""
 
 
 class MetadataEventSynchronizer(Protocol):
