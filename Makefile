@@ -62,7 +62,8 @@ simulate: setup ## simulated regions: SEEDS=1000 from FIRST=0 in ORDER=0, proper
 	@PYTHONPATH=tests $(BIN)/python -m simulation --first $(FIRST) --seeds $(SEEDS) --order $(ORDER) --jobs $$(nproc)
 	@PYTHONPATH=tests $(BIN)/python -m simulation --world brokers --first $(FIRST) --seeds $(SEEDS) --order $(ORDER) --jobs $$(nproc)
 	@PYTHONPATH=tests $(BIN)/python -m simulation --world divided --first $(FIRST) --seeds $(SEEDS) --order $(ORDER) --jobs $$(nproc)
-	@SYNC_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q -n $$(nproc) tests/unit/metadata/test_sync_world.py
+	@SYNC_SEEDS=$(SEEDS) $(BIN)/python -m pytest -q -n $$(nproc) tests/unit/metadata/test_sync_world.py \
+	    tests/unit/replication/test_snapshot_world.py
 	@EXAMPLES=500 $(BIN)/python -m pytest -q -n $$(nproc) --dist load -m hypothesis \
 	    tests/unit/{metadata/test_etcd_together.py,operator,replication,topics,verifier}
 	@if [ -n "$(BUGS)" ]; then SIMULATE_BUGS=1 $(BIN)/python -m pytest -s tests/simulation/test_planted_bugs.py; fi

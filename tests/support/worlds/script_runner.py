@@ -3,7 +3,8 @@
 
 A script that begins with ``regions`` runs whole regions in the simulator; ``tests/simulation/story.py`` describes its
 language. One that begins with ``exchange`` tests only the progress exchange, message by message; one that begins with
-``metadata``, see ``sync_script.py``, only what keeps metadata equal.
+``metadata``, see ``sync_script.py``, only what keeps metadata equal; one that begins with ``snapshots``, see
+``snapshot_script.py``, only subscriptions that follow each other by snapshots.
 
 A script is a list of commands. A command's output follows it, each line after ``> ``; the runner compares it, or
 updates it with ``--rewrite-scripts``::
@@ -51,6 +52,7 @@ from simulation.story import Story, StoryError
 from simulation.teller import run_command
 from simulation.telling import link_parts, tell
 from support.worlds.exchange_world import Entry, ExchangeWorld, WorldRegion
+from support.worlds.snapshot_script import SnapshotScript
 from support.worlds.sync_script import SyncScript
 
 SCRIPTS = Path(__file__).parents[2] / "unit/scripts"
@@ -255,11 +257,13 @@ def _names(entries: Iterable[Entry]) -> str:
     return " ".join(str(first) + (f"-{last}" if last != first.entry else "") for first, last in shown) or "nothing"
 
 
-def teller(text: str) -> Script | SyncScript | Story:
+def teller(text: str) -> Script | SyncScript | SnapshotScript | Story:
     """The runner for this story."""
     commands = [line for line in text.splitlines() if line.strip() and line[0] not in "#>"]
     if commands and commands[0].startswith("metadata"):
         return SyncScript()
+    if commands and commands[0].startswith("snapshots"):
+        return SnapshotScript()
     return Script() if commands and commands[0].startswith("exchange") else Story()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Between regions: entries, progress, and leases on what only one may dispatch. Pure.
+"""Between regions: entries, progress, snapshots, and leases on what only one may dispatch. Pure.
 
 Other rooms import only these modules of it::
 

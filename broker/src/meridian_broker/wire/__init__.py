@@ -3,6 +3,6 @@
 
 Other rooms import only these modules of it::
 
-    peer_proof  peer_requests  proto  pulsar.batches  pulsar.encode  pulsar.errors  pulsar.frames  pulsar.metadata
-    pulsar.topic_name  pulsar.varints  pulsar.versions  shown
+    peer_proof  peer_requests  proto  pulsar.batches  pulsar.encode  pulsar.errors  pulsar.frames  pulsar.markers
+    pulsar.metadata  pulsar.topic_name  pulsar.varints  pulsar.versions  shown
 """

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moving the subscriptions of other regions: what follows from snapshots (PIP-33).
+
+Each subscription has a cache of snapshots. Once its mark-delete position is at or past one, whichever of the two came
+first, an update with the snapshot's places is written, and older snapshots are not needed any more. An update that
+could not be stored is written again later; while one is being written, only the newest of what follows is kept.
+
+Only a snapshot that names every other region of the topic counts (R30). So one that was taken before a region was
+added, and is still in the log, is not used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meridian_broker.positions.position import Position
+from meridian_broker.replication.snapshots.cache import SnapshotCache
+from meridian_broker.replication.snapshots.ports import SnapshotHost, SnapshotRules
+from meridian_broker.wire.pulsar.markers import Snapshot, SubscriptionUpdate
+
+
+@dataclass(slots=True)
+class _Followed:
+    """A subscription whose position other regions are to learn."""
+
+    mark_delete: Position
+    cache: SnapshotCache
+    unsent: Snapshot | None = None
+    """The newest that an update is to be written for."""
+    is_writing: bool = False
+    retry_ms: int | None = None
+
+
+class SubscriptionUpdates:
+    """The replicated subscriptions of one topic in one region."""
+
+    def __init__(self, host: SnapshotHost, rules: SnapshotRules) -> None:
+        self._host = host
+        self._rules = rules
+        self._followed: dict[str, _Followed] = {}
+        self.written = 0
+        """Updates that were stored, since the topic was opened."""
+
+    def __len__(self) -> int:
+        return len(self._followed)
+
+    @property
+    def deadline_ms(self) -> int | None:
+        """When the first of those that could not be stored is written again."""
+        return min((one.retry_ms for one in self._followed.values() if one.retry_ms is not None), default=None)
+
+    def follow(self, subscription: str, mark_delete: Position) -> bool:
+        """A subscription is replicated. False: it was already."""
+        if subscription in self._followed:
+            self.moved(subscription, mark_delete)
+            return False
+        self._followed[subscription] = _Followed(mark_delete, SnapshotCache(self._rules.cached))
+        return True
+
+    def unfollow(self, subscription: str) -> None:
+        """It was deleted, or is not replicated any more."""
+        self._followed.pop(subscription, None)
+
+    def moved(self, subscription: str, mark_delete: Position) -> None:
+        """Its mark-delete position is another; perhaps an earlier one, after a seek."""
+        one = self._followed.get(subscription)
+        if one is None:
+            return
+        one.mark_delete = mark_delete
+        first = one.cache.first
+        if first is not None and first <= mark_delete:
+            self._use(subscription, one)
+
+    def add(self, snapshot: Snapshot) -> None:
+        """A snapshot was taken, or found in the log."""
+        at = self._host.entries_before(snapshot.position)
+        for subscription, one in list(self._followed.items()):
+            one.cache.add(snapshot, at)
+            if snapshot.position <= one.mark_delete:
+                self._use(subscription, one)
+
+    def retry(self) -> None:
+        """Write again what could not be stored and is due."""
+        now_ms = self._host.now_ms()
+        for subscription, one in list(self._followed.items()):
+            if one.retry_ms is not None and one.retry_ms <= now_ms:
+                self._write(subscription, one)
+
+    def _use(self, subscription: str, one: _Followed) -> None:
+        snapshot = one.cache.take(one.mark_delete)
+        if snapshot is None or not self._host.others() <= {place.region for place in snapshot.places}:
+            return
+        if one.unsent is None or one.unsent.position < snapshot.position:
+            one.unsent = snapshot
+        if not one.is_writing:
+            self._write(subscription, one)
+
+    def _write(self, subscription: str, one: _Followed) -> None:
+        snapshot, one.unsent, one.retry_ms = one.unsent, None, None
+        if snapshot is None:
+            return
+        one.is_writing = True
+
+        def stored(position: Position | None) -> None:
+            one.is_writing = False
+            if self._followed.get(subscription) is not one:
+                return
+            if position is not None:
+                self.written += 1
+                self._write(subscription, one)
+                return
+            if one.unsent is None:
+                one.unsent = snapshot
+            one.retry_ms = self._host.now_ms() + self._rules.interval_ms
+
+        self._host.write(SubscriptionUpdate(subscription, snapshot.places), None, stored)

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random stories of regions that follow each other by snapshots (``snapshot_world``).
+
+Nothing that happens may make a region skip a message that nobody acknowledged. Afterwards, when all is well again and
+one region has acknowledged everything it has, the others have too, except for what was never meant for that region;
+and then nobody writes markers any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from meridian_broker.replication.snapshots.controller import PAUSE_MAX_MS
+from support.worlds.snapshot_world import Broken, Message, SnapshotRegion, SnapshotWorld
+
+NAMES = ("ap", "eu", "us", "za")
+NAME = "s"
+"""The subscription."""
+
+
+class SnapshotSeed:
+    """One story."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = Random(seed)
+        self.world = SnapshotWorld(NAMES[: self._random.choice([2, 3, 3, 3, 4])])
+        self._names = list(self.world.regions)
+        self._loses = self._random.random() < 0.3
+        """Markers get lost for good: an update that did is made up for by the next one."""
+        self._region().subscribe(NAME)
+        self.world.acked[NAME] = set()
+        for link in self.world.links.values():
+            link.delay_ms = self._delay_ms()
+
+    def run(self) -> None:
+        steps: dict[Callable[[], None], int] = {
+            self._publish: 30,
+            self._acknowledge: 25,
+            self._cut: 6,
+            self._heal: 8,
+            self._slow: 6,
+            self._stop: 3,
+            self._start: 6,
+            self._fail: 3,
+            self._leave: 5,
+            self._lose: 4 * self._loses,
+        }
+        for _ in range(self._random.randint(20, 120)):
+            self._random.choices(list(steps), list(steps.values()))[0]()
+            self.world.run(self._random.choice([0, 5, 40, 300, 1000, 3000]))
+        self._calm()
+        self._check()
+
+    # -- what may happen
+
+    def _publish(self) -> None:
+        """In one region, sometimes not for all others."""
+        name = self._running()
+        if name is None:
+            return
+        others = [other for other in self._names if other != name]
+        chosen = tuple(self._random.sample(others, self._random.randint(0, len(others))))
+        for _ in range(self._random.choice([1, 1, 3, 10])):
+            self.world.publish(name, chosen if chosen and self._random.random() < 0.2 else None)
+
+    def _acknowledge(self) -> None:
+        """A consumer somewhere: the oldest messages, or any."""
+        name = self._running()
+        if name is None or NAME not in self.world.regions[name].subscriptions:
+            return
+        region = self.world.regions[name]
+        owed = region.owed(NAME)
+        count = self._random.choice([1, 3, len(owed)])
+        chosen = owed[:count] if self._random.random() < 0.7 else self._random.sample(owed, min(count, len(owed)))
+        region.consume(NAME, sorted(chosen))
+
+    def _cut(self) -> None:
+        self.world.cut(*self._link(), repeat=self._random.choice([0, 0, 1, 5]))
+
+    def _heal(self) -> None:
+        self.world.heal(*self._link())
+
+    def _slow(self) -> None:
+        self.world.links[self._link()].delay_ms = self._delay_ms()
+
+    def _stop(self) -> None:
+        name = self._running()
+        if name is not None:
+            self.world.stop(name, repeat=self._random.choice([0, 0, 3]))
+
+    def _start(self) -> None:
+        for name, region in self.world.regions.items():
+            if not region.is_up:
+                self.world.start(name)
+                return
+
+    def _fail(self) -> None:
+        region = self._region()
+        region.failing_writes, region.disk_ms = self._random.choice([0, 1, 4]), self._random.choice([0, 1, 200])
+
+    def _leave(self) -> None:
+        region = self._region()
+        if region.is_up:
+            region.controller.consumer_left()
+
+    def _lose(self) -> None:
+        self.world.links[self._link()].lose = self._random.choice([1, 2])
+
+    # -- the end
+
+    def _calm(self) -> None:
+        """All is well again. One region acknowledges everything that it has."""
+        for name, region in self.world.regions.items():
+            region.failing_writes, region.disk_ms = 0, 1
+            if not region.is_up:
+                self.world.start(name)
+        for pair, link in self.world.links.items():
+            self.world.heal(*pair)
+            link.lose = 0
+        self.world.run(self._random.choice([0, 100, 60_000]))
+        if self._loses:
+            for name in self._names:
+                self.world.publish(name)
+        while any(link.confirmed < len(self.world.regions[one].log) for (one, _), link in self.world.links.items()):
+            self.world.run(500)
+            if self.world.now_ms > 10_000_000:
+                raise Broken("the regions never stop writing markers")
+
+    def _check(self) -> None:
+        last = self._region()
+        last.subscribe(NAME)
+        last.consume(NAME, last.owed(NAME))
+        self.world.run(2 * PAUSE_MAX_MS)
+        for name, region in self.world.regions.items():
+            if last.messages and NAME not in region.subscriptions:
+                raise Broken(f"{name} was never told of the subscription")
+            owed: list[Message] = []
+            for entry in region.owed(NAME) if NAME in region.subscriptions else []:
+                message, replicate_to, _ = region.log[entry]
+                assert isinstance(message, Message)
+                if replicate_to is None:
+                    owed.append(message)
+            if owed:
+                raise Broken(f"{name} still owes {owed[0]} and {len(owed) - 1} others")
+        before = self.world.written.copy()
+        self.world.run(2 * PAUSE_MAX_MS)
+        if self.world.written != before:
+            raise Broken(f"at rest, the regions go on writing markers: {self.world.written - before}")
+
+    # -- chance
+
+    def _region(self) -> SnapshotRegion:
+        return self.world.regions[self._random.choice(self._names)]
+
+    def _running(self) -> str | None:
+        running = [name for name, region in self.world.regions.items() if region.is_up]
+        return self._random.choice(running) if running else None
+
+    def _link(self) -> tuple[str, str]:
+        one, other = self._random.sample(self._names, 2)
+        return one, other
+
+    def _delay_ms(self) -> int:
+        return self._random.choice([1, 20, 20, 150, 1500, 4000])

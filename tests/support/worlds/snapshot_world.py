@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Regions whose subscriptions follow each other by snapshots alone (PIP-33), in one process and with one clock.
+
+Everything of ``replication/snapshots`` is real. Simulated are the logs, which are durable; replication, in order and at
+least once, where messages that arrive again are known by their origin and markers are not; and consumers.
+
+At each update that a region applies the world checks that it acknowledges nothing which no consumer has acknowledged
+(``Broken``).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from meridian_broker.positions.position import Position
+from meridian_broker.replication.snapshots.controller import SnapshotController
+from meridian_broker.replication.snapshots.ports import SnapshotRules, could_have_had
+from meridian_broker.wire.pulsar.markers import Marker, Snapshot
+
+LEDGER = 1
+
+
+class Broken(AssertionError):
+    """A promise is broken."""
+
+
+class Message(NamedTuple):
+    """The ``number``-th one that was published in ``origin``."""
+
+    origin: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.origin}/{self.number}"
+
+
+class Stored(NamedTuple):
+    """An entry of a log."""
+
+    content: Message | Marker
+    replicate_to: tuple[str, ...] | None
+    replicated_from: str | None
+
+
+@dataclass
+class Subscription:
+    """Of one region."""
+
+    acked: set[int] = field(default_factory=set)
+    """Entries."""
+    mark_delete: int = -1
+    """Everything up to here is acknowledged; markers need not be."""
+
+
+@dataclass
+class Link:
+    """Replication from one region to another."""
+
+    is_up: bool = True
+    delay_ms: int = 20
+    next: int = 0
+    """The first entry that was not sent."""
+    confirmed: int = 0
+    """The first that is not known to be stored there."""
+    arrives_ms: int = 0
+    """When the last one that was sent arrives."""
+    life: int = 0
+    """What was sent before a cut does not arrive."""
+    lose: int = 0
+    """So many of the next markers get lost."""
+
+
+class SnapshotRegion:
+    """A region: what is durable, and a run of its broker."""
+
+    def __init__(self, world: SnapshotWorld, name: str) -> None:
+        self._world = world
+        self.region = name
+        self.log: list[Stored] = []
+        self.messages: set[Message] = set()
+        self.subscriptions: dict[str, Subscription] = {}
+        self.disk_ms = 1
+        self.failing_writes = 0
+        """So many of the next markers cannot be stored."""
+        self.life = 0
+        self.is_up = False
+        self.controller: SnapshotController
+        self.start()
+
+    def start(self) -> None:
+        """A broker that remembers nothing."""
+        self.life += 1
+        self.is_up = True
+        self.controller = SnapshotController(self, self._world.rules)
+        for name, one in self.subscriptions.items():
+            self.controller.follow(name, _place(one.mark_delete))
+        behind = min((one.mark_delete for one in self.subscriptions.values()), default=len(self.log))
+        for stored in self.log[behind + 1 :]:
+            if isinstance(stored.content, Snapshot) and stored.replicated_from is None:
+                self.controller.found(stored.content)
+
+    def stop(self) -> None:
+        self.life += 1
+        self.is_up = False
+
+    # -- the port
+
+    def now_ms(self) -> int:
+        return self._world.now_ms
+
+    def new_id(self) -> str:
+        self._world.ids += 1
+        return f"s{self._world.ids}"
+
+    def others(self) -> frozenset[str]:
+        return frozenset(self._world.regions) - {self.region}
+
+    def is_connected(self, region: str) -> bool:
+        return self._world.links[self.region, region].is_up and self._world.regions[region].is_up
+
+    def last_position(self) -> Position:
+        return _place(len(self.log) - 1)
+
+    def entries_before(self, position: Position) -> int:
+        return position.entry
+
+    def write(self, marker: Marker, only_to: str | None, done: Callable[[Position | None], None]) -> None:
+        position: Position | None = None
+        if self.failing_writes:
+            self.failing_writes -= 1
+        else:
+            self._world.written[type(marker).__name__] += 1
+            position = self.store(Stored(marker, None if only_to is None else (only_to,), None))
+        life = self.life
+        self._world.later(self.disk_ms, lambda: done(position) if self.life == life else None)
+
+    def acknowledge(self, subscription: str, position: Position, sender: str) -> None:
+        known = self.subscribe(subscription)
+        for entry, stored in enumerate(self.log[: position.entry + 1]):
+            message = stored.content
+            if not isinstance(message, Message) or entry in known.acked:
+                continue
+            if not could_have_had(sender, message.origin, stored.replicate_to):
+                continue
+            if message not in self._world.acked[subscription]:
+                raise Broken(f"{sender} has {self.region} skip {message}, which nobody acknowledged")
+            known.acked.add(entry)
+        self._advance(subscription)
+
+    # -- what happens
+
+    def store(self, stored: Stored) -> Position:
+        self.log.append(stored)
+        if isinstance(stored.content, Message):
+            self.messages.add(stored.content)
+            self.controller.published()
+        for name in self.subscriptions:
+            self._advance(name)
+        return self.last_position()
+
+    def subscribe(self, name: str) -> Subscription:
+        """At the earliest message, replicated."""
+        if name not in self.subscriptions:
+            self.subscriptions[name] = Subscription()
+            self._advance(name)
+            self.controller.follow(name, _place(self.subscriptions[name].mark_delete))
+        return self.subscriptions[name]
+
+    def owed(self, name: str) -> list[int]:
+        """Entries that are not acknowledged."""
+        known = self.subscriptions[name].acked
+        return [entry for entry, one in enumerate(self.log) if isinstance(one.content, Message) and entry not in known]
+
+    def consume(self, name: str, entries: Sequence[int]) -> None:
+        """A consumer acknowledges these."""
+        known = self.subscribe(name)
+        for entry in entries:
+            message = self.log[entry].content
+            assert isinstance(message, Message)
+            self._world.acked[name].add(message)
+            known.acked.add(entry)
+        self._advance(name)
+
+    def _advance(self, name: str) -> None:
+        one = self.subscriptions[name]
+        at = one.mark_delete + 1
+        while at < len(self.log) and (at in one.acked or not isinstance(self.log[at].content, Message)):
+            at += 1
+        if at - 1 > one.mark_delete:
+            one.mark_delete = at - 1
+            self.controller.moved(name, _place(one.mark_delete))
+
+
+class SnapshotWorld:
+    """See the module's text."""
+
+    def __init__(self, names: Sequence[str], rules: SnapshotRules | None = None) -> None:
+        self.now_ms = 1000
+        self.rules = rules or SnapshotRules()
+        self.ids = 0
+        self.written: Counter[str] = Counter()
+        """Markers that were stored where they were made, by type."""
+        self.acked: dict[str, set[Message]] = {}
+        """What consumers acknowledged, in whichever region."""
+        self.on_marker: Callable[[str, str, Marker], None] | None = None
+        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._number = 0
+        self.links = {(one, other): Link() for one in names for other in names if one != other}
+        self.regions: dict[str, SnapshotRegion] = {}
+        for name in names:
+            self.regions[name] = SnapshotRegion(self, name)
+
+    def later(self, delay_ms: int, work: Callable[[], None]) -> None:
+        self._number += 1
+        heappush(self._events, (self.now_ms + delay_ms, self._number, work))
+
+    def run(self, ms: int) -> None:
+        """Let time pass."""
+        end_ms = self.now_ms + ms
+        while True:
+            self._send()
+            due = [one.controller.deadline_ms for one in self.regions.values() if one.is_up]
+            next_ms = min(
+                [at for at in due if at is not None] + [event[0] for event in self._events[:1]], default=end_ms + 1
+            )
+            if next_ms > end_ms:
+                break
+            self.now_ms = max(self.now_ms, next_ms)
+            while self._events and self._events[0][0] <= self.now_ms:
+                heappop(self._events)[2]()
+            for one in self.regions.values():
+                deadline_ms = one.controller.deadline_ms
+                if one.is_up and deadline_ms is not None and deadline_ms <= self.now_ms:
+                    one.controller.tick()
+        self.now_ms = end_ms
+
+    def publish(self, name: str, replicate_to: tuple[str, ...] | None = None) -> Message:
+        region = self.regions[name]
+        number = sum(message.origin == name for message in region.messages)
+        region.store(Stored(Message(name, number), replicate_to, None))
+        return Message(name, number)
+
+    # -- links
+
+    def cut(self, source: str, target: str, repeat: int = 0) -> None:
+        """What is on its way gets lost, and is sent again when the link is back.
+
+        :param repeat: so many that arrived are sent again as well.
+        """
+        link = self.links[source, target]
+        link.is_up = False
+        link.life += 1
+        link.arrives_ms = self.now_ms
+        link.next = link.confirmed = max(link.confirmed - repeat, 0)
+
+    def heal(self, source: str, target: str) -> None:
+        self.links[source, target].is_up = True
+
+    def stop(self, name: str, repeat: int = 0) -> None:
+        """A region's broker dies, and with it what is on its way to it and from it."""
+        for source, target in self.links:
+            if name in (source, target):
+                was_up = self.links[source, target].is_up
+                self.cut(source, target, repeat)
+                self.links[source, target].is_up = was_up
+        self.regions[name].stop()
+
+    def start(self, name: str) -> None:
+        self.regions[name].start()
+
+    def _send(self) -> None:
+        for (source, target), link in self.links.items():
+            log = self.regions[source].log
+            if not (link.is_up and self.regions[source].is_up and self.regions[target].is_up):
+                continue
+            while link.next < len(log):
+                entry, link.next = link.next, link.next + 1
+                link.arrives_ms = max(link.arrives_ms + 1, self.now_ms + link.delay_ms)
+                self.later(
+                    link.arrives_ms - self.now_ms,
+                    lambda one=(source, target, entry, link.life): self._arrive(*one),  # type: ignore[misc]
+                )
+
+    def _arrive(self, source: str, target: str, entry: int, life: int) -> None:
+        link, stored, region = self.links[source, target], self.regions[source].log[entry], self.regions[target]
+        if link.life != life:
+            return
+        link.confirmed = entry + 1
+        if stored.replicated_from is not None or (stored.replicate_to and target not in stored.replicate_to):
+            return
+        content = stored.content
+        if isinstance(content, Message):
+            if content not in region.messages:
+                region.store(stored._replace(replicated_from=source))
+            return
+        if link.lose:
+            link.lose -= 1
+            return
+        position = region.store(stored._replace(replicated_from=source))
+        if self.on_marker is not None:
+            self.on_marker(source, target, content)
+        region.controller.received(content, source, position)
+
+
+def _place(entry: int) -> Position:
+    return Position(LEDGER, entry) if entry >= 0 else Position(-1, -1)

@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshots of one topic in one region, call by call: what is asked, answered, refused and written again (PIP-33)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.replication.snapshots.controller import PAUSE_MAX_MS, SnapshotController
+from meridian_broker.replication.snapshots.ports import SnapshotRules, could_have_had
+from meridian_broker.replication.snapshots.taking import FOLLOW_UP, PENDING_MAX
+from meridian_broker.wire.pulsar.markers import (
+    Marker,
+    Place,
+    Snapshot,
+    SnapshotRequest,
+    SnapshotResponse,
+    SubscriptionUpdate,
+)
+
+
+class Host:
+    """A topic in region us."""
+
+    region = "us"
+
+    def __init__(self, *others: str) -> None:
+        self.now = 1000
+        self.known = frozenset(others)
+        self.unconnected: set[str] = set()
+        self.end = 0
+        self.ids = 0
+        self.written: list[tuple[Marker, str | None]] = []
+        self.writing: list[Callable[[Position | None], None]] = []
+        """Writes that are not durable, if ``holds``."""
+        self.holds = self.fails = False
+        self.moved: list[tuple[str, Position, str]] = []
+
+    def now_ms(self) -> int:
+        return self.now
+
+    def new_id(self) -> str:
+        self.ids += 1
+        return f"id{self.ids}"
+
+    def others(self) -> frozenset[str]:
+        return self.known
+
+    def is_connected(self, region: str) -> bool:
+        return region not in self.unconnected
+
+    def last_position(self) -> Position:
+        return Position(1, self.end)
+
+    def entries_before(self, position: Position) -> int:
+        return position.entry
+
+    def write(self, marker: Marker, only_to: str | None, done: Callable[[Position | None], None]) -> None:
+        self.written.append((marker, only_to))
+        self.end += 1
+        if self.holds:
+            self.writing.append(done)
+        else:
+            done(None if self.fails else Position(1, self.end))
+
+    def acknowledge(self, subscription: str, position: Position, sender: str) -> None:
+        self.moved.append((subscription, position, sender))
+
+    def take(self) -> list[tuple[Marker, str | None]]:
+        """What was written since the last time."""
+        written, self.written = self.written, []
+        return written
+
+
+def ticked(controller: SnapshotController, host: Host, ms: int) -> None:
+    """Time passes, and all that is due is done."""
+    end = host.now + ms
+    while (due := controller.deadline_ms) is not None and due <= end:
+        host.now = max(host.now, due)
+        controller.tick()
+    host.now = end
+
+
+def begun(host: Host, rules: SnapshotRules | None = None) -> tuple[SnapshotController, str]:
+    """With a replicated subscription, and the id of the first snapshot."""
+    controller = SnapshotController(host, rules)
+    controller.follow("s", EARLIEST)
+    ticked(controller, host, 0)
+    ((request, only_to),) = host.take()
+    assert isinstance(request, SnapshotRequest) and only_to is None and request.source == "us"
+    return controller, request.snapshot_id
+
+
+def answer(controller: SnapshotController, host: Host, snapshot_id: str, region: str, entry: int = 7) -> None:
+    host.end += 1
+    controller.received(SnapshotResponse(snapshot_id, Place(region, Position(9, entry))), region, host.last_position())
+
+
+def test_a_snapshot_of_two_regions_takes_one_round() -> None:
+    host = Host("eu")
+    controller, snapshot_id = begun(host)
+    host.now += 40
+    answer(controller, host, snapshot_id, "eu")
+    snapshot = Snapshot(snapshot_id, Position(1, 2), (Place("eu", Position(9, 7)),))
+    assert host.take() == [(snapshot, "us")]
+    assert (controller.pending, controller.counts.completed, controller.counts.last_ms) == (0, 1, 40)
+    controller.moved("s", Position(1, 1))
+    assert host.take() == []
+    controller.moved("s", Position(1, 2))
+    assert host.take() == [(SubscriptionUpdate("s", snapshot.places), None)]
+    controller.moved("s", Position(1, 3))
+    assert host.take() == [] and controller.updates_written == 1
+    assert controller.deadline_ms is None
+
+
+def test_a_snapshot_of_three_regions_has_the_positions_of_the_first_round() -> None:
+    host = Host("eu", "ap")
+    controller, snapshot_id = begun(host)
+    answer(controller, host, snapshot_id, "eu", 10)
+    answer(controller, host, snapshot_id, "eu", 11)
+    assert host.take() == []
+    answer(controller, host, snapshot_id, "ap", 20)
+    ((request, _),) = host.take()
+    assert isinstance(request, SnapshotRequest) and request.snapshot_id != snapshot_id
+    answer(controller, host, snapshot_id, "ap", 21)
+    answer(controller, host, request.snapshot_id, "ap", 30)
+    assert host.take() == []
+    answer(controller, host, request.snapshot_id, "eu", 31)
+    at = Position(1, host.end - 1)
+    places = (Place("ap", Position(9, 20)), Place("eu", Position(9, 10)))
+    assert host.take() == [(Snapshot(snapshot_id, at, places), "us")]
+
+
+def test_whoever_is_asked_answers_with_its_end_and_follows_up_once() -> None:
+    host = Host("eu")
+    controller = SnapshotController(host)
+    controller.received(SnapshotRequest("theirs", "eu"), "eu", Position(1, 5))
+    assert host.take() == [(SnapshotResponse("theirs", Place("us", Position(1, 0))), "eu")]
+    assert controller.deadline_ms is None  # no subscription is replicated here
+    controller, snapshot_id = begun(host)
+    answer(controller, host, snapshot_id, "eu")
+    ticked(controller, host, 5000)
+    host.take()
+    controller.received(SnapshotRequest("theirs", "eu"), "eu", Position(1, 5))
+    ticked(controller, host, 0)
+    (_, (follow_up, _)) = host.take()
+    assert isinstance(follow_up, SnapshotRequest) and follow_up.snapshot_id.startswith(FOLLOW_UP)
+    answer(controller, host, follow_up.snapshot_id, "eu")
+    host.take()
+    controller.received(SnapshotRequest(FOLLOW_UP + "theirs", "eu"), "eu", Position(1, 5))
+    ticked(controller, host, 60_000)
+    ((marker, _),) = host.take()
+    assert isinstance(marker, SnapshotResponse)
+
+
+def test_a_region_speaks_for_itself_alone() -> None:
+    host = Host("eu", "ap")
+    controller, snapshot_id = begun(host)
+    end = Position(1, host.end)
+    markers: list[tuple[Marker, str]] = [
+        (SnapshotRequest("x", "ap"), "eu"),
+        (SnapshotRequest("x", "us"), "eu"),
+        (SnapshotRequest("x", "za"), "za"),
+        (SnapshotResponse(snapshot_id, Place("ap", end)), "eu"),
+        (SubscriptionUpdate("s", (Place("us", end),)), "za"),
+        (Snapshot("x", end, (Place("us", end),)), "eu"),
+        (SubscriptionUpdate("s", (Place("us", Position(1, host.end + 1)),)), "eu"),
+    ]
+    for marker, sender in markers:
+        before = controller.refused
+        controller.received(marker, sender, end)
+        assert controller.refused == before + 1, marker
+    controller.received(SnapshotResponse("unknown", Place("eu", end)), "eu", end)
+    controller.received(SubscriptionUpdate("s", (Place("ap", end),)), "eu", end)
+    assert not host.take() and not host.moved
+    controller.received(SubscriptionUpdate("s", (Place("ap", end), Place("us", end))), "eu", end)
+    assert host.moved == [("s", end, "eu")]
+
+
+def test_nothing_is_done_without_a_replicated_subscription() -> None:
+    host = Host("eu")
+    controller = SnapshotController(host)
+    controller.published()
+    controller.consumer_left()
+    controller.moved("s", Position(1, 0))
+    controller.unfollow("s")
+    assert controller.deadline_ms is None
+    controller.follow("s", EARLIEST)
+    controller.unfollow("s")
+    assert controller.deadline_ms is None and host.take() == []
+
+
+@pytest.mark.parametrize("others", [(), ("eu",), ("eu", "ap")])
+def test_no_snapshot_without_every_region(others: tuple[str, ...]) -> None:
+    host = Host(*others)
+    host.unconnected = set(others[:1])
+    controller = SnapshotController(host)
+    controller.follow("s", EARLIEST)
+    ticked(controller, host, 10_000)
+    assert host.take() == [] and controller.missing == sorted(others[:1])
+
+
+def test_while_nobody_answers_there_is_one_request() -> None:
+    host = Host("eu")
+    controller, snapshot_id = begun(host)
+    for _ in range(29):
+        controller.published()
+        ticked(controller, host, 1000)
+    assert host.take() == [] and controller.pending == 1
+    ticked(controller, host, 1000)
+    assert controller.counts.timed_out == 1
+    answer(controller, host, snapshot_id, "eu")
+    ticked(controller, host, 2000)
+    ((request, _),) = host.take()
+    assert isinstance(request, SnapshotRequest) and request.snapshot_id != snapshot_id
+
+
+def test_a_topic_at_rest_tries_less_and_less_often() -> None:
+    host = Host("eu")
+    controller, _ = begun(host)
+    ticked(controller, host, 24 * 3_600_000)
+    assert len(host.take()) <= 24 * 3_600_000 // PAUSE_MAX_MS + 10
+    controller.published()
+    ticked(controller, host, 31_000)
+    assert 1 <= len(host.take()) <= 2
+
+
+def test_snapshots_under_way_are_bounded() -> None:
+    host = Host("eu")
+    controller, snapshot_id = begun(host, SnapshotRules(interval_ms=10))
+    answer(controller, host, snapshot_id, "eu")
+    host.take()
+    for _ in range(100):
+        controller.published()
+        ticked(controller, host, 10)
+    assert controller.pending == len(host.take()) == PENDING_MAX
+
+
+def test_a_snapshot_counts_once_its_marker_is_durable() -> None:
+    host = Host("eu")
+    controller, snapshot_id = begun(host)
+    controller.moved("s", Position(1, 100))
+    host.holds = True
+    answer(controller, host, snapshot_id, "eu")
+    answer(controller, host, snapshot_id, "eu", 8)
+    assert len(host.take()) == 1 and controller.counts.completed == 0
+    host.writing.pop()(None)
+    assert controller.counts.failed == 1 and host.take() == []
+    ticked(controller, host, 5000)
+    ((request, _),) = host.take()
+    assert isinstance(request, SnapshotRequest)
+    host.writing.pop()(Position(1, 50))
+    answer(controller, host, request.snapshot_id, "eu")
+    ticked(controller, host, 60_000)  # over while the marker is being written
+    host.writing.pop(0)(Position(1, 51))
+    assert controller.counts.completed == 0 and controller.counts.timed_out == 1
+
+
+def test_a_region_that_joins_ends_what_is_under_way() -> None:
+    host = Host("eu")
+    controller, snapshot_id = begun(host)
+    host.known = frozenset(("eu", "ap"))
+    answer(controller, host, snapshot_id, "eu")
+    assert host.take() == [] and controller.counts.failed == 1
+
+
+def test_snapshots_from_before_a_region_joined_are_not_used() -> None:
+    host = Host("eu", "ap")
+    controller, _ = begun(host)
+    controller.found(Snapshot("old", Position(1, 0), (Place("eu", Position(9, 1)),)))
+    both = (Place("ap", Position(8, 1)), Place("eu", Position(9, 2)), Place("za", Position(7, 1)))
+    controller.moved("s", Position(1, 1))
+    assert host.take() == []
+    controller.found(Snapshot("new", Position(1, 1), both))
+    assert host.take() == [(SubscriptionUpdate("s", both), None)]
+
+
+def test_an_update_that_cannot_be_stored_is_written_again_unless_there_is_a_newer_one() -> None:
+    host = Host("eu")
+    controller, snapshot_id = begun(host)
+    answer(controller, host, snapshot_id, "eu")
+    host.take()
+    first, second, third = (Snapshot("x", Position(1, at), (Place("eu", Position(9, at)),)) for at in (100, 200, 300))
+    for one in (first, second, third):
+        controller.found(one)
+    host.fails = True
+    controller.moved("s", Position(1, 100))
+    assert host.take() == [(SubscriptionUpdate("s", first.places), None)]
+    host.fails, host.holds = False, True
+    ticked(controller, host, 1000)
+    assert host.take() == [(SubscriptionUpdate("s", first.places), None)]
+    controller.moved("s", Position(1, 200))
+    controller.moved("s", Position(1, 300))
+    assert host.take() == []
+    host.writing.pop()(None)
+    ticked(controller, host, 1000)
+    assert host.take() == [(SubscriptionUpdate("s", third.places), None)]
+    host.writing.pop()(Position(1, 400))
+    assert controller.deadline_ms is None and controller.updates_written == 1
+
+
+def test_a_subscription_that_goes_while_its_update_is_written() -> None:
+    host = Host("eu")
+    controller, snapshot_id = begun(host)
+    host.holds = True
+    controller.moved("s", Position(1, 100))
+    controller.found(Snapshot("x", Position(1, 50), (Place("eu", Position(9, 1)),)))
+    controller.unfollow("s")
+    host.writing.pop()(None)
+    answer(controller, host, snapshot_id, "eu")
+    host.writing.pop()(Position(1, 60))
+    assert controller.deadline_ms is None
+
+
+def test_consumers_that_come_and_go_cost_little() -> None:
+    host = Host("eu")
+    controller, snapshot_id = begun(host)
+    answer(controller, host, snapshot_id, "eu")
+    host.take()
+    requests = 0
+    for _ in range(1000):
+        controller.published()
+        controller.consumer_left()
+        for marker, _ in host.take():
+            if isinstance(marker, SnapshotRequest):
+                requests += 1
+                answer(controller, host, marker.snapshot_id, "eu")
+        ticked(controller, host, 1)
+    assert requests <= 11
+
+
+def test_what_a_region_could_have_had() -> None:
+    assert could_have_had("eu", "ap", None)
+    assert could_have_had("eu", "eu", ("us",))
+    assert could_have_had("eu", "ap", ("us", "eu"))
+    assert not could_have_had("eu", "ap", ("us",))
+    assert not could_have_had("eu", "us", ("us", "ap"))
