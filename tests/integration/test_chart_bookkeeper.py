@@ -13,6 +13,7 @@ import pytest
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 from meridian_broker.bounds.clients import FRAME_PADDING_BYTES
+from meridian_broker.engines.bookkeeper.zones import Zones, parse_zones
 from meridian_broker.server.settings import Settings
 from support.kubernetes.charts import Rendered, configuration, notes, pod, region_values, rendered
 
@@ -128,6 +129,40 @@ def test_bookies_are_bound_to_their_volumes_and_spread_and_drained_one_at_a_time
     mounted = {one["mountPath"] for one in container["volumeMounts"]}
     settings = bookie_settings(made)
     assert {settings["journalDirectories"], settings["ledgerDirectories"]} <= mounted
+
+
+def test_bookies_of_each_zone_are_known_to_brokers_by_their_ids(tmp_path: Path) -> None:
+    bookies = {"replicas": 4, "zones": ["east-1a", "east-1b", "east-1b-2"], "nodeSelector": {"disk": "fast"}}
+    made = rendered("meridian-region", region_values(region=ON_BOOKKEEPER, bookies=bookies))
+    assert ("StatefulSet", "meridian-bookie") not in made
+    zones = Zones(parse_zones(configuration(made, tmp_path).storage.bookie_zones))
+    selectors = []
+    for zone, replicas in (("east-1a", 2), ("east-1b", 1), ("east-1b-2", 1)):
+        spec = made["StatefulSet", f"meridian-bookie-{zone}"]["spec"]
+        assert spec["replicas"] == replicas
+        assert spec["serviceName"] == "meridian-bookie", "whose name the certificate and the addresses have"
+        labels = spec["template"]["metadata"]["labels"]
+        assert spec["selector"]["matchLabels"].items() <= labels.items()
+        assert made["Service", "meridian-bookie"]["spec"]["selector"].items() <= labels.items()
+        assert (
+            made["PodDisruptionBudget", "meridian-bookie"]["spec"]["selector"]["matchLabels"].items() <= labels.items()
+        )
+        selectors.append(spec["selector"]["matchLabels"])
+        placed = spec["template"]["spec"]["nodeSelector"]
+        assert placed == {"disk": "fast", "topology.kubernetes.io/zone": zone}
+        for number in range(replicas):
+            assert zones.of(f"meridian-bookie-{zone}-{number}") == zone
+    assert len({tuple(sorted(one.items())) for one in selectors}) == 3, "each counts its own pods"
+    assert "topology.kubernetes.io/zone" not in pod(made, "broker")["spec"].get("nodeSelector", {})
+    assert made["ConfigMap", "meridian-identity"]["data"]["bookieZones"] == "east-1a,east-1b,east-1b-2"
+
+
+def test_without_zones_brokers_may_be_told_them(tmp_path: Path) -> None:
+    told = {"config": {"bookieZones": "meridian-bookie-0=a,meridian-bookie-*=b"}}
+    made = rendered("meridian-region", region_values(region=ON_BOOKKEEPER, broker=told))
+    zones = Zones(parse_zones(configuration(made, tmp_path).storage.bookie_zones))
+    assert (zones.of("meridian-bookie-0"), zones.of("meridian-bookie-1")) == ("a", "b")
+    assert "bookieZones" not in made["ConfigMap", "meridian-identity"]["data"]
 
 
 def test_autorecovery_is_a_process_of_its_own() -> None:

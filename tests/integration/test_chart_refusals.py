@@ -356,6 +356,36 @@ def test_messages_stay_where_the_region_was_installed_to_store_them() -> None:
         rendered("meridian-region", changed, cluster=cluster)
 
 
+def test_bookies_stay_in_the_zones_where_they_were_installed() -> None:
+    """Their volumes do; StatefulSets of other names would start empty bookies."""
+    region = {"storage": "bookkeeper"}
+    zones = ["a", "b", "c"]
+    in_zones = region_values(region=region, bookies={"zones": zones})
+    with cluster_with(identity("us-east", 1, "bookkeeper")) as cluster:
+        assert "installed in [no zones]" in refusal("meridian-region", in_zones, cluster=cluster)
+    note = rendered("meridian-region", in_zones)["ConfigMap", "meridian-identity"]
+    sets = [stateful_set(f"bookie-{zone}", 2, journal="10Gi", ledgers="50Gi") for zone in zones]
+    with cluster_with(note, *sets) as cluster:
+        for changed in ([], ["a", "b"], ["b", "a", "c"]):
+            values = region_values(region=region, bookies={"zones": changed, "replicas": 6})
+            assert "installed in [a,b,c]" in refusal("meridian-region", values, cluster=cluster)
+        told = refusal("meridian-region", in_zones, cluster=cluster)
+        assert "from 6 to 4 removes several bookies at once" in told
+        rendered(
+            "meridian-region", region_values(region=region, bookies={"zones": zones, "replicas": 5}), cluster=cluster
+        )
+
+
+def test_zones_that_cannot_be_are_refused() -> None:
+    region = {"storage": "bookkeeper"}
+    few = region_values(region=region, bookies={"zones": ["a", "b", "c", "d", "e"]})
+    assert "4 bookies cannot be in 5 zones" in refusal("meridian-region", few)
+    chosen = {"zones": ["a", "b"], "nodeSelector": {"topology.kubernetes.io/zone": "a"}}
+    assert "bookies.zones chooses the zone" in refusal("meridian-region", region_values(region=region, bookies=chosen))
+    twice = region_values(region=region, bookies={"zones": ["a"]}, broker={"config": {"bookieZones": "x=a"}})
+    assert "bookieZones" in refusal("meridian-region", twice)
+
+
 def test_bookies_are_removed_one_at_a_time_and_their_volumes_do_not_change() -> None:
     bookies = stateful_set("bookie", 5, journal="10Gi", ledgers="50Gi")
     with cluster_with(identity("us-east", 1, "bookkeeper"), bookies) as cluster:

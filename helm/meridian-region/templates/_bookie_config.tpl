@@ -71,6 +71,28 @@ authority: {{ splitList "," (include "region.etcdHosts" .) | first }}
 {{- dict "bookie.conf" (include "region.bookieConf" .) "etcd.yaml" (include "region.bookieEtcd" .) | toYaml -}}
 {{- end }}
 
+{{/* The StatefulSets of bookies: one, or one in each zone, which the bookies' ids then name. */}}
+{{- define "region.bookieSets" -}}
+{{- $replicas := int .Values.bookies.replicas -}}
+{{- $zones := .Values.bookies.zones | default list -}}
+{{- if $zones }}
+{{- range $i, $zone := $zones }}
+- {part: {{ printf "bookie-%s" $zone | quote }}, zone: {{ $zone | quote }}, replicas: {{ add (div $replicas (len $zones)) (ternary 1 0 (lt $i (mod $replicas (len $zones) | int))) }}}
+{{- end }}
+{{- else }}
+- {part: bookie, zone: "", replicas: {{ $replicas }}}
+{{- end }}
+{{- end }}
+
+{{/* The brokers' setting: in which zone each bookie is. */}}
+{{- define "region.bookieZones" -}}
+{{- $found := list -}}
+{{- range $zone := .Values.bookies.zones -}}
+{{- $found = append $found (printf "%s-bookie-%s-*=%s" (include "region.name" $) $zone $zone) -}}
+{{- end -}}
+{{- join "," $found -}}
+{{- end }}
+
 {{/* An amount of memory, such as 512Mi, as Java has it. */}}
 {{- define "region.javaSize" -}}
 {{- . | trimSuffix "i" | lower -}}

@@ -16,6 +16,9 @@ managedLedgerStorage: {{ $storage }}
 bookkeeperTLSTrustCertsFilePath: {{ if $bookieTls }}/etc/meridian/etcd/ca.crt{{ else }}""{{ end }}
 bookkeeperTLSCertificateFilePath: {{ if $bookieTls }}/etc/meridian/etcd/client.crt{{ else }}""{{ end }}
 bookkeeperTLSKeyFilePath: {{ if $bookieTls }}/etc/meridian/etcd/client.key{{ else }}""{{ end }}
+{{- if and (eq $storage "bookkeeper") .Values.bookies.zones }}
+bookieZones: {{ include "region.bookieZones" . | quote }}
+{{- end }}
 metadataStoreUrl: etcd:{{ include "region.etcdUrls" . }}
 metadataStoreUser: meridian
 metadataStorePasswordFile: /etc/meridian/etcd/password

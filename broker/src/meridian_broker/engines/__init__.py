@@ -3,7 +3,7 @@
 
 Other rooms import only these modules of it::
 
-    bookkeeper.context  bookkeeper.registered  bookkeeper.certificates  bookkeeper.store  clock  etcd.address
-    etcd.keys  etcd.metadata  etcd.securing  pinned  local.files  local.store  outside  s3.objects  s3.place
-    sqlite.metadata
+    bookkeeper.context  bookkeeper.registered  bookkeeper.certificates  bookkeeper.store  bookkeeper.zones  clock
+    etcd.address  etcd.keys  etcd.metadata  etcd.securing  pinned  local.files  local.store  outside  s3.objects
+    s3.place  sqlite.metadata
 """

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from meridian_broker.engines.bookkeeper.certificates import BookieTls
+from meridian_broker.engines.bookkeeper.zones import parse_zones
 from meridian_broker.server.setting_fields import SettingsError, whole
 
 LedgerStorageKind = Literal["local", "bookkeeper"]
@@ -31,6 +32,11 @@ class StorageSettings:
 
     managed_ledger_default_ack_quorum: int = whole(2, 1, 20)
     """With `bookkeeper`: number of bookies that have synced a message when its producer gets the receipt."""
+
+    bookie_zones: str = ""
+    """With `bookkeeper`: the zone of each bookie, as `BOOKIE=ZONE` separated by commas. A BOOKIE that ends in `*`
+    stands for all whose ids begin so; the longest one that fits counts. Each message is stored in as many zones as
+    there are ([operations.md](operations.md#zones)). Empty: zones are not regarded."""
 
     bookie_ca_file: Path | None = field(default=None, metadata={"key": "bookkeeperTLSTrustCertsFilePath"})
     """With `bookkeeper`: authorities that sign the bookies' certificates, PEM. With it all connections to bookies are
@@ -99,6 +105,10 @@ class StorageSettings:
                 f"managedLedgerDefaultAckQuorum={self.managed_ledger_default_ack_quorum}: expected at most "
                 f"managedLedgerDefaultWriteQuorum={quorum}"
             )
+        try:
+            parse_zones(self.bookie_zones)
+        except ValueError as error:
+            raise SettingsError(f"bookieZones: {error}") from None
         trusted, certificate = self.bookie_ca_file, self.bookie_certificate_file
         if (certificate is None) != (self.bookie_key_file is None):
             raise SettingsError(

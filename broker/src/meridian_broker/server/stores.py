@@ -48,11 +48,13 @@ async def open_ledgers(settings: Settings, files: Callable[[Path], FilePort] | N
     if storage.managed_ledger_storage == "bookkeeper":
         from meridian_broker.engines.bookkeeper.context import BookKeeperSettings
         from meridian_broker.engines.bookkeeper.store import BookKeeperLedgerStore
+        from meridian_broker.engines.bookkeeper.zones import Zones, parse_zones
 
         chosen = BookKeeperSettings(
             ensemble=storage.managed_ledger_default_ensemble_size,
             ack_quorum=storage.managed_ledger_default_ack_quorum,
             frame_bytes_max=settings.network.max_message_size + FRAME_PADDING_BYTES,
+            zones=Zones(parse_zones(storage.bookie_zones)),
         )
         urls = settings.metadata_store_url.removeprefix("etcd:")
         return await BookKeeperLedgerStore.start(

@@ -4,6 +4,8 @@
 A bookie that failed is not chosen for a while. One that is no longer registered is replaced in open ledgers even if it
 still answers, because BookKeeper's AutoRecovery would soon fence every ledger that it is part of. But it is replaced
 only if there is another one: after an outage of etcd, all bookies are unregistered for some seconds.
+
+Bookies are chosen at random, in as many zones as possible (``zones``).
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from meridian_broker.engines.bookkeeper.connection import AddTarget, BookieConnection
@@ -19,6 +21,7 @@ from meridian_broker.engines.bookkeeper.fanning import Fan
 from meridian_broker.engines.bookkeeper.packets import Answer, Code, Flags, Operation
 from meridian_broker.engines.bookkeeper.ports import Packet
 from meridian_broker.engines.bookkeeper.securing import Connect, connect_tcp
+from meridian_broker.engines.bookkeeper.zones import Zones
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +40,16 @@ Address = tuple[str, int]
 class Bookies:
     """See the module's text. Runs on one event loop."""
 
-    def __init__(self, connect: Connect = connect_tcp, draw: random.Random | None = None) -> None:
+    def __init__(
+        self, connect: Connect = connect_tcp, draw: random.Random | None = None, zones: Zones | None = None
+    ) -> None:
         """:param draw: the source of randomness for choosing bookies."""
         self._loop = asyncio.get_running_loop()
         self._connect = connect
         self._draw = draw or random.Random()
+        self._zones = zones or Zones()
+        self._are_apart = True
+        """The bookies that were chosen last are in several zones, or there are none."""
         self.addresses: dict[str, Address] = {}
         """The registered bookies that take new entries."""
         self._reachable: dict[str, Address] = {}
@@ -96,9 +104,13 @@ class Bookies:
     def choose(self, wanted: str, exclude: Collection[str]) -> str | None:
         """As ``LinkPort.choose``."""
         others = self._well(bookie for bookie in self.addresses if bookie not in exclude)
-        if others:
-            return self._draw.choice(others)
-        return wanted if self._well([wanted] if wanted in self.addresses else []) else None
+        if not others:
+            return wanted if self._well([wanted] if wanted in self.addresses else []) else None
+        self._draw.shuffle(others)
+        stay = [bookie for bookie in exclude if bookie != wanted]
+        found = self._zones.next_to(stay, others)
+        self._check_apart([*stay, found])
+        return found
 
     def avoid(self, bookie: str) -> None:
         """As ``LinkPort.avoid``."""
@@ -109,7 +121,22 @@ class Bookies:
         well = self._well(self.addresses)
         others = [bookie for bookie in self.addresses if bookie not in well]
         self._draw.shuffle(well)
-        return tuple([*well, *others][:size])
+        found = self._zones.ensemble(others, size, self._zones.ensemble(well, size))
+        self._check_apart(found)
+        return found
+
+    def _check_apart(self, chosen: Sequence[str]) -> None:
+        """Say it once if what was chosen is in one zone, until something is in several again."""
+        if not self._zones.are_known or len(chosen) < 2:
+            return
+        before, self._are_apart = self._are_apart, self._zones.number(chosen) > 1
+        if before and not self._are_apart:
+            log.warning(
+                "bookies %s are all in zone %s, because no bookie of another zone takes entries: what is written to "
+                "them now is lost if that zone is. Are the bookies of other zones running, and is bookieZones right?",
+                ", ".join(sorted(chosen)),
+                self._zones.of(chosen[0]) or "(none)",
+            )
 
     def _well(self, bookies: Iterable[str]) -> list[str]:
         now = self._loop.time()

@@ -17,6 +17,7 @@ from meridian_broker.engines.bookkeeper.ledger_table import LedgerMetadataPort, 
 from meridian_broker.engines.bookkeeper.packets import Answer, Flags, master_key
 from meridian_broker.engines.bookkeeper.ports import AddLimits, Packet, Versioned
 from meridian_broker.engines.bookkeeper.writing import Writing
+from meridian_broker.engines.bookkeeper.zones import Zones
 from meridian_broker.ledgers.storage import StorageFigures
 from meridian_broker.ledgers.store import LedgerDeleted, LedgerError, LedgerInfo, LedgerNotFound
 
@@ -39,6 +40,7 @@ class BookKeeperSettings:
     frame_bytes_max: int = 5 * 1024 * 1024 + 10 * 1024
     """The bookies' ``nettyMaxFrameSizeBytes``. A bookie closes the connection of a client that sends more."""
     limits: AddLimits = field(default_factory=AddLimits)
+    zones: Zones = field(default_factory=Zones)
 
 
 class BookiePorts:

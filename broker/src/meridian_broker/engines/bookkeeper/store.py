@@ -61,7 +61,7 @@ class BookKeeperLedgerStore:
         self._table = table
         self._settings = settings
         self._outside = outside
-        self._bookies = Bookies(connect)
+        self._bookies = Bookies(connect, zones=settings.zones)
         self._context = StoreContext(table, self._bookies, settings)
         self._recoveries = Recoveries(self._context)
         self._open = OpenLedgers(self._context)
