@@ -18,7 +18,7 @@ from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.applying import read_mark
 from meridian_broker.metadata.sync.catching_up import BUCKETS_TOGETHER, PLACES_TOGETHER, STATES_TOGETHER
 from meridian_broker.metadata.sync.digests import BUCKETS, PARTS, Place
-from meridian_broker.metadata.sync.reading import read, read_moment, with_tombstones
+from meridian_broker.metadata.sync.reading import Seen, read_moment
 
 _OFF: Final = "this region synchronizes no metadata (metadataSyncEventTopic)"
 
@@ -81,10 +81,14 @@ async def listing(request: web.Request) -> web.Response:
 async def states(request: web.Request) -> web.Response:
     """Values and deletions at some paths: ``{"paths": [path, ..]}``."""
     wanted = _list(await body(request, limit=LARGE_BODY_BYTES), "paths", STATES_TOGETHER)
-    sharing = state(request).sharing
+    sharing, known = state(request).sharing, session_of(request).known
     if not all(isinstance(path, str) and sharing.choice.is_synced(path) for path in wanted):
         raise Invalid("paths: expected paths in the scopes that this region shares")
-    seen = await read(sharing.store, with_tombstones(wanted))
+    values = await sharing.store.get_many(wanted)
+    absent = [path for path, one in zip(wanted, values, strict=True) if one is None or known.is_deleted(path)]
+    stones = await sharing.store.get_many([*map(paths.tombstone, absent)])
+    records = dict.fromkeys(map(paths.tombstone, wanted)) | dict(zip(wanted, values, strict=True))
+    seen = Seen(records | dict(zip(map(paths.tombstone, absent), stones, strict=True)))
     found = {path: one for path in wanted if (one := seen.state(path)) is not None}
     return answer({"states": {path: state_json(one) for path, one in found.items()}})
 

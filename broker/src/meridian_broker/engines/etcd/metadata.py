@@ -86,11 +86,11 @@ class EtcdMetadataStore:
         return store
 
     async def get(self, path: str) -> Record | None:
-        answer = await self._together.read(self._key(check_path(path)), f"reading {path}", REQUEST_TIMEOUT)
-        return Record(answer.kvs[0].value, answer.kvs[0].mod_revision) if answer.kvs else None
+        return _record(await self._together.read(self._key(check_path(path)), f"reading {path}", REQUEST_TIMEOUT))
 
     async def get_many(self, paths: Sequence[str]) -> list[Record | None]:
-        return await asyncio.gather(*(self.get(path) for path in paths))  # ``Together`` makes few requests of these
+        wanted = [(self._key(check_path(path)), f"reading {path}") for path in paths]
+        return [_record(answer) for answer in await self._together.read_many(wanted, REQUEST_TIMEOUT)]
 
     async def put(self, path: str, value: bytes, *, expected: int | None = None, lease: int | None = None) -> int:
         check_value(check_path(path), value)
@@ -208,3 +208,8 @@ class EtcdMetadataStore:
                 return found
             revision = revision or answer.header.revision
             at = answer.kvs[-1].key + b"\x00"
+
+
+def _record(answer: Any) -> Record | None:
+    """Of a ``RangeResponse`` for one key."""
+    return Record(answer.kvs[0].value, answer.kvs[0].mod_revision) if answer.kvs else None

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -77,6 +78,13 @@ class Together:
         wanted = self._wanted(rpc.RangeRequest(key=key), doing, seconds)
         return await self._ask(self._reads, wanted)
 
+    async def read_many(self, wanted: Sequence[tuple[bytes, str]], seconds: float) -> list[Any]:
+        """As ``read``, for keys each with what is being done."""
+        answers = [
+            self._queue(self._reads, self._wanted(rpc.RangeRequest(key=k), doing, seconds)) for k, doing in wanted
+        ]
+        return await asyncio.gather(*answers)
+
     async def write(self, request: Any, doing: str, seconds: float) -> Any:
         """The ``TxnResponse`` of a transaction that puts and deletes single keys; time as in ``read``.
 
@@ -101,11 +109,14 @@ class Together:
         return _Wanted(request, doing, self._loop.time() + seconds, self._loop.create_future())
 
     async def _ask(self, line: _Line, wanted: _Wanted) -> Any:
+        return await self._queue(line, wanted)
+
+    def _queue(self, line: _Line, wanted: _Wanted) -> asyncio.Future[Any]:
         line.waiting.append(wanted)
         if not line.is_called:
             line.is_called = True
             self._loop.call_soon(self._send, line)  # requests of the same turn of the loop are sent together
-        return await wanted.answer
+        return wanted.answer
 
     def _send(self, line: _Line) -> None:
         line.is_called = False

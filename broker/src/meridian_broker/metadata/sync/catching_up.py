@@ -147,18 +147,19 @@ async def take(
     wanted = [path for path in difference.wanted if paths.scope_of(path) in scopes]
     forgetting = [path for path in difference.gone if paths.scope_of(path) in scopes]
     refused: list[str] = []
-    for some in _portions(wanted, STATES_TOGETHER):
-        states = await peer.states(some)
-        present = sorted(states.keys() & set(some))
-        events = [Event(path, states[path], _seen(comparison, path, applier.region)) for path in present]
+    taking: list[Awaitable[None]] = []
+    for some in [*_portions(wanted, STATES_TOGETHER), []]:
+        came: dict[str, Stamped] = {}
+        await together([*taking, _fetch(peer, some, came)])  # the next portion comes while this one is stored
+        present = sorted(came.keys() & set(some))
+        events = [Event(path, came[path], _seen(comparison, path, applier.region)) for path in present]
         refusals = {event.path: why for event in events if (why := refusal_of(event)) is not None}
         refused += refusals.values()
         events = [event for event in events if event.path not in refusals]
         new = [event for event in events if event.path not in comparison.here]
         known = [event for event in events if event.path in comparison.here]
         taking = [applier.take(group) for group in in_transactions(known)]
-        unknown = [applier.take(group, are_new=True, alive_upto=heard) for group in in_transactions(new)]
-        await together([*taking, *unknown])
+        taking += [applier.take(group, are_new=True, alive_upto=heard) for group in in_transactions(new)]
     deletion = forgotten(comparison.digest.horizon)
     gone = [Event(path, deletion, _seen(comparison, path, applier.region)) for path in forgetting]
     for group in in_transactions(gone):
@@ -166,6 +167,12 @@ async def take(
     if refused:
         raise Invalid(f"{len(refused)} values of {peer.region} cannot be served here: {refused[0]}")
     return len(wanted) + len(forgetting)
+
+
+async def _fetch(peer: Peer, some: Sequence[str], came: dict[str, Stamped]) -> None:
+    """Add what the peer has at these paths."""
+    if some:
+        came |= await peer.states(some)
 
 
 async def settle(comparison: Comparison, peer: Peer, store: RecordingStore, side: str, scopes: Collection[str]) -> int:

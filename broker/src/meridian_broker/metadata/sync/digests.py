@@ -54,6 +54,7 @@ class DigestTree:
         self._known: dict[Place, dict[str, Summary]] = {}
         self._parts: dict[int, list[int]] = {}
         self.buckets = [0] * BUCKETS
+        self._count = 0
 
     def set(self, path: str, state: Stamped | None) -> None:
         """A path has this state now; None: nothing is known of it any more."""
@@ -64,6 +65,7 @@ class DigestTree:
         parts = self._parts.setdefault(place.bucket, [0] * PARTS)
         parts[place.part] = (parts[place.part] + added) & _MASK
         self.buckets[place.bucket] = (self.buckets[place.bucket] + added) & _MASK
+        self._count += (now is not None) - (before is not None)
         if now is not None:
             inside[path] = now
             return
@@ -75,7 +77,7 @@ class DigestTree:
         return path in self._known.get(place_of(path), {})
 
     def __len__(self) -> int:
-        return sum(map(len, self._known.values()))
+        return self._count
 
     @property
     def number(self) -> int:
