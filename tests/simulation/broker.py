@@ -58,7 +58,7 @@ from simulation.replication_links import ReplicationLinks
 
 if TYPE_CHECKING:
     from meridian_broker.topics.context import TopicContext
-    from simulation.stage import Broker, Stage
+    from simulation.stage import AnyVolume, Broker, Stage
 
 WORLD_BEGAN_MS: Final = 1_780_000_000_000
 """Wall-clock time at which a world begins."""
@@ -84,10 +84,9 @@ class NoPartition(TopicNotFound):
 class SimBroker:
     """One run of a broker process."""
 
-    name = ""
-    """Of several brokers of a region."""
-
-    def __init__(self, world: Stage, home: SimRegion) -> None:
+    def __init__(self, world: Stage, home: SimRegion, name: str = "") -> None:
+        """:param name: of several brokers of a region."""
+        self.name = name
         self.world = world
         self.home = home
         self.alive = True
@@ -99,20 +98,22 @@ class SimBroker:
         """Restores of the region before this run: what an earlier run reported may be lost."""
         self.quotas = QuotaWatch(self)
         self.scheduler = SimScheduler(world.loop, self, home.wall_ms)
+        self.metadata = SimMetadata(
+            *(self, world.loop, home.metadata, home.metadata_us),
+            *(home.written, home.moved, home.taken_back, home.faults),
+        )
         self.store = home.volume.start(
             Around(
                 loop=world.loop,
                 owner=self,
+                name=self.name,
+                metadata=self.metadata,
                 sync_us=home.sync_us,
                 on_create=lambda ledger: world.model.ledger_made(home.name, ledger),
                 on_delete=home.forget_ledger,
                 on_rot=lambda ledger, entry: world.model.damage_read(home, ledger, entry),
                 faults=home.faults,
             )
-        )
-        self.metadata = SimMetadata(
-            *(self, world.loop, home.metadata, home.metadata_us),
-            *(home.written, home.moved, home.taken_back, home.faults),
         )
         self.service: TopicService
         self.exchange: ExchangeLinks
@@ -280,7 +281,7 @@ class SimRegion:
         self.broker: SimBroker | None = None
         self.earlier: list[SimBroker] = []
         """Brokers that still run although a later one has started."""
-        self.saved: tuple[Volume | EngineVolume, MetadataVolume, int] | None = None
+        self.saved: tuple[AnyVolume, MetadataVolume, int] | None = None
         self.lives = 0
         self.trimming = 0
         self.trimming_for: set[Subscription] = set()
@@ -472,7 +473,7 @@ class SimRegion:
     def save(self) -> None:
         self.saved = (self.volume.copy(), self.metadata.copy(), self.world.loop.now_us)
 
-    def empty(self) -> tuple[Volume | EngineVolume, MetadataVolume, int]:
+    def empty(self) -> tuple[AnyVolume, MetadataVolume, int]:
         """A copy of a region's initial state."""
         return EngineVolume() if self.world.engine is not None else Volume(), MetadataVolume(), -1
 

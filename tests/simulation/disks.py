@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
+from typing import TYPE_CHECKING
 
 from meridian_broker.engines.memory.ledgers import (
     MemoryDisk,
@@ -27,6 +28,9 @@ from meridian_broker.ledgers.store import AppendDone, LedgerCorrupt, LedgerError
 from simulation.disk_faults import DiskFaults
 from simulation.loop import Future, Loop, Owner
 
+if TYPE_CHECKING:
+    from simulation.metadata import SimMetadata
+
 
 @dataclass(frozen=True, slots=True)
 class Around:
@@ -34,6 +38,10 @@ class Around:
 
     loop: Loop
     owner: Owner
+    name: str
+    """Of several brokers of the region."""
+    metadata: SimMetadata
+    """The region's metadata store, as this broker reaches it."""
     sync_us: Callable[[], int]
     """How long the next sync takes."""
     on_create: Callable[[int], None]

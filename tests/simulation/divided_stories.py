@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from simulation.bookie_stories import with_bookies
 from simulation.generate import Generator, Mood
 from simulation.shared_stories import SharedGenerator
 
@@ -74,4 +75,4 @@ class DividedGenerator(SharedGenerator):
 
 def story_of(seed: int) -> list[str]:
     """The lines of a seed."""
-    return DividedGenerator(seed).story()
+    return with_bookies(seed, DividedGenerator(seed).story())

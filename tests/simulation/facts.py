@@ -24,6 +24,7 @@ from meridian_broker.wire.pulsar import topic_name
 from simulation.names import full_name, incarnation_of
 
 if TYPE_CHECKING:
+    from meridian_broker.topics.context import TopicContext
     from simulation.stage import Broker, Region
 
 Key = tuple[str, str]
@@ -55,6 +56,8 @@ class Acked:
     """Region -> the broker that has it, durable or not."""
     taken_by: Broker | None = None
     """The broker that received it from a client and did not refuse it."""
+    taken_in: TopicContext | None = None
+    """The topic as that broker had it open then."""
 
     def is_in(self, said: Progress, published: dict[Origin, int]) -> bool:
         """A record that said so much is about it, or about a part of it."""

@@ -201,13 +201,18 @@ class SimMetadata:
         return sorted((key, record) for key, record in self._volume.records.items() if key.startswith(prefix))
 
     async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> bool:
+        return await self.revise(checks, operations) is not None
+
+    async def revise(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> int | None:
+        """As ``transact``. Returns the version of what was put last; None: a check failed."""
         await self._arrive()
         if any(self._version(check.path) != check.version for check in checks):
-            return False
+            return None
         self._check_leases(operations)
         self._execute(operations)
+        version = self._volume.version
         await self._answer()
-        return True
+        return version
 
     async def watch(self, prefix: str) -> AsyncIterator[list[Change]]:
         await self._arrive()

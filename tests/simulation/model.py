@@ -306,7 +306,7 @@ class Model(Crashes):
         self, home: Region, topic: str, subscription: Subscription, epoch: Stamp, bits: dict[Origin, int]
     ) -> Heard:
         ack = Acked(epoch, bits, rewinds_of(subscription.cursor.progress))
-        ack.taken_by = home.taker(subscription.topic)
+        ack.taken_by, ack.taken_in = home.taker(subscription.topic), subscription.topic
         self.facts_of(subscription).add(ack)
 
         def heard(error: LedgerError | None) -> None:
@@ -319,6 +319,7 @@ class Model(Crashes):
 
     def stopping(self, broker: Broker | None, topics: Collection[str] | None = None) -> Callable[[], None]:
         """A planned stop begins: what the broker took until now is on its disk once that has ended well (R20).
+        What topics took that it had to drop before is nobody's plan.
 
         :param topics: it gives up these alone."""
         taken = [
@@ -326,7 +327,7 @@ class Model(Crashes):
             for (incarnation, _), facts in self.facts.items()
             if topics is None or incarnation.partition(" since ")[0] in topics
             for ack in facts.acks
-            if ack.taken_by is broker
+            if ack.taken_by is broker and (ack.taken_in is None or not ack.taken_in.failure)
         ]
 
         def stopped() -> None:

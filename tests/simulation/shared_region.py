@@ -25,19 +25,22 @@ from meridian_broker.ownership.records import BrokerRecord, OwnerRecord
 from meridian_broker.topics.service import closing
 from meridian_broker.topics.service.owned_topics import OwnedTopics
 from meridian_broker.wire.pulsar import topic_name
+from simulation.bookie_volume import BookieVolume
 from simulation.broker import RESTART_US, SimBroker, SimRegion
-from simulation.disks import SimStore
+from simulation.engine_disks import EngineStore
 from simulation.loop import Lock
+from simulation.metadata import MetadataVolume
 from simulation.names import full_name
 from simulation.network import PATIENCE_US
 from simulation.owners_feed import SimFeed
+from simulation.simulated_bookies import Site
 
 if TYPE_CHECKING:
     from meridian_broker.metadata.catalog import Catalog
     from meridian_broker.topics.context import TopicContext
     from meridian_broker.topics.ports import Ownership
     from simulation.loop import Owner
-    from simulation.stage import Broker, Stage
+    from simulation.stage import AnyVolume, Broker, Stage
 
 LEASE_SECONDS: Final = 10.0
 BUNDLES: Final = 2
@@ -64,9 +67,9 @@ class PlannedMoves(OwnedTopics):
     async def close(self, bundle: Bundle) -> None:
         topics = [topic for topic in self._broker.service.topics if place_of(topic_name.parse(topic)) in bundle]
         short = {topic.rpartition("/")[2] for topic in topics}
-        stopped = self._broker.world.model.stopping(self._broker, short)
+        stopped, term = self._broker.world.model.stopping(self._broker, short), self.owner._terms.held(bundle)
         await super().close(bundle)
-        if bundle in self.owner.owned():  # otherwise the term ended meanwhile, and nothing was planned about that
+        if self.owner._terms.held(bundle) is term:  # otherwise it ended meanwhile, and nothing was planned about that
             stopped()
 
 
@@ -83,8 +86,7 @@ class SharingBroker(SimBroker):
     """When it was last allowed to go on."""
 
     def __init__(self, world: Stage, home: SharedRegion, name: str) -> None:
-        super().__init__(world, home)
-        self.name = name
+        super().__init__(world, home, name)
 
     def delivers(self, topic: str) -> bool:
         if self.home.broker_of(topic) is self:
@@ -210,6 +212,8 @@ class SharedRegion(SimRegion):
 
     def written(self, path: str, value: bytes) -> None:
         super().written(path, value)
+        if isinstance(self.volume, BookieVolume):
+            self.volume.written(path, value)
         bundle = paths.bundle_of(path) if path.startswith(OWNERS) else None
         if bundle is not None:
             self._moved_us = self.world.loop.now_us
@@ -232,6 +236,16 @@ class SharedRegion(SimRegion):
 
     def everyone(self) -> list[SharingBroker]:  # type: ignore[override]
         return [one for one in self.brokers.values() if one is not None and one.alive]
+
+    def empty(self) -> tuple[AnyVolume, MetadataVolume, int]:
+        if not self.world.bookies:
+            return super().empty()
+        metadata, world = MetadataVolume(), self.world
+        site = Site(
+            *(self.name, world.loop, metadata, lambda: world.weather.delay_us(self.name, self.name)),
+            *(self.sync_us, lambda: self.faults, lambda kind, what: world.model.violate(kind, what)),
+        )
+        return BookieVolume(site, world.bookies), metadata, -1
 
     # -- what happens to its brokers
 
@@ -264,7 +278,7 @@ class SharedRegion(SimRegion):
         if (broker := self.running(name)) is None:
             return
         random = self.world.weather.random
-        assert isinstance(broker.store, SimStore)
+        assert not isinstance(broker.store, EngineStore)
         broker.store.arrive(random)
         self.world.loop.suspend(broker)
 

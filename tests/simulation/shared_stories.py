@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from simulation.bookie_stories import with_bookies
 from simulation.generate import Generator, Mood
 
 REGION: Final = "us"
@@ -166,4 +167,4 @@ class SharedGenerator(Generator):
 
 def story_of(seed: int) -> list[str]:
     """The lines of a seed."""
-    return SharedGenerator(seed).story()
+    return with_bookies(seed, SharedGenerator(seed).story())

@@ -18,6 +18,7 @@ from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import Origin, Position
 from meridian_broker.replication.progress.messages import PeerMessage
 from meridian_broker.replication.progress.waits import WaitResult
+from simulation.bookie_volume import BookieVolume
 from simulation.disks import Volume
 from simulation.engine_disks import EngineVolume
 from simulation.engine_loop import EngineLoop
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from meridian_broker.topics.subscriptions.subscription import Subscription
     from meridian_broker.topics.topic import Topic
 
+AnyVolume = Volume | EngineVolume | BookieVolume
+"""Where a region's ledgers are."""
 Heard = Callable[[LedgerError | None], None]
 """Hears whether something became durable."""
 
@@ -128,7 +131,7 @@ class Region(Protocol):
     def name(self) -> str: ...
 
     @property
-    def volume(self) -> Volume | EngineVolume: ...
+    def volume(self) -> AnyVolume: ...
 
     @property
     def metadata(self) -> MetadataVolume: ...
@@ -205,6 +208,10 @@ class Stage(Protocol):
 
     @property
     def engine(self) -> EngineLoop | None: ...
+
+    @property
+    def bookies(self) -> int:
+        """On how many the regions that brokers share store their ledgers; 0: on one disk."""
 
     @property
     def draw(self) -> Callable[[int], int]:

@@ -12,6 +12,7 @@ The world::
     ledgers of 5                before ``regions``: a ledger is full with so many entries
     brokers 3                   before ``regions``: so many brokers, b1, b2, b3, share the only region
     brokers 2 0 3               before ``regions``: so many share each; 0: one that owns its region without asking
+    bookies 4                   before ``regions``: brokers that share a region store its ledgers on so many bookies
     disks engine                before ``regions``: the local engine's files, instead of a list of entries
     doubles 5                   before ``regions``: of 100 things that regions tell each other 5 arrive twice
     tick 10                     let time pass
@@ -22,6 +23,7 @@ Everything else is described at the top of the file that implements it::
     client_steps.py             producers, subscriptions, consumers
     trouble_steps.py            what breaks, and what a region does by itself: trim, expire, evict
     shared_steps.py             brokers that share a region
+    bookie_steps.py             the bookies that store its ledgers
     region_steps.py             whole regions, where topics live, deletions, gaps
     topic_steps.py              quotas, terminations
     partition_steps.py          topics with partitions
@@ -32,6 +34,7 @@ Everything else is described at the top of the file that implements it::
 
 from __future__ import annotations
 
+from simulation.bookie_steps import BookieSteps
 from simulation.client_steps import ClientSteps
 from simulation.partition_steps import PartitionSteps
 from simulation.questions import Questions
@@ -49,7 +52,16 @@ __all__ = ["Story", "StoryError"]
 
 
 class Story(
-    ClientSteps, TroubleSteps, RegionSteps, TopicSteps, PartitionSteps, ScopeSteps, SharedSteps, ShadowSteps, Questions
+    ClientSteps,
+    TroubleSteps,
+    RegionSteps,
+    TopicSteps,
+    PartitionSteps,
+    ScopeSteps,
+    SharedSteps,
+    BookieSteps,
+    ShadowSteps,
+    Questions,
 ):
     """A running story."""
 
@@ -60,6 +72,7 @@ class Story(
         self._doubles = 0.0
         self._engine = False
         self._brokers: list[int] = []
+        self._bookies = 0
 
     @property
     def is_begun(self) -> bool:
@@ -89,6 +102,9 @@ class Story(
     def do_brokers(self, *counts: str) -> None:
         self._brokers = [int(count) for count in counts]
 
+    def do_bookies(self, count: str) -> None:
+        self._bookies = int(count)
+
     def do_doubles(self, percent: str) -> None:
         self._doubles = int(percent) / 100
 
@@ -99,6 +115,7 @@ class Story(
             ledger_entries=self._ledger_entries,
             engine=self._engine,
             brokers=self._brokers,
+            bookies=self._bookies,
         )
         self._world.weather.doubles = self._doubles
         self._world.run(1000)

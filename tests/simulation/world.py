@@ -50,15 +50,18 @@ class World:
         ledger_entries: int = 50_000,
         engine: bool = False,
         brokers: Sequence[int] = (),
+        bookies: int = 0,
     ) -> None:
         """:param chance: seed of delays and of what a crash leaves; None: everything takes its usual time.
         :param engine: disks hold the local engine's files, and brokers run that engine.
-        :param brokers: how many brokers share each region; 0, or none: its only broker owns it without asking."""
+        :param brokers: how many brokers share each region; 0, or none: its only broker owns it without asking.
+        :param bookies: on how many each of the regions that brokers share stores its ledgers; 0: on one disk."""
         progress_log.ROLL_BYTES = PROGRESS_LEDGER_BYTES  # type: ignore[misc]
         self.names = list(names)
         self.loop = Loop()
         self.loop.on_error = self._failed
         self.engine = EngineLoop(self.loop) if engine else None
+        self.bookies = bookies
         self.ledger_entries = ledger_entries
         self.weather = Weather(None if chance is None else Random(chance))
         self.draw = Random(chance or 0).randrange

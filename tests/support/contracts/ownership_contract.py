@@ -178,6 +178,27 @@ class OwningContract:
             await wait_until(lambda: a.topics.dropped == [FIRST] and not a.owner.owned())
             assert a.topics.closed == []
 
+    async def test_what_an_earlier_term_was_still_closing_ends_no_later_one(self, connect: Connect) -> None:
+        async with owning("a", await connect()) as a:
+            earlier, later = asyncio.Event(), asyncio.Event()
+            await a.owner.acquire(FIRST)
+            a.topics.may_close = earlier
+            first = asyncio.create_task(a.owner.give_up(FIRST))
+            await wait_until(lambda: len(a.topics.closed) == 1)
+            await a.store.delete(paths.owner(FIRST))
+            await wait_until(lambda: a.topics.dropped == [FIRST] and not a.owner.owned())
+            again = await a.owner.acquire(FIRST)
+            a.topics.may_close = later
+            second = asyncio.create_task(a.owner.give_up(FIRST))
+            await wait_until(lambda: len(a.topics.closed) == 2)
+            earlier.set()
+            await first
+            assert a.owner.owned() == [FIRST], "topics of the present term are still open"
+            later.set()
+            await second
+            assert a.owner.owned() == []
+            assert (await a.owner.acquire(FIRST)).fence > again.fence
+
     async def test_a_lease_that_is_gone_ends_every_term(self, connect: Connect) -> None:
         async with owning("a", await connect(), lease_seconds=4.0) as a:
             before = await a.owner.acquire(FIRST)

@@ -19,7 +19,9 @@ from meridian_broker.engines.sqlite.metadata import SqliteMetadataStore
 from meridian_broker.ledgers import entry
 from meridian_broker.ledgers.labels import Belonging, Label
 from meridian_broker.ledgers.labels import Kind as LedgerKind
-from meridian_broker.metadata import counters
+from meridian_broker.ledgers.offloaded.format import CopyIndex, Packer
+from meridian_broker.ledgers.offloaded.records import Offloaded, State
+from meridian_broker.metadata import counters, records
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.policies import NamespaceRecord
 from meridian_broker.metadata.policy_table import MESSAGE_TTL, RETENTION
@@ -361,6 +363,23 @@ def metadata_messages() -> list[events.Message]:
     return [events.Changes("us-east", changed), events.Mark("us-east", (TIME_MS, 4), heard)]
 
 
+OFFLOADED_LEDGER = 4711
+
+
+def offloaded() -> tuple[bytes, CopyIndex]:
+    """A ledger's copy in an object store: its only chunk, and the index."""
+    packer = Packer(OFFLOADED_LEDGER, 20, 1000)
+    for number in range(5):
+        packer.add(b"entry %d, " % number + b"x" * number)
+    chunk, index = packer.finish(Label(LedgerKind.MESSAGES, Belonging(TOPIC, "")).encode())
+    assert chunk is not None
+    return chunk, index
+
+
+OFFLOADED = Offloaded(OFFLOADED_LEDGER, State.AWAY, "c0ffee", TIME_MS, 5, 60, b"label")
+"""Where that ledger is."""
+
+
 def small_files() -> dict[str, bytes]:
     """Everything but the directories."""
     files = {
@@ -373,6 +392,9 @@ def small_files() -> dict[str, bytes]:
         "entry-own.bin": own_entry(),
         "entry-foreign.bin": entry.pack_foreign(foreign_header()) + BODY,
         "topic-record-at-rest.bin": AT_REST.encode(),
+        "offloaded-chunk.bin": offloaded()[0],
+        "offloaded-index.bin": offloaded()[1].encode(),
+        "offloaded-record.bin": records.encode(OFFLOADED.to_json()),
     }
     for kind, payload in progress_records().items():
         name = f"progress-record-{kind.name.lower().replace('_', '-')}.bin"

@@ -22,6 +22,8 @@ from meridian_broker.engines.local.store import LocalLedgerStore
 from meridian_broker.engines.sqlite.metadata import SqliteMetadataStore
 from meridian_broker.ledgers import entry
 from meridian_broker.ledgers.labels import Label
+from meridian_broker.ledgers.offloaded.format import CopyIndex, CopyNewer, unpack_block
+from meridian_broker.ledgers.offloaded.records import Offloaded
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata import keys, records
 from meridian_broker.metadata.store import MetadataError
@@ -114,6 +116,29 @@ def test_entries_are_read() -> None:
     foreign = entry.unpack(golden("entry-foreign.bin"))
     assert foreign == world.foreign_header()
     assert golden("entry-foreign.bin")[foreign.body_offset :] == world.BODY
+
+
+def test_copies_of_offloaded_ledgers_are_read() -> None:
+    chunk, index = (
+        golden("offloaded-chunk.bin"),
+        CopyIndex.decode(golden("offloaded-index.bin"), world.OFFLOADED_LEDGER),
+    )
+    assert (chunk, index) == world.offloaded()
+    found: list[bytes | None] = []
+    for number, (first, of, offset, length) in enumerate(index.blocks):
+        assert of == 0
+        block = chunk[offset : offset + length]
+        found += unpack_block(world.OFFLOADED_LEDGER, first, index.end_of(number) - first, block).entries
+    assert found == [b"entry %d, " % number + b"x" * number for number in range(5)]
+    record = records.decode("", golden("offloaded-record.bin"))[0]
+    assert Offloaded.from_json(world.OFFLOADED_LEDGER, record) == world.OFFLOADED
+
+
+def test_a_newer_copy_of_a_ledger_is_no_damage() -> None:
+    """Damage would be repaired from other regions."""
+    newer = golden("offloaded-index.bin")[:-4].replace(b"MRDNOFF1", b"MRDNOFF2")
+    with pytest.raises(CopyNewer, match=f"format 2: {NEWER}"):
+        CopyIndex.decode(newer + crc32c(newer).to_bytes(4, "big"), world.OFFLOADED_LEDGER)
 
 
 def test_every_kind_of_progress_record_has_a_golden_file() -> None:

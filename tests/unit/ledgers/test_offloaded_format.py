@@ -87,12 +87,3 @@ def test_the_index_of_another_ledger_is_refused() -> None:
     index = CopyIndex(7, 1, 4, b"", (10,), (Block(0, 0, 0, 10),))
     with pytest.raises(CopyDamaged, match="is that of ledger 7"):
         CopyIndex.decode(index.encode(), 8)
-
-
-def test_a_newer_format_is_refused_by_its_name() -> None:
-    from crc32c import crc32c
-
-    encoded = bytearray(CopyIndex(7, 0, 0, b"", (), ()).encode()[:-4])
-    encoded[7] = ord("2")
-    with pytest.raises(CopyDamaged, match="MRDNOFF2"):
-        CopyIndex.decode(bytes(encoded) + crc32c(bytes(encoded)).to_bytes(4, "big"), 7)

@@ -272,6 +272,8 @@ class BundleOwner:
             await self._open_topics.close(bundle)
         finally:
             self._next.pop(bundle, None)
+        if self._terms.held(bundle) is not term:
+            return  # the term ended meanwhile: its topics were dropped, and a later one's may be open
         if self._terms.happens(bundle, Event.CLOSED) is not Action.RELEASE:
             return
         self._changing.add(bundle)  # it is not acquired again while its record is being removed

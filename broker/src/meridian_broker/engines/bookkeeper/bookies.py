@@ -44,7 +44,7 @@ class Bookies:
         self, connect: Connect = connect_tcp, draw: random.Random | None = None, zones: Zones | None = None
     ) -> None:
         """:param draw: the source of randomness for choosing bookies."""
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._connect = connect
         self._draw = draw or random.Random()
         self._zones = zones or Zones()
@@ -69,7 +69,7 @@ class Bookies:
         self._is_closed = False
 
     def start(self) -> None:
-        self._task = self._loop.create_task(self._run(), name="time passes for ledgers on bookies")
+        self._task = self.loop.create_task(self._run(), name="time passes for ledgers on bookies")
 
     async def close(self) -> None:
         """Close all connections."""
@@ -85,7 +85,7 @@ class Bookies:
 
     def now_ms(self) -> int:
         """The time of the loop's clock, which is monotonic."""
-        return int(self._loop.time() * 1000)
+        return int(self.loop.time() * 1000)
 
     # -- registrations -------------------------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class Bookies:
     def unregistered(self, bookie: str) -> None:
         """A bookie is no longer registered, or no longer takes new entries."""
         if self.addresses.pop(bookie, None) is not None:
-            self._unregistered[bookie] = self._loop.time()
+            self._unregistered[bookie] = self.loop.time()
 
     def choose(self, wanted: str, exclude: Collection[str]) -> str | None:
         """As ``LinkPort.choose``."""
@@ -114,7 +114,7 @@ class Bookies:
 
     def avoid(self, bookie: str) -> None:
         """As ``LinkPort.avoid``."""
-        self._avoided[bookie] = self._loop.time() + AVOID_SECONDS
+        self._avoided[bookie] = self.loop.time() + AVOID_SECONDS
 
     def choose_ensemble(self, size: int) -> tuple[str, ...]:
         """Bookies for a new ledger; fewer than ``size`` if there are fewer."""
@@ -139,7 +139,7 @@ class Bookies:
             )
 
     def _well(self, bookies: Iterable[str]) -> list[str]:
-        now = self._loop.time()
+        now = self.loop.time()
         return [bookie for bookie in bookies if self._avoided.get(bookie, 0.0) <= now]
 
     # -- ledgers -------------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ class Bookies:
         """As ``LinkPort.send``."""
         connection = self.connections.get(bookie) or self._connection(bookie)
         if connection is None:
-            self._loop.call_soon(self._not_sent, ledger, bookie, entry)
+            self.loop.call_soon(self._not_sent, ledger, bookie, entry)
             return True
         return connection.add(ledger, packet)
 
@@ -191,9 +191,9 @@ class Bookies:
         connection = self.connections.get(bookie) or self._connection(bookie)
         if connection is None:
             answer = Answer(Operation.READ, Code.DISCONNECTED, ledger, entry, -1, [])
-            self._loop.call_soon(told, answer)
+            self.loop.call_soon(told, answer)
         else:
-            connection.read(ledger, entry, flags, key, told, self._loop.time() + READ_SECONDS)
+            connection.read(ledger, entry, flags, key, told, self.loop.time() + READ_SECONDS)
 
     def read_batch(
         self, ledger: int, bookie: str, first: int, count: int, max_bytes: int, told: Callable[[Answer], None]
@@ -202,9 +202,9 @@ class Bookies:
         connection = self.connections.get(bookie) or self._connection(bookie)
         if connection is None:
             answer = Answer(Operation.BATCH_READ, Code.DISCONNECTED, ledger, first, -1, [])
-            self._loop.call_soon(told, answer)
+            self.loop.call_soon(told, answer)
         else:
-            connection.read_batch(ledger, first, count, max_bytes, told, self._loop.time() + READ_SECONDS)
+            connection.read_batch(ledger, first, count, max_bytes, told, self.loop.time() + READ_SECONDS)
 
     async def connect(self, protocol: Callable[[], asyncio.BaseProtocol], address: Address) -> asyncio.BaseTransport:
         """Open a connection for other requests. :raises OSError: the bookie cannot be reached."""
@@ -222,7 +222,7 @@ class Bookies:
             return None
         connection = BookieConnection(bookie, self._targets, self._lost)
         self.connections[bookie] = connection
-        task = self._loop.create_task(self._open(connection, address), name=f"connect to bookie {bookie}")
+        task = self.loop.create_task(self._open(connection, address), name=f"connect to bookie {bookie}")
         self._connecting.add(task)
         task.add_done_callback(self._connecting.discard)
         return connection
@@ -253,7 +253,7 @@ class Bookies:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             try:
-                self.pass_time(self._loop.time())
+                self.pass_time(self.loop.time())
             except Exception:
                 log.exception("a tick failed for some ledgers on bookies")
 

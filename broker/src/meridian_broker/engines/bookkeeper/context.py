@@ -55,7 +55,7 @@ class BookiePorts:
         self._fanned: tuple[str, ...] = ()
         self.choose = bookies.choose
         self.avoid = bookies.avoid
-        self._loop = asyncio.get_running_loop()
+        self._loop = bookies.loop
 
     def send(self, bookie: str, entry: int, packet: Packet) -> bool:
         connection = self._connections.get(bookie)

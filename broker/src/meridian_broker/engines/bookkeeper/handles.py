@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
 from meridian_broker.engines.bookkeeper.context import BookiePorts, StoreContext, info_of
@@ -87,14 +86,15 @@ class BookKeeperReader:
         context, ledger = self._context, self._ledger
         context.check_open()
         ports = BookiePorts(ledger, b"", context.bookies)
-        heard: asyncio.Future[tuple[Entries | LedgerError, str]] = asyncio.get_running_loop().create_future()
 
-        def told(entries: Entries | LedgerError, bookie: str) -> None:
-            if not heard.done():
-                heard.set_result((entries, bookie))
+        def ask(told: Callable[[tuple[Entries | LedgerError, str]], None]) -> None:
+            def heard(entries: Entries | LedgerError, bookie: str) -> None:
+                told((entries, bookie))
 
-        Reading(ledger, self._metadata, ports, first, last, max_bytes, told, prefer=self._prefer).start()
-        entries, self._prefer = await heard
+            Reading(ledger, self._metadata, ports, first, last, max_bytes, heard, prefer=self._prefer).start()
+
+        answer: tuple[Entries | LedgerError, str] = await context.answer(ask)
+        entries, self._prefer = answer
         if isinstance(entries, LedgerError):
             raise entries
         reads = context.reads

@@ -15,7 +15,14 @@ from typing import Final
 
 from meridian_broker.ledgers.entry import head_of
 from meridian_broker.ledgers.objects import ObjectNotFound, ObjectStore, ObjectStoreError
-from meridian_broker.ledgers.offloaded.format import BlockContent, CopyDamaged, CopyIndex, Packer, unpack_block
+from meridian_broker.ledgers.offloaded.format import (
+    BlockContent,
+    CopyDamaged,
+    CopyIndex,
+    CopyNewer,
+    Packer,
+    unpack_block,
+)
 from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError, LedgerUnreadable, Reader
 
 READ_BYTES: Final = 128 << 10
@@ -80,7 +87,7 @@ class Copies:
             return CopyIndex.decode(await self._objects.read(key, 0, -1), ledger_id)
         except (ObjectNotFound, CopyDamaged) as error:
             raise LedgerCorrupt(f"the copy of ledger {ledger_id} in {self.where} is damaged: {error}") from error
-        except ObjectStoreError as error:
+        except (CopyNewer, ObjectStoreError) as error:
             raise LedgerUnreadable(f"ledger {ledger_id} cannot be read from {self.where} now: {error}") from error
 
     async def block(self, ledger_id: int, copy: str, index: CopyIndex, number: int) -> BlockContent:

@@ -38,6 +38,10 @@ class CopyDamaged(ValueError):
     """The bytes are not those that were written."""
 
 
+class CopyNewer(ValueError):
+    """A newer broker wrote it in a format that this one does not know. It is not damaged."""
+
+
 class Block(NamedTuple):
     """Where some consecutive entries are."""
 
@@ -84,11 +88,17 @@ class CopyIndex:
 
     @classmethod
     def decode(cls, data: bytes, ledger_id: int) -> CopyIndex:
-        """:raises CopyDamaged: it is not the index of this ledger, or not whole."""
+        """
+        :raises CopyDamaged: it is not the index of this ledger, or not whole.
+        :raises CopyNewer: this version does not read its format.
+        """
         body = data[: -_COUNT.size]
         if len(data) < _HEAD.size + _COUNT.size or data[-_COUNT.size :] != _COUNT.pack(crc32c(body)):
             raise CopyDamaged(f"the index of ledger {ledger_id}, {len(data)} bytes, fails its checksum")
         magic, found, entries, size, length = _HEAD.unpack_from(body)
+        if magic[:-1] == MAGIC[:-1] and magic > MAGIC:
+            text = f"the index of ledger {ledger_id} has format {magic[-1:].decode(errors='replace')}"
+            raise CopyNewer(f"{text}: a newer broker wrote it, so upgrade this one")
         if magic != MAGIC:
             raise CopyDamaged(f"the index of ledger {ledger_id} begins with {magic!r}: this broker reads {MAGIC!r}")
         if found != ledger_id:
