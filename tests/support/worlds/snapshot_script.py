@@ -14,6 +14,8 @@ Messages are named by where they were published: ``us/0`` is the first of us. Ti
     lose us>eu 1                the next marker gets lost
     fail us 1                   the next marker cannot be stored
     stop us / start us          the broker of a region dies / another one starts
+    pulsar ap                   it applies updates as Pulsar does, without R31
+    giveup us eu / takeback us eu  us takes snapshots without eu / with it again
     tick 1000                   let time pass
     trace on / trace off        show markers as they arrive
     expect owed s               what each region would deliver
@@ -112,6 +114,17 @@ class SnapshotScript:
 
     def do_start(self, region: str) -> None:
         self.world.start(region)
+
+    def do_pulsar(self, region: str) -> None:
+        self._region(region).is_pulsar = True
+
+    def do_giveup(self, region: str, lost: str) -> None:
+        self._region(region).lost.add(lost)
+        self._region(region).controller.regions_changed()
+
+    def do_takeback(self, region: str, lost: str) -> None:
+        self._region(region).lost.discard(lost)
+        self._region(region).controller.regions_changed()
 
     def do_tick(self, ms: str) -> None:
         self.world.run(int(ms))

@@ -28,6 +28,9 @@ class SnapshotSeed:
         self._names = list(self.world.regions)
         self._loses = self._random.random() < 0.3
         """Markers get lost for good: an update that did is made up for by the next one."""
+        self._is_mixed = self._random.random() < 0.5
+        """One region applies updates as Pulsar does, so nobody limits a message to regions, or gives a region up."""
+        self._region().is_pulsar = self._is_mixed
         self._region().subscribe(NAME)
         self.world.acked[NAME] = set()
         for link in self.world.links.values():
@@ -45,6 +48,7 @@ class SnapshotSeed:
             self._fail: 3,
             self._leave: 5,
             self._lose: 4 * self._loses,
+            self._give_up: 2 * (not self._is_mixed),
         }
         for _ in range(self._random.randint(20, 120)):
             self._random.choices(list(steps), list(steps.values()))[0]()
@@ -62,7 +66,7 @@ class SnapshotSeed:
         others = [other for other in self._names if other != name]
         chosen = tuple(self._random.sample(others, self._random.randint(0, len(others))))
         for _ in range(self._random.choice([1, 1, 3, 10])):
-            self.world.publish(name, chosen if chosen and self._random.random() < 0.2 else None)
+            self.world.publish(name, chosen if chosen and not self._is_mixed and self._random.random() < 0.2 else None)
 
     def _acknowledge(self) -> None:
         """A consumer somewhere: the oldest messages, or any."""
@@ -107,12 +111,21 @@ class SnapshotSeed:
     def _lose(self) -> None:
         self.world.links[self._link()].lose = self._random.choice([1, 2])
 
+    def _give_up(self) -> None:
+        name, lost = self._link()
+        region = self.world.regions[name]
+        region.lost = set() if region.lost else {lost}
+        region.controller.regions_changed()
+
     # -- the end
 
     def _calm(self) -> None:
         """All is well again. One region acknowledges everything that it has."""
         for name, region in self.world.regions.items():
             region.failing_writes, region.disk_ms = 0, 1
+            if region.lost:
+                region.lost.clear()
+                region.controller.regions_changed()
             if not region.is_up:
                 self.world.start(name)
         for pair, link in self.world.links.items():

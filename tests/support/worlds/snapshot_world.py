@@ -83,6 +83,10 @@ class SnapshotRegion:
         self.log: list[Stored] = []
         self.messages: set[Message] = set()
         self.subscriptions: dict[str, Subscription] = {}
+        self.lost: set[str] = set()
+        """Regions that its operator has given up."""
+        self.is_pulsar = False
+        """It applies updates as Pulsar does: to every entry, whether or not its sender could have had it."""
         self.disk_ms = 1
         self.failing_writes = 0
         """So many of the next markers cannot be stored."""
@@ -119,6 +123,9 @@ class SnapshotRegion:
     def others(self) -> frozenset[str]:
         return frozenset(self._world.regions) - {self.region}
 
+    def given_up(self) -> frozenset[str]:
+        return frozenset(self.lost)
+
     def is_connected(self, region: str) -> bool:
         return self._world.links[self.region, region].is_up and self._world.regions[region].is_up
 
@@ -138,13 +145,13 @@ class SnapshotRegion:
         life = self.life
         self._world.later(self.disk_ms, lambda: done(position) if self.life == life else None)
 
-    def acknowledge(self, subscription: str, position: Position, sender: str) -> None:
+    def acknowledge(self, subscription: str, position: Position, sender: str, unknown: frozenset[str]) -> None:
         known = self.subscribe(subscription)
         for entry, stored in enumerate(self.log[: position.entry + 1]):
             message = stored.content
             if not isinstance(message, Message) or entry in known.acked:
                 continue
-            if not could_have_had(sender, message.origin, stored.replicate_to):
+            if not self.is_pulsar and not could_have_had(sender, unknown, message.origin, stored.replicate_to):
                 continue
             if message not in self._world.acked[subscription]:
                 raise Broken(f"{sender} has {self.region} skip {message}, which nobody acknowledged")

@@ -29,13 +29,14 @@ class Host:
         self.now = 1000
         self.known = frozenset(others)
         self.unconnected: set[str] = set()
+        self.lost: set[str] = set()
         self.end = 0
         self.ids = 0
         self.written: list[tuple[Marker, str | None]] = []
         self.writing: list[Callable[[Position | None], None]] = []
         """Writes that are not durable, if ``holds``."""
         self.holds = self.fails = False
-        self.moved: list[tuple[str, Position, str]] = []
+        self.moved: list[tuple[str, Position, str, set[str]]] = []
 
     def now_ms(self) -> int:
         return self.now
@@ -46,6 +47,9 @@ class Host:
 
     def others(self) -> frozenset[str]:
         return self.known
+
+    def given_up(self) -> frozenset[str]:
+        return frozenset(self.lost)
 
     def is_connected(self, region: str) -> bool:
         return region not in self.unconnected
@@ -64,8 +68,8 @@ class Host:
         else:
             done(None if self.fails else Position(1, self.end))
 
-    def acknowledge(self, subscription: str, position: Position, sender: str) -> None:
-        self.moved.append((subscription, position, sender))
+    def acknowledge(self, subscription: str, position: Position, sender: str, unknown: frozenset[str]) -> None:
+        self.moved.append((subscription, position, sender, set(unknown)))
 
     def take(self) -> list[tuple[Marker, str | None]]:
         """What was written since the last time."""
@@ -175,7 +179,8 @@ def test_a_region_speaks_for_itself_alone() -> None:
     controller.received(SubscriptionUpdate("s", (Place("ap", end),)), "eu", end)
     assert not host.take() and not host.moved
     controller.received(SubscriptionUpdate("s", (Place("ap", end), Place("us", end))), "eu", end)
-    assert host.moved == [("s", end, "eu")]
+    controller.received(SubscriptionUpdate("s", (Place("us", end),)), "eu", end)
+    assert host.moved == [("s", end, "eu", set()), ("s", end, "eu", {"ap"})]
 
 
 def test_nothing_is_done_without_a_replicated_subscription() -> None:
@@ -276,6 +281,33 @@ def test_snapshots_from_before_a_region_joined_are_not_used() -> None:
     assert host.take() == [(SubscriptionUpdate("s", both), None)]
 
 
+def test_partial_snapshots_are_not_used_once_the_region_is_back() -> None:
+    host = Host("eu", "ap")
+    host.unconnected = host.lost = {"ap"}
+    controller, snapshot_id = begun(host)
+    answer(controller, host, snapshot_id, "eu")
+    partial = Snapshot(snapshot_id, Position(1, 2), (Place("eu", Position(9, 7)),))
+    assert host.take() == [(partial, "us")] and controller.missing == []
+    host.lost = set()
+    controller.regions_changed()
+    assert controller.missing == ["ap"]
+    controller.moved("s", Position(1, 2))
+    ticked(controller, host, 5000)
+    assert host.take() == []
+    host.unconnected = set()
+    ticked(controller, host, 1000)
+    assert [type(marker) for marker, _ in host.take()] == [SnapshotRequest]
+
+
+def test_there_is_no_snapshot_of_one_region() -> None:
+    host = Host("eu")
+    host.lost = {"eu"}
+    controller = SnapshotController(host)
+    controller.follow("s", EARLIEST)
+    ticked(controller, host, 60_000)
+    assert host.take() == []
+
+
 def test_an_update_that_cannot_be_stored_is_written_again_unless_there_is_a_newer_one() -> None:
     host = Host("eu")
     controller, snapshot_id = begun(host)
@@ -331,8 +363,11 @@ def test_consumers_that_come_and_go_cost_little() -> None:
 
 
 def test_what_a_region_could_have_had() -> None:
-    assert could_have_had("eu", "ap", None)
-    assert could_have_had("eu", "eu", ("us",))
-    assert could_have_had("eu", "ap", ("us", "eu"))
-    assert not could_have_had("eu", "ap", ("us",))
-    assert not could_have_had("eu", "us", ("us", "ap"))
+    none, some = frozenset[str](), frozenset(("ap",))
+    assert could_have_had("eu", none, "ap", None)
+    assert could_have_had("eu", some, "eu", ("us",))
+    assert could_have_had("eu", none, "ap", ("us", "eu"))
+    assert could_have_had("eu", some, "us", None)
+    assert not could_have_had("eu", none, "ap", ("us",))
+    assert not could_have_had("eu", none, "us", ("us", "ap"))
+    assert not could_have_had("eu", some, "ap", None)

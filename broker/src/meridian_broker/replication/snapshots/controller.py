@@ -26,7 +26,7 @@ from __future__ import annotations
 from typing import Final
 
 from meridian_broker.positions.position import Position
-from meridian_broker.replication.snapshots.ports import SnapshotHost, SnapshotRules
+from meridian_broker.replication.snapshots.ports import SnapshotHost, SnapshotRules, needed
 from meridian_broker.replication.snapshots.taking import FOLLOW_UP, SnapshotCounts, SnapshotTaker
 from meridian_broker.replication.snapshots.updating import SubscriptionUpdates
 from meridian_broker.wire.pulsar.markers import (
@@ -82,7 +82,7 @@ class SnapshotController:
     @property
     def missing(self) -> list[str]:
         """Regions without which no snapshot can be taken: entries do not reach them at the moment."""
-        return sorted(region for region in self._host.others() if not self._host.is_connected(region))
+        return sorted(region for region in needed(self._host) if not self._host.is_connected(region))
 
     # -- time
 
@@ -107,7 +107,7 @@ class SnapshotController:
         """Take a snapshot, or try again after the interval."""
         now_ms = self._host.now_ms()
         self._next_ms = now_ms + self._rules.interval_ms
-        if not self._host.others() or self.missing or not self._taker.may_begin:
+        if not needed(self._host) or self.missing or not self._taker.may_begin:
             return
         is_follow_up = not self._has_news
         self._began_ms, self._has_news, self._was_asked = now_ms, False, False
@@ -138,6 +138,10 @@ class SnapshotController:
     def moved(self, subscription: str, mark_delete: Position) -> None:
         """The mark-delete position of a subscription is another, durably."""
         self._updates.moved(subscription, mark_delete)
+
+    def regions_changed(self) -> None:
+        """The topic has other regions, or one was given up or is back: snapshots of before do not say enough."""
+        self._has_news = True
 
     def published(self) -> None:
         """Messages were stored, of whatever region. Markers do not count."""
@@ -188,7 +192,8 @@ class SnapshotController:
         if position > self._host.last_position():
             self.refused += 1
             return
-        self._host.acknowledge(subscription, position, sender)
+        unknown = self._host.others() - {place.region for place in places} - {sender}
+        self._host.acknowledge(subscription, position, sender, unknown)
 
 
 def _whatever(position: Position | None) -> None:

@@ -50,6 +50,14 @@ class SnapshotHost(Protocol):
         (R30)."""
         ...
 
+    def given_up(self) -> frozenset[str]:
+        """Those of the others that an operator holds for lost, so that snapshots are taken without them.
+
+        A region of Pulsar skips, after such a *partial* snapshot, what the lost one published and it has, though this
+        one never had it. Only a person can weigh that against subscriptions that do not follow at all.
+        """
+        ...
+
     def is_connected(self, region: str) -> bool:
         """Whether entries reach that region at the moment."""
         ...
@@ -70,22 +78,31 @@ class SnapshotHost(Protocol):
         """
         ...
 
-    def acknowledge(self, subscription: str, position: Position, sender: str) -> None:
+    def acknowledge(self, subscription: str, position: Position, sender: str, unknown: frozenset[str]) -> None:
         """Another region says that everything up to ``position`` of this log is acknowledged.
 
         It counts for the entries which that region could have had (R31, ``could_have_had``). A subscription that is not
         there is created, replicated, at the earliest entry first.
+
+        :param unknown: regions of the topic of which it does not say what it had: the snapshot was partial.
         """
         ...
 
 
-def could_have_had(sender: str, origin: str, replicate_to: tuple[str, ...] | None) -> bool:
+def needed(host: SnapshotHost) -> frozenset[str]:
+    """The regions without which there is no snapshot: R30, and the one exception that a person may make."""
+    return host.others() - host.given_up()
+
+
+def could_have_had(sender: str, unknown: frozenset[str], origin: str, replicate_to: tuple[str, ...] | None) -> bool:
     """Whether an entry may have reached a region, and been acknowledged there (R31).
 
-    A cumulative acknowledgement from there says nothing about an entry that was never meant for it. Entries that were
-    dropped before they were sent there are another such case, which only those who sent them know.
+    A cumulative acknowledgement from there says nothing about an entry that was never meant for it, nor about those of
+    regions that it took no account of. Entries that were dropped before they were sent there are another such case,
+    which only those who sent them know.
 
+    :param unknown: as in ``SnapshotHost.acknowledge``.
     :param origin: the region where it was first stored.
     :param replicate_to: as in its metadata; None: every region.
     """
-    return origin == sender or replicate_to is None or sender in replicate_to
+    return origin == sender or (origin not in unknown and (replicate_to is None or sender in replicate_to))

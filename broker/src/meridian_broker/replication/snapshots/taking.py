@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.replication.snapshots.ports import SnapshotHost, SnapshotRules
+from meridian_broker.replication.snapshots.ports import SnapshotHost, SnapshotRules, needed
 from meridian_broker.wire.pulsar.markers import Place, Snapshot, SnapshotRequest, SnapshotResponse
 
 PENDING_MAX: Final = 8
@@ -103,9 +103,9 @@ class SnapshotTaker:
         return min(began) + self._rules.timeout_ms if began else None
 
     def begin(self, is_follow_up: bool) -> None:
-        """Ask every other region of the topic."""
+        """Ask the other regions of the topic."""
         snapshot_id = FOLLOW_UP * is_follow_up + self._host.new_id()
-        self._ask(snapshot_id, _Attempt(snapshot_id, self._host.now_ms(), self._host.others()))
+        self._ask(snapshot_id, _Attempt(snapshot_id, self._host.now_ms(), needed(self._host)))
 
     def expire(self) -> None:
         """End those whose time is over."""
@@ -123,7 +123,7 @@ class SnapshotTaker:
         attempt = self._attempts.get(response.snapshot_id)
         if attempt is None:
             return
-        if attempt.regions != self._host.others():
+        if attempt.regions != needed(self._host):
             self._fail(response.snapshot_id)
             return
         region, position = response.place

@@ -6,7 +6,7 @@ first, an update with the snapshot's places is written, and older snapshots are 
 could not be stored is written again later; while one is being written, only the newest of what follows is kept.
 
 Only a snapshot that names every other region of the topic counts (R30). So one that was taken before a region was
-added, and is still in the log, is not used.
+added, and is still in the log, is not used; nor is a partial one, once the region that was given up is back.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from meridian_broker.positions.position import Position
 from meridian_broker.replication.snapshots.cache import SnapshotCache
-from meridian_broker.replication.snapshots.ports import SnapshotHost, SnapshotRules
+from meridian_broker.replication.snapshots.ports import SnapshotHost, SnapshotRules, needed
 from meridian_broker.wire.pulsar.markers import Snapshot, SubscriptionUpdate
 
 
@@ -88,7 +88,7 @@ class SubscriptionUpdates:
 
     def _use(self, subscription: str, one: _Followed) -> None:
         snapshot = one.cache.take(one.mark_delete)
-        if snapshot is None or not self._host.others() <= {place.region for place in snapshot.places}:
+        if snapshot is None or not needed(self._host) <= {place.region for place in snapshot.places}:
             return
         if one.unsent is None or one.unsent.position < snapshot.position:
             one.unsent = snapshot
