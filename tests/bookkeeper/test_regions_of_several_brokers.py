@@ -430,13 +430,71 @@ def test_calls_between_regions_reach_the_owners_of_partitions(world: World) -> N
         consumer = subscribe(there, "many")
         refused = us.asked().http("DELETE", f"{path}/partitions")
         assert refused.status == 412
-        assert f"{eu.name} has 10 clients of it" in refused.reason
+        wait_until(
+            lambda: f"{eu.name} has 10 clients" in us.asked().http("DELETE", f"{path}/partitions").reason,
+            "clients of the new partitions",
+        )
     wait_until(lambda: us.asked().http("DELETE", f"{path}/partitions").status == 204, "the topic to have no clients")
     for region in world.regions:
         for broker in region.brokers.values():
             assert broker.http("GET", f"{path}/partitions").status == 404
             assert broker.http("GET", "/admin/v2/persistent/public/default").json == []
             assert broker.http("GET", "/meridian/v1/health").json["healthy"]
+
+
+def test_a_subscription_of_a_partitioned_topic_is_changed_at_all_owners(world: World) -> None:
+    us, eu = world.regions
+    path = "/admin/v2/persistent/public/default/several"
+    topic = "persistent://public/default/several"
+    subscription = subscription_path(topic)
+    assert us.asked().http("PUT", f"{path}/partitions", 6).status == 204
+    parts = {f"{topic}-partition-{number}" for number in range(6)}
+    assert {us.owner(f"several-partition-{number}") for number in range(6)} == set(us.brokers.values())
+    assert us.asked().http("PUT", f"{path}/subscription/s", "earliest").status == 204
+    assert eu.asked().http("PUT", f"{path}/subscription/s", "earliest").status == 204
+    with connected(us.url) as client:
+        consumer = client.subscribe("several", "s", SHARED, initial_position=EARLIEST)
+        producer = client.create_producer(
+            "several", batching_enabled=False, message_routing_mode=pulsar.PartitionsRoutingMode.RoundRobinDistribution
+        )
+        for number in range(12):
+            producer.send(b"%d" % number)
+        assert sorted(numbers(consumer, 12)) == list(range(12))
+        consumer.close()
+
+    def backlog() -> int:
+        return sum(
+            one["backlog"] for one in eu.asked().http("GET", f"{subscription}/status").json["partitions"].values()
+        )
+
+    wait_until(lambda: backlog() == 12, "the messages in eu")
+    for broker in (*us.brokers.values(), *eu.brokers.values()):
+        told = broker.http("POST", f"{subscription}/mode", {"replicated": True, "dryRun": True}).json
+        assert told["regions"] == {us.name: {"skips": 0, "again": 0}, eu.name: {"skips": 12, "again": 0}}, told
+        assert not told["done"]
+        assert broker.http("POST", f"{subscription}/mode", {"replicated": 1}).status == 412
+    assert us.asked().http("POST", f"{subscription}/mode", {"replicated": True}).json["done"]
+    wait_until(lambda: backlog() == 0, "the acknowledgements in eu")
+    for broker in (*us.brokers.values(), *eu.brokers.values()):
+        status = broker.http("GET", f"{subscription}/status").json
+        assert set(status["partitions"]) == parts
+        assert all(one["replicated"] for one in status["partitions"].values())
+        assert status["backlog"] == 0
+        assert broker.http("GET", f"{subscription_path(topic, 'nobody')}/status").status == 404
+        everywhere = broker.http("GET", f"{subscription}/status?allRegions=true").json["regions"]
+        assert {region: set(one["partitions"]) for region, one in everywhere.items()} == {
+            us.name: parts,
+            eu.name: parts,
+        }
+    assert eu.asked().http("POST", f"{subscription}/scope", {"dispatchScope": "origin"}).status == 204
+
+    def scopes(broker: BrokerProcess) -> set[str]:
+        shown = broker.http("GET", f"{subscription}/scope").json["partitions"]
+        assert set(shown) == parts
+        return {one["dispatch_scope"] for one in shown.values()}
+
+    for broker in (*us.brokers.values(), *eu.brokers.values()):
+        wait_until(lambda broker=broker: scopes(broker) == {"origin"}, "the scope")
 
 
 SHARED_METADATA = "/meridian/v1/metadata/status"

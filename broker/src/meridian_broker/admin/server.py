@@ -20,10 +20,10 @@ from meridian_broker.admin.http.reserved import HARMLESS, keeps_events
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.admin.http.web_pages import HOSTS, no_web_pages
 from meridian_broker.admin.meridian.describing import REMEMBERS, Remembered
+from meridian_broker.admin.meridian.spread import spread
 from meridian_broker.admin.metrics import SCRAPES, Scrapes
 from meridian_broker.admin.pulsar.health import live, ready
 from meridian_broker.admin.pulsar.load_report import LOAD, LoadReports
-from meridian_broker.admin.pulsar.spread import spread
 from meridian_broker.admin.pulsar.topic_stats import STATS, TopicStats
 from meridian_broker.admin.routes import HARMLESS_ROUTES, OWNERS_ROUTES, PARTITIONS_ROUTES, ROUTES
 from meridian_broker.bounds.http import PROBES

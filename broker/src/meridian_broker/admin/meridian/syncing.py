@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from aiohttp import web
@@ -36,7 +37,7 @@ async def status(request: web.Request) -> web.Response:
     ``?allRegions=true``: as each region of the topic sees it, with the reason for each region that does not answer.
     """
     if flag(request, "allRegions"):
-        return answer(await _status_everywhere(request))
+        return answer(await status_everywhere(request, partial(named, request), partial(_status_here, request)))
     return answer(await _status_here(request))
 
 
@@ -54,12 +55,19 @@ async def _status_here(request: web.Request) -> dict[str, Any]:
     return head | {"backlog": sum(one["backlog"] for one in shown.values()), "partitions": shown}
 
 
-async def _status_everywhere(request: web.Request) -> dict[str, Any]:
+async def status_everywhere(
+    request: web.Request, check: Callable[[], Awaitable[object]], told_here: Callable[[], Awaitable[dict[str, Any]]]
+) -> dict[str, Any]:
+    """Each region's status, by its name.
+
+    :param check: raises if the subscription does not exist: that is answered before other regions are asked.
+    :param told_here: returns this region's.
+    """
     admin = state(request)
-    await named(request)  # if it does not exist, answer that before asking other regions
+    await check()
     others = sorted(admin.service.parts.regions_of(str(topic_of(request))) - {admin.region})
     said = await asyncio.gather(*(_status_of(admin, region, request.rel_url.raw_path) for region in others))
-    here = await _status_here(request)  # last: the lag grows while this waits for a region that does not answer
+    here = await told_here()  # last: the lag grows while this waits for a region that does not answer
     regions = {admin.region: here} | dict(zip(others, said, strict=True))
     _tell_one_sided(regions)
     return {"subscription": here["subscription"], "region": admin.region, "regions": regions}

@@ -49,12 +49,17 @@ async def progress(request: web.Request) -> web.Response:
 async def preview(request: web.Request) -> web.Response:
     """What this region would skip with other progress; the body is ``{"progress": {topic: base64}, "taken": bool}``."""
     given = await body(request, limit=LARGE_BODY_BYTES)
-    try:
-        others = {topic: Progress.decode(b64decode(text)) for topic, text in given["progress"].items()}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise Invalid(f'expected the body {{"progress": {{topic: base64}}}}: {error}') from None
+    others = check_preview(given)
     found = await named(request)
     return answer(await _counted(found, others, taken=given.get("taken") is True))
+
+
+def check_preview(given: Any) -> dict[str, Progress]:
+    """The progress in the body of such a request, by topic. :raises Invalid: there is none."""
+    try:
+        return {topic: Progress.decode(b64decode(text)) for topic, text in given["progress"].items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise Invalid(f'expected the body {{"progress": {{topic: base64}}}}: {error}') from None
 
 
 async def mode(request: web.Request) -> web.Response:

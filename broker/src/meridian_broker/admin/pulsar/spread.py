@@ -7,6 +7,7 @@ The only broker of a region has all partitions and needs none of this.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 from urllib.parse import quote
@@ -28,13 +29,13 @@ Spread = Callable[[web.Request, list[TopicName]], Awaitable[web.Response]]
 """Answers a request that concerns these partitions."""
 
 GONE: Final = 404
-_TOPIC: Final = 6
-"""Where a path has the topic's name: ``/admin/v2/domain/tenant/namespace/topic``."""
+_TOPIC: Final = {"admin": 6, "meridian": 7}
+"""Where a path has the topic's name: ``/admin/v2/domain/tenant/namespace/topic``, and with one part more before it."""
 
 
-async def spread(request: web.Request) -> web.Response | None:
+async def spread(request: web.Request, hows: Mapping[Handler, Spread]) -> web.Response | None:
     """The answer to a request about all partitions of a topic; None: it is not such a request."""
-    how = HOW.get(request.match_info.handler)
+    how = hows.get(request.match_info.handler)
     name = any_topic_of(request)
     if how is None or name.partition >= 0:
         return None
@@ -46,31 +47,49 @@ async def spread(request: web.Request) -> web.Response | None:
     return await how(request, [name.with_partition(number) for number in range(record.partitions)])
 
 
-async def _every(request: web.Request, names: list[TopicName], last: str = "", advice: str = REPEAT) -> dict[str, Any]:
+async def of_each(
+    request: web.Request,
+    names: list[TopicName],
+    last: str = "",
+    advice: str = REPEAT,
+    *,
+    query: str | None = None,
+    told: Callable[[TopicName], object] | None = None,
+) -> dict[str, Any]:
     """The answers of the partitions that succeeded, by name.
 
     :param last: replaces what follows the topic's name in the path.
+    :param query: replaces the request's own.
+    :param told: the body for each, as JSON; None: the request's own.
     """
-    data = await read_body(request, BODY_BYTES)
-    said = await ask_each(request, [Part(name, request.method, _path(request, name, last), data) for name in names])
-    return {str(one.part.topic): one.value for one in done_by(said, advice)}
+    asked = request.rel_url.raw_query_string if query is None else query
+    own = b"" if told is not None else await read_body(request, BODY_BYTES)
+    parts = [
+        Part(
+            *(name, request.method, _path(request, name, last, asked)),
+            own if told is None else json.dumps(told(name)).encode(),
+        )
+        for name in names
+    ]
+    return {str(one.part.topic): one.value for one in done_by(await ask_each(request, parts), advice)}
 
 
-def _path(request: web.Request, name: TopicName, last: str) -> str:
+def _path(request: web.Request, name: TopicName, last: str, query: str) -> str:
     parts = request.rel_url.raw_path.split("/")
-    parts[_TOPIC] += f"-partition-{name.partition}"
-    path = "/".join([*parts[: _TOPIC + 1], last] if last else parts)
-    return f"{path}?{request.rel_url.raw_query_string}" if request.rel_url.raw_query_string else path
+    place = _TOPIC[parts[1]]
+    parts[place] += f"-partition-{name.partition}"
+    path = "/".join([*parts[: place + 1], last] if last else parts)
+    return f"{path}?{query}" if query else path
 
 
-async def _write(request: web.Request, names: list[TopicName]) -> web.Response:
-    await _every(request, names)
+async def write(request: web.Request, names: list[TopicName]) -> web.Response:
+    await of_each(request, names)
     return done()
 
 
 async def _skip(request: web.Request, names: list[TopicName]) -> web.Response:
     """Not idempotent: a partition that has skipped would skip as many messages again."""
-    await _every(
+    await of_each(
         request, names, advice="check the partitions' backlogs, and repeat it only for those that have not skipped"
     )
     return done()
@@ -85,36 +104,36 @@ async def _write_at(request: web.Request, names: list[TopicName]) -> web.Respons
         chosen = [name for name in names if name.partition == number]
         if not chosen and given["ledgerId"] not in (-1, (1 << 63) - 1):
             raise Refused(412, "message ids differ by partition: add partitionIndex, or use earliest or latest")
-    await _every(request, chosen or names)
+    await of_each(request, chosen or names)
     return done()
 
 
 async def _names(request: web.Request, names: list[TopicName]) -> web.Response:
-    every = await _every(request, names)
+    every = await of_each(request, names)
     return answer(sorted({name for some in every.values() for name in some}))
 
 
 async def _merged(request: web.Request, names: list[TopicName]) -> web.Response:
-    every = await _every(request, names)
+    every = await of_each(request, names)
     return answer({key: value for some in every.values() for key, value in some.items()})
 
 
 async def _most_urgent(request: web.Request, names: list[TopicName]) -> web.Response:
-    every = await _every(request, names)
+    every = await of_each(request, names)
     return answer(max(every.values(), key=compacting.urgency))
 
 
 async def _stats(request: web.Request, names: list[TopicName]) -> web.Response:
-    return answer(stats.summed(request, await _every(request, names, "stats")))
+    return answer(stats.summed(request, await of_each(request, names, "stats")))
 
 
 async def _internal_stats(request: web.Request, names: list[TopicName]) -> web.Response:
-    every = await _every(request, names, "internalStats")
+    every = await of_each(request, names, "internalStats")
     return answer({"metadata": {"partitions": len(every), "deleted": False}, "partitions": every})
 
 
 async def _terminate(request: web.Request, names: list[TopicName]) -> web.Response:
-    every = await _every(request, names, "terminate")
+    every = await of_each(request, names, "terminate")
     return answer({str(one["partitionIndex"]): one for one in every.values()})
 
 
@@ -179,25 +198,25 @@ async def _check_unused(request: web.Request, names: list[TopicName]) -> None:
 
 
 HOW: Final[Mapping[Handler, Spread]] = {
-    topics.unload: _write,
-    topics.trim: _write,
-    topics.truncate: _write,
+    topics.unload: write,
+    topics.trim: write,
+    topics.truncate: write,
     topics.terminate_partitions: _terminate,
     topics.delete_partitioned: _delete,
-    compacting.start: _write,
+    compacting.start: write,
     compacting.status: _most_urgent,
     subscriptions.listed: _names,
     subscriptions.create: _write_at,
-    subscriptions.delete: _write,
-    subscriptions.reset_to_time: _write,
+    subscriptions.delete: write,
+    subscriptions.reset_to_time: write,
     subscriptions.reset_to_id: _write_at,
-    subscriptions.skip_all: _write,
+    subscriptions.skip_all: write,
     subscriptions.skip_some: _skip,
     subscriptions.get_replicated: _merged,
-    subscriptions.set_replicated: _write,
+    subscriptions.set_replicated: write,
     expiring.by_id: _write_at,
-    expiring.by_age: _write,
-    expiring.by_age_in_all: _write,
+    expiring.by_age: write,
+    expiring.by_age_in_all: write,
     stats.partitioned: _stats,
     stats.partitioned_internal: _internal_stats,
 }
