@@ -172,6 +172,7 @@ def progress_records() -> dict[Kind, bytes]:
         Kind.WHOLE: Whole(RECORD, whole, whole).encode(),
         Kind.GAP: Accepted("us-west", Position(3, 41), Position(5, 7), TIME_MS, "an operator").encode(),
         Kind.FLOORS: whole,
+        Kind.ACKED_BY_MANY: b"\0\x05delta\0\x07billing\0\x05audit",
         Kind.LOST: Loss(7, 3, TIME_MS, ("billing",), in_doubt=True).encode(),
         Kind.VOTES: b'{"eu-central":["eu-central#7",3,6000],"us-east":["us-west#12",9,0]}',
     }
@@ -398,7 +399,8 @@ def small_files() -> dict[str, bytes]:
     }
     for kind, payload in progress_records().items():
         name = f"progress-record-{kind.name.lower().replace('_', '-')}.bin"
-        files[name] = changes.encode(kind, "billing", TIME_MS, payload)
+        name_of = "" if kind is Kind.ACKED_BY_MANY else "billing"
+        files[name] = changes.encode(kind, name_of, TIME_MS, payload)
     for message in peer_messages():
         files[f"peer-{type(message).__name__.lower()}.bin"] = codec.encode(message)
     for one in metadata_messages():

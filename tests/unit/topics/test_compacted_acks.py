@@ -95,6 +95,7 @@ class CompactedWorld(Region):
         if not self.subscription.consumers:
             self.subscription.add_consumer(self.consumer, EXCLUSIVE)
         self.consumer.flow(100)
+        self.subscription.dispatch_soon()
         await self.settle()
 
     async def acknowledge_up_to(self, position: Position, part: int | None = None) -> LedgerError | None:

@@ -21,13 +21,15 @@ from meridian_broker.ledgers.entry import EntryFormatError, unpack
 from meridian_broker.ledgers.index import LedgerIndex, Place, RegionCodes
 from meridian_broker.ledgers.scheduling import Scheduler, next_turn
 from meridian_broker.ledgers.store import HeadReader, LedgerCorrupt, LedgerNotFound, LedgerStore, Reader
-from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.positions.position import EARLIEST, LATEST, Position
 
 log = logging.getLogger(__name__)
 
 SCAN_BYTES: Final = 128 << 10
 """Bytes of entries whose headers are read before other tasks run: a thousand small ones, some milliseconds."""
 
+ANSWER_BYTES: Final = 64 << 10
+"""Entries up to this size are remembered as the last answer from memory."""
 PLACES_AT_ONCE: Final = 2000
 """Damaged entries that are looked up before others run: a few milliseconds."""
 
@@ -52,6 +54,9 @@ class ReadableLog(Chain):
         """Its newest entries."""
         self._tail_first = 0
         self._tail_bytes = 0
+        self._answered: tuple[Position, Position, list[Stored]] = (LATEST, EARLIEST, [])
+        """The last answer from memory: after where, up to where, and the entries. Thousands of subscriptions ask for
+        the same when an entry was stored."""
         self._ends_on_record: tuple[Position, Mapping[str, Position]] = (EARLIEST, {})
         """The last entry of each chain that was in the last ledger when the record was written last."""
         self.damage = Damage()
@@ -65,7 +70,10 @@ class ReadableLog(Chain):
     # -- entries -------------------------------------------------------------------------------------------------
 
     def tail_after(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored] | None:
-        """Entries after ``position`` from memory; None when they must be read from the store."""
+        """Entries after ``position`` from memory; None when they must be read from the store. Not to be changed."""
+        after, upto, answered = self._answered
+        if position == after and upto is self.last_confirmed and len(answered) <= max_entries:
+            return answered
         following = self.after(position)
         if following is None:
             return []
@@ -78,6 +86,9 @@ class ReadableLog(Chain):
             found.append((_new(Position, (ledger, number)), entry))
             if size >= max_bytes:
                 break
+        else:
+            if len(found) < max_entries and size <= ANSWER_BYTES:
+                self._answered = position, self.last_confirmed, found
         return found
 
     async def read_after(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored]:
@@ -177,6 +188,8 @@ class ReadableLog(Chain):
     def _shrink_tail(self, limit: int) -> None:
         tail = self._tail
         before = self._tail_bytes
+        if self._tail_bytes > limit:
+            self._answered = LATEST, EARLIEST, []
         while self._tail_bytes > limit and self._tail_first in tail:
             self._tail_bytes -= len(tail.pop(self._tail_first))
             self._tail_first += 1
@@ -185,6 +198,7 @@ class ReadableLog(Chain):
     def _forget_tail(self) -> None:
         self._cache.used -= self._tail_bytes
         self._tail, self._tail_first, self._tail_bytes = {}, 0, 0
+        self._answered = LATEST, EARLIEST, []
 
     def drop_tail(self) -> None:
         """Drop the cached tail: nothing has read here for a while."""

@@ -183,6 +183,12 @@ class Progress(LayeredAcks):
         """The rewinds, to look at: another list once one came, or came to rule more."""
         return self._layers
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether an ack says the same as of any other subscription: there was no rewind and no deletion."""
+        life = self.beginning.life
+        return self._layers is None and (life is ZERO or life == ZERO)
+
     def count_rewinds(self) -> int:
         """How many rewinds are remembered."""
         return len(self._layers or ())

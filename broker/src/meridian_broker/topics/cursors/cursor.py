@@ -21,18 +21,20 @@ from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.ledgers.store import Done, LedgerError
 from meridian_broker.ledgers.times import PublishTimes
 from meridian_broker.ledgers.under_way import Over, UnderWay
-from meridian_broker.positions import Dropped, Progress
+from meridian_broker.positions import ZERO, Dropped, Progress
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.cursors import log_walks
 from meridian_broker.topics.cursors.resent import Resent
 from meridian_broker.topics.cursors.state import CursorState
 from meridian_broker.topics.journal.changes import Kind
+from meridian_broker.topics.journal.common_acks import REMEMBERED, CommonAck
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.index import Place
     from meridian_broker.ledgers.log import TopicLog
     from meridian_broker.topics.compaction.compaction import Compaction
     from meridian_broker.topics.context import TopicContext
+    from meridian_broker.topics.cursors.ack_state import AckState
     from meridian_broker.topics.cursors.ports import CursorOwner, ViewReading
 
 WALK: Final = 3000
@@ -86,7 +88,7 @@ class Cursor(CursorState):
         """Entries were skipped since the last ``advance``, which may pass them."""
         self._is_loading = False
         """It is waiting for an index."""
-        self._delta: Progress | None = None
+        self._delta: Progress | CommonAck | None = None
         """What this turn's acknowledgements claim; not sent to other regions yet."""
         self._entries = 0
         self._confirmations: list[Done] | None = None
@@ -286,14 +288,42 @@ class Cursor(CursorState):
 
     def open_delta(self) -> Progress:
         """This turn's acknowledgements: add to them, then call ``changed``."""
-        if self._delta is None:
-            self._delta = self.progress.empty_delta()
-        return self._delta
+        delta = self._delta
+        if isinstance(delta, CommonAck):
+            self._delta = delta = delta.delta.copy()
+        elif delta is None:
+            self._delta = delta = self.progress.empty_delta()
+        return delta
+
+    def claim_common(self, acker: AckState, position: Position, confirmed: Done | None) -> bool:
+        """Claim one whole entry as other subscriptions did. False: nothing was done, it has to be claimed by itself."""
+        if self._delta is not None or self.resent is not None or acker.epoch is not ZERO or not self._is_plain():
+            return False
+        context = self.context
+        known = context.progress_log.common_acks
+        common = known.get(position)
+        if common is None:
+            index = context.log.index(position.ledger) if context.log.holds(position) else None
+            place = None if index is None else index.place(position.entry)
+            if place is not None:
+                if len(known) >= REMEMBERED:
+                    known.clear()
+                known[position] = CommonAck(place) if position in known else None
+            return False
+        self._delta = common
+        self.owner.release(acker, position)
+        self.changed(confirmed, 1)
+        return True
+
+    def _is_plain(self) -> bool:
+        """Whether its acknowledgements are those of any other subscription: it was never rewound nor deleted, other
+        regions do not know it, and it reads the log."""
+        return self.compacted is None and self.progress.is_plain and not self.owner.record.replicated
 
     def claim(self, delta: Progress, entries: int, confirmed: Done | None) -> None:
         """Also claim the entries in a piece of progress that is not used elsewhere. Otherwise as ``changed``."""
         if self._delta is not None:
-            self._delta.join(delta)
+            self.open_delta().join(delta)
         elif entries:
             self._delta = delta
         self.changed(confirmed, entries)
@@ -326,14 +356,24 @@ class Cursor(CursorState):
         confirmations, self._confirmations = self._confirmations, None
         entries, self._entries = self._entries, 0
         self.last_acked_ms = self.context.scheduler.now_ms()
-        if delta is None or not self.join(delta):
+        if delta is None or not self._join_own(delta):
             if confirmations:
                 self.context.progress_log.when_durable(lambda error: self._confirm(confirmations, error))
             return
         self.make_known(delta, confirmations, entries)
         self.advance()
 
-    def make_known(self, delta: Progress, confirmations: list[Done] | None = None, entries: int = 0) -> None:
+    def _join_own(self, delta: Progress | CommonAck) -> bool:
+        """:returns: whether anything was new."""
+        if isinstance(delta, CommonAck):
+            if self._is_plain():
+                return self.progress.ack(ZERO, delta.region, delta.after, delta.upto)
+            delta = delta.delta
+        return self.join(delta)
+
+    def make_known(
+        self, delta: Progress | CommonAck, confirmations: list[Done] | None = None, entries: int = 0
+    ) -> None:
         """Write what is already joined, and send it to the other regions.
 
         :param entries: how many entries it acknowledges.
@@ -343,7 +383,11 @@ class Cursor(CursorState):
             gone = LedgerError(f"subscription {self.name!r} was deleted: no state of it is kept")
             notify_all(confirmations or (), gone)
             return
-        context.progress_log.append(Kind.ACKED, self.name, delta.encode())
+        if isinstance(delta, CommonAck):
+            context.progress_log.append_acked(self.name, delta.encoded)
+            delta = delta.delta.copy() if self.replicated else delta.delta
+        else:
+            context.progress_log.append(Kind.ACKED, self.name, delta.encode())
         try:
             if self.replicated:
                 self.join_first_hand(delta)

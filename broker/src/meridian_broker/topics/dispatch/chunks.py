@@ -43,7 +43,7 @@ class ChunkKeepers:
                     del self._keepers[next(iter(self._keepers))]
                 self._keepers[uuid] = anybody
             return anybody
-        if not keeper.port.writable():
+        if not keeper.writable():
             self.waits_for = keeper
             return None
         if is_last:
@@ -53,7 +53,7 @@ class ChunkKeepers:
     @property
     def waiting(self) -> bool:
         """Is a keeper's connection still full?"""
-        if self.waits_for is not None and self.waits_for.port.writable():
+        if self.waits_for is not None and self.waits_for.writable():
             self.waits_for = None
         return self.waits_for is not None
 

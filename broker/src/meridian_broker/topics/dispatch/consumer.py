@@ -124,6 +124,7 @@ class Consumer(AckState):
         "port",
         "priority",
         "read_compacted",
+        "stalled",
         "subscription",
         "unacked",
         "unacked_messages",
@@ -160,6 +161,8 @@ class Consumer(AckState):
         """Shared: number of messages of each entry that was sent and not acked yet."""
         self.unacked_messages = 0
         self.blocked = False
+        self.stalled = False
+        """Something was not sent to it because its connection took no more."""
         self.knows_end = False
         """It was notified that the topic is terminated and that it has read all of it."""
         self.messages_out = 0
@@ -167,15 +170,25 @@ class Consumer(AckState):
 
     def flow(self, permits: int) -> None:
         """The client granted ``permits`` more messages."""
-        self.permits += permits
-        self.subscription.dispatch_soon()
+        had, self.permits = self.permits, self.permits + permits
+        if had <= 0:  # otherwise nothing waited for permits
+            self.subscription.dispatch_soon()
 
     def resume(self) -> None:
         """The connection accepts output again."""
-        self.subscription.dispatch_soon()
+        if self.stalled:
+            self.stalled = False
+            self.subscription.dispatch_soon()
+
+    def writable(self) -> bool:
+        """Whether its connection accepts output. If not, it is dispatched to again once the connection does."""
+        if self.port.writable():
+            return True
+        self.stalled = True
+        return False
 
     @property
     def ready(self) -> bool:
         """Whether an entry may be sent to it now."""
         pace = self.subscription.pace
-        return self.permits > 0 and not self.blocked and (pace is None or not pace.held) and self.port.writable()
+        return self.permits > 0 and not self.blocked and (pace is None or not pace.held) and self.writable()

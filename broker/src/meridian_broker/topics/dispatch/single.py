@@ -91,7 +91,9 @@ class SingleDispatcher(Dispatcher):
         entries = self._next_entries(min(TURN_ENTRIES, max(active.permits, 1)))
         if entries:
             self._take(entries)
-            self.delivery.dispatch_soon()
+            cursor = self.cursor
+            if cursor.compacted is not None or cursor.context.log.after(self.read) is not None:
+                self.delivery.dispatch_soon()
 
     def _take(self, entries: list[Stored]) -> None:
         active = self.active

@@ -2,16 +2,23 @@
 """A record of a topic's progress log: one change of a subscription, as bytes.
 
 Layout, big-endian: ``u8 version | u8 kind | u16 length of the name | u64 time ms | name | payload``.
+
+A record of kind ``ACKED_BY_MANY`` has no name. Its payload is ``u16 length of the delta | delta``, followed by
+``u16 length | name`` for each subscription that made the same acknowledgements.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple
 
 FORMAT_VERSION: Final = 1
+MANY: Final = 128
+"""Subscriptions that one record names at most: a replay takes a few hundred changes at a time."""
 _HEAD: Final = struct.Struct(">BBHQ")
+_LENGTH: Final = struct.Struct(">H")
 
 
 class Kind(IntEnum):
@@ -47,6 +54,8 @@ class Kind(IntEnum):
     """Records of a ledger (its id is in the subscription's field) that the disk damaged
     (``topics/subscriptions/damaged_records.py``).
     """
+    ACKED_BY_MANY = 13
+    """``ACKED``, of several subscriptions at once. ``expand`` returns it as one change for each of them."""
     VOTES = 16
     """To which regions this one has promised shares of a subscription, and for how long
     (``topics/dispatch_scope/votes.py``).
@@ -75,8 +84,51 @@ def encode(kind: Kind, subscription: str, time_ms: int, payload: bytes) -> bytes
     return _HEAD.pack(FORMAT_VERSION, kind, len(name), time_ms) + name + payload
 
 
+def encode_many(subscriptions: Sequence[str], time_ms: int, delta: bytes) -> bytes:
+    """One record of the same acknowledgements by several subscriptions, ``MANY`` at most."""
+    out = bytearray(_HEAD.pack(FORMAT_VERSION, Kind.ACKED_BY_MANY, 0, time_ms))
+    out += _LENGTH.pack(len(delta)) + delta
+    for subscription in subscriptions:
+        name = subscription.encode()
+        out += _LENGTH.pack(len(name)) + name
+    return bytes(out)
+
+
+def expand(record: bytes) -> list[Change]:
+    """The changes that a record stands for; they share one payload.
+
+    :raises ProgressLogError: a newer format, or not a valid record.
+    """
+    change = decode(record)
+    if change.kind != Kind.ACKED_BY_MANY:
+        return [change]
+    try:
+        return [Change(Kind.ACKED, *one) for one in _many(change)]
+    except (struct.error, UnicodeDecodeError, ValueError) as error:
+        raise ProgressLogError(
+            f"{len(record)} bytes are not acknowledgements of many subscriptions: {error}"
+        ) from error
+
+
+def _many(change: Change) -> Iterator[tuple[str, int, bytes]]:
+    parts, at = list[bytes](), 0
+    while at < len(change.payload):
+        (length,) = _LENGTH.unpack_from(change.payload, at)
+        at += _LENGTH.size + length
+        if at > len(change.payload):
+            raise ValueError("the end is missing")
+        parts.append(change.payload[at - length : at])
+    if not 1 < len(parts) <= MANY + 1:
+        raise ValueError(f"they name {len(parts) - 1} subscriptions")
+    for name in parts[1:]:
+        yield str(name, "utf-8"), change.time_ms, parts[0]
+
+
 def decode(record: bytes) -> Change:
-    """:raises ProgressLogError: a newer format, or not a valid record."""
+    """The record as it was written.
+
+    :raises ProgressLogError: a newer format, or not a valid record.
+    """
     try:
         version, kind, length, time_ms = _HEAD.unpack_from(record)
         if version != FORMAT_VERSION:

@@ -24,7 +24,10 @@ from meridian_broker.ledgers.scheduling import Scheduler, next_turn
 from meridian_broker.ledgers.store import Done, LedgerError, LedgerStore, Writer
 from meridian_broker.ledgers.under_way import UnderWay
 from meridian_broker.metadata.store import MetadataError, MetadataUnavailable
+from meridian_broker.positions.position import Position
 from meridian_broker.topics.journal.changes import Change, Kind, encode
+from meridian_broker.topics.journal.common_acks import CommonAck
+from meridian_broker.topics.journal.gathering import Gathering
 from meridian_broker.topics.journal.progress_ledgers import Damaged, ProgressLedgers, ProgressLogMetadata
 
 ROLL_BYTES: Final = 32 << 20
@@ -75,6 +78,11 @@ class ProgressLog:
         """Size of the snapshot in the current ledger. What was appended behind it:"""
         self._since_bytes = self._since_records = 0
         self._held: list[tuple[bytes, Done | None]] = []
+        self.common_acks: dict[Position, CommonAck | None] = {}
+        """Entries that were acknowledged lately, ``REMEMBERED`` at most. None: by one subscription so far."""
+        self._gathering = Gathering()
+        """It counts as asked for, and is not written yet."""
+        self._is_gathering = False
         self._refusal: MetadataUnavailable | None = None
         """Why the last roll-over failed."""
         self.failure: LedgerError | None = None
@@ -120,6 +128,8 @@ class ProgressLog:
 
     def append(self, kind: Kind, subscription: str, payload: bytes, done: Done | None = None) -> None:
         """Write one change; ``done(None)`` once durable, ``done(error)`` otherwise."""
+        if not self._gathering.is_empty:
+            self._write_gathered()
         self._changed_ms = now_ms = self._scheduler.now_ms()
         record = encode(kind, subscription, now_ms, payload)
         if self.failure is not None:
@@ -128,6 +138,36 @@ class ProgressLog:
                 self._scheduler.defer(lambda: tell(failure))
             return
         self._asked += 1
+        self._append(record, done)
+
+    def append_acked(self, subscription: str, delta: bytes) -> None:
+        """As ``append`` of ``Kind.ACKED``: if other subscriptions acknowledge the same in this turn of the loop, all of
+        them share one record."""
+        if self._gathering.add(subscription, delta):
+            return
+        self._write_gathered()
+        if self.failure is not None:
+            return
+        self._asked += 1
+        self._gathering.begin(subscription, delta)
+        if not self._is_gathering:
+            self._is_gathering = True
+            self._scheduler.defer(self._gathered)
+
+    def _gathered(self) -> None:
+        self._is_gathering = False
+        self._write_gathered()
+
+    def _write_gathered(self) -> None:
+        """Called before anything else is written or counted: records keep their order."""
+        gathered = self._gathering.take(self._scheduler.now_ms)
+        if gathered is not None and self.failure is None:
+            record, names = gathered
+            self._changed_ms = self._scheduler.now_ms()
+            self._since_records += names - 1  # a restart joins each
+            self._append(record, None)
+
+    def _append(self, record: bytes, done: Done | None) -> None:
         writer = self._writer
         if writer is None:
             self._held.append((record, done))
@@ -210,6 +250,7 @@ class ProgressLog:
                 await before.seal()  # everything written before is durable before anything that follows
             if self.failure is not None:
                 raise self.failure
+            self._write_gathered()
             snapshot = self._slices(self._snapshot())
             first = next(snapshot, [])
         except Exception as error:
@@ -259,6 +300,7 @@ class ProgressLog:
             records, writer = next(slices, None), self._writer
             if records is None or writer is None:
                 break
+            self._write_gathered()
             self._asked += len(records)
             self._write_slice(writer, records)
             pending += sum(map(len, records))
@@ -298,6 +340,7 @@ class ProgressLog:
             next change begins another ledger.
         """
         number = self._rolls.begin()
+        self._write_gathered()
         try:
             asked = self._asked
             if self._small_snapshot() is None:
@@ -346,6 +389,7 @@ class ProgressLog:
 
         :param to_rest: nobody is about to open the topic again: it goes to rest at once.
         """
+        self._write_gathered()
         is_written = True
         while is_written and not self._rolls.is_idle:
             is_written = await self._rolls.wait(self._scheduler)

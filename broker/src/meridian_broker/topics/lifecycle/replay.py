@@ -49,6 +49,7 @@ async def recover(topic: Topic, on_acked: OnAcked | None = None) -> None:
 def take(topic: Topic, changes: list[Change], on_acked: OnAcked | None = None) -> None:
     """Apply some changes, in order."""
     sums: dict[str, _Sum] = {}
+    last, last_payload = None, b""
     lost = topic.subscription_registry.lost_records
     for change in changes:
         kind, name, time_ms, payload = change
@@ -60,7 +61,9 @@ def take(topic: Topic, changes: list[Change], on_acked: OnAcked | None = None) -
         subscription = topic.subscriptions.get(name)
         if subscription is None and on_acked is None and not lost.is_any:
             continue
-        delta = Progress.decode(payload)
+        # Many subscriptions may share one payload (``ACKED_BY_MANY``), and what is read of it may be joined to.
+        delta = last.copy() if last is not None and payload is last_payload else Progress.decode(payload)
+        last, last_payload = delta, payload
         subscription = subscription or lost.unknown(name, delta.beginning.life)
         if kind == Kind.ACKED and on_acked is not None:
             on_acked(name, time_ms, delta)

@@ -310,6 +310,8 @@ class Subscription:
 
     def unblock(self, consumer: Consumer) -> None:
         """The consumer holds less than before and may get more."""
+        if self.dispatcher is not None and not self.dispatcher.tracks_holders:
+            return
         if self.unacked_messages >= self.topic.bounds.unacked_per_subscription // 2:
             self.dispatch_soon()  # it may have been blocked until now
         if consumer.blocked and consumer.unacked_messages < self.topic.bounds.unacked_per_consumer // 2:
