@@ -9,15 +9,17 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pulsar
 import pytest
 from meridian_broker.wire.proto import pulsar_pb2 as pb
+from support.brokers import region_clients
 from support.brokers.bookies import Bookies
 from support.brokers.broker_process import BrokerProcess, wait_until
 from support.brokers.region_clients import EARLIEST, PATIENCE_MS, SHARED, connected
+from support.brokers.s3_server import CREDENTIALS, S3Server, s3_missing
 from support.protocol.raw_connection import RawConnection, T
 
 LEASE_SECONDS = 10.0
@@ -29,7 +31,9 @@ _regions = itertools.count(1)
 class Region:
     """Two brokers, a and b."""
 
-    def __init__(self, bookies: Bookies, directory: Path) -> None:
+    def __init__(self, bookies: Bookies, directory: Path, settings: Mapping[str, str] | None = None) -> None:
+        """:param settings: of both, beside the usual ones."""
+        self._settings = settings or {}
         self.name = f"shared-{next(_regions)}"
         self._etcd = bookies.url
         self._directory = directory
@@ -37,7 +41,7 @@ class Region:
 
     def broker(self, directory: str, more: dict[str, str]) -> BrokerProcess:
         """A broker of the region, which is not started."""
-        settings = {"managedLedgerStorage": "bookkeeper", **more}
+        settings = {"managedLedgerStorage": "bookkeeper", **self._settings, **more}
         return BrokerProcess(
             self.name, self._directory / directory, settings=settings, metadata_url=f"etcd:{self._etcd}"
         )
@@ -68,7 +72,12 @@ class Region:
 
 @pytest.fixture
 def region(bookies: Bookies, tmp_path: Path) -> Iterator[Region]:
-    made = Region(bookies, tmp_path)
+    with running(Region(bookies, tmp_path)) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def running(made: Region) -> Iterator[Region]:
     try:
         for broker in made.brokers.values():
             broker.start()
@@ -391,3 +400,50 @@ def test_a_broker_that_serves_a_region_alone_does_not_run_beside_others(bookies:
     finally:
         one.kill()
         alone.kill()
+
+
+@pytest.mark.skipif(s3_missing() is not None, reason=str(s3_missing()))
+def test_a_topic_that_moves_while_it_is_offloaded_is_read_from_what_both_brokers_copied(
+    bookies: Bookies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    settings = {
+        "managedLedgerMaxEntriesPerLedger": "20",
+        "managedLedgerOffloadDeletionLagMs": "0",
+        "retentionCheckIntervalInSeconds": "1",
+    }
+    bodies = [b"%03d" % number * 3000 for number in range(210)]
+    with (
+        S3Server(tmp_path / "s3") as server,
+        running(Region(bookies, tmp_path, {**server.settings, **settings})) as region,
+        connected(region.url) as client,
+    ):
+        a, b = region.brokers.values()
+        first = region.owner("orders", a)
+        assert first is not None
+        other = b if first is a else a
+        client.subscribe("orders", "s").close()
+        region_clients.publish(client, "orders", bodies)
+
+        def offloaded(broker: BrokerProcess) -> list[bool]:
+            answer = broker.http("GET", "/admin/v2/persistent/public/default/orders/internalStats")
+            return [one["offloaded"] for one in answer.json["ledgers"]] if answer.status == 200 else [False]
+
+        def move(broker: BrokerProcess, to: BrokerProcess) -> None:
+            bundle = broker.http("GET", "/lookup/v2/topic/persistent/public/default/orders/bundle").text.strip('"')
+            path = f"/admin/v2/namespaces/public/default/{bundle}/unload?destinationBroker=127.0.0.1:{to.http_port}"
+            assert broker.http("PUT", path).status == 204
+            region.taken_by(to, "orders")
+
+        assert first.http("PUT", "/admin/v2/namespaces/public/default/offloadThreshold", 0).status == 204
+        wait_until(lambda: any(offloaded(first)), "the first ledger to be copied")
+        server.pause()  # some copy is under way
+        move(first, other)
+        server.resume()
+        wait_until(lambda: all(offloaded(other)[:-1]), "the rest to be copied by the next owner")
+        assert everything(client, "orders") == bodies
+        move(other, first)
+        assert everything(client, "orders") == bodies
+        indexes = {path.parent.parent.name for path in server.objects() if path.name == "index"}
+        assert len(indexes) >= 10

@@ -92,7 +92,9 @@ class Network:
     def connect(self, dialler: Process, target: Process) -> Connection:
         connection = Connection(self, dialler, target)
         if len(self.connections) > 64:
-            self.connections = [one for one in self.connections if one.is_open]
+            self.connections = [
+                one for one in self.connections if one.is_open or any(way.is_holding for way in one.ways)
+            ]
         self.connections.append(connection)
         return connection
 
@@ -183,10 +185,20 @@ class Way:
             return
         arrive()
 
+    @property
+    def is_holding(self) -> bool:
+        """What was sent on it waits for the end of a stall."""
+        return bool(self._held)
+
     def _give_up(self) -> None:
-        if self._held:
-            self._held.clear()
-            self._connection.snap()
+        """Whoever hears nothing closes the connection, also one that the other end has closed before."""
+        held, self._held = self._held, []
+        if not held:
+            return
+        self._connection.snap()
+        if self.broken_us is None:
+            for closed in [one for one in held if one in self._connection.on_closed]:
+                closed()
 
     def release(self) -> None:
         held, self._held = self._held, []
