@@ -44,6 +44,33 @@ def test_what_regions_have_on_bookies_is_there_after_a_restart(regions: UpProces
         regions.stop()
 
 
+def test_linked_regions_of_two_brokers(tmp_path: Path) -> None:
+    """What is published and acknowledged at one broker of a region is so at each broker of the other one."""
+    regions = UpProcess(
+        (EAST, WEST), tmp_path / "data", metadata="etcd", brokers=2, options=OPTIONS, start_seconds=2 * START_SECONDS
+    )
+    with regions:
+        east, west = (regions.record(name)["brokers"] for name in (EAST, WEST))
+        names = [f"topic-{number}" for number in range(4)]
+        for name, broker in zip(names, east * 2, strict=True):
+            with connected(broker["service_url"]) as client:
+                producer = client.create_producer(name, batching_enabled=False)
+                for number in range(4):
+                    producer.send(b"%d" % number)
+        for found, brokers in (([b"0", b"1"], west), ([b"2", b"3"], east)):
+            for name, broker in zip(names, brokers[::-1] * 2, strict=True):
+                with connected(broker["service_url"]) as client:
+                    consumer = client.subscribe(
+                        name, "s", initial_position=EARLIEST, replicate_subscription_state_enabled=True
+                    )
+                    for expected in found:
+                        message = consumer.receive(PATIENCE_MS)
+                        assert message.data() == expected
+                        consumer.acknowledge(message)
+                    consumer.close()
+        regions.stop()
+
+
 def test_a_region_of_two_brokers(tmp_path: Path) -> None:
     region = UpProcess(
         (EAST,), tmp_path / "data", metadata="etcd", brokers=2, options=OPTIONS, start_seconds=2 * START_SECONDS
