@@ -5,7 +5,9 @@ All consumers belong to one process that speaks the protocol on bare sockets, a 
 an Exclusive, durable subscription. First all subscribe; then messages come at one a second, to consumers that
 acknowledge nothing; then to consumers that acknowledge each message and grant a permit for it, at one a second and at
 ten. A delivery's latency runs from the SEND until its bytes were read here. The generator shares the machine with the
-broker, so its work is part of it. Then the broker is killed and started again, and all subscribe again.
+broker, so its work is part of it. Then a thousand consumers of the official Python client join them, each with a
+subscription of its own, and a client that does not read (``real.py`` publishes and measures). At last the broker is
+killed and started again, and all subscribe again.
 
 With ``--shadows 4`` the subscriptions are spread over four shadows of the topic, in one broker.
 """
@@ -16,6 +18,7 @@ import argparse
 import json
 import os
 import selectors
+import subprocess
 import sys
 import tempfile
 import time
@@ -204,6 +207,28 @@ def at(waits: list[tuple[float, int]], share: float, total: int) -> float:
     return waits[-1][0]
 
 
+def real_clients(
+    bench: Bench, broker: Broker, listeners: list[Listener], topics: list[str], count: int, messages: int
+) -> None:
+    """A sample of real clients among the others, while one more subscription does not read at all."""
+    idle = Listener(broker.port, [(topic, f"does-not-read-{at}") for at, topic in enumerate(topics)])
+    idle.subscribe(0)
+    program = [sys.executable, str(Path(__file__).with_name("real.py"))]
+    wanted = [str(broker.port), topics[0], TOPIC, str(count), str(messages)]
+    selector = selectors.DefaultSelector()
+    for listener in listeners:
+        selector.register(listener.raw.socket, selectors.EVENT_READ, listener)
+    with subprocess.Popen([*program, *wanted], stdout=subprocess.PIPE, text=True) as child:
+        while child.poll() is None:
+            for key, _ in selector.select(0.1):
+                key.data.take(acknowledge=True)
+        if child.returncode or child.stdout is None:
+            raise SystemExit("bench: the real clients failed")
+        for name, value in json.loads(child.stdout.read()).items():
+            bench.figure(f"real_clients_{name}", value)
+    idle.raw.close()
+
+
 def make_shadows(broker: Broker, count: int) -> list[str]:
     """The topics to subscribe to: the topic itself, or its shadows."""
     path = f"http://127.0.0.1:{broker.admin_port}/admin/v2/persistent/public/default/news"
@@ -221,7 +246,7 @@ def ask(method: str, url: str, body: object = None) -> None:
         pass
 
 
-def measure(bench: Bench, directory: Path, subscriptions: int, shadows: int, messages: int) -> None:
+def measure(bench: Bench, directory: Path, subscriptions: int, shadows: int, messages: int, real: int) -> None:
     with Broker(directory, keepAliveIntervalSeconds=3600) as broker:
         topics = make_shadows(broker, shadows)
         names = [(topics[number % len(topics)], f"s{number}") for number in range(subscriptions)]
@@ -235,6 +260,7 @@ def measure(bench: Bench, directory: Path, subscriptions: int, shadows: int, mes
         bench.at_most("rss_kib_per_subscription", (rss_bytes(broker.pid) - empty) / 1024 / subscriptions, MEMORY_KIB)
         for rate, acknowledge in ((1, False), (1, True), (10, True)):
             broadcast(bench, broker, listeners, subscriptions, rate, messages, acknowledge=acknowledge)
+        real_clients(bench, broker, listeners, topics, count=real, messages=messages)
         bench.figure("rss_end_mib", rss_bytes(broker.pid) / (1 << 20))
         for listener in listeners:
             listener.raw.close()
@@ -261,7 +287,8 @@ def main() -> int:
     bench = Bench(say=not options.json)
     count = 10_000 if options.quick else options.subscriptions
     with tempfile.TemporaryDirectory(prefix="bench-broadcast-", dir=options.directory) as directory:
-        measure(bench, Path(directory).resolve(), count, options.shadows, 5 if options.quick else 20)
+        messages, real = (5, 100) if options.quick else (20, 1000)
+        measure(bench, Path(directory).resolve(), count, options.shadows, messages, real)
     return finish(bench.figures, bench.targets, load_before, as_json=options.json)
 
 
