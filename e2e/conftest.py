@@ -24,6 +24,7 @@ NAMESPACES = ("us-east", "us-west", "eu-central", "meridian-system", "meridian-v
 KINDS = {
     "geotopic": ("meridian.dev/v1alpha1", "GeoTopic"),
     "replicatedsubscription": ("meridian.dev/v1alpha1", "ReplicatedSubscription"),
+    "metadatasyncpolicy": ("meridian.dev/v1alpha1", "MetadataSyncPolicy"),
     "configmap": ("v1", "ConfigMap"),
     "job": ("batch/v1", "Job"),
 }

@@ -25,6 +25,7 @@ from deleting import CASES, Topics
 from policies import Policies, only_ours
 from restoring import RESTORES, Restoring
 from rotating import Connect, Rotation
+from sharing import NAMESPACE, TTL, Sharing
 
 QUICKSTART = ROOT / "docs/quickstart-kubernetes.md"
 TOPIC = "persistent://public/default/orders"
@@ -493,6 +494,31 @@ def test_a_region_that_is_restored_lacks_and_repeats_nothing(restoring: Restorin
 @pytest.mark.parametrize("case", CASES)
 def test_a_deletion_takes_what_it_should_and_nothing_else(cluster: Cluster, case: str) -> None:
     CASES[case](Topics(cluster, partial(call, cluster)))
+
+
+def test_metadata_are_made_once_and_a_conflict_is_shown(cluster: Cluster) -> None:
+    """Two regions set one policy while they do not hear of each other: all end with the later value."""
+    sharing = Sharing(cluster, partial(call, cluster))
+    sharing.permit()
+    sharing.apply(suspend=False)
+    sharing.until_synced()
+    call(cluster, "us-east", "PUT", "/admin/v2/tenants/shop", {"adminRoles": [], "allowedClusters": [*PORTS]})
+    call(cluster, "us-east", "PUT", f"/admin/v2/namespaces/{NAMESPACE}", {})
+    call(cluster, "us-east", "POST", TTL, 60)
+    sharing.until_all_have("shop")
+    sharing.until_all_say("/admin/v2/namespaces/shop", [NAMESPACE])
+    sharing.until_all_say(TTL, 60)
+    sharing.until_synced()
+    sharing.apply(suspend=True)
+    call(cluster, "us-east", "POST", TTL, 70)
+    call(cluster, "us-west", "POST", TTL, 80)
+    assert call(cluster, "us-east", "GET", TTL) == 70
+    sharing.apply(suspend=False)
+    sharing.until_all_say(TTL, 80)
+    assert "us-east has 1" in sharing.conflict()
+    (lost,) = call(cluster, "us-east", "GET", "/meridian/v1/metadata/conflicts")["conflicts"]
+    assert (lost["won"]["value"], lost["lost"]["value"]) == (80, 70)
+    sharing.delete()
 
 
 def test_to_end_it_all(cluster: Cluster) -> None:

@@ -15,6 +15,7 @@ from meridian_broker.cli.metadata import metadata
 from meridian_broker.gateway.client import PulsarClientConnection
 from meridian_broker.gateway.roles import Producer
 from support.brokers.broker_process import RegionsProcess, wait_until
+from support.brokers.stand_in_admin import run
 
 REGIONS = ("us", "eu")
 TOPIC = "persistent://public/default/metadata-events"
@@ -275,9 +276,13 @@ def test_a_region_is_introduced_once_and_then_each_regions_own(shared: RegionsPr
     def address(region: str) -> Any:
         return (get(shared, region, path) or {}).get("brokerServiceUrlTls")
 
-    write(
-        shared, "us", "PUT", path, {"brokerServiceUrlTls": "pulsar+ssl://ap:6651", "serviceUrlTls": "https://ap:8443"}
-    )
+    for region in REGIONS:
+        write(shared, region, "POST", f"{SCOPES}/{ALL}")
+    wait_until(lambda: "clusters" in get(shared, "us", STATUS)["scopes"], "clusters to be shared")
+    wait_in_step(shared)
+    addresses = ("pulsar+ssl://ap:6651", "https://ap:8443")
+    added = run("regions", "add", "ap", *addresses, "--url", shared.admin_url("us"))
+    assert "will be in all regions" in added.output, added.output
     wait_until(lambda: address("eu") == "pulsar+ssl://ap:6651", "the region in eu")
 
     def is_told() -> bool:

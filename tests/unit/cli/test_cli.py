@@ -177,6 +177,36 @@ def test_regions_as_a_table_and_as_json(server: AdminServer) -> None:
     assert len(json.loads(run("regions", "list", "--json", "--url", server.url).output)) == 2
 
 
+@pytest.mark.parametrize(
+    ("urls", "told"),
+    [
+        (
+            ("pulsar+ssl://ap:6651", "https://ap:8443"),
+            {"brokerServiceUrlTls": "pulsar+ssl://ap:6651", "serviceUrlTls": "https://ap:8443"},
+        ),
+        (
+            ("pulsar://ap:6650", "http://ap:8080"),
+            {"brokerServiceUrl": "pulsar://ap:6650", "serviceUrl": "http://ap:8080"},
+        ),
+    ],
+)
+def test_a_further_region_is_made_known(server: AdminServer, urls: tuple[str, str], told: dict[str, str]) -> None:
+    status = {"region": "us", "enabled": True, "scopes": ["clusters", "tenants"]}
+    server.answers["GET /meridian/v1/metadata/status"] = (200, status)
+    server.answers["PUT /admin/v2/clusters/ap"] = (204, None)
+    added = run("regions", "add", "ap", *urls, "--url", server.url)
+    assert "will be in all regions that share clusters with us" in added.output
+    assert server.changes() == [("PUT /admin/v2/clusters/ap", told)]
+    server.answers["GET /meridian/v1/metadata/status"] = (200, status | {"scopes": ["tenants"]})
+    assert "known in us alone" in run("regions", "add", "ap", *urls, "--url", server.url).output
+
+
+def test_a_further_region_has_both_addresses_with_tls_or_none(server: AdminServer) -> None:
+    refused = run("regions", "add", "ap", "pulsar+ssl://ap:6651", "http://ap:8080", "--url", server.url)
+    assert (refused.exit_code, server.asked) == (USAGE, [])
+    assert "both addresses with TLS" in refused.output
+
+
 def test_the_links_of_a_region_as_a_table_and_as_json(server: AdminServer) -> None:
     sent = {"topics": 10, "connected": 10, "backlog": 0, "delay_ms": 0, "held": {}}
     us = {"name": "us", "local": True, "not_ready": {"persistent://p/d/t": "5 entries are missing"}}

@@ -239,6 +239,36 @@ def regions_status(console: Console) -> None:
         raise SystemExit(NO)
 
 
+@regions.command("add")
+@click.argument("region")
+@click.argument("broker_url", metavar="BROKER-URL")
+@click.argument("admin_url", metavar="ADMIN-URL")
+@with_console
+def regions_add(console: Console, region: str, broker_url: str, admin_url: str) -> None:
+    """Make a further REGION known: here, and in all regions that share scope `clusters` with this one.
+
+    With TLS (pulsar+ssl, https) these link to it without a restart. REGION itself starts with a `regionsFile` that
+    lists all. Then allow it to tenants, and add it to namespaces.
+
+    \b
+      meridian regions add ap-south pulsar+ssl://ap:6651 https://ap:8443
+    """
+    is_tls = broker_url.startswith("pulsar+ssl:")
+    if is_tls != admin_url.startswith("https:"):
+        raise click.UsageError("give both addresses with TLS (pulsar+ssl, https), or both without (pulsar, http)")
+    suffix = "Tls" if is_tls else ""
+    told = {f"brokerServiceUrl{suffix}": broker_url, f"serviceUrl{suffix}": admin_url}
+    console.admin.request("PUT", f"/admin/v2/clusters/{part(region)}", body=told)
+    sharing = console.admin.get("/meridian/v1/metadata/status")
+    if sharing.get("enabled") and "clusters" in sharing.get("scopes", ()):
+        console.done(f"{region} is known here, and will be in all regions that share clusters with {sharing['region']}")
+    else:
+        console.done(
+            f"{region} is known in {sharing['region']} alone: make it known in each other region, too, or share "
+            "clusters first (metadataSyncScopes)"
+        )
+
+
 @regions.command("replace")
 @click.argument("region")
 @yes_option

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metadata that three regions share, as an object of Kubernetes describes it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+from conftest import Cluster
+
+REGIONS: Final = ("us-east", "us-west", "eu-central")
+POLICY: Final = "metadatasyncpolicy/all"
+NAMESPACE: Final = "shop/orders"
+TTL: Final = f"/admin/v2/namespaces/{NAMESPACE}/messageTTL"
+Call = Callable[..., Any]
+"""Region, method, path and body of a call of a region's admin API."""
+
+
+class Sharing:
+    """The policy, and what regions have."""
+
+    def __init__(self, cluster: Cluster, call: Call) -> None:
+        self.cluster = cluster
+        self.call = call
+
+    def permit(self) -> None:
+        """A policy concerns every tenant, so its namespace must be allowed all."""
+        self.cluster.run(
+            "helm upgrade operator helm/meridian-operator -n meridian-system --reuse-values "
+            "--set 'tenantsByNamespace.default={public,*}' --wait --timeout 180s"
+        )
+
+    def apply(self, *, suspend: bool) -> None:
+        """Make the policy, or change it, and wait until that was done."""
+        spec = {"regions": list(REGIONS), "suspend": suspend, "deletionPolicy": "Delete"}
+        made = {
+            "apiVersion": "meridian.dev/v1alpha1",
+            "kind": "MetadataSyncPolicy",
+            "metadata": {"name": "all", "namespace": "default"},
+            "spec": spec,
+        }
+        (self.cluster.directory / "policy.json").write_text(json.dumps(made))
+        self.cluster.run("kubectl apply -f policy.json")
+
+        def is_done() -> bool:
+            status = (self.cluster.get(POLICY) or {}).get("status", {})
+            enabled = [one.get("enabled", False) for one in status.get("regions", [])]
+            return enabled == [not suspend] * len(REGIONS)
+
+        self.cluster.wait(is_done, f"synchronization to be {'off' if suspend else 'on'} in all regions")
+
+    def until_synced(self) -> None:
+        self.cluster.wait(
+            lambda: self.cluster.condition(POLICY, "Synced").get("status") == "True", "regions to be in step", 180
+        )
+
+    def until_all_have(self, tenant: str) -> None:
+        for region in REGIONS:
+            self.cluster.wait(partial(self._has, region, tenant), f"{tenant} in {region}")
+
+    def until_all_say(self, path: str, value: Any) -> None:
+        for region in REGIONS:
+            self.cluster.wait(partial(self._says, region, path, value), f"{path} to be {value} in {region}")
+
+    def _has(self, region: str, tenant: str) -> bool:
+        return tenant in self.call(region, "GET", "/admin/v2/tenants")
+
+    def _says(self, region: str, path: str, value: Any) -> bool:
+        return bool(self.call(region, "GET", path) == value)
+
+    def conflict(self) -> str:
+        """The Event that tells of it, once the object counts one."""
+        counted = self.cluster.wait(
+            lambda: (self.cluster.get(POLICY) or {})["status"].get("conflicts"), "the object to count the conflict"
+        )
+        assert counted == 1
+        events = "kubectl get events --field-selector reason=MetadataConflict -o jsonpath='{.items[*].message}'"
+        return str(self.cluster.wait(lambda: self.cluster.run(events).strip(), "the Event"))
+
+    def delete(self) -> None:
+        """Switches synchronization off, too."""
+        self.cluster.run(f"kubectl delete {POLICY} --timeout=60s")
+        for region in REGIONS:
+            assert not self.call(region, "GET", "/meridian/v1/metadata/status")["enabled"]
