@@ -7,9 +7,11 @@ Their etcd holds one BookKeeper, so tests differ by their ledgers' ids, or by th
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from support.brokers.bookies import Bookies, bookies_missing
+from support.brokers.bookkeeper_region import Region, running
 
 MISSING = bookies_missing()
 
@@ -27,3 +29,9 @@ def bookies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bookies]:
     made = Bookies(tmp_path_factory.mktemp("bookies"), 4)
     yield made
     made.close()
+
+
+@pytest.fixture
+def region(bookies: Bookies, tmp_path: Path) -> Iterator[Region]:
+    with running(Region(bookies, tmp_path)) as made:
+        yield made

@@ -6,11 +6,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-from meridian_broker.engines.memory.ledgers import MemoryLedgerStore
-from meridian_broker.engines.sqlite.metadata import SqliteMetadataStore
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataUnavailable, VersionConflict
 from meridian_broker.ownership import paths
@@ -23,28 +20,15 @@ from meridian_broker.topics.service import owned_topics, removal
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar.topic_name import TopicName, parse
 from support.contracts.metadata_contract import wait_until
-from support.worlds.brokers_of_a_region import REGION, ServingBroker, acknowledge, serving, stored
+from support.worlds.brokers_of_a_region import REGION, Two, acknowledge, stored, two_serving
 
 NAME = parse("orders")
 
 
-class Two(NamedTuple):
-    a: ServingBroker
-    b: ServingBroker
-    metadata: SqliteMetadataStore
-    ledgers: MemoryLedgerStore
-
-
 @pytest.fixture
 async def two(tmp_path: Path) -> AsyncIterator[Two]:
-    metadata = await SqliteMetadataStore.open(tmp_path / "metadata")
-    loop = asyncio.get_running_loop()
-    ledgers = MemoryLedgerStore(schedule=lambda work: loop.call_soon(work))
-    async with serving("a", metadata, ledgers) as a, serving("b", metadata, ledgers) as b:
-        await wait_until(lambda: len(a.owner.view.brokers) == len(b.owner.view.brokers) == 2)
-        await a.owner.acquire(await a.bundle(NAME))
-        yield Two(a, b, metadata, ledgers)
-    await metadata.close()
+    async with two_serving(tmp_path, NAME) as made:
+        yield made
 
 
 def owed(topic: Topic, places: list[Position]) -> list[Position]:

@@ -9,7 +9,7 @@ import pytest
 from meridian_broker.ledgers.view import LogView
 from meridian_broker.metadata.shadow_topics import SOURCE, ShadowRecord
 from meridian_broker.positions import Stamp
-from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from meridian_broker.positions.position import LATEST
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.topics.errors import NotAllowed, TopicInUse
 from meridian_broker.topics.retention import trimming
@@ -20,6 +20,7 @@ from meridian_broker.wire.pulsar.topic_name import TopicName, parse
 from support.brokers.broker_inside import broker_inside
 from support.brokers.broker_regions import until
 from support.protocol.raw_connection import RawConnection
+from support.worlds.shadows import all_of, subscribe
 
 T, V = parse("t"), parse("v")
 ENTRIES = {"managedLedgerMaxEntriesPerLedger": 5}
@@ -43,19 +44,6 @@ async def shadow(broker: BrokerProcess, *, holds: bool = True) -> Topic:
 
 async def opened(broker: BrokerProcess, name: TopicName) -> Topic:
     return await broker.service.opener.topic(name, create=False)
-
-
-async def subscribe(topic: Topic, name: str = "s", place: Position = EARLIEST) -> None:
-    await administration.make_subscription(topic.subscribing, name, place, replicated=False, properties={})
-
-
-async def all_of(topic: Topic) -> list[Position]:
-    found: list[Position] = []
-    after = EARLIEST
-    while some := await topic.log.read_after(after, 1000, 1 << 20):
-        found += [position for position, _ in some]
-        after = found[-1]
-    return found
 
 
 async def test_a_shadow_waits_for_its_source_and_reads_its_next_life(tmp_path: Path) -> None:

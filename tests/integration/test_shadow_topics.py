@@ -89,6 +89,7 @@ def test_a_shadow_has_the_messages_of_its_source_under_the_same_ids(
         "connected": True,
         "holdsSourceLedgers": True,
         "gapEntries": 0,
+        "autoResets": 0,
     }
     assert set(shown["subscriptions"]) == {"s"}
     assert broker.http("GET", f"{BASE}/orders-view/lastMessageId").json["ledgerId"] == int(late[-1].split(",")[0][1:])

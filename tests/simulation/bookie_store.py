@@ -29,6 +29,7 @@ from meridian_broker.engines.bookkeeper.ledger_table import WATCH_AGAIN_SECONDS,
 from meridian_broker.engines.bookkeeper.ports import AddLimits, Versioned
 from meridian_broker.engines.bookkeeper.recoveries import Recoveries
 from meridian_broker.engines.bookkeeper.store import BookKeeperLedgerStore
+from meridian_broker.engines.bookkeeper.tailing import Tailing
 from meridian_broker.ledgers.store import AppendDone, LedgerError, LedgerUnreadable
 from meridian_broker.metadata.store import ABSENT, Change, Check, Delete, MetadataError, Put, Record
 from simulation.engine_loop import EngineLoop
@@ -241,6 +242,7 @@ class BookieStore(BookKeeperLedgerStore):
             self._context = SimContext(self._table, bookies, around)
             self._recoveries = SimRecoveries(self._context)
         self._open = SimOpenLedgers(self._context, volume)
+        self._tailing = Tailing(self._context)
         bookies.start()
         around.loop.spawn(owner, self._sim_table.follow_bookies(bookies), "follow the bookies")
 

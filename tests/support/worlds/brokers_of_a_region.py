@@ -6,9 +6,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 from meridian_broker.engines.memory.ledgers import MemoryLedgerStore
+from meridian_broker.engines.sqlite.metadata import SqliteMetadataStore
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
 from meridian_broker.ledgers.store import LedgerError, WhenDurable
 from meridian_broker.metadata.catalog import Catalog
@@ -121,6 +123,28 @@ class ServingBroker(BrokerOfTest):
                 task.cancel()
 
 
+class Two(NamedTuple):
+    """Two brokers, and what they share."""
+
+    a: ServingBroker
+    b: ServingBroker
+    metadata: SqliteMetadataStore
+    ledgers: MemoryLedgerStore
+
+
+@contextlib.asynccontextmanager
+async def two_serving(directory: Path, name: TopicName) -> AsyncIterator[Two]:
+    """Two brokers that know of each other; the first one owns the topic."""
+    metadata = await SqliteMetadataStore.open(directory / "metadata")
+    loop = asyncio.get_running_loop()
+    ledgers = MemoryLedgerStore(schedule=lambda work: loop.call_soon(work))
+    async with serving("a", metadata, ledgers) as a, serving("b", metadata, ledgers) as b:
+        await wait_until(lambda: len(a.owner.view.brokers) == len(b.owner.view.brokers) == 2)
+        await a.owner.acquire(await a.bundle(name))
+        yield Two(a, b, metadata, ledgers)
+    await metadata.close()
+
+
 async def stored(topic: Topic, *bodies: bytes) -> list[Position]:
     """Append entries. :raises LedgerError: one is not durable, and never will be."""
     places: list[Position] = []
@@ -162,6 +186,7 @@ async def serving(
         await broker.catalog.ensure_bootstrap({REGION: ClusterRecord()})
         await broker.catalog.refresh()
         await broker.owner.start()
+        broker.scheduler.spawn(broker.owned.follow_shadows(), "follow which topics are shadows")
         yield broker
     finally:
         await broker.scheduler.close()

@@ -27,7 +27,7 @@ from meridian_broker.ledgers.pending import AppendedToLog, OwnEntry, Pending, Wa
 from meridian_broker.ledgers.reading import ReadableLog
 from meridian_broker.ledgers.restored import standing
 from meridian_broker.ledgers.scheduling import Scheduler, next_turn
-from meridian_broker.ledgers.store import LedgerError, LedgerStore, Writer
+from meridian_broker.ledgers.store import FollowedWriter, LedgerError, LedgerStore, Writer
 from meridian_broker.positions.position import EARLIEST, Position
 
 _log: Final = logging.getLogger(__name__)
@@ -407,6 +407,11 @@ class TopicLog(ReadableLog):
             if self._cache.used > self._cache.limit:
                 self._shrink_tail(max(0, self._tail_bytes - (self._cache.used - self._cache.limit)))
             notify_all(tuple(self._watchers))
+
+    def announce(self) -> None:
+        """Let brokers that follow this log know of what is durable."""
+        if isinstance(self._writer, FollowedWriter):
+            self._writer.announce()
 
     def watch(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call ``callback``, once per turn of the loop, after entries became durable. Returns a function that ends

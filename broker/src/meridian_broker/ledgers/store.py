@@ -145,6 +145,28 @@ class HeadReader(Reader, Protocol):
         ...
 
 
+@runtime_checkable
+class FollowingReader(Reader, Protocol):
+    """A reader that learns what another broker adds to its ledger."""
+
+    def follow(self, grown: Callable[[], None]) -> Callable[[], None]:
+        """Keep ``last_confirmed`` current while another broker writes the ledger, and once somebody has sealed it.
+
+        :param grown: called on the loop when it may be greater than before. Calls may be few and late.
+        :returns: a function that ends this.
+        """
+        ...
+
+
+@runtime_checkable
+class FollowedWriter(Writer, Protocol):
+    """A writer whose ledger other brokers can read before it is sealed."""
+
+    def announce(self) -> None:
+        """Let readers elsewhere know soon what is durable now. Without it they learn of an entry with the next one."""
+        ...
+
+
 class LedgerStore(Protocol):
     """All ledgers a broker can reach."""
 

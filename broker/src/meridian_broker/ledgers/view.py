@@ -12,11 +12,11 @@ ledger ids only grow (R1), and whatever a source of the same name stores later l
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NoReturn
+from typing import Final
 
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits, Span
+from meridian_broker.ledgers.followed import FollowedLog, NoRecord, not_its_own
 from meridian_broker.ledgers.index import LedgerIndex
-from meridian_broker.ledgers.labels import Belonging
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.ledgers.pending import Waiting
@@ -28,27 +28,11 @@ from meridian_broker.positions.position import Position
 _LIMITS: Final = LogLimits()
 
 
-class _NoRecord:
-    """A view writes no record of ledgers."""
-
-    belonging = Belonging("", "")
-
-    async def allocate_ledger_id(self) -> NoReturn:
-        raise _refusal()
-
-    async def save_spans(self, *_: object) -> NoReturn:
-        raise _refusal()
-
-
-def _refusal() -> LedgerError:
-    return LedgerError("this log is a view of another topic's: it stores nothing of its own")
-
-
 class LogView(TopicLog):
     """See the module's text. ``attach`` it to its source, if there is one, before anything reads it."""
 
     def __init__(self, region: str, store: LedgerStore, scheduler: Scheduler, cache: CacheBudget) -> None:
-        super().__init__(region, store, _NoRecord(), 0, _LIMITS, scheduler, cache)
+        super().__init__(region, store, NoRecord(), 0, _LIMITS, scheduler, cache)
         self._source: TopicLog | None = None
         self._unwatch: Callable[[], None] = lambda: None
         self.skipped_entries = 0
@@ -78,7 +62,18 @@ class LogView(TopicLog):
 
     @property
     def is_attached(self) -> bool:
-        return self._source is not None
+        """Whether there is a source."""
+        return self._source is not None and not (isinstance(self._source, FollowedLog) and not self._source.exists)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it has no source, and will not notice by itself that there is one."""
+        return self._source is None
+
+    @property
+    def resets(self) -> int:
+        """How often entries were not read ahead of its subscriptions (``FollowedLog.reset_behind``)."""
+        return self._source.resets if isinstance(self._source, FollowedLog) else 0
 
     def skipped(self, entries: int) -> None:
         """Entries that subscriptions were owed are about to be deleted."""
@@ -134,18 +129,20 @@ class LogView(TopicLog):
 
     def _wait_for_ledger(self, _: Waiting) -> None:
         """What every append does without a ledger. :raises LedgerError: always."""
-        raise _refusal()
+        raise not_its_own()
 
     async def roll(self) -> None:
         """:raises LedgerError: always."""
-        raise _refusal()
+        raise not_its_own()
 
     async def trim(self, *_: object) -> list[int]:
         """Nothing: ledgers are the source's to delete."""
         return []
 
     def cool_indexes(self, below: int) -> None:
-        """Nothing: indexes are the source's to drop."""
+        """Nothing: indexes are the source's to drop, unless another broker serves it."""
+        if isinstance(self._source, FollowedLog):
+            self._source.cool_indexes(below)
 
     def drop_tail(self) -> None:
         """Nothing: the tail is the source's."""

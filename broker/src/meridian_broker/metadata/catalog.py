@@ -28,6 +28,7 @@ from meridian_broker.metadata.policy_table import REPLICATION, Level
 from meridian_broker.metadata.records import ClusterRecord, TenantRecord
 from meridian_broker.metadata.rules import Rules, rules
 from meridian_broker.metadata.schema_catalog import Schemas
+from meridian_broker.metadata.shadow_needs import ShadowNeeds
 from meridian_broker.metadata.shadow_topics import ShadowTopics, as_shadow
 from meridian_broker.metadata.store import MetadataError, MetadataStore
 from meridian_broker.metadata.tenancy import Clusters, Namespaces, Tenants
@@ -74,6 +75,7 @@ class Catalog:
         self.schemas = Schemas(self._access)
         self.behind = BehindRecord(self._access)
         self.shadows = ShadowTopics(self._access)
+        self.shadow_needs = ShadowNeeds(self._access)
 
     @property
     def region(self) -> str:

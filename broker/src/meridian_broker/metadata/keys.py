@@ -39,6 +39,7 @@ LEDGER_IDS: Final = "/local/ledger-ids"
 BROKERS: Final = "/local/brokers"
 OFFLOADED: Final = "/local/offloaded"
 SHADOWS: Final = "/local/shadows"
+SHADOW_NEEDS: Final = "/local/shadow-needs"
 SETTINGS: Final = "/local/settings"
 """What was changed of the brokers' settings while they run."""
 ROOM: Final = "/local/room"
@@ -143,6 +144,12 @@ def behind(broker_id: str) -> str:
 def shadow(topic: TopicName) -> str:
     """Which topic a shadow is a view of; its partitions share it."""
     return f"{SHADOWS}/{_topic(topic.base)}"
+
+
+def shadow_needs(source: TopicName) -> str:
+    """The folder of what shadows need of a topic, or of all partitions of one."""
+    folder = f"{SHADOW_NEEDS}/{_topic(source.base)}"
+    return folder if source.partition < 0 else f"{folder}/{source.partition}"
 
 
 def offloaded(ledger_id: int) -> str:

@@ -5,12 +5,14 @@ A shadow has a record of its own beside those of its topic or partitions. It is 
 deleted after it, so a topic is never taken for an ordinary one while it is a shadow. A record without a topic is what a
 crash left, and means nothing.
 
-All records are in memory: whether a topic is a shadow is asked for each opening, producer and policy.
+All records are in memory: whether a topic is a shadow is asked for each opening, producer and policy. In a region of
+several brokers each of them may write one, and the others hear of it (``follow``). What must not be missed, as whether
+a topic that is about to be opened is a shadow, is read from the store (``fetch``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -19,6 +21,7 @@ from meridian_broker.metadata.access import Access
 from meridian_broker.metadata.errors import NotFound
 from meridian_broker.metadata.records import decode, encode
 from meridian_broker.metadata.rules import Rules
+from meridian_broker.metadata.store import MetadataError, Record
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
@@ -38,6 +41,8 @@ class ShadowRecord:
     """The source keeps the ledgers that the shadow's subscriptions still need."""
     listed: bool = True
     """It is in the source's list of shadows (``shadowTopics``)."""
+    made_ms: int = 0
+    """When it was made, by the clock of the broker that did; 0: an earlier version did."""
 
     def source_of(self, name: TopicName) -> TopicName:
         """The topic of which ``name``, this shadow or a partition of it, is a view."""
@@ -48,7 +53,13 @@ class ShadowRecord:
         return self.shadow if name.partition < 0 else self.shadow.with_partition(name.partition)
 
     def to_json(self) -> dict[str, Any]:
-        return {"shadow": str(self.shadow), "source": str(self.source), "holds": self.holds, "listed": self.listed}
+        return {
+            "shadow": str(self.shadow),
+            "source": str(self.source),
+            "holds": self.holds,
+            "listed": self.listed,
+            "madeMs": self.made_ms,
+        }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ShadowRecord:
@@ -58,11 +69,12 @@ class ShadowRecord:
             topic_name.parse(value["source"]),
             bool(value.get("holds", True)),
             bool(value.get("listed", True)),
+            int(value.get("madeMs", 0)),
         )
 
 
 class ShadowTopics:
-    """See the module's text. One per catalog; its broker is the only one that writes them."""
+    """See the module's text. One per catalog."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -72,18 +84,73 @@ class ShadowTopics:
         self._is_loaded = False
         self.behind: set[TopicName] = set()
         """Shadows that could not follow their source to more partitions yet."""
+        self.on_change: Callable[[ShadowRecord], None] = lambda _: None
+        """Called with each shadow that is made or changed, by whichever broker."""
 
     async def load(self) -> None:
         """Read all records, once. :raises MetadataError: they cannot be read, or a newer version wrote them."""
-        if self._is_loaded:
-            return
-        for path, record in await self._access.store.scan(keys.SHADOWS + "/"):
-            self._learn(ShadowRecord.from_json(decode(path, record.value)[0]))
+        if not self._is_loaded:
+            await self.refresh()
+
+    async def refresh(self) -> None:
+        """Read all records as any broker of the region wrote them. :raises MetadataError: as ``load``."""
+        found = [_read(path, record) for path, record in await self._access.store.scan(keys.SHADOWS + "/")]
+        for name in self._records.keys() - {str(one.shadow) for one in found}:
+            self._forget(name)
+        for one in found:
+            self._learn(one)
         self._is_loaded = True
 
+    async def fetch(self, name: TopicName) -> ShadowRecord | None:
+        """As ``find``, from the store. :raises MetadataError: it cannot be read."""
+        path = keys.shadow(name)
+        record = await self._access.store.get(path)
+        if record is not None:
+            self._learn(_read(path, record))
+        elif str(name.base) in self._records:
+            self._forget(str(name.base))
+        return self.find(name)
+
+    async def follow(self, pause: Callable[[], Awaitable[None]]) -> None:
+        """Hear what other brokers of the region write, until cancelled.
+
+        :param pause: waits before it is tried again after the store did not answer.
+        """
+        while True:
+            try:
+                async for changes in self._access.store.watch(keys.SHADOWS + "/"):
+                    if not changes:
+                        await self.refresh()
+                    for change in changes:
+                        self._heard(change.path, change.record)
+                    self._access.news += 1
+            except MetadataError:
+                await pause()
+
+    def _heard(self, path: str, record: Record | None) -> None:
+        if record is not None:
+            self._learn(_read(path, record))
+            return
+        for name, known in list(self._records.items()):
+            if keys.shadow(known.shadow) == path:
+                self._forget(name)
+
     def _learn(self, record: ShadowRecord) -> None:
+        known = self._records.get(str(record.shadow))
+        if known == record:
+            return
+        if known is not None and known.source != record.source:
+            self._forget(str(record.shadow))
         self._records[str(record.shadow)] = record
         self._of.setdefault(str(record.source), {})[str(record.shadow)] = record
+        self.on_change(record)
+
+    def _forget(self, name: str) -> None:
+        record = self._records.pop(name)
+        siblings = self._of[str(record.source)]
+        del siblings[name]
+        if not siblings:
+            del self._of[str(record.source)]
 
     def find(self, name: TopicName) -> ShadowRecord | None:
         """The record of a topic or partition that is a shadow; None: it is none."""
@@ -121,11 +188,17 @@ class ShadowTopics:
         record = self.find(shadow)
         if record is not None:
             await self._access.store.delete(keys.shadow(record.shadow))
-            del self._records[str(record.shadow)]
-            siblings = self._of[str(record.source)]
-            del siblings[str(record.shadow)]
-            if not siblings:
-                del self._of[str(record.source)]
+            if str(record.shadow) in self._records:
+                self._forget(str(record.shadow))
+            needs, name = keys.shadow_needs(record.source), keys.escape(str(record.shadow))
+            is_last = str(record.source) not in self._of
+            for path, _ in await self._access.store.scan(needs + "/"):
+                if is_last or path.rpartition("/")[2] == name:
+                    await self._access.store.delete(path)
+
+
+def _read(path: str, record: Record) -> ShadowRecord:
+    return ShadowRecord.from_json(decode(path, record.value)[0])
 
 
 def as_shadow(rules: Rules) -> Rules:

@@ -82,6 +82,19 @@ class Topics:
             found = [(one.path.removeprefix(folder), one.record is not None) for one in changes]
             yield [(TopicName(domain, tenant, local, keys.unescape(name)), exists) for name, exists in found]
 
+    async def follow(self, topic: TopicName) -> AsyncIterator[TopicRecord | None]:
+        """The topic's record as any broker of the region writes it, and None while there is none; at once as it is.
+
+        Records that follow each other quickly may be left out but the last one.
+        """
+        path = keys.topic(topic)
+        async for changes in self._access.store.watch(path):
+            own = [change for change in changes if change.path == path]
+            if changes and not own:
+                continue  # of topics whose names begin like this one's
+            record = own[-1].record if own else await self._access.store.get(path)
+            yield None if record is None else TopicRecord.decode(path, record.value)
+
     async def partitions(self, base: TopicName) -> list[TopicName]:
         """The recorded partitions, by number, including those beyond the topic's number of partitions."""
         folder, found = keys.topic(base), list[TopicName]()

@@ -80,6 +80,7 @@ class OneOfSeveral:
         """
         await self.owner.start()
         await self._catalog.next_broker_epoch(ONLY_BROKER)
+        self._scheduler.spawn(self.topics.follow_shadows(), "follow which topics are shadows")
 
     def _bundles(self, namespace: str) -> int:
         record = self._catalog.namespace(namespace)

@@ -100,6 +100,11 @@ class TopicSettings:
     """Seconds for which clients cannot recreate a subscription that was deleted by force, in any region, so that a
     consumer that reconnects does not bring it back. The admin API can recreate it at once."""
 
+    shadow_replicator_auto_reset_backlog_entries: int = whole(0, 0, 1_000_000_000)
+    """For shadows whose source another broker serves: if more entries than this of a ledger that is full were not read
+    yet, they are not read ahead for all shadows together, but only where a subscription asks for them. 0: all are read
+    ahead."""
+
     entries_held_for_regions_minutes: int = whole(1440, 0, 525_600)
     """Minutes for which entries of another region are kept beyond their retention because a third region lacks them,
     or cannot be reached: this region may have to forward them. 0: they are not kept for that."""

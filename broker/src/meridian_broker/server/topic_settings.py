@@ -59,6 +59,7 @@ def topic_limits(settings: Settings) -> TopicLimits:
         dedup_producers=topics.broker_deduplication_max_number_of_producers,
         dedup_entries=topics.broker_deduplication_entries_interval,
         dedup_idle_minutes=topics.broker_deduplication_producer_inactivity_timeout_minutes,
+        shadow_reset_backlog=topics.shadow_replicator_auto_reset_backlog_entries,
         entries_held_minutes=topics.entries_held_for_regions_minutes,
         closed_seconds=topics.forced_unsubscribe_closed_seconds,
         failover_delay_seconds=topics.active_consumer_failover_delay_time_millis / 1000,

@@ -19,7 +19,7 @@ from meridian_broker.metadata.store import MetadataError
 from meridian_broker.topics.errors import NotAllowed, TopicError, TopicFenced, TopicTerminated
 from meridian_broker.topics.policies import bounds
 from meridian_broker.topics.reopening import Failing
-from meridian_broker.topics.shadows import OnRecord
+from meridian_broker.topics.shadows import Elsewhere, OnRecord
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.log import TopicLog
@@ -65,6 +65,8 @@ class TopicSetup:
     """The topic of which it is a read-only view; None: of none."""
     shadows: OnRecord = dict
     """Its own shadows."""
+    shadows_elsewhere: Elsewhere | None = None
+    """Those that other brokers of the region may serve; None: there are no other brokers."""
 
 
 class TopicContext:

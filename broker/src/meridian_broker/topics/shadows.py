@@ -4,11 +4,15 @@
 A shadow is open as long as its source is: it reads through the source's log (``ledgers/view.py``), so when the source
 is fenced, for whatever reason, its shadows are, and opening one opens its source first. A shadow that is on record and
 not open, or not replayed yet, may need everything: nothing of the source is trimmed until it is known what it needs.
+
+Where another broker of the region serves the source, a shadow reads a log that follows the source's
+(``ledgers/followed.py``). Then what would be deleted is asked for, and what is needed is told, through the metadata
+(``Elsewhere``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Generic, Protocol, TypeVar
 
 from meridian_broker.positions.position import EARLIEST, Position
@@ -33,6 +37,19 @@ class Shadow(Protocol):
         ...
 
 
+class Elsewhere(Protocol):
+    """The shadows of a topic that other brokers of the region serve."""
+
+    async def ask(self, upto: Position, truncated: Position, names: Collection[str], /) -> Mapping[str, Position]:
+        """Ask them to need nothing at or before ``upto``, or at least nothing at or before ``truncated``.
+
+        :param names: of the shadows.
+        :returns: of each that answered in time: it needs nothing at or before this.
+        :raises MetadataError: they cannot be asked now.
+        """
+        ...
+
+
 S = TypeVar("S", bound=Shadow)
 OnRecord = Callable[[], Mapping[str, bool]]
 """Returns the names of a topic's shadows, and of each whether it holds its source's ledgers."""
@@ -41,10 +58,15 @@ OnRecord = Callable[[], Mapping[str, bool]]
 class Shadows(Generic[S]):
     """See the module's text. Each topic has one."""
 
-    def __init__(self, name: str, on_record: OnRecord) -> None:
-        """:param name: of the topic."""
+    def __init__(self, name: str, on_record: OnRecord, elsewhere: Elsewhere | None = None) -> None:
+        """
+        :param name: of the topic.
+        :param elsewhere: None: this broker serves all of them.
+        """
         self._name = name
         self._on_record = on_record
+        self._elsewhere = elsewhere
+        self._told: Mapping[str, Position] = {}
         self.open: dict[str, S] = {}
         """By name."""
 
@@ -57,16 +79,32 @@ class Shadows(Generic[S]):
         if self.open.get(shadow.name) is shadow:
             del self.open[shadow.name]
 
-    def needed_from(self) -> Position | None:
-        """The shadows need nothing at or before this; None: they hold nothing."""
+    def needed_from(self, *, elsewhere: bool = True) -> Position | None:
+        """The shadows need nothing at or before this; None: they hold nothing.
+
+        :param elsewhere: also those that other brokers may serve, as they said when they were asked last.
+        """
         needed: list[Position] = []
         for name, holds in self._on_record().items():
             shadow = self.open.get(name)
-            if shadow is None:
-                return EARLIEST
-            if holds:
-                needed.append(shadow.needed_from())
+            if shadow is not None:
+                if holds:
+                    needed.append(shadow.needed_from())
+            elif elsewhere or self._elsewhere is None:
+                needed.append(self._told.get(name, EARLIEST))
         return min(needed, default=None)
+
+    async def ask(self, upto: Position, *, truncated: Position = EARLIEST) -> bool:
+        """Ask shadows that other brokers may serve, before anything is deleted. See ``Elsewhere.ask``.
+
+        :returns: whether all of them have said that they do not need it.
+        :raises MetadataError: it is not known what they need.
+        """
+        others = self._on_record().keys() - self.open.keys()
+        if self._elsewhere is None or not others:
+            return True
+        self._told = await self._elsewhere.ask(upto, truncated, others)
+        return all(self._told.get(name, EARLIEST) >= upto for name in others)
 
     def fence(self, reason: str) -> None:
         """Their source is fenced."""

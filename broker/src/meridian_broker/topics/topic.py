@@ -8,8 +8,8 @@ lost ledger - fences the topic: clients are told to look it up again, and it is 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
 
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.scheduling import Scheduler
@@ -25,7 +25,7 @@ from meridian_broker.topics.backfill.intake import Intake
 from meridian_broker.topics.backfill.questions import Peers
 from meridian_broker.topics.backfill.repair import Repair
 from meridian_broker.topics.backfill.schema_numbers import AddSchema
-from meridian_broker.topics.compaction.borrowed import BorrowedCompaction
+from meridian_broker.topics.compaction.borrowed import BorrowedCompaction, Views
 from meridian_broker.topics.compaction.compaction import Compaction
 from meridian_broker.topics.context import TopicContext, TopicSetup
 from meridian_broker.topics.cursors import seeking
@@ -50,6 +50,24 @@ ALONE: Final = TopicSetup()
 """For a topic of one region, without a record."""
 
 
+class Followed(Protocol):
+    """The source of a shadow where another broker serves it (``service.followed_sources``)."""
+
+    name: str
+    failure: str | None
+    terminated: Position | None
+    ends: Mapping[str, Position]
+
+    @property
+    def log(self) -> TopicLog: ...
+
+    @property
+    def compaction(self) -> Views: ...
+
+    @property
+    def shadows(self) -> Shadows[Topic]: ...
+
+
 class Topic(TopicContext):
     """See the module's text. ``lifecycle/opening.py`` makes it, replays what is stored of it, and calls ``begin``."""
 
@@ -70,7 +88,7 @@ class Topic(TopicContext):
         publish_throttle: Callable[[], Throttle | None] = lambda: None,
         peers: Peers | None = None,
         add_schema: AddSchema | None = None,
-        source: Topic | None = None,
+        source: Topic | Followed | None = None,
     ) -> None:
         """
         :param publish_throttle: returns the throttle shared by all topics of the broker; None: there is none.
@@ -89,7 +107,7 @@ class Topic(TopicContext):
         self.admit = self.admission.admit
         self.deduplication = Deduplication(self, self.producers)
         self._publish_rates = PublishRates(scheduler, publish_throttle)
-        self.shadows: Shadows[Topic] = Shadows(name, setup.shadows)
+        self.shadows: Shadows[Topic] = Shadows(name, setup.shadows, setup.shadows_elsewhere)
         self.when_fenced(self.shadows.fence)
         self.compaction: Compaction = (
             Compaction(self) if source is None else BorrowedCompaction(self, source.compaction)
@@ -230,8 +248,11 @@ class Topic(TopicContext):
         """A copy that was not meant to be deleted (R8): all of it is kept until an operator has looked at it."""
         return self.metadata is not None and QUARANTINED in self.metadata.record.properties
 
-    def needed_from(self) -> Position:
-        """Everything at or before this may be trimmed as far as subscriptions and replicators go."""
+    def needed_from(self, *, elsewhere: bool = True) -> Position:
+        """Everything at or before this may be trimmed as far as subscriptions and replicators go.
+
+        :param elsewhere: those of shadows that other brokers may serve count, too.
+        """
         is_joining = self.backfill is not None and self.backfill.joining.keeps_all
         if self.is_quarantined or is_joining or self.subscription_registry.lost_records.in_doubt:
             return EARLIEST
@@ -241,7 +262,7 @@ class Topic(TopicContext):
             positions.append(unaccounted)
         if (uncompacted := self.compaction.holds_from()) is not None:
             positions.append(uncompacted)
-        if (held := self.shadows.needed_from()) is not None:
+        if (held := self.shadows.needed_from(elsewhere=elsewhere)) is not None:
             positions.append(held)
         return min(positions, default=self.log.last_confirmed)
 

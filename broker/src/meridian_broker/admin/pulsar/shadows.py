@@ -9,18 +9,20 @@ PUT, GET and DELETE are as in Pulsar. POST is the proposal's: one request makes 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from aiohttp import web
 
+from meridian_broker.admin.elsewhere.parts import Part, ask_each, done_by
 from meridian_broker.admin.http.requests import Refused, answer, body, done, flag, properties, state, topic_of, truth
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.shadow_topics import HOLDS, SOURCE
 from meridian_broker.topics.service import removal, shadow_topics
 from meridian_broker.wire.pulsar import topic_name
-from meridian_broker.wire.pulsar.topic_name import TopicName
+from meridian_broker.wire.pulsar.topic_name import TopicName, in_path
 
-MOST: int = 10_000
+GONE: Final = 404
+MOST: Final = 10_000
 """Names in one list."""
 
 
@@ -73,8 +75,34 @@ async def remove(request: web.Request) -> web.Response:
     record = opener.parts.catalog.shadows.find(shadow)
     if record is None or record.source != source or record.shadow != shadow:
         raise Refused(404, f"{shadow} is not a shadow of {source}")
-    await removal.delete(opener, shadow, force=flag(request, "force"))
+    await _delete(request, shadow, force=flag(request, "force"))
     return done()
+
+
+async def delete_all(request: web.Request, source: TopicName, *, force: bool) -> None:
+    """Delete all shadows of a topic, before it goes itself, whichever broker serves them.
+
+    :raises TopicInUse, Refused: clients are connected to one, and ``force`` is not given; or a broker cannot be asked.
+    """
+    opener = state(request).service.opener
+    if state(request).brokers is None:
+        await shadow_topics.delete_shadows(opener, source, force=force)
+        return
+    await opener.parts.catalog.shadows.refresh()
+    for record in opener.parts.catalog.shadows.of(source):
+        await _delete(request, record.shadow, force=force)
+
+
+async def _delete(request: web.Request, shadow: TopicName, *, force: bool) -> None:
+    admin = state(request)
+    if admin.brokers is None:
+        await removal.delete(admin.service.opener, shadow, force=force)
+        return
+    is_partitioned = await admin.catalog.partitioned.on_record(shadow) is not None
+    path = f"/admin/v2/{in_path(str(shadow))}{'/partitions' if is_partitioned else ''}?force={str(force).lower()}"
+    done_by([one for one in await ask_each(request, [Part(shadow, "DELETE", path)]) if one.status != GONE])
+    await admin.catalog.shadows.refresh()
+    await admin.catalog.shadows.delete(shadow)
 
 
 async def _source(request: web.Request) -> TopicName:
@@ -84,6 +112,8 @@ async def _source(request: web.Request) -> TopicName:
         raise Refused(412, f"{name} is a partition: its whole topic, {name.base}, has shadows")
     if await catalog.partitioned.find(name) is None and await catalog.topics.find(name) is None:
         raise Refused(404, f"topic {name} does not exist")
+    if state(request).brokers is not None:  # another broker may have made one just now
+        await catalog.shadows.refresh()
     return name
 
 

@@ -18,7 +18,7 @@ from meridian_broker.admin.elsewhere.everywhere import ask_all
 from meridian_broker.admin.elsewhere.parts import REPEAT, Part, ask_each, done_by
 from meridian_broker.admin.http.errors import Handler
 from meridian_broker.admin.http.requests import Refused, answer, any_topic_of, body, done, flag, read_body, state
-from meridian_broker.admin.pulsar import compacting, expiring, stats, subscriptions, topics
+from meridian_broker.admin.pulsar import compacting, expiring, shadows, stats, subscriptions, topics
 from meridian_broker.bounds.http import BODY_BYTES
 from meridian_broker.metadata.errors import NotFound
 from meridian_broker.positions import Stamp
@@ -143,6 +143,10 @@ async def _delete(request: web.Request, names: list[TopicName]) -> web.Response:
     record = await admin.catalog.partitioned.on_record(name)
     if record is None:
         raise NotFound(f"partitioned topic {name} does not exist")
+    if "stamp" not in request.query and flag(request, "cascade"):
+        await shadows.delete_all(request, name, force=flag(request, "force"))
+    elif "stamp" not in request.query:
+        await removal.check_no_shadows(admin.service.opener, name)
     if (given := request.query.get("stamp")) is not None:
         await _delete_as_elsewhere(request, names, topics.stamp_elsewhere(admin, given))
         return done()
@@ -185,6 +189,7 @@ async def _delete_parts(request: web.Request, names: list[TopicName], stamp: Sta
     said = await ask_each(request, [Part(one, "DELETE", path) for one, path in paths])
     done_by([one for one in said if one.status != GONE])
     await admin.catalog.partitioned.delete(name, stamp)
+    await admin.catalog.shadows.delete(name)
 
 
 async def _check_unused(request: web.Request, names: list[TopicName]) -> None:

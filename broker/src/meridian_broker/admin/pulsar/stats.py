@@ -164,7 +164,7 @@ def _add(known: Json, one: Json) -> Json:
     return added
 
 
-_SUMS: Final = frozenset({"gapEntries", "setSize", "setBytes", "lagEntries", "entries", "bytes"})
+_SUMS: Final = frozenset({"gapEntries", "autoResets", "setSize", "setBytes", "lagEntries", "entries", "bytes"})
 
 
 def _add_own(known: Json, other: Json) -> Json:

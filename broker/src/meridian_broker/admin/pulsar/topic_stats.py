@@ -26,6 +26,7 @@ from meridian_broker.topics.publishing.producer import Producer
 from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar import topic_name
+from meridian_broker.wire.pulsar.topic_name import TopicName
 
 Json = dict[str, Any]
 
@@ -95,11 +96,11 @@ class TopicStats:
         for record in self.state.catalog.shadows.of(name):
             key = str(record.shadow_of(name))
             shadow = topic.shadows.open.get(key)
-            behind = (
-                topic.log.entries
-                if shadow is None
-                else topic.log.distance(shadow.log.last_confirmed, topic.log.last_confirmed)
-            )
+            is_elsewhere = shadow is None and self._is_served(record.shadow_of(name))
+            behind = topic.log.entries
+            if shadow is not None or is_elsewhere:  # of one that another broker serves, only that one knows more
+                end = topic.log.last_confirmed if shadow is None else shadow.log.last_confirmed
+                behind = topic.log.distance(end, topic.log.last_confirmed)
             if record.listed:
                 shown[key] = {
                     "msgRateOut": 0.0,
@@ -108,10 +109,18 @@ class TopicStats:
                     "bytesOutCounter": 0,
                     "msgRateExpired": 0.0,
                     "replicationBacklog": behind,
-                    "connected": shadow is not None,
+                    "connected": shadow is not None or is_elsewhere,
                     "replicationDelayInSeconds": 0,
                 }
         return shown
+
+    def _is_served(self, name: TopicName) -> bool:
+        """Whether another broker of the region owns the topic."""
+        owner = self.state.owner
+        bundles = None if owner is None else owner.view.bundles.get(name.namespace_name)
+        if owner is None or bundles is None or owner.term_of(name) is not None:
+            return False
+        return owner.view.owner(bundles.of(name)) is not None
 
     def shadow(self, topic: Topic) -> Json:
         """How a shadow stands to its source; nothing of another topic."""
@@ -124,6 +133,7 @@ class TopicStats:
                 "connected": topic.log.is_attached,
                 "holdsSourceLedgers": record.holds,
                 "gapEntries": topic.log.skipped_entries,
+                "autoResets": topic.log.resets,
             }
         }
 

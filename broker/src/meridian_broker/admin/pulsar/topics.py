@@ -133,9 +133,9 @@ async def _delete(request: web.Request, name: TopicName, *, partitioned: bool) -
         path = request.rel_url.raw_path
         forced = flag(request, "force")
         if flag(request, "cascade"):
-            await shadow_topics.delete_shadows(admin.service.opener, name, force=forced)
+            await shadows.delete_all(request, name, force=forced)
         else:
-            removal.check_no_shadows(admin.service.opener, name)
+            await removal.check_no_shadows(admin.service.opener, name)
         if others and not forced:
             await check_deletion(admin, name, others, path)
         await _delete_everywhere(admin, name, others, path, force=forced)
@@ -263,8 +263,11 @@ async def grow(request: web.Request) -> web.Response:
     if wanted < record.partitions:
         raise Refused(406, f"{name} has {record.partitions} partitions and cannot go back to {wanted}")
     opener = state(request).service.opener
-    await growth.grow(opener, name, wanted, request.query.get("incarnation"), growing.owners(request))
-    await shadow_topics.follow_partitions(opener, name)
+    owners = growing.owners(request)
+    if owners is not None:
+        await opener.parts.catalog.shadows.refresh()
+    await growth.grow(opener, name, wanted, request.query.get("incarnation"), owners)
+    await shadow_topics.follow_partitions(opener, name, owners)
     return done()
 
 

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from meridian_broker.admin.elsewhere.parts import Part, Said, ask_each, done_by
 from meridian_broker.admin.http.requests import namespace_of, state
-from meridian_broker.admin.pulsar import dealing
+from meridian_broker.admin.pulsar import dealing, shadows
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName, in_path
 
@@ -50,6 +50,9 @@ async def unsubscribe(request: web.Request, name: str) -> None:
 
 async def delete_topics(request: web.Request, namespace: str) -> None:
     """Also those with clients. :raises Refused: not all are gone."""
+    for source in {one.source for one in state(request).catalog.shadows.all()}:
+        if source.namespace_name == namespace:
+            await shadows.delete_all(request, source, force=True)
     partitioned = await state(request).catalog.partitioned.names(namespace)
     whole = [Part(one, "DELETE", f"{_path(one)}/partitions?force=true") for one in partitioned]
     _there(await ask_each(request, whole))

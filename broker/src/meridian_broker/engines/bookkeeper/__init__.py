@@ -21,6 +21,7 @@ The shell around it:
     lac                                 version 3 requests that read and write the last confirmed entry (LAC)
     context                             what all parts of the store share
     handles, recoveries, confirmed      writers and readers; recoveries under way; the LAC of open ledgers
+    tailing                             ends of ledgers that are read while another broker writes them
     upkeep                              counts ledgers, removes old tombstones
     store                               implements the port
     registered                          what bookies need in etcd before they start, and which are registered

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from meridian_broker.engines.bookkeeper.context import BookiePorts, StoreContext, info_of
 from meridian_broker.engines.bookkeeper.ledger_metadata import LedgerMetadata
 from meridian_broker.engines.bookkeeper.reading import Entries, Reading
+from meridian_broker.engines.bookkeeper.tailing import Tailing
 from meridian_broker.engines.bookkeeper.writing import Writing
 from meridian_broker.ledgers.store import AppendDone, LedgerDeleted, LedgerError, LedgerInfo
 
@@ -15,10 +16,11 @@ from meridian_broker.ledgers.store import AppendDone, LedgerDeleted, LedgerError
 class BookKeeperWriter:
     """See `meridian_broker.ledgers.store.Writer`."""
 
-    __slots__ = ("_context", "append", "writing")
+    __slots__ = ("_context", "_tailing", "append", "writing")
 
-    def __init__(self, context: StoreContext, writing: Writing) -> None:
+    def __init__(self, context: StoreContext, writing: Writing, tailing: Tailing) -> None:
         self._context = context
+        self._tailing = tailing
         self.writing = writing
         self.append: Callable[[bytes, AppendDone], int] = writing.append
 
@@ -34,6 +36,9 @@ class BookKeeperWriter:
     def size(self) -> int:
         return self.writing.size
 
+    def announce(self) -> None:
+        self._tailing.announce(self.writing)
+
     async def seal(self) -> LedgerInfo:
         self._context.check_open()
         outcome = await self._context.answer(self.writing.seal)
@@ -44,11 +49,17 @@ class BookKeeperWriter:
 
 
 class BookKeeperReader:
-    """See `meridian_broker.ledgers.store.Reader`. If another broker writes the ledger, the reader sees only what was
-    confirmed when it was opened."""
+    """See `meridian_broker.ledgers.store.FollowingReader`. If another broker writes the ledger, the reader sees only
+    what was confirmed when it was opened, unless it follows it."""
 
     def __init__(
-        self, context: StoreContext, ledger: int, metadata: LedgerMetadata, confirmed: int, writing: Writing | None
+        self,
+        context: StoreContext,
+        ledger: int,
+        metadata: LedgerMetadata,
+        confirmed: int,
+        writing: Writing | None,
+        tailing: Tailing,
     ) -> None:
         """:param writing: the ledger's writer, if it is in this process: it knows what is confirmed now."""
         self._context = context
@@ -57,6 +68,22 @@ class BookKeeperReader:
         self._confirmed = confirmed
         self._writing = writing
         self._prefer = ""
+        self._tailing = tailing
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """The ledger's metadata as last read."""
+        return self._metadata
+
+    def follow(self, grown: Callable[[], None]) -> Callable[[], None]:
+        return self._tailing.follow(self, grown)
+
+    def learn(self, confirmed: int, metadata: LedgerMetadata | None = None) -> bool:
+        """As ``tailing.Tail``."""
+        self._metadata = metadata or self._metadata
+        is_more = confirmed > self.last_confirmed()
+        self._confirmed = max(self._confirmed, confirmed)
+        return is_more
 
     @property
     def ledger_id(self) -> int:

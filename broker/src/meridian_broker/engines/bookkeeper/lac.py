@@ -2,9 +2,9 @@
 """Requests that write and read the last confirmed entry (LAC) of open ledgers.
 
 An entry carries only the LAC at the time it was sent, so no entry shows that the newest ones are confirmed. A writer
-that stops therefore stores an explicit LAC on the bookies, for other readers. Both requests exist only in version 3 of
-the protocol. A bookie that has received version 2 on a connection no longer understands version 3 there, so they use
-connections of their own, one per exchange.
+that stops, or that other brokers follow, therefore stores an explicit LAC on the bookies. The requests exist only in
+version 3 of the protocol. A bookie that has received version 2 on a connection no longer understands version 3 there,
+so they use connections of their own: one per exchange, or one that is kept (``LacConnection``).
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ from meridian_broker.engines.bookkeeper.entries import (
 from meridian_broker.wire.proto.bookkeeper_pb2 import Answer, Request
 
 VERSION: Final = 3
+READ_ENTRY: Final = 1
 WRITE_LAC: Final = 6
 READ_LAC: Final = 7
+PIGGYBACK: Final = 2
+"""Flag of a read: answer with what is confirmed, and not with an entry that is there already."""
 UNDER_WAY: Final = 100
 """Requests in flight at once."""
 ANSWER_BYTES_MAX: Final = 64 << 20
@@ -56,6 +59,18 @@ def read_request(ledger: int) -> Request:
     request = Request()
     request.header.operation = READ_LAC
     request.read_lac.ledger = ledger
+    return request
+
+
+def wait_request(ledger: int, known: int, seconds: float) -> Request:
+    """Answered once more than ``known`` is confirmed, or after this time."""
+    request = Request()
+    request.header.operation = READ_ENTRY
+    request.read_entry.ledger = ledger
+    request.read_entry.entry = -1
+    request.read_entry.previous_lac = known
+    request.read_entry.patience = int(seconds * 1000)
+    request.read_entry.flag = PIGGYBACK
     return request
 
 
@@ -111,3 +126,67 @@ async def _exchange(
             answer = Answer.FromString(await reader.readexactly(length))
             answers[answer.header.request] = answer
     return [answers[number] for number in range(len(requests))]
+
+
+class LacConnection(asyncio.Protocol):
+    """One connection for many requests, whose answers may come late and in any order."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, asyncio.Future[Answer]] = {}
+        self._received = bytearray()
+        self._transport: asyncio.WriteTransport | None = None
+        self._number = 0
+        self.is_lost = False
+
+    async def ask(self, request: Request, seconds: float) -> Answer:
+        """:raises NoAnswer: it did not come in time, or the connection broke."""
+        if self._transport is None or self.is_lost:
+            raise NoAnswer("the connection is closed")
+        self._number += 1
+        request.header.version = VERSION
+        request.header.request = number = self._number
+        frame = request.SerializeToString()
+        answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
+        try:
+            self._transport.write(_LENGTH.pack(len(frame)) + frame)
+            async with asyncio.timeout(seconds):
+                return await answer
+        except TimeoutError:
+            raise NoAnswer(f"no answer for {seconds} s") from None
+        finally:
+            del self._waiting[number]
+
+    def close(self) -> None:
+        """Whoever waits gets no answer."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.WriteTransport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        while len(self._received) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._received)
+            if length > ANSWER_BYTES_MAX:
+                self.close()
+                return
+            end = _LENGTH.size + length
+            if len(self._received) < end:
+                return
+            try:
+                answer = Answer.FromString(bytes(self._received[_LENGTH.size : end]))
+            except DecodeError:
+                self.close()
+                return
+            del self._received[:end]
+            waiting = self._waiting.get(answer.header.request)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(answer)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_lost = True
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(NoAnswer(f"the connection broke ({error!r})"))

@@ -29,6 +29,7 @@ from meridian_broker.engines.bookkeeper.ledger_metadata import (
 from meridian_broker.engines.bookkeeper.ledger_table import LedgerTable
 from meridian_broker.engines.bookkeeper.recoveries import Recoveries, taken_over
 from meridian_broker.engines.bookkeeper.securing import Connect, connect_tcp, encrypted
+from meridian_broker.engines.bookkeeper.tailing import Tailing
 from meridian_broker.engines.bookkeeper.upkeep import Upkeep
 from meridian_broker.engines.etcd.address import ANONYMOUS, Login, parse_endpoints
 from meridian_broker.engines.etcd.client import EtcdChannel
@@ -65,6 +66,7 @@ class BookKeeperLedgerStore:
         self._context = StoreContext(table, self._bookies, settings)
         self._recoveries = Recoveries(self._context)
         self._open = OpenLedgers(self._context)
+        self._tailing = Tailing(self._context)
         self._upkeep = Upkeep(self._context)
         self._making: set[int] = set()
         self._follower: asyncio.Task[None] | None = None
@@ -134,6 +136,7 @@ class BookKeeperLedgerStore:
             self._context.forget(writing)
         await self._recoveries.close()
         await self._context.end_tasks()
+        self._tailing.close()
         if self._follower is not None:
             self._follower.cancel()
             await asyncio.gather(self._follower, return_exceptions=True)
@@ -216,7 +219,7 @@ class BookKeeperLedgerStore:
             self._making.discard(ledger_id)
         if stored is None:
             raise LedgerError(f"ledger id {ledger_id} was used before: take a new one from the metadata store")
-        return BookKeeperWriter(self._context, self._context.begin_writing(ledger_id, stored))
+        return BookKeeperWriter(self._context, self._context.begin_writing(ledger_id, stored), self._tailing)
 
     async def open(self, ledger_id: int, confirmed: int | None = None) -> BookKeeperReader:
         """As `LedgerStore.open`.
@@ -233,7 +236,7 @@ class BookKeeperLedgerStore:
             confirmed = metadata.last_entry
         elif confirmed is None:
             confirmed = (await self._open.confirmed({ledger_id: metadata}))[ledger_id]
-        return BookKeeperReader(self._context, ledger_id, metadata, confirmed, writing)
+        return BookKeeperReader(self._context, ledger_id, metadata, confirmed, writing, self._tailing)
 
     async def recover(self, ledger_id: int, fence: int) -> LedgerInfo:
         self._context.check_open()

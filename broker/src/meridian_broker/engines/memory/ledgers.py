@@ -108,7 +108,9 @@ class MemoryWriter:
 class MemoryReader:
     """See `meridian_broker.ledgers.store.Reader`."""
 
-    def __init__(self, handle: _Handle) -> None:
+    def __init__(self, handle: _Handle, store: MemoryLedgerStore | None = None) -> None:
+        """:param store: notices that the ledger grows, and counts reads; None: neither."""
+        self._store = store
         self._handle = handle
 
     @property
@@ -118,7 +120,12 @@ class MemoryReader:
     def last_confirmed(self) -> int:
         return len(self._handle.stored.entries) - 1
 
+    def follow(self, grown: Callable[[], None]) -> Callable[[], None]:
+        return self._store.follow(grown) if self._store is not None else lambda: None
+
     async def read(self, first: int, last: int, max_bytes: int) -> list[bytes]:
+        if self._store is not None:
+            self._store.reads += 1
         if self._handle.deleted:
             raise LedgerNotFound(f"ledger {self.ledger_id} was deleted")
         if first < 0:
@@ -148,6 +155,9 @@ class MemoryLedgerStore:
         self._taken: set[int] = set()
         self._stopped: str | None = None
         self._failure: str | None = None
+        self._followers: list[Callable[[], None]] = []
+        self.reads = 0
+        """Reads so far, of entries."""
         self.pending_bytes = 0
         """Bytes of entries that are not durable yet."""
 
@@ -159,8 +169,13 @@ class MemoryLedgerStore:
         if self._stopped is not None:
             return 0
         part, self._queue = (self._queue, []) if writes is None else (self._queue[:writes], self._queue[writes:])
-        notify_all([partial(self._finish, write) for write in part])
+        notify_all([*(partial(self._finish, write) for write in part), *self._followers])
         return len(part)
+
+    def follow(self, grown: Callable[[], None]) -> Callable[[], None]:
+        """As ``FollowingReader.follow``, for all ledgers."""
+        self._followers.append(grown)
+        return lambda: self._followers.remove(grown) if grown in self._followers else None
 
     def _finish(self, write: _Write) -> None:
         self.pending_bytes -= write.size
@@ -223,7 +238,7 @@ class MemoryLedgerStore:
         return MemoryWriter(self, handle)
 
     async def open(self, ledger_id: int) -> MemoryReader:
-        return MemoryReader(self._find(ledger_id))
+        return MemoryReader(self._find(ledger_id), self)
 
     async def recover(self, ledger_id: int, fence: int) -> LedgerInfo:
         self._check_open()

@@ -11,7 +11,14 @@ from meridian_broker.ledgers.offloaded.cache import BlockCache
 from meridian_broker.ledgers.offloaded.copies import Copies, heads_of
 from meridian_broker.ledgers.offloaded.format import BlockContent, CopyIndex
 from meridian_broker.ledgers.scheduling import Scheduler
-from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError, LedgerNotFound, LedgerUnreadable, Reader
+from meridian_broker.ledgers.store import (
+    FollowingReader,
+    LedgerCorrupt,
+    LedgerError,
+    LedgerNotFound,
+    LedgerUnreadable,
+    Reader,
+)
 
 log = logging.getLogger(__name__)
 
@@ -150,6 +157,10 @@ class OffloadableReader:
     def last_confirmed(self) -> int:
         """As `Reader.last_confirmed`."""
         return self._last_confirmed if self._near is None else self._near.last_confirmed()
+
+    def follow(self, grown: Callable[[], None]) -> Callable[[], None]:
+        """As `FollowingReader.follow`. A copy does not grow."""
+        return self._near.follow(grown) if isinstance(self._near, FollowingReader) else lambda: None
 
     async def read(self, first: int, last: int, max_bytes: int) -> list[bytes]:
         """As `Reader.read`."""

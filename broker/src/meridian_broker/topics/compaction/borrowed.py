@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from meridian_broker.ledgers.reading import Stored
+from meridian_broker.ledgers.store import LedgerNotFound, LedgerStore
+from meridian_broker.metadata.topic_records import CompactedRecord
 from meridian_broker.positions.position import Position
 from meridian_broker.topics.compaction.compaction import Compaction, CompactionResources, Status
 from meridian_broker.topics.compaction.view import CompactedView
@@ -16,10 +18,67 @@ if TYPE_CHECKING:
     from meridian_broker.topics.journal.topic_record import TopicMetadata
 
 
+class Views(Protocol):
+    """The views of a source, as a shadow reads them."""
+
+    @property
+    def view(self) -> CompactedView | None: ...
+
+    @property
+    def status(self) -> Status: ...
+
+    def when_view_changes(self, callback: Callable[[CompactedView | None], None]) -> Callable[[], None]: ...
+
+    async def prepare(self) -> None: ...
+
+    async def read_view(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored]: ...
+
+
+class FollowedViews:
+    """The views of a source that another broker serves, as its record names them: read there, and never made."""
+
+    def __init__(self, store: LedgerStore) -> None:
+        self._store = store
+        self.view: CompactedView | None = None
+        self.status = Status.NOT_RUN
+        self._readers: list[Callable[[CompactedView | None], None]] = []
+
+    async def take(self, record: CompactedRecord | None) -> None:
+        """What the source's record names now. :raises LedgerError: the view cannot be read now."""
+        if record == (None if self.view is None else self.view.record):
+            return
+        view = None if record is None else CompactedView(record, self._store)
+        if view is not None:
+            await view.load()
+        self.view = view
+        for callback in tuple(self._readers):
+            callback(view)
+
+    def when_view_changes(self, callback: Callable[[CompactedView | None], None]) -> Callable[[], None]:
+        """As of ``Compaction``."""
+        self._readers.append(callback)
+        return lambda: self._readers.remove(callback) if callback in self._readers else None
+
+    async def prepare(self) -> None:
+        """Nothing: a view is in force once its index is in memory."""
+
+    async def read_view(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored]:
+        """As of ``Compaction``. :raises LedgerError: the entries cannot be read, or not yet those of a newer view."""
+        view = self.view
+        if view is None:
+            return []
+        try:
+            return await view.read_after(position, max_entries, max_bytes)
+        except LedgerNotFound:
+            if view is self.view:
+                raise
+        return await self.read_view(position, max_entries, max_bytes)  # a newer one replaced it meanwhile
+
+
 class BorrowedCompaction(Compaction):
     """See the module's text. Each shadow whose source is there has one."""
 
-    def __init__(self, topic: TopicContext, source: Compaction) -> None:
+    def __init__(self, topic: TopicContext, source: Views) -> None:
         self._source = source
         super().__init__(topic)
 

@@ -268,11 +268,21 @@ class TopicMetadata:
 
     def mends(self) -> list[Mend]:
         """The recorded repairs of damaged entries."""
-        return [Mend(mend.first, mend.count, mend.copies) for mend in self.record.mends]
+        return mends_of(self.record)
 
     def spans(self) -> list[Span]:
         """The recorded ledgers."""
-        return [_span(ledger) for ledger in self.record.ledgers]
+        return spans_of(self.record)
+
+
+def mends_of(record: TopicRecord) -> list[Mend]:
+    """The repairs of damaged entries in a topic's record."""
+    return [Mend(mend.first, mend.count, mend.copies) for mend in record.mends]
+
+
+def spans_of(record: TopicRecord) -> list[Span]:
+    """The ledgers in a topic's record."""
+    return [_span(ledger) for ledger in record.ledgers]
 
 
 def _ledger_record(span: Span) -> LedgerRecord:

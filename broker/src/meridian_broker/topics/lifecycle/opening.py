@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.view import LogView
@@ -15,12 +15,16 @@ from meridian_broker.topics.errors import LimitReached, NotAllowed, OtherKind, T
 from meridian_broker.topics.journal.progress_log import ProgressLog
 from meridian_broker.topics.journal.topic_record import TopicMetadata
 from meridian_broker.topics.lifecycle import deletion, orphans, replay, termination
+from meridian_broker.topics.lifecycle.shadows_elsewhere import ShadowsElsewhere
 from meridian_broker.topics.lifecycle.unconfirmed import Unconfirmed
-from meridian_broker.topics.topic import Topic
+from meridian_broker.topics.topic import Followed, Topic
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
     from meridian_broker.topics.lifecycle.parts import BrokerParts, OtherRegions
+
+MAKING_MS: Final = 60_000
+"""How long another broker may take to make a shadow whose record is there, by clocks that may differ a little."""
 
 
 async def open_topic(
@@ -31,11 +35,11 @@ async def open_topic(
     incarnation: str | None,
     growing_to: int,
     created: Stamp | None,
-    source: Topic | None = None,
+    source: Topic | Followed | None = None,
 ) -> Topic:
     """As ``TopicOpener.topic``; the caller holds the topic's lock.
 
-    :param source: of a shadow, if it exists: open.
+    :param source: of a shadow: open, or followed; None: it does not exist.
     :raises TopicError: it does not exist and may not be made.
     :raises LedgerError: what is stored cannot be recovered.
     :raises ValueError: what is stored cannot be read: a newer broker wrote it, or it is damaged.
@@ -43,7 +47,9 @@ async def open_topic(
     fence = await parts.ownership.acquire(name)
     base = await _base_of(parts, name)
     metadata, exists = await deletion.claimed(parts, name, fence, base.deleting)
-    if not exists and base.partitions is None and parts.catalog.shadows.find(name) is not None:
+    if not exists and base.partitions is None and (shadow := parts.catalog.shadows.find(name)) is not None:
+        if not parts.ownership.is_sole and parts.scheduler.now_ms() - shadow.made_ms < MAKING_MS:
+            raise TopicFenced(f"{name} is being made a shadow of {shadow.source}: look it up again")
         await parts.catalog.shadows.delete(name)  # a crash left it: there is no such shadow
         source = None
     if not exists:
@@ -70,7 +76,7 @@ async def open_topic(
     return topic
 
 
-def _begin_shadow(topic: Topic, source: Topic | None) -> None:
+def _begin_shadow(topic: Topic, source: Topic | Followed | None) -> None:
     """It is replayed. :raises TopicFenced: its source was fenced meanwhile."""
     topic.begin()
     if source is not None:
@@ -117,7 +123,7 @@ async def _open(
     adopted: orphans.Adopted,
     base: _Base,
     growing_to: int,
-    source: Topic | None,
+    source: Topic | Followed | None,
 ) -> Topic:
     """The topic with what is stored of it."""
     record, shadow = metadata.record, parts.catalog.shadows.find(name)
@@ -155,6 +161,7 @@ async def _open(
         keeps_quotas=parts.backlog_quotas,
         shadow_of=None if shadow is None else str(shadow.source_of(name)),
         shadows=lambda: {str(one.shadow_of(name)): one.holds for one in parts.catalog.shadows.of(name)},
+        shadows_elsewhere=None if parts.ownership.is_sole else ShadowsElsewhere(parts, name),
     )
     topic = Topic(
         str(name),

@@ -94,6 +94,8 @@ async def truncate(topic: Topic) -> None:
     end = topic.log.last_confirmed
     await drops.drop_upto(topic, _cursors(topic), Cause.TRUNCATED, end)
     await _skip_in_shadows(topic, end)
+    if not await topic.shadows.ask(end, truncated=end):
+        log.warning("%s was truncated; some of it stays stored until all its shadows have skipped it", topic.name)
     topic.deduplication.tidy()
     await _raise_floors(topic)
     await _give_back(topic, 0, None)
@@ -103,19 +105,21 @@ async def _give_back(topic: Topic, keep_bytes: int | None, keep_since_ms: int | 
     """Free space. An entry is deleted only once the ack or drop that allows it is on disk; otherwise a crash would
     leave it owed but missing.
     """
-    needed = topic.needed_from()
+    needed = topic.needed_from(elsewhere=False)
     for cursor in _cursors(topic):
         await trimmed.note_acknowledged(cursor, topic.log.trimmable(needed, keep_bytes, keep_since_ms))
     try:
         await drops.durable(topic)
-        upto = await topic.retention_holds.upto(min(needed, topic.needed_from()), keep_bytes, keep_since_ms)
+        needed = min(needed, topic.needed_from(elsewhere=False))
+        upto = await topic.retention_holds.upto(needed, keep_bytes, keep_since_ms)
     except TopicFenced:
         return
-    upto = min(upto, topic.needed_from())
+    upto = min(upto, topic.needed_from(elsewhere=False))
     going = topic.log.trimmable(upto, keep_bytes, keep_since_ms)
     if going:
-        last = going[-1]
-        await _skip_in_shadows(topic, Position(last.ledger_id, last.entries - 1))
+        last = Position(going[-1].ledger_id, going[-1].entries - 1)
+        await _skip_in_shadows(topic, last)
+        await topic.shadows.ask(last)
     await topic.log.trim(min(upto, topic.needed_from()), keep_bytes, keep_since_ms)
 
 
@@ -125,12 +129,20 @@ async def _skip_in_shadows(topic: Topic, upto: Position) -> None:
     :raises LedgerError, TopicError: it is not recorded: nothing may be deleted yet.
     """
     for shadow in list(topic.shadows.open.values()):
-        if any(cursor.mark_delete < upto for cursor in _cursors(shadow)):
-            skipped = await drops.drop_upto(shadow, _cursors(shadow), Cause.TRUNCATED, upto)
-            await drops.durable(shadow)
-            if (count := sum(skipped.values())) and isinstance(shadow.log, LogView):
-                shadow.log.skipped(count)
-                log.warning(
-                    "%s skips %d entries of its subscriptions: %s deletes them",
-                    *(shadow.name, count, topic.name),
-                )
+        await skip(shadow, upto)
+
+
+async def skip(shadow: Topic, upto: Position) -> None:
+    """Drop what its source deletes for a shadow's subscriptions that are still owed it, and record that.
+
+    :raises LedgerError, TopicError: it is not recorded: nothing may be deleted yet.
+    """
+    if any(cursor.mark_delete < upto for cursor in _cursors(shadow)):
+        skipped = await drops.drop_upto(shadow, _cursors(shadow), Cause.TRUNCATED, upto)
+        await drops.durable(shadow)
+        if (count := sum(skipped.values())) and isinstance(shadow.log, LogView):
+            shadow.log.skipped(count)
+            log.warning(
+                "%s skips %d entries of its subscriptions: %s deletes them",
+                *(shadow.name, count, shadow.shadow_of),
+            )

@@ -12,6 +12,7 @@ from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.ledgers.under_way import all_over
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.topics.service.settling import settle
+from meridian_broker.wire.pulsar import topic_name
 
 if TYPE_CHECKING:
     from meridian_broker.topics.service.opener import TopicOpener
@@ -27,18 +28,29 @@ async def unload(opener: TopicOpener, name: TopicName) -> None:
     opener.failing.end_pause(str(name), opener.parts.scheduler.monotonic_ms())
     topic = await opener.topic(name, create=False)
     await settle([topic, *topic.shadows.open.values()], opener.parts.scheduler)
-    for shadow in list(topic.shadows.open.values()):  # they close with it, and this way in good order
-        async with opener.registry.lock(shadow.name):
-            if opener.registry.topics.get(shadow.name) is not shadow:
-                continue
-            await _close(opener, shadow, f"its source was unloaded: look {shadow.name} up again", to_rest=True)
+    await _close_shadows(opener, topic)
     async with opener.registry.lock(topic.name):
         if opener.registry.topics.get(topic.name) is topic:
             await _close(opener, topic, "the topic was unloaded: look it up again", to_rest=True)
 
 
+async def _close_shadows(opener: TopicOpener, topic: Topic) -> list[Topic]:
+    """The shadows that read a topic directly close with it, and this way in good order. Returns them."""
+    shadows = list(topic.shadows.open.values())
+    for shadow in shadows:
+        async with opener.registry.lock(shadow.name):
+            if opener.registry.topics.get(shadow.name) is shadow:
+                await _close(opener, shadow, f"its source was unloaded: look {shadow.name} up again", to_rest=True)
+    return shadows
+
+
 async def hand_over(opener: TopicOpener, topic: Topic, reason: str) -> None:
-    """Close a settled topic in good order because another broker is to serve it; one that fails is recovered there."""
+    """Close a settled topic in good order because another broker is to serve it; one that fails is recovered there.
+
+    Its shadows that stay here are opened again, and follow it there.
+    """
+    for shadow in await _close_shadows(opener, topic):
+        opener.parts.unfinished.later(topic_name.parse(shadow.name))
     async with opener.registry.lock(topic.name):
         if opener.registry.topics.get(topic.name) is topic:
             await _close_for_good(opener, topic, reason)

@@ -11,9 +11,9 @@ import logging
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from meridian_broker.ledgers.store import LedgerError, LedgerUnreadable
-from meridian_broker.ledgers.view import LogView
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.topics.context import Settling
 from meridian_broker.topics.errors import (
@@ -29,15 +29,18 @@ from meridian_broker.topics.reopening import Failing
 from meridian_broker.topics.replication_source import TopicSource
 from meridian_broker.topics.retention import trimming
 from meridian_broker.topics.service import scopes
+from meridian_broker.topics.service.followed_sources import FollowedSources, open_of
+from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar import topic_name
 
 if TYPE_CHECKING:
+    from meridian_broker.metadata.shadow_topics import ShadowRecord
     from meridian_broker.positions import Stamp
     from meridian_broker.replication.entries.source import DeletionNotice
     from meridian_broker.topics.lifecycle.parts import OtherRegions
     from meridian_broker.topics.nonpersistent.topic import NonPersistentTopic
     from meridian_broker.topics.service.registry import TopicRegistry
-    from meridian_broker.topics.topic import Topic
+    from meridian_broker.topics.topic import Followed
     from meridian_broker.wire.pulsar.topic_name import TopicName
 
 log = logging.getLogger(__name__)
@@ -58,6 +61,12 @@ class TopicOpener:
         self.following: set[str] = set()
         """Topics whose deletion in another region is being followed."""
         self._follow_deletion = follow_deletion
+        self._followed = FollowedSources(registry.parts)
+        """The sources of shadows here that other brokers serve."""
+        self._announcing = WeakSet[Topic]()
+        """Sources that shadows at other brokers may follow."""
+        if not registry.parts.ownership.is_sole:
+            registry.parts.catalog.shadows.on_change = self._shadow_changed
 
     async def topic(
         self,
@@ -104,22 +113,22 @@ class TopicOpener:
         self.registry.check_exists(name)
         return await self.registry.non_persistent.topic(name, create=create)
 
-    async def _open_source(self, name: TopicName) -> Topic | None:
+    async def _open_source(self, name: TopicName) -> Topic | Followed | None:
         """Open the topic that ``name`` is a shadow of: before its lock is taken, and one of the places for loading.
 
         :returns: None: it does not exist, or ``name`` is no shadow.
         :raises TopicError: it exists and cannot be opened.
+        :raises LedgerError, MetadataError: another broker serves it, and it cannot be followed now.
         """
-        record = self.parts.catalog.shadows.find(name)
+        shadows = self.parts.catalog.shadows
+        record = shadows.find(name) if self.parts.ownership.is_sole else await shadows.fetch(name)
         if record is None:
             return None
         source = record.source_of(name)
         try:
             return await self.topic(source, create=False)
-        except TopicElsewhere as error:
-            raise NotAllowed(
-                f"{name} is a shadow of {source}, which another broker serves: that is not supported yet ({error})"
-            ) from error
+        except TopicElsewhere:
+            return await self._followed.open(source)
         except (TopicNotFound, NotAllowed) as error:  # deleted, or made again with partitions, or without
             log.info("%s waits for its source %s: %s", name, source, error)
             return None
@@ -131,9 +140,9 @@ class TopicOpener:
         incarnation: str | None,
         growing_to: int,
         created: Stamp | None,
-        source: Topic | None,
+        source: Topic | Followed | None,
     ) -> Topic:
-        if source is not None and self.registry.topics.get(source.name) is not source:
+        if isinstance(source, Topic) and self.registry.topics.get(source.name) is not source:
             raise TopicFenced(f"{name} waits for its source {source.name}, which was closed: look it up again")
         try:
             topic = await opening.open_topic(
@@ -161,6 +170,8 @@ class TopicOpener:
         self.registry.add(topic)
         self._wake_shadows(name)
         self._check_source(topic, name)
+        if not self.parts.ownership.is_sole and self.parts.catalog.shadows.of(name):
+            self._announce(topic)
         self.regions.exchange.opened(topic.name)
         scopes.opened(topic)
         self.follow(topic)
@@ -176,13 +187,25 @@ class TopicOpener:
                 self._check_source(shadow, record.shadow_of(source))
 
     def _check_source(self, shadow: Topic, name: TopicName) -> None:
-        """Open a shadow again that was opened without its source, if that is there now."""
+        """Open a shadow again that was opened without its source, or followed it, if that is open here now."""
         record = self.parts.catalog.shadows.find(name)
-        if record is None or not isinstance(shadow.log, LogView) or shadow.log.is_attached:
+        if record is None or shadow.shadow_of is None:
             return
         source = self.registry.topics.get(str(record.source_of(name)))
-        if source is not None and source.failure is None:
+        if source is not None and source.failure is None and source.shadows.open.get(shadow.name) is not shadow:
             shadow.fence(f"its source {source.name} is there again")
+
+    def _shadow_changed(self, record: ShadowRecord) -> None:
+        """Another broker, or this one, made a shadow: it may follow the source that is open here."""
+        for source in open_of(self.registry.topics, record.source):
+            self._announce(source)
+
+    def _announce(self, source: Topic) -> None:
+        """Let brokers that follow a topic know of its messages from now on."""
+        if source not in self._announcing:
+            self._announcing.add(source)
+            source.log.watch(source.log.announce)
+            source.log.announce()
 
     async def open(self, name: TopicName) -> None:
         """Open a topic now or, where that fails, with the next attempt to open all."""

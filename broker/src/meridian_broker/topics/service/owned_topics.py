@@ -62,6 +62,11 @@ class OwnedTopics:
         self._opener = opener
         self.owner.bind(self)
 
+    async def follow_shadows(self) -> None:
+        """Hear which shadows the other brokers make and delete, until cancelled."""
+        parts = self._bound.parts
+        await parts.catalog.shadows.follow(partial(later, parts.scheduler, SURVEY_SECONDS))
+
     # -- Ownership -----------------------------------------------------------------------------------------------
 
     async def acquire(self, topic: TopicName, /) -> int:

@@ -19,7 +19,7 @@ from meridian_broker.ledgers.periodic import each
 from meridian_broker.ledgers.scheduling import in_slices
 from meridian_broker.topics.errors import TopicNotFound
 from meridian_broker.topics.lifecycle import orphans
-from meridian_broker.topics.service import creation, removal, shadow_topics
+from meridian_broker.topics.service import creation, followed_sources, removal, shadow_topics
 
 if TYPE_CHECKING:
     from meridian_broker.topics.service.opener import TopicOpener
@@ -63,6 +63,7 @@ class Loading:
             await shadow_topics.look_after(self._opener)
             unfinished.is_surveyed = True
         await shadow_topics.catch_up(self._opener)
+        followed_sources.check_waiting(self._registry)
         work = [partial(self._load, name) for name in unfinished.closed.values()]
         work += [partial(self._finish, name) for name in unfinished.going.values()]
         work += [partial(self._complete, name) for name in unfinished.coming.values()]

@@ -49,7 +49,7 @@ async def delete(opener: TopicOpener, name: TopicName, *, force: bool, begun: Be
     :raises TopicInUse: clients are there and ``force`` is not given; or it has shadows.
     :raises NotFound: there is none.
     """
-    check_no_shadows(opener, name)
+    await check_no_shadows(opener, name)
     check = _anyway if force else _check_no_clients
     partitioned = opener.parts.catalog.partitioned
     if name.partition >= 0 or await partitioned.find(name) is None:
@@ -79,8 +79,10 @@ async def delete(opener: TopicOpener, name: TopicName, *, force: bool, begun: Be
         return gone
 
 
-def check_no_shadows(opener: TopicOpener, name: TopicName) -> None:
+async def check_no_shadows(opener: TopicOpener, name: TopicName) -> None:
     """:raises TopicInUse: the topic, or the one that it is a partition of, has shadows."""
+    if not opener.parts.ownership.is_sole:  # another broker may have made one just now
+        await opener.parts.catalog.shadows.refresh()
     if shadows := opener.parts.catalog.shadows.of(name):
         listed = ", ".join(str(one.shadow) for one in shadows)
         raise TopicInUse(f"{name.base} has shadows, {listed}: delete these first, or all together with ?cascade=true")

@@ -8,6 +8,7 @@ are removed before they are used again.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,11 +25,12 @@ from meridian_broker.topics import validation
 from meridian_broker.topics.errors import (
     NotAllowed,
     NotInThisRegion,
+    TopicElsewhere,
     TopicError,
+    TopicFenced,
     TopicNotFound,
 )
 from meridian_broker.topics.lifecycle import opening
-from meridian_broker.topics.ports import EveryTopic
 from meridian_broker.topics.service import partition_growth, removal
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName
@@ -36,6 +38,7 @@ from meridian_broker.wire.pulsar.topic_name import TopicName
 if TYPE_CHECKING:
     from meridian_broker.metadata.shadow_topics import ShadowTopics
     from meridian_broker.topics.service.opener import TopicOpener
+    from meridian_broker.topics.service.partition_growth import Owners
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +62,8 @@ async def create(
     holds = properties.get(HOLDS, "true").lower()
     if holds not in ("true", "false"):
         raise Invalid(f"property {HOLDS} is {properties[HOLDS]!r}: expected true or false")
-    record = ShadowRecord(shadow, source, holds == "true", listed)
+    record = ShadowRecord(shadow, source, holds == "true", listed, opener.parts.scheduler.now_ms())
+    await as_stored(opener)
     _check_names(opener, record)
     count = await _partitions_of_source(opener, source)
     if partitions is not None and partitions != count:
@@ -75,13 +79,33 @@ async def create(
         try:
             await _create_topic(opener, shadow, count, having)
         except Exception:
-            if not await _exists(opener, shadow):
+            if not await _is_shadow(opener, shadow):
                 await opener.parts.catalog.shadows.delete(shadow)
             raise
     names = [shadow] if not count else [shadow.with_partition(index) for index in range(count)]
-    jobs = [partial(opener.topic, name, create=bool(count)) for name in names]
+    jobs = [partial(_open, opener, name, create=bool(count)) for name in names]
     await run_all(opener.parts.scheduler, jobs, "open a shadow")
     log.info("%s is a shadow of %s now", shadow, source)
+
+
+async def as_stored(opener: TopicOpener) -> None:
+    """Know of shadows that other brokers of the region made."""
+    if not opener.parts.ownership.is_sole:
+        await opener.parts.catalog.shadows.refresh()
+
+
+async def _open(opener: TopicOpener, name: TopicName, *, create: bool) -> None:
+    """Where another broker serves it, that one does."""
+    with contextlib.suppress(TopicElsewhere):
+        await opener.topic(name, create=create)
+
+
+async def _is_shadow(opener: TopicOpener, name: TopicName) -> bool:
+    """Whether the topic of this name was made as a shadow, not as an ordinary one by another broker."""
+    catalog = opener.parts.catalog
+    partitioned, plain = await catalog.partitioned.on_record(name), await catalog.topics.find(name)
+    made = partitioned if partitioned is not None else None if plain is None else plain[0]
+    return made is not None and SOURCE in made.properties
 
 
 async def _create_topic(opener: TopicOpener, shadow: TopicName, count: int, properties: dict[str, str]) -> None:
@@ -109,8 +133,6 @@ def _check_names(opener: TopicOpener, record: ShadowRecord) -> None:
         raise Invalid(f"{source} is a shadow of {of.source}: make {shadow} a shadow of that one")
     if shadows.of(shadow):
         raise Invalid(f"{shadow} has shadows itself, so it cannot be one")
-    if not isinstance(opener.parts.ownership, EveryTopic):
-        raise NotAllowed("shadow topics are supported in regions of one broker only, and this one may have several")
     try:
         opener.registry.check_lives_here(source)
     except NotInThisRegion as error:
@@ -181,6 +203,7 @@ async def delete_shadows(opener: TopicOpener, source: TopicName, *, force: bool)
 
     :raises TopicInUse: clients are connected to one, and ``force`` is not given.
     """
+    await as_stored(opener)
     for record in opener.parts.catalog.shadows.of(source):
         try:
             await removal.delete(opener, record.shadow, force=force)
@@ -197,7 +220,9 @@ async def look_after(opener: TopicOpener) -> None:
         try:
             async with opener.registry.lock(str(record.shadow)):
                 if not await _exists(opener, record.shadow):
-                    await opener.parts.catalog.shadows.delete(record.shadow)
+                    now_ms = opener.parts.scheduler.now_ms()
+                    if opener.parts.ownership.is_sole or now_ms - record.made_ms > opening.MAKING_MS:
+                        await opener.parts.catalog.shadows.delete(record.shadow)
                     continue
             opener.parts.catalog.shadows.behind.add(record.shadow)
         except MetadataError as error:
@@ -205,28 +230,40 @@ async def look_after(opener: TopicOpener) -> None:
     await catch_up(opener)
 
 
-async def follow_partitions(opener: TopicOpener, source: TopicName) -> None:
-    """The source has grown. A shadow that cannot follow now is tried again by ``catch_up``."""
+async def follow_partitions(opener: TopicOpener, source: TopicName, owners: Owners | None = None) -> None:
+    """The source has grown. A shadow that cannot follow now is tried again by ``catch_up``.
+
+    :param owners: as of ``partition_growth.grow``. Without them nothing is tried again.
+    :raises TopicFenced: one could not follow, in a region of several brokers.
+    """
     shadows = opener.parts.catalog.shadows
     shadows.behind |= {record.shadow for record in shadows.of(source)}
-    await catch_up(opener)
+    await _catch_up(opener, owners)
+    if owners is not None and (behind := [one.shadow for one in shadows.of(source) if one.shadow in shadows.behind]):
+        raise TopicFenced(f"{source} has its partitions, and its shadow {behind[0]} does not: repeat the request")
 
 
 async def catch_up(opener: TopicOpener) -> None:
-    """Let shadows that have fewer partitions than their sources follow."""
+    """Let shadows that have fewer partitions than their sources follow. A broker that is one of several can only do
+    that while it serves a request."""
+    if opener.parts.ownership.is_sole:
+        await _catch_up(opener, None)
+
+
+async def _catch_up(opener: TopicOpener, owners: Owners | None) -> None:
     shadows = opener.parts.catalog.shadows
     for shadow in sorted(shadows.behind, key=str):
         record = shadows.find(shadow)
         try:
             if record is not None:
-                await _follow_partitions(opener, record)
+                await _follow_partitions(opener, record, owners)
             shadows.behind.discard(shadow)
         except (MetadataError, LedgerError, TopicError, NotFound) as error:
             log.warning("shadow %s has fewer partitions than its source, will retry: %s", shadow, error)
 
 
-async def _follow_partitions(opener: TopicOpener, record: ShadowRecord) -> None:
+async def _follow_partitions(opener: TopicOpener, record: ShadowRecord, owners: Owners | None) -> None:
     partitioned = opener.parts.catalog.partitioned
     source, shadow = await partitioned.find(record.source), await partitioned.find(record.shadow)
     if source is not None and shadow is not None and shadow.partitions < source.partitions:
-        await partition_growth.grow(opener, record.shadow, source.partitions)
+        await partition_growth.grow(opener, record.shadow, source.partitions, owners=owners)

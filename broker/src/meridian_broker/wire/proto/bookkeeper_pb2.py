@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+meridian_broker/wire/proto/bookkeeper.proto\x12\x13meridian.bookkeeper\"\xeb\x04\n\x14LedgerMetadataFormat\x12\x14\n\x0cwrite_quorum\x18\x01 \x02(\x05\x12\x15\n\rensemble_size\x18\x02 \x02(\x05\x12\x0e\n\x06length\x18\x03 \x02(\x03\x12\x12\n\nlast_entry\x18\x04 \x01(\x03\x12\x44\n\x05state\x18\x05 \x02(\x0e\x32/.meridian.bookkeeper.LedgerMetadataFormat.State:\x04OPEN\x12\x42\n\x07segment\x18\x06 \x03(\x0b\x32\x31.meridian.bookkeeper.LedgerMetadataFormat.Segment\x12@\n\x06\x64igest\x18\x07 \x01(\x0e\x32\x30.meridian.bookkeeper.LedgerMetadataFormat.Digest\x12\x10\n\x08password\x18\x08 \x01(\x0c\x12\x12\n\nack_quorum\x18\t \x01(\x05\x12\x12\n\ncreated_ms\x18\n \x01(\x03\x12@\n\x06\x63ustom\x18\x0b \x03(\x0b\x32\x30.meridian.bookkeeper.LedgerMetadataFormat.Custom\x1a.\n\x07Segment\x12\x0e\n\x06\x62ookie\x18\x01 \x03(\t\x12\x13\n\x0b\x66irst_entry\x18\x02 \x02(\x03\x1a$\n\x06\x43ustom\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\".\n\x05State\x12\x08\n\x04OPEN\x10\x01\x12\x0f\n\x0bIN_RECOVERY\x10\x02\x12\n\n\x06\x43LOSED\x10\x03\"4\n\x06\x44igest\x12\t\n\x05\x43RC32\x10\x01\x12\x08\n\x04HMAC\x10\x02\x12\n\n\x06\x43RC32C\x10\x03\x12\t\n\x05\x44UMMY\x10\x04\"\x9e\x01\n\x12\x42ookieRegistration\x12\x42\n\x08\x65ndpoint\x18\x06 \x03(\x0b\x32\x30.meridian.bookkeeper.BookieRegistration.Endpoint\x1a\x44\n\x08\x45ndpoint\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\x05\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x10\n\x08protocol\x18\x04 \x01(\t\"=\n\x06Header\x12\x0f\n\x07version\x18\x01 \x01(\x05\x12\x11\n\toperation\x18\x02 \x01(\x05\x12\x0f\n\x07request\x18\x03 \x01(\x04\"\xcd\x02\n\x07Request\x12+\n\x06header\x18\x01 \x01(\x0b\x32\x1b.meridian.bookkeeper.Header\x12\x38\n\twrite_lac\x18g \x01(\x0b\x32%.meridian.bookkeeper.Request.WriteLac\x12\x36\n\x08read_lac\x18h \x01(\x0b\x32$.meridian.bookkeeper.Request.ReadLac\x12\x38\n\tstart_tls\x18j \x01(\x0b\x32%.meridian.bookkeeper.Request.StartTls\x1a\x42\n\x08WriteLac\x12\x0e\n\x06ledger\x18\x01 \x01(\x03\x12\x0b\n\x03lac\x18\x02 \x01(\x03\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12\x0c\n\x04\x62ody\x18\x04 \x01(\x0c\x1a\x19\n\x07ReadLac\x12\x0e\n\x06ledger\x18\x01 \x01(\x03\x1a\n\n\x08StartTls\"\x97\x02\n\x06\x41nswer\x12+\n\x06header\x18\x01 \x01(\x0b\x32\x1b.meridian.bookkeeper.Header\x12\x0e\n\x06status\x18\x02 \x01(\x05\x12\x37\n\twrite_lac\x18g \x01(\x0b\x32$.meridian.bookkeeper.Answer.WriteLac\x12\x35\n\x08read_lac\x18h \x01(\x0b\x32#.meridian.bookkeeper.Answer.ReadLac\x1a\x1a\n\x08WriteLac\x12\x0e\n\x06status\x18\x01 \x01(\x05\x1a\x44\n\x07ReadLac\x12\x0e\n\x06status\x18\x01 \x01(\x05\x12\x15\n\rexplicit_body\x18\x03 \x01(\x0c\x12\x12\n\nlast_entry\x18\x04 \x01(\x0c')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n+meridian_broker/wire/proto/bookkeeper.proto\x12\x13meridian.bookkeeper\"\xeb\x04\n\x14LedgerMetadataFormat\x12\x14\n\x0cwrite_quorum\x18\x01 \x02(\x05\x12\x15\n\rensemble_size\x18\x02 \x02(\x05\x12\x0e\n\x06length\x18\x03 \x02(\x03\x12\x12\n\nlast_entry\x18\x04 \x01(\x03\x12\x44\n\x05state\x18\x05 \x02(\x0e\x32/.meridian.bookkeeper.LedgerMetadataFormat.State:\x04OPEN\x12\x42\n\x07segment\x18\x06 \x03(\x0b\x32\x31.meridian.bookkeeper.LedgerMetadataFormat.Segment\x12@\n\x06\x64igest\x18\x07 \x01(\x0e\x32\x30.meridian.bookkeeper.LedgerMetadataFormat.Digest\x12\x10\n\x08password\x18\x08 \x01(\x0c\x12\x12\n\nack_quorum\x18\t \x01(\x05\x12\x12\n\ncreated_ms\x18\n \x01(\x03\x12@\n\x06\x63ustom\x18\x0b \x03(\x0b\x32\x30.meridian.bookkeeper.LedgerMetadataFormat.Custom\x1a.\n\x07Segment\x12\x0e\n\x06\x62ookie\x18\x01 \x03(\t\x12\x13\n\x0b\x66irst_entry\x18\x02 \x02(\x03\x1a$\n\x06\x43ustom\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x0c\".\n\x05State\x12\x08\n\x04OPEN\x10\x01\x12\x0f\n\x0bIN_RECOVERY\x10\x02\x12\n\n\x06\x43LOSED\x10\x03\"4\n\x06\x44igest\x12\t\n\x05\x43RC32\x10\x01\x12\x08\n\x04HMAC\x10\x02\x12\n\n\x06\x43RC32C\x10\x03\x12\t\n\x05\x44UMMY\x10\x04\"\x9e\x01\n\x12\x42ookieRegistration\x12\x42\n\x08\x65ndpoint\x18\x06 \x03(\x0b\x32\x30.meridian.bookkeeper.BookieRegistration.Endpoint\x1a\x44\n\x08\x45ndpoint\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04port\x18\x02 \x01(\x05\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x10\n\x08protocol\x18\x04 \x01(\t\"=\n\x06Header\x12\x0f\n\x07version\x18\x01 \x01(\x05\x12\x11\n\toperation\x18\x02 \x01(\x05\x12\x0f\n\x07request\x18\x03 \x01(\x04\"\xeb\x03\n\x07Request\x12+\n\x06header\x18\x01 \x01(\x0b\x32\x1b.meridian.bookkeeper.Header\x12:\n\nread_entry\x18\x64 \x01(\x0b\x32&.meridian.bookkeeper.Request.ReadEntry\x12\x38\n\twrite_lac\x18g \x01(\x0b\x32%.meridian.bookkeeper.Request.WriteLac\x12\x36\n\x08read_lac\x18h \x01(\x0b\x32$.meridian.bookkeeper.Request.ReadLac\x12\x38\n\tstart_tls\x18j \x01(\x0b\x32%.meridian.bookkeeper.Request.StartTls\x1a`\n\tReadEntry\x12\x0e\n\x06ledger\x18\x01 \x01(\x03\x12\r\n\x05\x65ntry\x18\x02 \x01(\x03\x12\x14\n\x0cprevious_lac\x18\x04 \x01(\x03\x12\x10\n\x08patience\x18\x05 \x01(\x03\x12\x0c\n\x04\x66lag\x18\x64 \x01(\x05\x1a\x42\n\x08WriteLac\x12\x0e\n\x06ledger\x18\x01 \x01(\x03\x12\x0b\n\x03lac\x18\x02 \x01(\x03\x12\x0b\n\x03key\x18\x03 \x01(\x0c\x12\x0c\n\x04\x62ody\x18\x04 \x01(\x0c\x1a\x19\n\x07ReadLac\x12\x0e\n\x06ledger\x18\x01 \x01(\x03\x1a\n\n\x08StartTls\"\xfc\x02\n\x06\x41nswer\x12+\n\x06header\x18\x01 \x01(\x0b\x32\x1b.meridian.bookkeeper.Header\x12\x0e\n\x06status\x18\x02 \x01(\x05\x12\x39\n\nread_entry\x18\x64 \x01(\x0b\x32%.meridian.bookkeeper.Answer.ReadEntry\x12\x37\n\twrite_lac\x18g \x01(\x0b\x32$.meridian.bookkeeper.Answer.WriteLac\x12\x35\n\x08read_lac\x18h \x01(\x0b\x32#.meridian.bookkeeper.Answer.ReadLac\x1a(\n\tReadEntry\x12\x0e\n\x06status\x18\x01 \x01(\x05\x12\x0b\n\x03lac\x18\x05 \x01(\x03\x1a\x1a\n\x08WriteLac\x12\x0e\n\x06status\x18\x01 \x01(\x05\x1a\x44\n\x07ReadLac\x12\x0e\n\x06status\x18\x01 \x01(\x05\x12\x15\n\rexplicit_body\x18\x03 \x01(\x0c\x12\x12\n\nlast_entry\x18\x04 \x01(\x0c')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -48,17 +48,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HEADER']._serialized_start=851
   _globals['_HEADER']._serialized_end=912
   _globals['_REQUEST']._serialized_start=915
-  _globals['_REQUEST']._serialized_end=1248
-  _globals['_REQUEST_WRITELAC']._serialized_start=1143
-  _globals['_REQUEST_WRITELAC']._serialized_end=1209
-  _globals['_REQUEST_READLAC']._serialized_start=1211
-  _globals['_REQUEST_READLAC']._serialized_end=1236
-  _globals['_REQUEST_STARTTLS']._serialized_start=1238
-  _globals['_REQUEST_STARTTLS']._serialized_end=1248
-  _globals['_ANSWER']._serialized_start=1251
-  _globals['_ANSWER']._serialized_end=1530
-  _globals['_ANSWER_WRITELAC']._serialized_start=1434
-  _globals['_ANSWER_WRITELAC']._serialized_end=1460
-  _globals['_ANSWER_READLAC']._serialized_start=1462
-  _globals['_ANSWER_READLAC']._serialized_end=1530
+  _globals['_REQUEST']._serialized_end=1406
+  _globals['_REQUEST_READENTRY']._serialized_start=1203
+  _globals['_REQUEST_READENTRY']._serialized_end=1299
+  _globals['_REQUEST_WRITELAC']._serialized_start=1301
+  _globals['_REQUEST_WRITELAC']._serialized_end=1367
+  _globals['_REQUEST_READLAC']._serialized_start=1369
+  _globals['_REQUEST_READLAC']._serialized_end=1394
+  _globals['_REQUEST_STARTTLS']._serialized_start=1396
+  _globals['_REQUEST_STARTTLS']._serialized_end=1406
+  _globals['_ANSWER']._serialized_start=1409
+  _globals['_ANSWER']._serialized_end=1789
+  _globals['_ANSWER_READENTRY']._serialized_start=1651
+  _globals['_ANSWER_READENTRY']._serialized_end=1691
+  _globals['_ANSWER_WRITELAC']._serialized_start=1693
+  _globals['_ANSWER_WRITELAC']._serialized_end=1719
+  _globals['_ANSWER_READLAC']._serialized_start=1721
+  _globals['_ANSWER_READLAC']._serialized_end=1789
 # @@protoc_insertion_point(module_scope)

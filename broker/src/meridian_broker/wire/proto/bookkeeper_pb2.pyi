@@ -92,7 +92,20 @@ class Header(_message.Message):
     def __init__(self, version: _Optional[int] = ..., operation: _Optional[int] = ..., request: _Optional[int] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("header", "write_lac", "read_lac", "start_tls")
+    __slots__ = ("header", "read_entry", "write_lac", "read_lac", "start_tls")
+    class ReadEntry(_message.Message):
+        __slots__ = ("ledger", "entry", "previous_lac", "patience", "flag")
+        LEDGER_FIELD_NUMBER: _ClassVar[int]
+        ENTRY_FIELD_NUMBER: _ClassVar[int]
+        PREVIOUS_LAC_FIELD_NUMBER: _ClassVar[int]
+        PATIENCE_FIELD_NUMBER: _ClassVar[int]
+        FLAG_FIELD_NUMBER: _ClassVar[int]
+        ledger: int
+        entry: int
+        previous_lac: int
+        patience: int
+        flag: int
+        def __init__(self, ledger: _Optional[int] = ..., entry: _Optional[int] = ..., previous_lac: _Optional[int] = ..., patience: _Optional[int] = ..., flag: _Optional[int] = ...) -> None: ...
     class WriteLac(_message.Message):
         __slots__ = ("ledger", "lac", "key", "body")
         LEDGER_FIELD_NUMBER: _ClassVar[int]
@@ -113,17 +126,26 @@ class Request(_message.Message):
         __slots__ = ()
         def __init__(self) -> None: ...
     HEADER_FIELD_NUMBER: _ClassVar[int]
+    READ_ENTRY_FIELD_NUMBER: _ClassVar[int]
     WRITE_LAC_FIELD_NUMBER: _ClassVar[int]
     READ_LAC_FIELD_NUMBER: _ClassVar[int]
     START_TLS_FIELD_NUMBER: _ClassVar[int]
     header: Header
+    read_entry: Request.ReadEntry
     write_lac: Request.WriteLac
     read_lac: Request.ReadLac
     start_tls: Request.StartTls
-    def __init__(self, header: _Optional[_Union[Header, _Mapping[str, object]]] = ..., write_lac: _Optional[_Union[Request.WriteLac, _Mapping[str, object]]] = ..., read_lac: _Optional[_Union[Request.ReadLac, _Mapping[str, object]]] = ..., start_tls: _Optional[_Union[Request.StartTls, _Mapping[str, object]]] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[Header, _Mapping[str, object]]] = ..., read_entry: _Optional[_Union[Request.ReadEntry, _Mapping[str, object]]] = ..., write_lac: _Optional[_Union[Request.WriteLac, _Mapping[str, object]]] = ..., read_lac: _Optional[_Union[Request.ReadLac, _Mapping[str, object]]] = ..., start_tls: _Optional[_Union[Request.StartTls, _Mapping[str, object]]] = ...) -> None: ...
 
 class Answer(_message.Message):
-    __slots__ = ("header", "status", "write_lac", "read_lac")
+    __slots__ = ("header", "status", "read_entry", "write_lac", "read_lac")
+    class ReadEntry(_message.Message):
+        __slots__ = ("status", "lac")
+        STATUS_FIELD_NUMBER: _ClassVar[int]
+        LAC_FIELD_NUMBER: _ClassVar[int]
+        status: int
+        lac: int
+        def __init__(self, status: _Optional[int] = ..., lac: _Optional[int] = ...) -> None: ...
     class WriteLac(_message.Message):
         __slots__ = ("status",)
         STATUS_FIELD_NUMBER: _ClassVar[int]
@@ -140,10 +162,12 @@ class Answer(_message.Message):
         def __init__(self, status: _Optional[int] = ..., explicit_body: _Optional[bytes] = ..., last_entry: _Optional[bytes] = ...) -> None: ...
     HEADER_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
+    READ_ENTRY_FIELD_NUMBER: _ClassVar[int]
     WRITE_LAC_FIELD_NUMBER: _ClassVar[int]
     READ_LAC_FIELD_NUMBER: _ClassVar[int]
     header: Header
     status: int
+    read_entry: Answer.ReadEntry
     write_lac: Answer.WriteLac
     read_lac: Answer.ReadLac
-    def __init__(self, header: _Optional[_Union[Header, _Mapping[str, object]]] = ..., status: _Optional[int] = ..., write_lac: _Optional[_Union[Answer.WriteLac, _Mapping[str, object]]] = ..., read_lac: _Optional[_Union[Answer.ReadLac, _Mapping[str, object]]] = ...) -> None: ...
+    def __init__(self, header: _Optional[_Union[Header, _Mapping[str, object]]] = ..., status: _Optional[int] = ..., read_entry: _Optional[_Union[Answer.ReadEntry, _Mapping[str, object]]] = ..., write_lac: _Optional[_Union[Answer.WriteLac, _Mapping[str, object]]] = ..., read_lac: _Optional[_Union[Answer.ReadLac, _Mapping[str, object]]] = ...) -> None: ...

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shadows of a topic that another broker of the region serves, on real bookies, with a real client."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from typing import NamedTuple
+
+import pulsar
+import pytest
+from support.brokers.bookkeeper_region import Region, everything, published, received
+from support.brokers.broker_process import BrokerProcess, wait_until
+from support.brokers.region_clients import EARLIEST, PATIENCE_MS, SHARED, connected
+
+TOPICS = "/admin/v2/persistent/public/default"
+_names = itertools.count(1)
+
+
+class Pair(NamedTuple):
+    """A source and a shadow of it that different brokers serve."""
+
+    source: str
+    shadow: str
+    at_source: BrokerProcess
+    at_shadow: BrokerProcess
+
+
+def made(region: Region, **more: object) -> Pair:
+    asked = region.brokers["a"]
+    source = f"source-{next(_names)}"
+    at_source = region.owner(source, asked)
+    assert at_source is not None
+    names = (f"{source}-view-{number}" for number in range(50))
+    shadow = next(name for name in names if region.owner(name, asked) not in (None, at_source))
+    at_shadow = region.owner(shadow, asked)
+    assert at_shadow is not None
+    assert at_source.http("PUT", f"{TOPICS}/{source}").status == 204
+    answer = at_source.http(
+        "POST", f"{TOPICS}/{source}/shadowTopics", {"topic": f"persistent://public/default/{shadow}", **more}
+    )
+    assert answer.status == 204, answer.text
+    return Pair(source, shadow, at_source, at_shadow)
+
+
+def bytes_read(broker: BrokerProcess) -> float:
+    """Bytes of entries that a broker has read from bookies."""
+    found = re.search(r"^meridian_ledgers?_read_bytes(?:_total)?\S* (\S+)$", broker.http("GET", "/metrics").text, re.M)
+    assert found is not None
+    return float(found[1])
+
+
+def test_consuming_a_shadow_reads_nothing_through_the_sources_broker(region: Region) -> None:
+    pair = made(region)
+    with connected(region.url) as client:
+        bodies = published(client, pair.source, 300)
+        view = client.subscribe(pair.shadow, "s", SHARED, initial_position=EARLIEST)
+        before, elsewhere = bytes_read(pair.at_source), bytes_read(pair.at_shadow)
+        assert received(view, 300) == bodies
+        producer = client.create_producer(pair.source, batching_enabled=False)
+        took: list[float] = []
+        for number in range(50):  # in the ledger that is being written, one at a time
+            began = time.monotonic()
+            sent = producer.send(b"late-%d" % number)
+            message = view.receive(PATIENCE_MS)
+            took.append(time.monotonic() - began)
+            assert message.data() == b"late-%d" % number
+            assert (message.message_id().ledger_id(), message.message_id().entry_id()) == (
+                sent.ledger_id(),
+                sent.entry_id(),
+            )
+            view.acknowledge(message)
+        assert everything(client, pair.shadow) == [*bodies, *(b"late-%d" % number for number in range(50))]
+        assert bytes_read(pair.at_source) == before
+        assert bytes_read(pair.at_shadow) >= elsewhere
+        assert sorted(took)[25] < 5, "the readers of an idle ledger are told"
+        print(f"median {sorted(took)[25] * 1000:.1f} ms, most {max(took) * 1000:.1f} ms")
+        with pytest.raises(pulsar.PulsarException):
+            client.create_producer(pair.shadow)
+
+
+def test_it_reads_on_when_the_sources_broker_is_killed_and_another_one_takes_over(region: Region) -> None:
+    pair = made(region)
+    with connected(region.url) as client:
+        view = client.subscribe(pair.shadow, "s", SHARED, initial_position=EARLIEST)
+        bodies = published(client, pair.source, 20)
+        assert received(view, 10) == bodies[:10]
+        pair.at_source.kill()
+        assert sorted(received(view, 10)) == sorted(bodies[10:])
+        region.taken_by(pair.at_shadow, pair.source)
+        more = published(client, pair.source, 10)
+        assert sorted(received(view, 10)) == sorted(more)
+        assert everything(client, pair.shadow) == [*bodies, *more]
+        pair.at_source.start()
+        wait_until(lambda: region.owner(pair.source, pair.at_source) is not None, "somebody to own the source")
+        more += published(client, pair.source, 10)
+        assert sorted(received(view, 10)) == sorted(more[10:])
+
+
+def test_deleting_with_cascade_reaches_shadows_at_other_brokers(region: Region) -> None:
+    pair = made(region)
+    for broker in region.brokers.values():
+        refused = broker.http("DELETE", f"{TOPICS}/{pair.source}")
+        assert refused.status in (307, 412), refused.text
+    assert pair.at_source.http("DELETE", f"{TOPICS}/{pair.source}").status == 412
+    assert pair.at_source.http("DELETE", f"{TOPICS}/{pair.source}?cascade=true").status == 204
+    for name in (pair.source, pair.shadow):
+        for broker in region.brokers.values():
+            assert f"persistent://public/default/{name}" not in broker.http("GET", TOPICS).json
+
+
+def test_partitions_of_a_shadow_follow_those_of_its_source_at_whichever_brokers(region: Region) -> None:
+    a, b = region.brokers.values()
+    source = f"parted-{next(_names)}"
+    assert a.http("PUT", f"{TOPICS}/{source}/partitions", 4).status == 204
+    answer = b.http("POST", f"{TOPICS}/{source}/shadowTopics", {"topic": f"persistent://public/default/{source}-view"})
+    if answer.status == 307:
+        answer = a.http(
+            "POST", f"{TOPICS}/{source}/shadowTopics", {"topic": f"persistent://public/default/{source}-view"}
+        )
+    assert answer.status == 204, answer.text
+    with connected(region.url) as client:
+        view = client.subscribe(f"{source}-view", "s", SHARED, initial_position=EARLIEST)
+        parts = [f"{source}-partition-{number}" for number in range(8)]
+        bodies = [body for part in parts[:4] for body in published(client, part, 5)]
+        assert sorted(received(view, 20)) == sorted(bodies)
+        assert a.http("POST", f"{TOPICS}/{source}/partitions", 8).status == 204
+        assert b.http("GET", f"{TOPICS}/{source}-view/partitions").json["partitions"] == 8
+        view.close()
+        view = client.subscribe(f"{source}-view", "s", SHARED, initial_position=EARLIEST)
+        bodies = [body for part in parts[4:] for body in published(client, part, 5)]
+        assert sorted(received(view, 20)) == sorted(bodies)
+    assert a.http("DELETE", f"{TOPICS}/{source}/partitions").status == 412
+    assert b.http("DELETE", f"{TOPICS}/{source}/partitions?cascade=true").status == 204
+    assert not [name for name in a.http("GET", TOPICS).json if source in name]
