@@ -420,6 +420,14 @@ def test_a_shadow_is_made_after_its_source_and_deleted_with_its_object(kube: Kub
     gone(kube, "shadowtopics", "view")
     assert near.call("GET", "watched-view/partitioned-stats").status == 404
     assert near.call("GET", "watched/partitioned-stats").status == 200
+
+    for policy in ("Retain", "Delete"):  # the second object finds what the first one left
+        kube.create("shadowtopics", "kept", **shadow("watched", "kept-view", deletionPolicy=policy))
+        ready(kube, "shadowtopics", "kept")
+        kube.delete("shadowtopics", "kept")
+        gone(kube, "shadowtopics", "kept")
+        there = near.call("GET", "watched/shadowTopics").json
+        assert there == (["persistent://public/default/kept-view"] if policy == "Retain" else [])
     kube.delete("geotopics", "watched")
     gone(kube, "geotopics", "watched")
 

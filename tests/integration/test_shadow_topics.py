@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import time
 from datetime import timedelta
 from typing import Any
 
 import pulsar
 import pytest
 from support.brokers.broker_process import BrokerProcess, wait_until
+from support.brokers.forked_meridian import MERIDIAN
 from support.brokers.region_clients import PATIENCE_MS, connect
 
 SETTINGS = {"managedLedgerMaxEntriesPerLedger": "10", "retentionCheckIntervalInSeconds": "1"}
@@ -343,3 +346,47 @@ def test_a_source_that_is_unloaded_takes_its_shadows_along_and_brings_them_back(
     acknowledged(broker, "moving-view")
     assert broker.http("PUT", f"{BASE}/moving-view/unload").status == 204
     assert publish(client, "moving", 2, first=10) == read(consumer, 2)
+
+
+def meridian(broker: BrokerProcess, *line: str) -> subprocess.CompletedProcess[str]:
+    """``meridian topics shadow LINE``."""
+    whole = [*MERIDIAN, "topics", "shadow", *line, "--url", broker.admin_url]
+    return subprocess.run(whole, capture_output=True, text=True, timeout=60)
+
+
+def test_the_command_makes_lists_and_deletes_them(broker: BrokerProcess, client: pulsar.Client) -> None:
+    ids = publish(client, "ordered", 3)
+    assert meridian(broker, "create", "ordered", "ordered-view", "--no-hold").returncode == 0
+    assert meridian(broker, "list", "ordered").stdout.split() == [full("ordered-view")]
+    assert not stats(broker, "ordered-view")["meridian"]["shadow"]["holdsSourceLedgers"]
+    again = meridian(broker, "create", "ordered", "ordered-view")
+    assert again.returncode == 1 and "exists" in again.stderr
+    assert meridian(broker, "create", "nowhere", "nowhere-view").returncode == 1
+    consumer = client.subscribe("ordered-view", "s", initial_position=pulsar.InitialPosition.Earliest)
+    refused = meridian(broker, "delete", "ordered", "ordered-view", "--yes")
+    assert refused.returncode == 1 and "1 producers and consumers" in refused.stderr
+    assert read(consumer, 3) == ids
+    consumer.close()
+    assert meridian(broker, "delete", "ordered", "ordered-view", "--yes").returncode == 0
+    assert meridian(broker, "list", "ordered").stdout.split() == []
+    assert meridian(broker, "delete", "ordered", "ordered-view", "--yes").returncode == 1
+    assert stats(broker, "ordered")["shadowReplication"] == {}
+    assert broker.http("GET", f"{BASE}/ordered-view/stats").status == 404
+
+
+def test_messages_expire_for_a_shadow_by_its_own_policy(broker: BrokerProcess, client: pulsar.Client) -> None:
+    ids, published = publish(client, "fading", 25), time.monotonic()
+    make(broker, "fading", "fading-view")
+    for topic in ("fading", "fading-view"):
+        assert broker.http("PUT", f"{BASE}/{topic}/subscription/s", "earliest").status == 204
+    assert stats(broker, "fading-view")["subscriptions"]["s"]["msgBacklog"] == 25
+    wait_until(lambda: time.monotonic() - published > 1.1, "the messages to be old")
+    assert broker.http("POST", f"{BASE}/fading-view/messageTTL?messageTTL=1").status == 204
+    acknowledged(broker, "fading-view")
+    assert stats(broker, "fading-view")["subscriptions"]["s"]["totalMsgExpired"] == 25
+    assert stats(broker, "fading")["subscriptions"]["s"]["msgBacklog"] == 25
+    consumer = client.subscribe("fading", "s")
+    assert read(consumer, 25) == ids  # what expired for the shadow is stored for its source
+    assert broker.http("DELETE", f"{BASE}/fading-view/messageTTL").status == 204
+    publish(client, "fading", 1)
+    assert stats(broker, "fading-view")["subscriptions"]["s"]["msgBacklog"] == 1

@@ -159,6 +159,21 @@ async def test_nothing_is_deleted_before_each_shadow_has_said_what_it_needs(two:
     await trimmed_to(source, view, places[40:])
 
 
+async def test_an_answer_to_an_earlier_question_does_not_count(two: Views) -> None:
+    source, places = await source_with(two, 45)
+    await subscribe(source)
+    view = await shadow_of(two)
+    acknowledge(source, "s", places[:20])
+    await trimmed_to(source, view, places[20:])  # it has no subscription, so it needs nothing
+    await subscribe(view)
+    await two.b.service.opener.drop(view)
+    view.fence("its broker is away", for_good=True)
+    acknowledge(source, "s", places[20:])
+    await wait_until(lambda: source.subscriptions["s"].cursor.mark_delete == places[-1])
+    await trimming.trim(source)
+    assert await all_of(source) == places[20:]
+
+
 async def test_truncation_and_termination_reach_it(two: Views) -> None:
     source, places = await source_with(two, 25)
     view = await shadow_of(two)
