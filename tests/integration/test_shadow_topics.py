@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -33,6 +35,14 @@ def make(broker: BrokerProcess, source: str, shadow: str, **more: Any) -> None:
     """As the proposal has it: one request."""
     answer = broker.http("POST", f"{BASE}/{source}/shadowTopics", {"topic": full(shadow), **more})
     assert answer.status == 204, answer.text
+
+
+@contextmanager
+def kept(broker: BrokerProcess, client: pulsar.Client, topic: str) -> Iterator[None]:
+    """A subscription keeps what is published; otherwise the broker deletes, each second, ledgers that nobody needs."""
+    client.subscribe(topic, "keeper").close()
+    yield
+    assert broker.http("DELETE", f"{BASE}/{topic}/subscription/keeper").status == 204
 
 
 def publish(client: pulsar.Client, topic: str, count: int, first: int = 0, **options: Any) -> list[str]:
@@ -75,10 +85,11 @@ def ledgers(broker: BrokerProcess, topic: str) -> list[int]:
 def test_a_shadow_has_the_messages_of_its_source_under_the_same_ids(
     broker: BrokerProcess, client: pulsar.Client
 ) -> None:
-    early = publish(client, "orders", 15)
-    make(broker, "orders", "orders-view")
-    source = client.subscribe("orders", "s", initial_position=pulsar.InitialPosition.Earliest)
-    shadow = client.subscribe("orders-view", "s", initial_position=pulsar.InitialPosition.Earliest)
+    with kept(broker, client, "orders"):
+        early = publish(client, "orders", 15)
+        make(broker, "orders", "orders-view")
+        source = client.subscribe("orders", "s", initial_position=pulsar.InitialPosition.Earliest)
+        shadow = client.subscribe("orders-view", "s", initial_position=pulsar.InitialPosition.Earliest)
     latest = client.subscribe("orders-view", "new")
     late = publish(client, "orders", 12, first=15)
     assert read(source, 27) == early + late
@@ -174,11 +185,13 @@ def test_what_a_shadow_refuses(broker: BrokerProcess, client: pulsar.Client) -> 
 def test_everything_survives_a_restart_and_deletion_leaves_nothing(
     broker: BrokerProcess, client: pulsar.Client
 ) -> None:
-    ids = publish(client, "lasting", 25)
-    make(broker, "lasting", "lasting-view")
-    consumer = client.subscribe("lasting-view", "s", initial_position=pulsar.InitialPosition.Earliest)
+    with kept(broker, client, "lasting"):
+        ids = publish(client, "lasting", 25)
+        make(broker, "lasting", "lasting-view")
+        consumer = client.subscribe("lasting-view", "s", initial_position=pulsar.InitialPosition.Earliest)
     assert read(consumer, 12) == ids[:12]
     acknowledged(broker, "lasting-view", left=13)
+    assert broker.http("PUT", f"{BASE}/lasting-view/subscription/later", "latest").status == 204  # on disk: they, too
     broker.kill()
     broker.start()
     consumer.close()
@@ -200,11 +213,14 @@ def test_everything_survives_a_restart_and_deletion_leaves_nothing(
 def test_subscriptions_of_a_shadow_hold_ledgers_of_the_source_unless_told_otherwise(
     broker: BrokerProcess, client: pulsar.Client
 ) -> None:
-    ids = publish(client, "held", 35)
-    make(broker, "held", "held-view")
-    make(broker, "held", "held-loose", holdSourceLedgers=False)
-    holding = client.subscribe("held-view", "s", initial_position=pulsar.InitialPosition.Earliest)
-    loose = client.subscribe("held-loose", "s", initial_position=pulsar.InitialPosition.Earliest, receiver_queue_size=1)
+    with kept(broker, client, "held"):
+        ids = publish(client, "held", 35)
+        make(broker, "held", "held-view")
+        make(broker, "held", "held-loose", holdSourceLedgers=False)
+        holding = client.subscribe("held-view", "s", initial_position=pulsar.InitialPosition.Earliest)
+        loose = client.subscribe(
+            "held-loose", "s", initial_position=pulsar.InitialPosition.Earliest, receiver_queue_size=1
+        )
     before = ledgers(broker, "held")
     assert read(holding, 5) == ids[:5]
     assert broker.http("POST", f"{BASE}/held/trim").status == 204
@@ -375,10 +391,11 @@ def test_the_command_makes_lists_and_deletes_them(broker: BrokerProcess, client:
 
 
 def test_messages_expire_for_a_shadow_by_its_own_policy(broker: BrokerProcess, client: pulsar.Client) -> None:
-    ids, published = publish(client, "fading", 25), time.monotonic()
-    make(broker, "fading", "fading-view")
-    for topic in ("fading", "fading-view"):
-        assert broker.http("PUT", f"{BASE}/{topic}/subscription/s", "earliest").status == 204
+    with kept(broker, client, "fading"):
+        ids, published = publish(client, "fading", 25), time.monotonic()
+        make(broker, "fading", "fading-view")
+        for topic in ("fading", "fading-view"):
+            assert broker.http("PUT", f"{BASE}/{topic}/subscription/s", "earliest").status == 204
     assert stats(broker, "fading-view")["subscriptions"]["s"]["msgBacklog"] == 25
     wait_until(lambda: time.monotonic() - published > 1.1, "the messages to be old")
     assert broker.http("POST", f"{BASE}/fading-view/messageTTL?messageTTL=1").status == 204
