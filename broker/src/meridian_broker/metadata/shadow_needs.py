@@ -16,7 +16,7 @@ from typing import Any
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.access import Access
 from meridian_broker.metadata.records import decode, encode
-from meridian_broker.metadata.store import Record
+from meridian_broker.metadata.store import ABSENT, Record, VersionConflict
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
@@ -47,16 +47,26 @@ class ShadowNeeds:
     async def ask(self, source: TopicName, asked: Asked) -> int:
         """Ask for this, and for what was asked before. Returns the number of the question.
 
-        :raises MetadataError: it may not be written.
+        :raises Contended: other brokers kept asking.
+        :raises MetadataError: it is unknown whether it was written.
         """
-        known = await self.asked(source)
-        value = {
-            "upto": list(max(asked.upto, known.upto)),
-            "truncated": list(max(asked.truncated, known.truncated)),
-            "number": known.number + 1,
-        }
-        await self._access.store.put(_asked(source), encode(value))
-        return known.number + 1
+        path = _asked(source)
+
+        async def attempt() -> int | None:
+            record = await self._access.store.get(path)
+            known = _asked_of(path, record)
+            value = {
+                "upto": list(max(asked.upto, known.upto)),
+                "truncated": list(max(asked.truncated, known.truncated)),
+                "number": known.number + 1,
+            }
+            try:
+                await self._access.store.put(path, encode(value), expected=ABSENT if record is None else record.version)
+            except VersionConflict:
+                return None
+            return known.number + 1
+
+        return await self._access.retry(f"asking the shadows of {source}", attempt)
 
     async def follow(self, source: TopicName) -> AsyncIterator[Asked]:
         """What is asked, at once and whenever it changes."""
