@@ -106,7 +106,6 @@ BY_TESTS = {
 }
 """Neither seeds nor stories find these; unit tests do."""
 BY_TESTS_AND_SEEDS = (
-    "a-ledger-is-recovered-without-fencing-a-quorum",
     "a-new-bookie-lacks-what-was-under-way",
     "bookies-confirm-before-the-ack-quorum",
     "entries-claim-that-unconfirmed-ones-are-confirmed",
