@@ -40,8 +40,8 @@ def test_brokers_of_other_regions_make_these_calls_alone() -> None:
         *(f"GET/{{subscription}}/{what}" for what in ("status", "progress")),
         "POST/{subscription}/preview",
         "GET/{namespace}/topics",
-        "GET/metadata/digest",
-        *(f"POST/metadata/{what}" for what in ("parts", "listing", "states", "replace")),
+        *(f"GET/metadata/{what}" for what in ("digest", "applying")),
+        *(f"POST/metadata/{what}" for what in ("compare", "parts", "listing", "states", "replace")),
     }
     handlers = [route.handler for route in ROUTES]
     assert all(handlers.count(route.handler) == 1 for route in called), "a call is known by who answers it"

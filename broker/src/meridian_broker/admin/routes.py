@@ -203,6 +203,8 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("POST", f"{_METADATA}/adopt", sharing.adopt),
     Route("POST", f"{_OWN}/regions/{{region}}/replace", sharing.replace),
     _get(f"{_METADATA}/digest", comparing.digest, peers="identity"),
+    _get(f"{_METADATA}/applying", comparing.applying, peers=""),
+    _write("POST", f"{_METADATA}/compare", comparing.compare, peers=""),
     Route("POST", f"{_METADATA}/parts", comparing.parts, peers=""),
     Route("POST", f"{_METADATA}/listing", comparing.listing, peers=""),
     Route("POST", f"{_METADATA}/states", comparing.states, peers=""),

@@ -110,6 +110,11 @@ class EventTopic:
         """Whether this broker is the one of its region that reads the topic."""
         return self._reader is not None and self._reader.is_active
 
+    @property
+    def is_applied(self) -> bool:
+        """Whether this broker applies what arrives: it reads the topic, and nothing keeps it from that."""
+        return self.is_active and self.problem is None
+
     async def run(self) -> None:
         """Read until cancelled. Whatever fails is tried again."""
         while True:

@@ -81,6 +81,10 @@ class RestPeer:
         """From now on this region's name belongs to the store with this identity."""
         await self._ask("POST", "replace", {"identity": self._identity})
 
+    async def hurry(self) -> None:
+        """Let it compare itself with this region soon."""
+        await self._ask("POST", "compare")
+
     @contextmanager
     def _understood(self) -> Iterator[None]:
         """:raises MetadataUnavailable: an answer is not what this version expects."""

@@ -2,7 +2,8 @@
 """Keeps metadata equal with other regions while an event topic is chosen: ``metadata.sync`` with its tasks.
 
 It publishes and applies if this broker is the active consumer of the topic, and compares this region with each of the
-others. Nothing here is on the way of a local write. What fails is shown and tried again.
+others: every minute, and all the time while the broker that should apply does not answer. Nothing here is on the way of
+a local write. What fails is shown and tried again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Final, NoReturn
 
 from meridian_broker.gateway.event_topic import EventTopic
 from meridian_broker.gateway.metadata_peers import RestPeer
+from meridian_broker.gateway.metadata_standby import HOLD_SECONDS, Standby
 from meridian_broker.metadata.store import MetadataError, MetadataStore, MetadataUnavailable, Record
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.applying import Applier, Poison
@@ -41,6 +43,8 @@ COMPARE_SECONDS: Final = 60.0
 """Between two comparisons with the same region."""
 COMPARE_AGAIN_SECONDS: Final = 5.0
 """After one that failed."""
+STANDBY_SECONDS: Final = 0.5
+"""While no broker of this region applies events, or whenever the other region asks for it."""
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +64,8 @@ class Shared:
     """Another region, for a store with this identity, that takes its region's name over or not."""
     regions_of: Callable[[str], frozenset[str]]
     """Of a topic."""
+    standby: Standby | None
+    """None: this broker is the only one of its region."""
 
 
 class Session:
@@ -82,6 +88,10 @@ class Session:
         self._owing = asyncio.Event()
         self._is_admitted = asyncio.Event()
         """A region has accepted this store under this region's name, or none can be asked."""
+        self._stands_in = False
+        """The broker of this region that should apply events does not answer, so this one stands in for it."""
+        self._hurried: set[str] = set()
+        """Regions that asked to be compared soon."""
 
     @property
     def owed(self) -> int:
@@ -104,6 +114,8 @@ class Session:
                 tasks.create_task(self._again("follow conflicts", self.kept.follow_conflicts))
                 tasks.create_task(self._again("look after stamps", self._look))
                 tasks.create_task(self._again("compare with other regions", self._compare_all))
+                if self._shared.standby is not None:
+                    tasks.create_task(self._stand_by(self._shared.standby))
         finally:
             await self.topic.close()
 
@@ -214,25 +226,55 @@ class Session:
             state is not None and state.is_joined and state.caught_up == self.topic.missed
         )
 
+    def compare_soon(self, region: str) -> None:
+        """Another region asks to be compared."""
+        if region in self.peers:
+            self._hurried.add(region)
+
+    async def _stand_by(self, standby: Standby) -> NoReturn:
+        """See ``metadata_standby``."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            asked = clock()
+            stands_in = not self.topic.is_active and not await standby.is_applied(self.topic.topic)
+            if stands_in and not self._stands_in:
+                log.info("no broker is known to apply events of %s: comparing with other regions", self.topic.topic)
+            self._stands_in = stands_in
+            await asyncio.sleep(max(HOLD_SECONDS / 5, asked + HOLD_SECONDS - clock()))
+
     async def _compare_all(self) -> None:
+        """A region that answers slowly holds up no other one."""
         due: dict[str, float] = {}
+        ended: dict[str, float] = {}
+        running: dict[str, asyncio.Task[bool]] = {}
         missed = self.topic.missed
         await self._standing.leave(self._shared.choice.scopes)
-        while True:
-            now = asyncio.get_running_loop().time()
-            others = self.regions() - {self._shared.clock.region}
-            self.peers = {region: self.peers.get(region, PeerState()) for region in sorted(others)}
-            if self.known.is_ready:
-                if self.topic.missed != missed:
-                    missed = self.topic.missed
-                    due = {region: min(at, now + LOOK_SECONDS) for region, at in due.items()}
-                asked = [one for one in sorted(others) if due.get(one, 0) <= now]
-                done = await asyncio.gather(*map(self._compared, asked))
-                for region, was_done in zip(asked, done, strict=True):
-                    due[region] = now + (COMPARE_SECONDS if was_done else COMPARE_AGAIN_SECONDS)
-                self._standing.judge(self.peers)
-                self._is_admitted.set()
-            await asyncio.sleep(LOOK_SECONDS / 5)
+        try:
+            while True:
+                now = asyncio.get_running_loop().time()
+                others = self.regions() - {self._shared.clock.region}
+                self.peers = {region: self.peers.get(region, PeerState()) for region in sorted(others)}
+                if self.known.is_ready:
+                    if self.topic.missed != missed:
+                        missed = self.topic.missed
+                        due = {region: min(at, now + LOOK_SECONDS) for region, at in due.items()}
+                    for region in [one for one, task in running.items() if task.done()]:
+                        was_done = running.pop(region).result()
+                        due[region] = now + (COMPARE_SECONDS if was_done else COMPARE_AGAIN_SECONDS)
+                        ended[region] = now
+                    if others <= ended.keys():
+                        self._standing.judge(self.peers)
+                        self._is_admitted.set()
+                    for region in sorted(others - running.keys()):
+                        hurries = self._stands_in or region in self._hurried
+                        if due.get(region, 0) <= now or (hurries and ended[region] + STANDBY_SECONDS <= now):
+                            self._hurried.discard(region)
+                            running[region] = asyncio.create_task(self._compared(region), name=f"compare with {region}")
+                await asyncio.sleep(LOOK_SECONDS / 5)
+        finally:
+            for task in running.values():
+                task.cancel()
+            await asyncio.gather(*running.values(), return_exceptions=True)
 
     async def _compared(self, region: str) -> bool:
         """Whether the two regions were compared."""
@@ -270,6 +312,9 @@ class Session:
         elif comparison.digest.shared != self._shared.choice.scopes:
             apart = scopes_apart(region, comparison.digest.shared, self._shared.choice.scopes)
             state.problem = f"{apart}: only what both share is kept equal; set metadataSyncScopes alike"
+        if self._stands_in and self._owed:  # nobody publishes it now, either
+            with suppress(MetadataError):
+                await peer.hurry()
         return state.is_joined
 
     async def _undecided(self, comparison: Comparison, region: str) -> frozenset[str]:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from meridian_broker.gateway.event_topic import DEAD_LETTERS, EventTopic
 from meridian_broker.gateway.metadata_peers import RestPeer
 from meridian_broker.gateway.metadata_session import Session, Shared
+from meridian_broker.gateway.metadata_standby import Standby
 from meridian_broker.metadata.store import MetadataStore
 from meridian_broker.metadata.sync.choice import SyncChoice
 from meridian_broker.metadata.sync.recording import RecordingStore
@@ -57,11 +58,15 @@ class MetadataSync:
         open_topic: Callable[[str], EventTopic],
         peer: Callable[[str, str, bool], RestPeer],
         regions_of: Callable[[str], frozenset[str]],
+        standby: Standby | None,
     ) -> None:
-        """What is made later than the store: topics, the way to other regions, and the catalog."""
+        """What is made later than the store: topics, the way to other regions, and the catalog.
+
+        :param standby: None: this broker is the only one of its region.
+        """
         self._open = open_topic
         self._shared = Shared(
-            self.store, self.clock, self.now_ms, self.choice, self.recording, self.standing, peer, regions_of
+            self.store, self.clock, self.now_ms, self.choice, self.recording, self.standing, peer, regions_of, standby
         )
 
     def carries_events(self, topic: str) -> bool:

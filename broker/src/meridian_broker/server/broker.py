@@ -26,6 +26,7 @@ from meridian_broker.gateway.client_options import ClientOptions, peer_options
 from meridian_broker.gateway.event_topic import EventTopic
 from meridian_broker.gateway.exchange import ExchangeShell
 from meridian_broker.gateway.metadata_peers import RestPeer
+from meridian_broker.gateway.metadata_standby import Standby
 from meridian_broker.gateway.metadata_sync import MetadataSync
 from meridian_broker.gateway.peer_identity import PeerIdentity
 from meridian_broker.gateway.places import Places
@@ -274,6 +275,7 @@ class BrokerProcess:
                 region, own, self.calls, self.scheduler.now_ms, replacing=replacing
             ),
             lambda topic: self.catalog.regions(topic_name.parse(topic)),
+            None if self.several is None else Standby(self.region, self.several.locate, self.calls),
         )
 
     def _progress(self, ends: StoredEnds, addresses: RegionAddresses, options: ClientOptions) -> ExchangeShell:

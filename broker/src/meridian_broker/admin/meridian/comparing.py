@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``/meridian/v1/metadata`` as other regions ask it, to find in what their metadata differ from ours."""
+"""``/meridian/v1/metadata`` as brokers ask it, most of them of other regions: in what their metadata differ
+from ours."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -13,6 +15,7 @@ from meridian_broker.admin.http.requests import Refused, answer, body, done, fla
 from meridian_broker.bounds.http import LARGE_BODY_BYTES
 from meridian_broker.gateway.metadata_peers import numbers_json, state_json, summary_json
 from meridian_broker.gateway.metadata_session import Session
+from meridian_broker.gateway.metadata_standby import HOLD_SECONDS
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.applying import read_mark
@@ -20,6 +23,8 @@ from meridian_broker.metadata.sync.catching_up import BUCKETS_TOGETHER, PLACES_T
 from meridian_broker.metadata.sync.digests import BUCKETS, PARTS, Place
 from meridian_broker.metadata.sync.reading import Seen, read_moment
 
+LOOKS: Final = 10
+"""How often it is looked whether this broker still applies, before it says so."""
 _OFF: Final = "this region synchronizes no metadata (metadataSyncEventTopic)"
 
 
@@ -93,6 +98,22 @@ async def states(request: web.Request) -> web.Response:
     return answer({"states": {path: state_json(one) for path, one in found.items()}})
 
 
+async def compare(request: web.Request) -> web.Response:
+    """The asking region cannot publish now what it wrote: this one compares itself with it soon."""
+    session_of(request).compare_soon(_region(request))
+    return done()
+
+
+async def applying(request: web.Request) -> web.Response:
+    """Whether this broker applies what other regions write. As long as it does, the answer takes a second."""
+    _region(request)
+    topic = session_of(request).topic
+    for _ in range(LOOKS):
+        if topic.is_applied:
+            await asyncio.sleep(HOLD_SECONDS / LOOKS)
+    return answer({"applying": topic.is_applied})
+
+
 async def replace(request: web.Request) -> web.Response:
     """Another store takes over the asking region's name: ``{"identity": text}``."""
     given = await body(request)
@@ -114,7 +135,7 @@ def session_of(request: web.Request) -> Session:
 def _region(request: web.Request) -> str:
     """The region that asks. :raises Refused: it is none."""
     if ADMITTED not in request:
-        raise Refused(403, "only brokers of other regions ask this")
+        raise Refused(403, "only brokers ask this")
     return request[ADMITTED].region
 
 

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether the broker of the region that applies metadata events does so, as its other brokers ask it.
+
+The owner of the event topic applies them. If it dies, the topic has no owner until its session has ended, and nothing
+can arrive in it. So each of the others asks the owner over and over. As long as it applies, it takes its time to
+answer; when its process dies, the connection breaks at once; and a machine that is gone does not answer in time. While
+nobody applies, those that ask compare the region with the others several times a second (``metadata_session``), which
+needs neither the topic nor anybody's place in it.
+
+A wrong suspicion costs comparisons and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Final
+
+from meridian_broker.gateway.addresses import Locate
+from meridian_broker.gateway.metadata_peers import BASE
+from meridian_broker.gateway.region_calls import CallFailed, RegionCalls
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata.store import MetadataError
+from meridian_broker.topics.errors import TopicError
+from meridian_broker.wire.pulsar import topic_name
+
+HOLD_SECONDS: Final = 1.0
+"""So long the broker that applies holds a request back."""
+SILENT_SECONDS: Final = 1.5
+"""A broker that does not answer for so long counts as dead."""
+OLDER: Final = (403, 404)
+"""A broker of an earlier version is alive, and does not know the question."""
+
+log = logging.getLogger(__name__)
+
+
+class Standby:
+    """See the module's text."""
+
+    def __init__(self, region: str, locate: Locate, calls: RegionCalls) -> None:
+        """:param region: this one."""
+        self._region = region
+        self._locate = locate
+        self._calls = calls
+
+    async def is_applied(self, topic: str) -> bool:
+        """Whether another broker of the region applies the events of this topic, as it says itself."""
+        try:
+            async with asyncio.timeout(SILENT_SECONDS):
+                place = await self._locate(topic_name.parse(topic), "", False)
+                if place is None or not place.owns or place.addresses is None:
+                    return False
+                address = place.addresses.admin_url or place.addresses.admin_url_tls or ""
+                status, said = await self._calls.ask_at(
+                    self._region, address, "GET", f"{BASE}/applying", b"", seconds=SILENT_SECONDS
+                )
+                return status in OLDER or (status < 300 and json.loads(said)["applying"] is True)
+        except (TimeoutError, CallFailed, TopicError, MetadataError, LedgerError) as error:
+            log.debug("nobody is known to apply the events of %s: %r", topic, error)
+        except (ValueError, KeyError, TypeError) as error:
+            log.warning("the owner of %s answered what this version does not understand: %r", topic, error)
+        return False
