@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from meridian_broker.ledgers.reading import ReadableLog
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions import ZERO, Progress
 from meridian_broker.positions.position import Position
@@ -212,3 +214,33 @@ async def test_permits_that_come_late_are_used_at_once() -> None:
         consumer.flow(permits)
         await one.settle()
     assert port.got == one.stored[:8]
+
+
+async def test_many_that_are_owed_the_same_after_a_restart_read_it_from_the_store_once_or_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = [f"s{number}" for number in range(200)]
+    one = await region(**dict.fromkeys(names, False))
+    for name in names:
+        one.acknowledge(name, [5, 7])
+    await one.settle()
+    await one.kill()
+    await one.start()
+    reads: list[object] = []
+    read = ReadableLog._read
+
+    async def counted(log: ReadableLog, *asked: Any) -> Any:
+        reads.append(asked)
+        return await read(log, *asked)
+
+    monkeypatch.setattr(ReadableLog, "_read", counted)
+    ports = [Port() for _ in names]
+    for name, port in zip(names, ports, strict=True):
+        found = one.topic.subscriptions[name]
+        consumer = Consumer(found, port, 0, "c", 0, BEGAN_MS, None, None)  # type: ignore[arg-type]
+        found.add_consumer(consumer, EXCLUSIVE)
+        consumer.flow(100)
+        await one.settle()
+    owed = [position for number, position in enumerate(one.stored) if number not in (5, 7)]
+    assert all(port.got == owed for port in ports)
+    assert len(reads) <= 2 * 3  # of three ledgers

@@ -19,6 +19,7 @@ from meridian_broker.ledgers.chapters import CacheBudget, Chain, Chapter
 from meridian_broker.ledgers.damage import Damage, Rebuilding, published_ms, stand_in
 from meridian_broker.ledgers.entry import EntryFormatError, unpack
 from meridian_broker.ledgers.index import LedgerIndex, Place, RegionCodes
+from meridian_broker.ledgers.repeated_reads import Asked, RepeatedReads
 from meridian_broker.ledgers.scheduling import Scheduler, next_turn
 from meridian_broker.ledgers.store import HeadReader, LedgerCorrupt, LedgerNotFound, LedgerStore, Reader
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
@@ -57,6 +58,7 @@ class ReadableLog(Chain):
         self._answered: tuple[Position, Position, list[Stored]] = (LATEST, EARLIEST, [])
         """The last answer from memory: after where, up to where, and the entries. Thousands of subscriptions ask for
         the same when an entry was stored."""
+        self._repeated = RepeatedReads(cache, scheduler)
         self._ends_on_record: tuple[Position, Mapping[str, Position]] = (EARLIEST, {})
         """The last entry of each chain that was in the last ledger when the record was written last."""
         self.damage = Damage()
@@ -78,7 +80,7 @@ class ReadableLog(Chain):
         if following is None:
             return []
         if not self._chapters or following.ledger != self._chapters[-1].ledger_id or following.entry not in self._tail:
-            return None
+            return self._kept(following, max_entries, max_bytes)
         tail, ledger, found, size = self._tail, following.ledger, [], 0
         for number in range(following.entry, min(self.last_confirmed.entry, following.entry + max_entries - 1) + 1):
             entry = tail[number]
@@ -105,13 +107,24 @@ class ReadableLog(Chain):
         if following is None:
             return []
         chapter = self._chapter(following.ledger)
-        reader, ledger = await self._reader(chapter), following.ledger
-        last = min(following.entry + max_entries, chapter.entries) - 1
+        asked = Asked(following, min(max_entries, chapter.entries - following.entry), max_bytes)
         try:
-            entries = await reader.read(following.entry, last, max_bytes)
+            return await self._repeated.read(asked, lambda: self._read(chapter, asked))
         except LedgerCorrupt as error:
             return [(following, await self._instead(following, error))]
-        return [(_new(Position, (ledger, number)), entry) for number, entry in enumerate(entries, following.entry)]
+
+    async def _read(self, chapter: Chapter, asked: Asked) -> list[Stored]:
+        (ledger, first), count, max_bytes = asked
+        entries = await (await self._reader(chapter)).read(first, first + count - 1, max_bytes)
+        return [(_new(Position, (ledger, number)), entry) for number, entry in enumerate(entries, first)]
+
+    def _kept(self, first: Position, max_entries: int, max_bytes: int) -> list[Stored] | None:
+        """Entries that others have read; None: nobody has, or what is known of their origins is not in memory."""
+        if self.index(first.ledger) is None:
+            return None
+        return self._repeated.kept(
+            first, min(max_entries, self._chapter(first.ledger).entries - first.entry), max_bytes
+        )
 
     async def read_one(self, position: Position) -> bytes:
         """:raises LedgerNotFound: no such entry here."""
@@ -199,10 +212,12 @@ class ReadableLog(Chain):
         self._cache.used -= self._tail_bytes
         self._tail, self._tail_first, self._tail_bytes = {}, 0, 0
         self._answered = LATEST, EARLIEST, []
+        self._repeated.forget()
 
     def drop_tail(self) -> None:
         """Drop the cached tail: nothing has read here for a while."""
         self._shrink_tail(0)
+        self._repeated.forget()
 
     # -- facts from the headers ------------------------------------------------------------------------------------
 

@@ -59,6 +59,7 @@ class LogView(TopicLog):
         if source is not None:
             self._own_appended = source.last_own
             self._chapters, self._ids = [], []
+            self._repeated.forget()
 
     @property
     def is_attached(self) -> bool:
@@ -90,7 +91,8 @@ class LogView(TopicLog):
         """As the source has it in memory."""
         if self._source is None:
             return super().tail_after(position, max_entries, max_bytes)
-        return self._source.tail_after(position, max_entries, max_bytes)
+        found, following = self._source.tail_after(position, max_entries, max_bytes), self.after(position)
+        return self._kept(following, max_entries, max_bytes) if found is None and following is not None else found
 
     async def read_after(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored]:
         """As of any log, except that the source may trim a ledger while it is read: then what follows it is read."""
@@ -145,7 +147,8 @@ class LogView(TopicLog):
             self._source.cool_indexes(below)
 
     def drop_tail(self) -> None:
-        """Nothing: the tail is the source's."""
+        """Forget what it read itself; the tail is the source's."""
+        self._repeated.forget()
 
     async def close(self) -> None:
         """Let go of the source. Nothing of it is sealed or written."""
