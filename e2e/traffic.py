@@ -37,12 +37,16 @@ class Traffic:
         self.begin = self.published = begin
         self.stored: dict[str, set[int]] = {region: set() for region in producers}
         """By the region that gave the receipt."""
+        self.received: set[int] = set()
+        """By the consumer, acknowledged or not."""
         self.acked: set[int] = set()
         self.acked_at: dict[int, float] = {}
         """When the consumer acknowledged each, the last time; by the monotonic clock."""
         self.refused: list[str] = []
         self.repeated: list[int] = []
         """Acknowledged, and delivered again."""
+        self.repeated_at: list[float] = []
+        """When each of them came again, by the monotonic clock."""
         self._over = threading.Event()
         self._consumer = working(clients[consumer], topic)
         self._producers = {
@@ -85,8 +89,10 @@ class Traffic:
             with contextlib.suppress(pulsar.Timeout):
                 message = self._consumer.receive(200)
                 number = int(message.data())
+                self.received.add(number)
                 if number in self.acked:
                     self.repeated.append(number)
+                    self.repeated_at.append(time.monotonic())
                 if number % 3:
                     self._consumer.acknowledge(message)
                     self.acked.add(number)
