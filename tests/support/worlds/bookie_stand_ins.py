@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from meridian_broker.engines.bookkeeper.adding import Adding
 from meridian_broker.engines.bookkeeper.entries import entry_header
@@ -33,14 +33,14 @@ class Link:
         self.ensembles: list[tuple[int, tuple[str, ...]]] = []
         self.deferred: list[Callable[[], None]] = []
 
-    def send(self, bookie: str, entry: int, packet: Packet) -> bool:
+    def send(self, bookie: str, first: int, packets: Sequence[Packet]) -> int:
         if bookie in self.full:
-            return False
-        self.sent.append((bookie, entry))
-        return True
+            return 0
+        self.sent += [(bookie, entry) for entry in range(first, first + len(packets))]
+        return len(packets)
 
     def send_all(self, bookies: tuple[str, ...], entry: int, packet: Packet) -> bool:
-        return self.full.isdisjoint(bookies) and all(self.send(bookie, entry, packet) for bookie in bookies)
+        return self.full.isdisjoint(bookies) and all(self.send(bookie, entry, [packet]) for bookie in bookies)
 
     def choose(self, wanted: str, exclude: Collection[str]) -> str | None:
         for spare in self.spares:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -138,20 +138,23 @@ class Client:
 
     # -- LinkPort ------------------------------------------------------------------------------------------------
 
-    def send(self, bookie: str, entry: int, packet: Packet) -> bool:
-        if len(self.unanswered[bookie]) >= self.links_max:
-            return False
+    def send(self, bookie: str, first: int, packets: Sequence[Packet]) -> int:
+        taken = packets[: max(0, self.links_max - len(self.unanswered[bookie]))]
+        for entry, packet in enumerate(taken, first):
+            self._send(bookie, entry, packet)
+        return len(taken)
+
+    def _send(self, bookie: str, entry: int, packet: Packet) -> None:
         flags = Flags(int.from_bytes(packet.head[4:8], "big") & 0xFFFF)
         body = packet.head[KEY_AND_HEADER:] + packet.data
         stored = parse_entry(LEDGER, body, entry)
         self.world.check_sent(self, stored, flags)
         self._ask(bookie, Request(self, Operation.ADD, entry, flags, body, None))
-        return True
 
     def send_all(self, bookies: tuple[str, ...], entry: int, packet: Packet) -> bool:
         if any(len(self.unanswered[bookie]) >= self.links_max for bookie in bookies):
             return False
-        return all(self.send(bookie, entry, packet) for bookie in bookies)
+        return all(self.send(bookie, entry, [packet]) for bookie in bookies)
 
     def choose(self, wanted: str, exclude: Collection[str]) -> str | None:
         others = [one.name for one in self.world.bookies.values() if one.is_up and one.name not in exclude]

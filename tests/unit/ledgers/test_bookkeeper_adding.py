@@ -62,6 +62,25 @@ def test_no_more_is_sent_than_the_slowest_bookie_may_be_behind() -> None:
     assert max(entry for _, entry in link.taken()) == 2
 
 
+def test_entries_that_waited_are_sent_to_all_bookies_in_one_step() -> None:
+    """As new ones are: for each bookie by itself they would cost several times as much."""
+
+    class Counting(Link):
+        steps = 0
+
+        def send_all(self, bookies: tuple[str, ...], entry: int, packet: Packet) -> bool:
+            self.steps += 1
+            return super().send_all(bookies, entry, packet)
+
+    link = Counting()
+    adding = link.adding(limits=AddLimits(entries=4))
+    add(adding, 10)
+    for bookie in "abc":
+        adding.acked(bookie, [0, 1, 2])
+    assert link.taken()[-9:] == [(bookie, entry) for entry in (4, 5, 6) for bookie in "abc"]
+    assert link.steps == 7
+
+
 def test_a_full_connection_gets_the_rest_when_there_is_room() -> None:
     link = Link()
     link.full.add("c")

@@ -248,38 +248,38 @@ async def test_a_late_answer_is_not_taken_for_one_to_another_question() -> None:
 async def test_too_many_adds_are_refused_until_there_is_room() -> None:
     made = Made()
     for _ in range(ADDS_MAX):
-        assert made.connection.add(7, Packet(b"h", b"d"))
-    assert not made.connection.add(7, Packet(b"h", b"d"))
-    assert not made.connection.add(8, Packet(b"h", b"d"))
+        assert made.connection.add(7, [Packet(b"h", b"d")])
+    assert not made.connection.add(7, [Packet(b"h", b"d")])
+    assert not made.connection.add(8, [Packet(b"h", b"d")])
     assert len(await made.sent()) == 2 * ADDS_MAX
     half = ADDS_MAX // 2 - 1
     made.hear(b"".join(frame(Operation.ADD, 0, 7, entry) for entry in range(half)))
     assert made.ledgers[8].heard == []
     made.hear(frame(Operation.ADD, 0, 7, half))
     assert made.ledgers[8].heard == [("b", "room", None)] and made.ledgers[7].heard[-1] == ("b", "room", None)
-    assert made.connection.add(8, Packet(b"h", b"d"))
+    assert made.connection.add(8, [Packet(b"h", b"d")])
 
 
 async def test_adds_are_refused_while_the_socket_takes_no_more() -> None:
     made = Made()
     data = bytes(1 << 20)
     sent = 0
-    while made.connection.add(7, Packet(b"", data)):
+    while made.connection.add(7, [Packet(b"", data)]):
         sent += 1
     assert made.transport.high is not None
     assert sent == made.transport.high // len(data) == 8
     made.connection.pause_writing()
     await made.sent()
-    assert made.ledgers[7].heard == [] and not made.connection.add(7, Packet(b"", data))
+    assert made.ledgers[7].heard == [] and not made.connection.add(7, [Packet(b"", data)])
     made.connection.resume_writing()
-    assert made.ledgers[7].heard == [("b", "room", None)] and made.connection.add(7, Packet(b"", data))
+    assert made.ledgers[7].heard == [("b", "room", None)] and made.connection.add(7, [Packet(b"", data)])
 
 
 async def test_what_goes_to_several_bookies_keeps_its_order_beside_what_goes_to_one() -> None:
     one, other = Made(), Made()
     fan = Fan((one.connection, other.connection))
     assert fan.add(Packet(b"1", b"a")) and fan.add(Packet(b"2", b"b"))
-    assert one.connection.add(7, Packet(b"3", b"c"))
+    assert one.connection.add(7, [Packet(b"3", b"c")])
     assert fan.add(Packet(b"4", b"d"))
     assert [await one.sent(), await other.sent()] == [b"1a2b3c4d", b"1a2b4d"]
     large = bytes(JOINED_BYTES + 1)
@@ -292,7 +292,7 @@ async def test_what_goes_to_several_bookies_is_refused_if_one_takes_no_more() ->
     one, other = Made(), Made()
     fan = Fan((one.connection, other.connection))
     for _ in range(ADDS_MAX - 1):
-        assert other.connection.add(7, Packet(b"h", b"d"))
+        assert other.connection.add(7, [Packet(b"h", b"d")])
     assert fan.add(Packet(b"1", b"")) and not fan.add(Packet(b"2", b""))
     assert await one.sent() == b"1"
     assert (await other.sent()).endswith(b"hd1")
@@ -300,6 +300,29 @@ async def test_what_goes_to_several_bookies_is_refused_if_one_takes_no_more() ->
     other.connection.close("gone")
     assert not fan.add(Packet(b"2", b""))
     assert await one.sent() == b""
+
+
+async def test_of_many_adds_as_many_are_sent_as_there_is_room_for() -> None:
+    made = Made()
+    adds = [Packet(b"h", b"d")] * (ADDS_MAX - 1)
+    assert made.connection.add(7, adds) == ADDS_MAX - 1
+    assert made.connection.add(8, adds) == 1
+    assert len(await made.sent()) == 2 * ADDS_MAX
+    made.hear(b"".join(frame(Operation.ADD, 0, 7, entry) for entry in range(ADDS_MAX - 1)))
+    assert made.ledgers[8].heard == [("b", "room", None)]
+
+
+async def test_an_answer_makes_room_for_several_bookies_in_the_same_turn() -> None:
+    one, other = Made(), Made()
+    fan = Fan((one.connection, other.connection))
+    for made in (one, other):
+        assert made.connection.add(7, [Packet(b"h", b"d")] * (ADDS_MAX - 1)) == ADDS_MAX - 1
+    assert fan.add(Packet(b"1", b"a")) and not fan.add(Packet(b"2", b"b"))
+    for made in (one, other):
+        made.hear(frame(Operation.ADD, 0, 7, 0))
+    assert fan.add(Packet(b"2", b"b"))
+    assert not fan.add(Packet(b"3", b"c"))
+    assert (await one.sent()).endswith(b"hd1a2b")
 
 
 async def test_what_waits_for_several_bookies_reaches_those_that_are_left() -> None:
@@ -377,7 +400,7 @@ def test_entries_and_answers_cross_a_real_connection(run: Callable[[Coroutine[No
         bookies.read(7, "b", 1, Flags.NONE, b"", told.set_result)
         entry = 0
         while entry < count:
-            if bookies.add(7, "b", entry, Packet(struct.pack(">I", len(data)), data)):
+            if bookies.add(7, "b", entry, [Packet(struct.pack(">I", len(data)), data)]):
                 entry += 1
             else:
                 await asyncio.sleep(0)
@@ -404,7 +427,7 @@ async def test_a_bookie_that_cannot_be_reached_is_answered_for_and_not_chosen() 
     ledger = Ledger("a", "b")
     bookies.attach(7, ledger)
     told: list[Answer] = []
-    assert bookies.add(7, "a", 0, Packet(b"", b""))
+    assert bookies.add(7, "a", 0, [Packet(b"", b"")])
     both = asyncio.Event()
 
     def hear(answer: Answer) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import pytest
 from hypothesis import given
@@ -27,8 +27,8 @@ class Link:
         self.here = here
         self.stored: tuple[str, ...] | None = None
 
-    def send(self, _bookie: str, _entry: int, _packet: Packet) -> bool:
-        return True
+    def send(self, _bookie: str, _first: int, packets: Sequence[Packet]) -> int:
+        return len(packets)
 
     def send_all(self, _bookies: tuple[str, ...], _entry: int, _packet: Packet) -> bool:
         return True

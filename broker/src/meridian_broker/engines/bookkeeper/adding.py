@@ -25,12 +25,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import Final
 
 from meridian_broker.engines.bookkeeper.packets import Code
 from meridian_broker.engines.bookkeeper.places import Place
 from meridian_broker.engines.bookkeeper.ports import AddLimits, LinkPort, Packet
 from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.ledgers.store import AppendDone, LedgerError, LedgerFenced, LedgerWriteFailed
+
+SENT_TOGETHER: Final = 256
+"""Entries that one bookie is sent in one step."""
 
 StoreEnsemble = Callable[[int, tuple[str, ...]], None]
 """The first entry, and the bookies."""
@@ -295,14 +299,19 @@ class Adding:
                 return
         send = self._link.send
         for place in places:
-            if place.sent == entry and not place.is_lost and not place.again and send(place.bookie, entry, packet):
+            if place.sent == entry and not place.is_lost and not place.again and send(place.bookie, entry, (packet,)):
                 place.sent = following
 
     def _release(self) -> None:
         """Send waiting entries to the bookies, as far as the slowest one allows."""
-        while self._released < self.next and not self._is_full():
-            self._released_bytes += len(self._packets[self._released].data)
-            self._released += 1
+        limits, packets, released, size = self._limits, self._packets, self._released, self._released_bytes
+        upto = min(self.next, self._base + limits.entries)
+        while released < upto and size < limits.bytes:
+            packet = packets[released]
+            size += len(packet[1])
+            self._send_new(released, packet)
+            released += 1
+        self._released, self._released_bytes = released, size
         for place in self._places:
             self._send(place)
 
@@ -314,13 +323,15 @@ class Adding:
         if place.is_lost or place.again:
             return
         while place.sent < self._released:
-            if not self._link.send(place.bookie, place.sent, self._packets[place.sent]):
+            upto = min(self._released, place.sent + SENT_TOGETHER)
+            packets = [self._packets[entry] for entry in range(place.sent, upto)]
+            place.sent += self._link.send(place.bookie, place.sent, packets)
+            if place.sent < upto:
                 return
-            place.sent += 1
 
     def _send_again(self, place: Place) -> None:
         for entry in sorted(place.again):
-            if entry > place.mark and not self._link.send(place.bookie, entry, self._packets[entry]):
+            if entry > place.mark and not self._link.send(place.bookie, entry, (self._packets[entry],)):
                 return
             place.again.discard(entry)
         self._send(place)

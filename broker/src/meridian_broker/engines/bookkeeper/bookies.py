@@ -159,13 +159,13 @@ class Bookies:
         """As ``LinkPort.wake``."""
         self._active[ledger] = None
 
-    def add(self, ledger: int, bookie: str, entry: int, packet: Packet) -> bool:
+    def add(self, ledger: int, bookie: str, first: int, packets: Sequence[Packet]) -> int:
         """As ``LinkPort.send``."""
         connection = self.connections.get(bookie) or self._connection(bookie)
         if connection is None:
-            self.loop.call_soon(self._not_sent, ledger, bookie, entry)
-            return True
-        return connection.add(ledger, packet)
+            self.loop.call_soon(self._not_sent, ledger, bookie, first)
+            return len(packets)
+        return connection.add(ledger, packets)
 
     def fan(self, bookies: Collection[str]) -> Fan | None:
         """For adds that all of these get. None: one of them cannot be reached."""

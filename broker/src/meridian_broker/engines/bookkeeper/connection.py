@@ -14,13 +14,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from struct import Struct
 from typing import Final, Protocol, cast
 
-from meridian_broker.engines.bookkeeper.fanning import UNSENT_BYTES_MAX, Fan
+from meridian_broker.engines.bookkeeper.fanning import JOINED_BYTES, UNSENT_BYTES_MAX, Fan
 from meridian_broker.engines.bookkeeper.packets import (
     Answer,
     BadFrame,
@@ -48,13 +48,16 @@ BUFFER_KEPT_BYTES: Final = 2 << 20
 log = logging.getLogger(__name__)
 
 _LENGTH = Struct(">I")
-_ADD_ANSWER = Struct(">IIIqq")
-"""An add's answer: length, header, code, ledger and entry."""
+_OUTCOME = Struct(">IIIq")
+"""The beginning of an add's answer, which is the same for every entry that a ledger stored: length, header, code and
+ledger."""
+_ADD_ANSWER = Struct(f">{_OUTCOME.size}sq")
+"""An add's answer: its outcome, and the entry."""
 ANSWERS: Final = 32
-"""Consecutive acknowledgements of one ledger that are parsed in one step."""
+"""Consecutive answers with the same outcome that are parsed in one step."""
 _ADD_ANSWERS = Struct(">" + ANSWERS * _ADD_ANSWER.format.removeprefix(">"))
-_ADD_ANSWER_LENGTH: Final = _ADD_ANSWER.size - _LENGTH.size
-_ADD_HEADER: Final = 2 << 24 | Operation.ADD << 16
+_ADD_ANSWER_START: Final = _OUTCOME.pack(_ADD_ANSWER.size - _LENGTH.size, 2 << 24 | Operation.ADD << 16, 0, 0)[:8]
+"""Length and header, by which an add's answer is recognized."""
 _CODES: Final = {int(code): code for code in Code if code >= 0}
 
 Told = Callable[[Answer], None]
@@ -131,19 +134,24 @@ class BookieConnection(asyncio.BufferedProtocol):
 
     # -- requests ------------------------------------------------------------------------------------------------
 
-    def add(self, ledger: int, packet: Packet) -> bool:
-        """Send an add. False: too many are in flight; the ledger's ``room`` is called when there is room."""
+    def add(self, ledger: int, packets: Sequence[Packet]) -> int:
+        """Send adds, as many from the front as may be in flight. Returns how many; if not all, the ledger's ``room`` is
+        called when there is room."""
         if self._fans:
             self._take_fans()
-        if self.room <= 0:
-            self._waiting[ledger] = None
-            return False
-        self._adds += 1
-        self._out_bytes += len(packet.data)
-        self._out += packet
-        if not self._is_flushing:
+        sent, room, out, size = 0, self.room, self._out, self._out_bytes
+        for packet in packets:
+            if sent >= room or size >= UNSENT_BYTES_MAX:
+                self._waiting[ledger] = None
+                break
+            out += packet
+            size += len(packet[1])
+            sent += 1
+        self._adds += sent
+        self._out_bytes = size
+        if sent and not self._is_flushing:
             self._flush_soon()
-        return True
+        return sent
 
     @property
     def room(self) -> int:
@@ -269,41 +277,37 @@ class BookieConnection(asyncio.BufferedProtocol):
 
     def _take_adds(self, at: int) -> int:
         """Handle a run of consecutive answers to adds together. Returns where it ends."""
-        acked: dict[int, list[int]] = {}
-        refused: list[tuple[int, int, int]] = []
+        answered: dict[bytes, list[int]] = {}
         while self._end - at >= _ADD_ANSWERS.size:
             fields = _ADD_ANSWERS.unpack_from(self._buffer, at)
-            ledger = fields[3]
-            if (
-                fields[0::5].count(_ADD_ANSWER_LENGTH) < ANSWERS
-                or fields[1::5].count(_ADD_HEADER) < ANSWERS
-                or fields[2::5].count(Code.OK.value) < ANSWERS
-                or fields[3::5].count(ledger) < ANSWERS
-            ):
+            outcome = fields[0]
+            if not outcome.startswith(_ADD_ANSWER_START) or fields[0::2].count(outcome) < ANSWERS:
                 break
-            acked.setdefault(ledger, []).extend(fields[4::5])
+            answered.setdefault(outcome, []).extend(fields[1::2])
             at += _ADD_ANSWERS.size
-            self._adds -= ANSWERS
         whole = (self._end - at) // _ADD_ANSWER.size * _ADD_ANSWER.size
-        for length, header, code, ledger, entry in _ADD_ANSWER.iter_unpack(self._buffer[at : at + whole]):
-            if length != _ADD_ANSWER_LENGTH or header != _ADD_HEADER:
+        for outcome, entry in _ADD_ANSWER.iter_unpack(self._buffer[at : at + whole]):
+            if outcome in answered:
+                answered[outcome].append(entry)
+            elif outcome.startswith(_ADD_ANSWER_START):
+                answered[outcome] = [entry]
+            else:
                 break
             at += _ADD_ANSWER.size
-            self._adds -= 1
+        self._adds -= sum(map(len, answered.values()))
+        refused: list[tuple[int, int, list[int]]] = []
+        for outcome, entries in answered.items():
+            _, _, code, ledger = _OUTCOME.unpack(outcome)
             if code != Code.OK:
-                refused.append((ledger, entry, code))
-            elif ledger in acked:
-                acked[ledger].append(entry)
-            else:
-                acked[ledger] = [entry]
-        for ledger, entries in acked.items():
-            if (target := self._ledgers.get(ledger)) is not None:
+                refused.append((ledger, code, entries))
+            elif (target := self._ledgers.get(ledger)) is not None:
                 with _surviving(ledger):
                     target.acked(self.bookie, entries)
-        for ledger, entry, code in refused:
-            if (target := self._ledgers.get(ledger)) is not None:
-                with _surviving(ledger):
-                    target.answered(self.bookie, entry, _CODES.get(code, Code.UNKNOWN))
+        for ledger, code, entries in refused:  # last: a refusal may fail what is not confirmed yet
+            for entry in entries:
+                if (target := self._ledgers.get(ledger)) is not None:
+                    with _surviving(ledger):
+                        target.answered(self.bookie, entry, _CODES.get(code, Code.UNKNOWN))
         return at
 
     def _take(self, answer: Answer) -> None:
@@ -370,8 +374,9 @@ class BookieConnection(asyncio.BufferedProtocol):
         if self._fans:
             self._take_fans()
         if self._transport is not None and self._out:
-            out, self._out, self._out_bytes = self._out, [], 0
-            self._transport.writelines(out)
+            out, size = self._out, self._out_bytes
+            self._out, self._out_bytes = [], 0
+            self._transport.writelines([b"".join(out)] if size <= len(out) * JOINED_BYTES else out)
             self._look_for_room()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -57,11 +57,11 @@ class BookiePorts:
         self.avoid = bookies.avoid
         self._loop = bookies.loop
 
-    def send(self, bookie: str, entry: int, packet: Packet) -> bool:
+    def send(self, bookie: str, first: int, packets: Sequence[Packet]) -> int:
         connection = self._connections.get(bookie)
         if connection is not None:
-            return connection.add(self._ledger, packet)
-        return self._bookies.add(self._ledger, bookie, entry, packet)
+            return connection.add(self._ledger, packets)
+        return self._bookies.add(self._ledger, bookie, first, packets)
 
     def send_all(self, bookies: tuple[str, ...], entry: int, packet: Packet) -> bool:  # noqa: ARG002
         fan = self._fan

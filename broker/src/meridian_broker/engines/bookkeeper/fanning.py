@@ -52,9 +52,11 @@ class Fan:
 
     def add(self, packet: Packet) -> bool:
         """Send an add to all. False: one of the connections accepts no more now, and none gets it."""
-        if not self._count:
-            self._room = min([connection.room for connection in self._connections])
-        if self._count >= self._room or self._bytes >= UNSENT_BYTES_MAX:
+        if self._count >= self._room or not self._count:
+            self._room = min([connection.room for connection in self._connections])  # they may have got answers since
+            if self._count >= self._room:
+                return False
+        if self._bytes >= UNSENT_BYTES_MAX:
             return False
         if not self._count:
             for connection in self._connections:

@@ -7,7 +7,7 @@ docstring says who calls it. A shell may call back before the asking method retu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple, Protocol
@@ -68,8 +68,9 @@ class AddLimits:
 class LinkPort(Protocol):
     """Access to the bookies, for ``adding``."""
 
-    def send(self, bookie: str, entry: int, packet: Packet) -> bool:
-        """Send an entry, if the connection takes more. False: not now; ``Adding.room`` is called once it does.
+    def send(self, bookie: str, first: int, packets: Sequence[Packet]) -> int:
+        """Send consecutive entries, as many from the front as the connection takes. Returns how many; if not all,
+        ``Adding.room`` is called once it takes more.
 
         The outcome, even a missing answer, comes through ``Adding.acked`` or ``answered``.
         """
