@@ -12,9 +12,11 @@ from typing import Any
 
 import pulsar
 import pytest
+from meridian_verifier.align.verdicts import State
 from support.brokers.broker_process import BrokerProcess, wait_until
 from support.brokers.forked_meridian import MERIDIAN
 from support.brokers.region_clients import PATIENCE_MS, connect
+from support.verifier.verifier_live import live_verdict
 
 SETTINGS = {"managedLedgerMaxEntriesPerLedger": "10", "retentionCheckIntervalInSeconds": "1"}
 BASE = "/admin/v2/persistent/public/default"
@@ -407,3 +409,29 @@ def test_messages_expire_for_a_shadow_by_its_own_policy(broker: BrokerProcess, c
     assert broker.http("DELETE", f"{BASE}/fading-view/messageTTL").status == 204
     publish(client, "fading", 1)
     assert stats(broker, "fading-view")["subscriptions"]["s"]["msgBacklog"] == 1
+
+
+def test_the_verifier_finds_each_shadow_as_its_source(broker: BrokerProcess, client: pulsar.Client) -> None:
+    """Also those of the tests before, whose sources were trimmed, truncated, compacted and unloaded."""
+    with kept(broker, client, "proven"):
+        publish(client, "proven", 25)
+        make(broker, "proven", "proven-view")
+        consumer = client.subscribe(
+            "proven-view", "s", pulsar.ConsumerType.Shared, initial_position=pulsar.InitialPosition.Earliest
+        )
+        received = [consumer.receive(PATIENCE_MS) for _ in range(25)]
+        for message in [*received[:7], *received[12:15]]:
+            consumer.acknowledge(message)
+        acknowledged(broker, "proven-view", left=15)
+        topics = [name for name in broker.http("GET", BASE).json if "shadow" not in stats_of(broker, name)]
+        shadows = {name: set(stats_of(broker, name, "shadowReplication")) for name in topics}
+        assert shadows[full("proven")] == {full("proven-view")}
+        for topic, names in shadows.items():
+            if names:
+                verdict = live_verdict({"solo": broker.admin_url}, topic, shadows="|".join(names))
+                assert verdict.findings == (), topic
+                assert {one.topic: one.state for one in verdict.subjects} == dict.fromkeys(names, State.ALIGNED)
+
+
+def stats_of(broker: BrokerProcess, topic: str, field: str = "meridian") -> Any:
+    return stats(broker, topic.rpartition("/")[2])[field]

@@ -17,8 +17,8 @@ from meridian_verifier.session import start_session
 from meridian_verifier.source.datasource import MeridianDataSource
 from meridian_verifier.source.regions import Region
 from pyspark.sql import SparkSession
-from support.verifier.verifier_regions import ServedRegion, encoded, serve
-from support.verifier.verifier_worlds import SUBSCRIPTIONS, Simulation, whole
+from support.verifier.verifier_regions import ServedRegion, encoded, serve, text
+from support.verifier.verifier_worlds import SUBSCRIPTIONS, Acks, Simulation, whole
 
 pytestmark = pytest.mark.slow
 
@@ -78,6 +78,43 @@ def test_the_fault_is_found_and_nothing_else(spark: SparkSession, regions: list[
     html = page(verdict)
     assert "MissingAck" in html
     assert "us-west" in html
+
+
+def test_faults_of_a_shadow_are_found_and_sound_ones_are_not(
+    spark: SparkSession, regions: list[ServedRegion], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three shadows: one as it should be, one whose subscription passed an entry, one that lacks a ledger."""
+    east = regions[0]
+    log = Simulation(5, 300, trim=False).regions["us-east"].log
+    acks = {copy.entry: whole(copy.entry) for copy in log[: len(log) // 2] if not copy.entry.marker}
+    lost = next(copy for copy in log[:20] if not copy.entry.marker)
+
+    def shadow(name: str, records: list[dict[str, Any]], acks: Acks, ledgers: int | None = None) -> dict[str, Any]:
+        (source,) = [one for one in records if one["topic"] == SOUND]
+        told = {"name": "sub", "replicated": False, "durable": True, "type": "Shared", "individually_deleted": []}
+        place = text(log[len(log) // 2 - 1].place)
+        told |= {"mark_delete": place, "read_position": place, "progress": encoded(acks), "firsthand": encoded(acks)}
+        view = {"topic": name, "shadow_of": SOUND, "links": [], "subscriptions": [told]}
+        return {**source, **view, "ledgers": source["ledgers"][:ledgers]}
+
+    passing = {entry: bits for entry, bits in acks.items() if entry is not lost.entry}
+    records = [
+        [*both, shadow("v-good", both, acks), shadow("v-lost", both, passing), shadow("v-short", both, acks, -1)]
+        for both in east.records
+    ]
+    monkeypatch.setattr(east, "records", records)
+    said = request(regions)
+    verdict, _ = verify_in(spark, said, lambda _: None)
+    found = [one for one in verdict.findings if one.topic != BROKEN]
+    last = records[1][0]["ledgers"][-1] if records[1][0]["topic"] == SOUND else records[1][1]["ledgers"][-1]
+    assert {(one.topic, one.reason, one.subscription, one.shadow_of, one.source, one.entries) for one in found} == {
+        ("v-lost", Reason.PASSED_UNACKED, "sub", SOUND, "us-east", 1),
+        ("v-short", Reason.SHADOW_INCOMPLETE, "", SOUND, "us-east", last["entries"]),
+    }
+    (passed,) = [one for one in found if one.reason is Reason.PASSED_UNACKED]
+    assert (passed.origin, passed.ranges[0][1]) == (lost.entry.origin, lost.entry.place)
+    states = {one.topic: one.state for one in verdict.subjects if not one.subscription}
+    assert (states[SOUND], states["v-good"], states["v-short"]) == (State.ALIGNED, State.ALIGNED, State.MISALIGNED)
 
 
 def test_what_may_be_behind_for_longer_is_compared_again_then(

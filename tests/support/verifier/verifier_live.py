@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,6 +14,7 @@ from meridian_verifier.align.findings import Finding, Flow
 from meridian_verifier.align.gather import gather
 from meridian_verifier.align.loss import losses
 from meridian_verifier.align.rewinds import owed_elsewhere
+from meridian_verifier.align.shadows import compared, differences, lost_in_shadow
 from meridian_verifier.align.verdicts import Verdict, judge
 from meridian_verifier.source.client import RegionClient
 from meridian_verifier.source.regions import Region
@@ -26,10 +27,11 @@ def live_findings(admin_urls: Mapping[str, str], topic: str) -> list[Finding]:
     return list(live_verdict(admin_urls, topic).findings)
 
 
-def live_verdict(admin_urls: Mapping[str, str], topic: str) -> Verdict:
-    """The verdict on one topic, in regions that are quiet."""
+def live_verdict(admin_urls: Mapping[str, str], topic: str, *, shadows: str = "") -> Verdict:
+    """The verdict on one topic, in regions that are quiet. :param shadows: names some of its shadows."""
     clients = [RegionClient(Region(name, url)) for name, url in admin_urls.items()]
-    first, second = take_moment(clients, topic), take_moment(clients, topic)
+    pattern = f"re:{topic}|{shadows}" if shadows else topic
+    first, second = take_moment(clients, pattern), take_moment(clients, pattern)
     assert not first.unreachable and not second.unreachable
     world = World(tuple(admin_urls), first.states, second.states, {}, 0)
     entries = _table(clients, second, "entries", TABLES["entries"], {})
@@ -42,13 +44,31 @@ def live_verdict(admin_urls: Mapping[str, str], topic: str) -> Verdict:
     found: list[Finding] = []
     flows: list[Flow] = []
     for origin in sorted({*admin_urls, *entries["origin_region"].drop_null().to_pylist()}):
-        local = pc.is_null(ranges["origin_region"])
-        of_origin = ranges.filter(pc.or_kleene(pc.equal(ranges["origin_region"], origin), local))
-        evidence = gather(topic, origin, world, entries.filter(pc.equal(entries["origin_region"], origin)), of_origin)
+        own = ranges.filter(pc.equal(ranges["topic"], topic))
+        evidence = gather(
+            topic, origin, world, entries.filter(pc.equal(entries["origin_region"], origin)), of(own, origin)
+        )
         missing, some = completeness(evidence)
         found += [*missing, *missing_acks(evidence), *losses(evidence), *owed_elsewhere(evidence)]
         flows += some
-    return judge(world, found, flows, [])
+    return judge(world, [*found, *differences(world), *_lost_in_shadows(world, topic, entries, ranges)], flows, [])
+
+
+def _lost_in_shadows(world: World, topic: str, entries: pa.Table, ranges: pa.Table) -> Iterator[Finding]:
+    """Of the shadows of the topic among those that were exported."""
+    for one in compared(world):
+        if one.later.shadow_of == topic:
+            own = ranges.filter(pc.equal(ranges["topic"], one.name))
+            here = entries.filter(pc.equal(entries["region"], one.region))
+            for origin in sorted(set(here["origin_region"].drop_null().to_pylist())):
+                of_source = here.filter(pc.equal(here["origin_region"], origin))
+                yield from lost_in_shadow(gather(one.name, origin, world, of_source, of(own, origin)), one.region)
+
+
+def of(ranges: pa.Table, origin: str) -> pa.Table:
+    """The ranges that concern this origin's entries."""
+    local = pc.is_null(ranges["origin_region"])
+    return ranges.filter(pc.or_kleene(pc.equal(ranges["origin_region"], origin), local))
 
 
 def _table(

@@ -22,11 +22,13 @@ from pyspark.sql import functions as f
 
 from meridian_verifier.align.completeness import completeness
 from meridian_verifier.align.containment import missing_acks
+from meridian_verifier.align.evidence import Evidence
 from meridian_verifier.align.facts import World
 from meridian_verifier.align.findings import Finding, Flow, Reason, Strip
 from meridian_verifier.align.gather import gather
 from meridian_verifier.align.loss import losses
 from meridian_verifier.align.rewinds import owed_elsewhere
+from meridian_verifier.align.shadows import compared, lost_in_shadow
 from meridian_verifier.align.shared_metadata import Written, differences, within
 from meridian_verifier.align.strips import strips
 from meridian_verifier.source.client import Taken
@@ -67,7 +69,7 @@ def examine(
     options = _options(reachable, snapshots, token_file)
     reader = spark.read.format(MeridianDataSource.name()).options(**options)
     packed = reader.options(table="entries@2,progress@1,ranges@2", packed="true").load()
-    grouped = _everywhere(packed, _origins(world)).groupBy("topic", "origin_region")
+    grouped = _everywhere(_for_shadows(spark, packed, world), _origins(world)).groupBy("topic", "origin_region")
     with warnings.catch_warnings():
         # Spark looks for pandas here, and warns of new versions of it, though only Arrow is used.
         warnings.simplefilter("ignore", FutureWarning)
@@ -138,6 +140,22 @@ def _options(
     return options | ({"token-file": token_file} if token_file else {})
 
 
+def _for_shadows(spark: SparkSession, packed: DataFrame, world: World) -> DataFrame:
+    """Entries of sources are rows of their shadows, too, which export none."""
+    views: dict[tuple[str, str], list[str]] = {}
+    for one in compared(world):
+        if one.later.cursors:
+            views.setdefault((one.region, one.later.shadow_of), []).append(one.name)
+    if not views:
+        return packed
+    rows = [(region, source, [source, *names]) for (region, source), names in views.items()]
+    known = spark.createDataFrame(rows, "region string, topic string, seen_as array<string>")
+    joined = packed.join(f.broadcast(known), ["region", "topic"], "left")
+    is_seen = (f.col("table") == "entries") & f.col("seen_as").isNotNull()
+    topic = f.explode(f.when(is_seen, f.col("seen_as")).otherwise(f.array("topic"))).alias("topic")
+    return joined.select("region", topic, "table", "payload", "problem", "origin_region")
+
+
 def _everywhere(packed: DataFrame, origins: Sequence[str]) -> DataFrame:
     """Local ranges say no origin: they concern every origin's entries. Entries without an origin concern none (R2)."""
     local = f.col("origin_region").isNull() & (f.col("table") != "entries") & f.col("problem").isNull()
@@ -170,17 +188,31 @@ def _drawn(world: World) -> dict[str, list[str]]:
 def _judge_group(
     world: World, drawn: Mapping[str, Collection[str]]
 ) -> Callable[[tuple[pa.Scalar, ...], pa.Table], pa.Table]:
-    def judge_group(key: tuple[pa.Scalar, ...], packed: pa.Table) -> pa.Table:
-        topic, origin = key[0].as_py(), key[1].as_py()
-        if topic is None:
-            return _table(list(_problems(packed)))
+    def told(topic: str, origin: str, packed: pa.Table) -> Evidence:
         is_entries = pc.equal(packed["table"], "entries")
         entries = unpack(packed.filter(is_entries)["payload"], "entries")
         ranges = unpack(packed.filter(pc.invert(is_entries))["payload"], "ranges")
         # Only first-hand acks are evidence; those received from peers are not.
         heard = pc.and_(pc.equal(ranges["table"], "acks"), pc.invert(pc.fill_null(ranges["firsthand"], False)))
-        evidence = gather(topic, origin, world, entries, ranges.filter(pc.invert(heard)))
+        return gather(topic, origin, world, entries, ranges.filter(pc.invert(heard)))
+
+    def judge_group(key: tuple[pa.Scalar, ...], packed: pa.Table) -> pa.Table:
+        topic, origin = key[0].as_py(), key[1].as_py()
+        if topic is None:
+            return _table(list(_problems(packed)))
+        shadowed = [region for region, state in world.later.items() if topic in state.shadows]
+        found = [
+            one
+            for region in shadowed
+            for one in lost_in_shadow(told(topic, origin, packed.filter(pc.equal(packed["region"], region))), region)
+        ]
+        if shadowed:
+            packed = packed.filter(pc.invert(pc.is_in(packed["region"], pa.array(shadowed))))
+            if not packed.num_rows:
+                return _table([("finding", _json(one)) for one in found])
+        evidence = told(topic, origin, packed)
         findings, flows = completeness(evidence)
+        findings += found
         findings += missing_acks(evidence)
         findings += losses(evidence)
         findings += owed_elsewhere(evidence)

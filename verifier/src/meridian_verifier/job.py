@@ -15,9 +15,10 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from meridian_verifier.align.facts import World
+from meridian_verifier.align.facts import TopicState, World
 from meridian_verifier.align.findings import Finding
 from meridian_verifier.align.patience import MaxLags, behind, superseded, undecided
+from meridian_verifier.align.shadows import differences
 from meridian_verifier.align.shared_metadata import pairs, shown
 from meridian_verifier.align.verdicts import Key, Verdict, counted, judge, rewound, with_metadata
 from meridian_verifier.examine import Outcome, examine, examine_metadata
@@ -114,10 +115,16 @@ def _wait_for_slow_ones(
         late = counted(len(slow), "subject")
         tell(f"{late} behind, but no longer than allowed: comparing again {waited / 1000:g} s after S1")
         threading.Event().wait(max(0.0, first.at + waited / 1000 - time.monotonic()))
-        topics = sorted({topic for topic, _ in slow})
+        topics = _with_sources(first, {topic for topic, _ in slow})
         later = take_moment(clients, _pattern(topics) or request.topics)
         verdict = superseded(verdict, _compare(spark, request, _only(first, set(topics)), later, tell), slow)
     return undecided(verdict, behind(verdict, lags, waited))
+
+
+def _with_sources(moment: Moment, topics: Collection[str]) -> list[str]:
+    """These topics and, of shadows among them, what they are compared with."""
+    shadows = [state.shadows[topic] for state in moment.states.values() for topic in topics if topic in state.shadows]
+    return sorted({*topics, *(shadow.shadow_of for shadow in shadows)})
 
 
 def _pattern(topics: Sequence[str]) -> str | None:
@@ -126,8 +133,11 @@ def _pattern(topics: Sequence[str]) -> str | None:
 
 
 def _only(moment: Moment, topics: Collection[str]) -> Moment:
+    def those(told: Mapping[str, TopicState]) -> dict[str, TopicState]:
+        return {name: state for name, state in told.items() if name in topics}
+
     states = {
-        name: dataclasses.replace(state, topics={one: told for one, told in state.topics.items() if one in topics})
+        name: dataclasses.replace(state, topics=those(state.topics), shadows=those(state.shadows))
         for name, state in moment.states.items()
     }
     return dataclasses.replace(moment, states=states)
@@ -145,7 +155,7 @@ def _compare(spark: SparkSession, request: Request, first: Moment, second: Momen
     for problem in outcome.problems.values():
         tell(f"not read to the end: {problem}")
     world = dataclasses.replace(world, unreachable={**outcome.problems, **world.unreachable})
-    return judge(world, outcome.findings, outcome.flows, outcome.strips)
+    return judge(world, [*outcome.findings, *differences(world)], outcome.flows, outcome.strips)
 
 
 def _with_metadata(

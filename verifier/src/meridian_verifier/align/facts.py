@@ -64,6 +64,10 @@ class TopicState:
     """Local: the last entry that the region's compacted view takes account of."""
     skipped: Mapping[str, Sequence[Range]] = field(default_factory=dict)
     """Per other region, which entries of this one an administrator dropped from its replication backlog."""
+    shadow_of: str = ""
+    """The topic of which this is a shadow; empty: it is none."""
+    ledgers: Sequence[tuple[int, int]] = ()
+    """Of shadows and their sources: ledgers in order, each with its number of entries."""
 
     @property
     def gave_back_compacted(self) -> bool:
@@ -80,6 +84,9 @@ class RegionState:
     snapshot: str
     taken_ms: int
     topics: Mapping[str, TopicState]
+    """By name, without the shadows."""
+    shadows: Mapping[str, TopicState] = field(default_factory=dict)
+    """By name. A shadow is compared with its source in the same region, and with nothing else."""
 
 
 @dataclass(frozen=True, slots=True)

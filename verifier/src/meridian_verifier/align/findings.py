@@ -49,6 +49,12 @@ class Reason(StrEnum):
     """A region stores an entry behind one that claims to follow it (R62)."""
     ORIGIN_ROLLED_BACK = "OriginRolledBack"
     """A region holds entries of an origin beyond that origin's own end (R5)."""
+    SHADOW_INCOMPLETE = "ShadowIncomplete"
+    """A shadow lacks entries that its source had at both snapshots (R62)."""
+    SHADOW_STRANGE = "ShadowStrange"
+    """A shadow has entries that its source has not: beyond the source's end, or deleted there before S1 (R62)."""
+    SHADOW_CURSOR_AHEAD = "ShadowCursorAhead"
+    """A subscription of a shadow stands beyond the source's end: it passed what was not there."""
     METADATA_BEHIND = "MetadataBehind"
     """A path of shared metadata has an older write in the target at S2 than in the source at S1 (R63)."""
     METADATA_MISSING = "MetadataMissing"
@@ -57,6 +63,8 @@ class Reason(StrEnum):
     """One write of a path, two values (R63)."""
     UNREACHABLE = "Unreachable"
     """Unknown: the region could not be asked."""
+    SOURCE_NOT_READ = "SourceNotRead"
+    """Unknown: the source of the shadow was not in the export."""
     NOT_ASKED = "NotAsked"
     """Unknown: the topic is replicated to a region that this check was not asked to cover."""
     LAGGING = "Lagging"
@@ -96,6 +104,9 @@ class Finding:
     """Of metadata; then ``topic`` is ``METADATA``, and no entries are concerned."""
     stamps: tuple[str, str] = ("", "")
     """What the source had at that path at S1, and the target at S2: when it was written and by which region."""
+    shadow_of: str = ""
+    """Of a shadow: its source. Entries that are missing or strange are named by their ids in the region; then
+    ``origin`` is the region, and ``messages`` and the times are 0."""
 
 
 @dataclass(frozen=True, slots=True)

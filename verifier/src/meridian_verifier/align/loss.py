@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from meridian_verifier.align.containment import lacking_bits
-from meridian_verifier.align.evidence import NOTHING, Acked, Evidence, Partial
+from meridian_verifier.align.evidence import NOTHING, Acked, Evidence, Holder, Partial
 from meridian_verifier.align.facts import EARLIEST
 from meridian_verifier.align.findings import Finding, Reason
 from meridian_verifier.align.intervals import EMPTY, IntervalSet, keys_of, union
@@ -17,7 +17,7 @@ from meridian_verifier.align.rewinds import owed_by_others
 
 def losses(evidence: Evidence) -> list[Finding]:
     """All findings of loss for this origin."""
-    found = [*_passed_unacked(evidence), *_trimmed_unacked(evidence), *_checksums(evidence)]
+    found = [*passed_unacked(evidence, _replicated(evidence)), *_trimmed_unacked(evidence), *_checksums(evidence)]
     # Only when every region that may have received an ack was read is it certain that none did.
     if not evidence.world.not_read(evidence.topic):
         found += _overclaimed(evidence)
@@ -34,9 +34,9 @@ def _settled(evidence: Evidence, holder: tuple[str, str]) -> IntervalSet:
     return evidence.later.get(holder, NOTHING).full | evidence.dropped.get(holder, EMPTY)
 
 
-def _passed_unacked(evidence: Evidence) -> Iterable[Finding]:
+def passed_unacked(evidence: Evidence, holders: Iterable[Holder]) -> Iterable[Finding]:
     """(a) Entries in the log that the cursor passed, in neither progress nor drops."""
-    for holder in _replicated(evidence):
+    for holder in holders:
         region, subscription = holder
         held = evidence.stored.get(region)
         if held is None:

@@ -23,6 +23,8 @@ PASSING: Final = frozenset(
         Reason.SUBSCRIPTION_MISSING,
         Reason.NOT_REPLICATED,
         Reason.TOPIC_MISSING,
+        Reason.SHADOW_INCOMPLETE,
+        Reason.SHADOW_STRANGE,
     }
 )
 """Reasons that mean being behind. Every other reason stays wrong, however long one waits."""

@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from meridian_verifier.align.findings import LOSS, METADATA, Finding, Flow, Reason, Strip
+from meridian_verifier.align.shadows import compared, without_source
 from meridian_verifier.align.trust import trusted, unjudged
 
 if TYPE_CHECKING:
@@ -38,7 +39,10 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class PairVerdict:
-    """Does ``target`` stand at least where ``source`` stood? An empty ``subscription`` means the topic's entries."""
+    """Does ``target`` stand at least where ``source`` stood? An empty ``subscription`` means the topic's entries.
+
+    Of a shadow topic both are its region, in which it is compared with the topic that it is a shadow of.
+    """
 
     topic: str
     subscription: str
@@ -111,7 +115,7 @@ def judge(world: World, findings: Sequence[Finding], flows: Sequence[Flow], stri
     readable = [flow for flow in flows if flow.region not in world.unreachable]
     drawn = [strip for strip in strips if strip.region not in world.unreachable]
     kept = trusted(world, findings, flows)
-    return assemble(world, list(_pairs(world, kept)), kept, readable, drawn)
+    return assemble(world, [*_pairs(world, kept), *_shadows(world, kept)], kept, readable, drawn)
 
 
 def with_metadata(verdict: Verdict, pairs: Collection[tuple[str, str]], findings: Sequence[Finding]) -> Verdict:
@@ -238,6 +242,26 @@ def _pair(
     )
 
 
+def _shadows(world: World, findings: Sequence[Finding]) -> Iterator[PairVerdict]:
+    """Whether each shadow that was compared is as its source, in its region."""
+    about: dict[tuple[str, str], list[Finding]] = {}
+    for found in findings:
+        if found.shadow_of and not found.subscription:
+            about.setdefault((found.topic, found.target), []).append(found)
+    for region, name in without_source(world):
+        yield PairVerdict(name, "", region, region, State.UNKNOWN, (Reason.SOURCE_NOT_READ,))
+    for one in compared(world):
+        head = one.name, "", one.region, one.region
+        if one.region in world.unreachable:
+            note = world.unreachable[one.region]
+            yield PairVerdict(*head, State.UNKNOWN, (Reason.UNREACHABLE,), note=note)
+            continue
+        wrong = about.get((one.name, one.region), [])
+        reasons = tuple(dict.fromkeys(found.reason for found in wrong))
+        entries = sum(found.entries for found in wrong)
+        yield PairVerdict(*head, State.MISALIGNED if reasons else State.ALIGNED, reasons, entries)
+
+
 def _structural(world: World, topic: str, subscription: str, source: str, target: str) -> Iterator[Reason]:
     """Reasons that are visible without looking at ranges."""
     here, there = world.later[source].topics.get(topic), world.later[target].topics.get(topic)
@@ -303,9 +327,11 @@ def _overall(world: World, subjects: Sequence[SubjectVerdict], findings: Sequenc
     if not subjects:
         return State.UNKNOWN, "nothing to compare: no topic of that name in two regions"
     subscriptions = sum(bool(one.subscription) for one in subjects)
-    regions = len({(pair.source, pair.target) for one in subjects for pair in one.pairs})
-    compared = f"{counted(subscriptions, 'subscription')} over {counted(regions, 'region pair')}"
-    return State.ALIGNED, f"{compared}, nothing lost, nothing missing"
+    pairs = [(pair.source, pair.target) for one in subjects for pair in one.pairs]
+    regions, shadows = len({pair for pair in pairs if pair[0] != pair[1]}), sum(one == other for one, other in pairs)
+    parts = [f"{counted(subscriptions, 'subscription')} over {counted(regions, 'region pair')}"] if regions else []
+    parts += [f"{counted(shadows, 'shadow')} as in the source"] if shadows else []
+    return State.ALIGNED, f"{', '.join(parts)}, nothing lost, nothing missing"
 
 
 def counted(count: int, one: str, many: str = "") -> str:

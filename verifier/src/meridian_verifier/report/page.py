@@ -12,7 +12,16 @@ from meridian_verifier.align.findings import Strip
 from meridian_verifier.align.verdicts import State, SubjectVerdict, Verdict, counted
 from meridian_verifier.report.plots import chip, lag_curves, matrix, strip_rows
 from meridian_verifier.report.shown import html
-from meridian_verifier.report.words import MEANINGS, part_text, place_text, ranges_text, short_topic, troubles, when
+from meridian_verifier.report.words import (
+    MEANINGS,
+    compared_text,
+    part_text,
+    place_text,
+    ranges_text,
+    short_topic,
+    troubles,
+    when,
+)
 
 FINDINGS_SHOWN: Final = 100
 ROWS_SHOWN: Final = 200
@@ -136,7 +145,7 @@ def _subscriptions(verdict: Verdict) -> str:
 def _subject(one: SubjectVerdict) -> str:
     lines = [chip(one.state, [reason.value for reason in one.reasons] or [one.state.value])]
     if one.state is State.ALIGNED:
-        lines[0] += f' <span class="faint">all {len(one.pairs)} pairs</span>'
+        lines[0] += f' <span class="faint">{compared_text(one)}</span>'
         said = list(one.notes)
     else:
         said = list(troubles(one, 0))

@@ -11,7 +11,15 @@ from rich.table import Table
 from meridian_verifier.align.findings import Finding
 from meridian_verifier.align.verdicts import WORST_FIRST, State, SubjectVerdict, Verdict
 from meridian_verifier.report.shown import markup
-from meridian_verifier.report.words import MEANINGS, part_text, place_text, ranges_text, short_topic, troubles
+from meridian_verifier.report.words import (
+    MEANINGS,
+    compared_text,
+    part_text,
+    place_text,
+    ranges_text,
+    short_topic,
+    troubles,
+)
 
 FINDINGS_SHOWN: Final = 20
 ROWS_SHOWN: Final = 60
@@ -85,7 +93,7 @@ def _subscription(one: SubjectVerdict | Finding) -> str:
 
 def _subject(one: SubjectVerdict) -> str:
     if one.state is State.ALIGNED:
-        return "\n".join([_said(one.state, f"aligned, {len(one.pairs)} pairs"), *map(markup, one.notes)])
+        return "\n".join([_said(one.state, f"aligned, {compared_text(one)}"), *map(markup, one.notes)])
     lines = list(troubles(one, 0))
     left = [f"and {len(lines) - LINES_SHOWN} more"] if len(lines) > LINES_SHOWN else []
     said = _said(one.state, f"{one.state}: {', '.join(one.reasons)}")

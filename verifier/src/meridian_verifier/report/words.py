@@ -27,10 +27,14 @@ MEANINGS: Final = {
     Reason.ENTRY_DOUBLED: "the same message stands twice in the region's log",
     Reason.OUT_OF_ORDER: "the region stores messages behind others that claim to follow them",
     Reason.ORIGIN_ROLLED_BACK: "the origin no longer has messages that another region received from it",
+    Reason.SHADOW_INCOMPLETE: "the shadow lacks messages that its source has",
+    Reason.SHADOW_STRANGE: "the shadow shows messages that its source does not have",
+    Reason.SHADOW_CURSOR_AHEAD: "the subscription of the shadow stands beyond the end of the source",
     Reason.METADATA_BEHIND: "the target has an older write of this path of metadata than the source",
     Reason.METADATA_MISSING: "the target does not have this path of metadata, and the source does",
     Reason.METADATA_DIFFERS: "one write of this path of metadata, and two values",
     Reason.UNREACHABLE: "the region could not be asked",
+    Reason.SOURCE_NOT_READ: "the export does not contain the source of the shadow: verify both topics",
     Reason.NOT_ASKED: "the topic is replicated to a region that was not named: name all of its regions",
     Reason.LAGGING: "behind, and its maxLag is longer than one run waits",
     Reason.REWOUND: "the subscription was rewound during the check",
@@ -67,8 +71,17 @@ def part_text(topic: str, subscription: str) -> str:
     return "" if subscription else "(what regions share)" if topic == METADATA else "(its entries)"
 
 
+def compared_text(subject: SubjectVerdict) -> str:
+    """What an aligned subject was compared with."""
+    count = sum(pair.source != pair.target for pair in subject.pairs)
+    said = [counted(count, "pair")] if count or not subject.pairs else []
+    return ", ".join(said + ["as its source"] * (count < len(subject.pairs)))
+
+
 def place_text(finding: Finding) -> str:
-    """The region that is wrong, or the pair whose second region is."""
+    """The region that is wrong, or the pair whose second region is; of a shadow, also its source."""
+    if finding.shadow_of:
+        return f"{finding.target}, shadow of {short_topic(finding.shadow_of)}"
     return finding.target if finding.source == finding.target else f"{finding.source} -> {finding.target}"
 
 

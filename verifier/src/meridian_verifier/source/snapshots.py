@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -75,10 +76,24 @@ def read_state(client: RegionClient, taken: Taken) -> RegionState:
             _holes(row["holes"]),
             EARLIEST if row["compacted_ledger"] is None else (row["compacted_ledger"], row["compacted_entry"]),
             _skipped(row["skipped"]),
+            row["shadow_of"] or "",
+            tuple((one["ledger"], one["entries"]) for one in row["ledgers"] or []),
         )
         for row in _rows(client, taken, "topics")
     }
-    return RegionState(client.region.name, taken.snapshot, taken.taken_ms, topics)
+    return apart(RegionState(client.region.name, taken.snapshot, taken.taken_ms, topics))
+
+
+def apart(state: RegionState) -> RegionState:
+    """With its shadows apart from the topics. Ledgers are kept of shadows and their sources only."""
+    shadows = {name: topic for name, topic in state.topics.items() if topic.shadow_of}
+    sources = {topic.shadow_of for topic in shadows.values()}
+    topics = {
+        name: topic if name in sources else dataclasses.replace(topic, ledgers=())
+        for name, topic in state.topics.items()
+        if name not in shadows
+    }
+    return dataclasses.replace(state, topics=topics, shadows=shadows)
 
 
 def _cursor(row: dict[str, Any]) -> Cursor:

@@ -81,6 +81,7 @@ TABLES: Final[dict[str, pa.Schema]] = {
             ("compacted_ledger", pa.int64()),
             ("compacted_entry", pa.int64()),
             ("skipped", pa.list_(pa.struct([("remote", pa.string()), *_BOUNDS]))),
+            ("shadow_of", pa.string()),
         ]
     ),
     "cursors": pa.schema([("region", pa.string()), ("topic", pa.string()), *_CURSOR]),

@@ -59,6 +59,7 @@ def capture_topic(state: AdminState, topic: Topic) -> Captured:
             "topic": topic.name,
             "region": state.region,
             "incarnation": topic.incarnation,
+            "shadow_of": topic.shadow_of or "",
             "ledgers": [
                 {"id": ledger, "entries": entries, "size": size, "sealed": span.entries >= 0}
                 for (ledger, entries, size), span in zip(counts, spans, strict=True)

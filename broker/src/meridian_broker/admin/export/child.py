@@ -93,6 +93,7 @@ SCHEMAS: Final[dict[str, Any]] = {
             ("compacted_ledger", pa.int64()),
             ("compacted_entry", pa.int64()),
             ("skipped", pa.list_(pa.struct([("remote", pa.string()), *_BOUNDS]))),
+            ("shadow_of", pa.string()),
         ]
     ),
     "cursors": pa.schema([("region", pa.string()), ("topic", pa.string()), *_CURSOR]),

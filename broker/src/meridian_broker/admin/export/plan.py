@@ -68,7 +68,7 @@ class Planner:
         self._bytes += size
         for damaged, copy in record.get("copies", ()):
             self.copies[parse_position(damaged)] = parse_position(copy)
-        for ledger in record["ledgers"]:
+        for ledger in () if record.get("shadow_of") else record["ledgers"]:  # a shadow's entries are its source's
             self._cut(record["topic"], record["region"], int(ledger["id"]), int(ledger["entries"]))
 
     def _cut(self, topic: str, region: str, ledger: int, entries: int) -> None:

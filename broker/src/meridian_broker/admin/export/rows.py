@@ -76,6 +76,7 @@ def topic_rows(record: Mapping[str, Any]) -> Iterator[Row]:
         _holes(record.get("holes", ())),
         *parse_position(record["view"]["horizon"] if "view" in record else str(EARLIEST)),
         _skipped(record.get("skipped", ())),
+        record.get("shadow_of", ""),
     )
 
 
