@@ -79,6 +79,11 @@ class EtcdServer:
         self._loop.close()
 
     @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def login(self) -> Login:
         """What clients show to it."""
         assert self._process is not None

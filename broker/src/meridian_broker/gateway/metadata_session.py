@@ -27,15 +27,12 @@ from meridian_broker.metadata.sync.events import Changes, Message
 from meridian_broker.metadata.sync.events import decode as decode_message
 from meridian_broker.metadata.sync.kept import Kept
 from meridian_broker.metadata.sync.known import Known
-from meridian_broker.metadata.sync.publishing import Publisher
+from meridian_broker.metadata.sync.publishing import Publisher, pause_after
 from meridian_broker.metadata.sync.recording import RecordingStore
 from meridian_broker.metadata.sync.standing import NameTaken, PeerState, Standing
 from meridian_broker.positions.clock import HybridClock
 
 RETRY_SECONDS: Final = 1.0
-PACE_SECONDS: Final = 0.02
-"""Between two messages of this region: what is written meanwhile is sent together, so a burst costs others little. The
-first write after a pause is sent at once."""
 LOOK_SECONDS: Final = 1.0
 """Between attempts to send what was not sent, and to decide about parked states."""
 MARK_SECONDS: Final = 5.0
@@ -145,6 +142,7 @@ class Session:
 
     async def _publish(self) -> None:
         await self._is_admitted.wait()
+        clock = asyncio.get_running_loop().time
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS):
@@ -153,10 +151,11 @@ class Session:
                 await asyncio.sleep(RETRY_SECONDS / 10)
                 continue
             self._owing.clear()
+            begun = clock()
             try:
                 await self._send(dict(self._owed))
                 self.publish_problem = None
-                await asyncio.sleep(PACE_SECONDS)
+                await asyncio.sleep(pause_after(clock() - begun))
             except MetadataError as error:
                 self.publish_problem = str(error)
                 self._owing.set()

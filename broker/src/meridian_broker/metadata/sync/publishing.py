@@ -31,6 +31,14 @@ from meridian_broker.positions.clock import HybridClock, Stamp
 ATTEMPTS: Final = 64
 """How often a mark is written again because another broker of the region wrote one."""
 
+PACE_SECONDS: Final = 0.02
+"""Between two messages of this region: what is written meanwhile is sent together, so a burst costs others little. The
+first write after a pause is sent at once."""
+PACE_SHARE: Final = 4
+"""The pause lasts so many times as long as the last message took: a region that has much to do sends less often, ..."""
+PACE_SECONDS_MAX: Final = 0.2
+"""... down to this."""
+
 
 @dataclass(frozen=True, slots=True)
 class Owed:
@@ -115,6 +123,11 @@ class Publisher:
             half = len(some) // 2
             await self._delete(some[:half])
             await self._delete(some[half:])
+
+
+def pause_after(took: float) -> float:
+    """Seconds until the next message of this region, after one that took so many."""
+    return min(max(PACE_SECONDS, PACE_SHARE * took), PACE_SECONDS_MAX)
 
 
 def in_groups(owed: Iterable[Owed]) -> list[list[Owed]]:
