@@ -74,6 +74,9 @@ class Source(LocalLog):
     def came_back(self, remote: str, after: Position, before: Position) -> bool:
         raise AssertionError(f"{remote} has nothing between {after} and {before} that is not here")
 
+    def last_marker(self) -> Position:
+        return EARLIEST
+
     def entries_after(self, position: Position) -> int:
         return sum(1 for place, _ in self.stored if place > position)
 

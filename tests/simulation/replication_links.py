@@ -58,6 +58,10 @@ class ReplicationLinks:
         for key in [key for key in self.runs if key[0] == topic_name and remote in (None, key[1])]:
             self.runs.pop(key).stop()
 
+    def is_sending(self, topic_name: str, remote: str, /) -> bool:
+        run = self.runs.get((topic_name, remote))
+        return run is not None and run.core.state is State.STARTED
+
     def nudge(self, remote: str) -> None:
         for (_, region), run in self.runs.items():
             if region == remote:
@@ -167,6 +171,7 @@ class ReplicationRun:
             queue_size=50,
             own_before=source.own_before,
             came_back=source.came_back,
+            last_marker=source.last_marker,
         )
         self._wake = Event()
         self._nudged = Event()

@@ -99,6 +99,8 @@ class RemoteTopic:
     durable: int = 0
     unsent: deque[tuple[int, int]] = field(default_factory=deque)  # (sequence, length of stored it waits for)
     refused: list[str] = field(default_factory=list)
+    markers: list[tuple[Position, Position]] = field(default_factory=list)
+    """Where each marker was written, and the last entry stored here when it arrived."""
 
     @property
     def last(self) -> Position:
@@ -114,7 +116,11 @@ class RemoteTopic:
         said = {one.key: one.value for one in metadata.parse(send.body).properties}
         assert said[metadata.SOURCE_POSITION_PROPERTY] == f"{stamp.ledger}:{stamp.entry}"
         origin = Position(stamp.ledger, stamp.entry)
-        if origin > self.last:
+        if stamp.flags & entries.MARKER:
+            if Position(stamp.sent_prev_ledger, stamp.sent_prev_entry) > self.last:
+                return f"gap: marker {origin} does not follow {self.last}"
+            self.markers.append((origin, self.last))
+        elif origin > self.last:
             if Position(stamp.sent_prev_ledger, stamp.sent_prev_entry) != self.last:
                 return f"gap: {origin} does not follow {self.last}"
             self.stored.append(origin)

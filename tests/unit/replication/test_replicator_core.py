@@ -488,3 +488,61 @@ def test_entries_that_were_read_before_are_not_taken_for_new_ones() -> None:
     serve(one)
     with pytest.raises(AssertionError, match="no entry is sent twice"):
         one.core.read(one.log.entries(EARLIEST, 10, 1000), one.log.own)
+
+
+def wire_with_markers() -> Wire:
+    log = LocalLog()
+    marks = lambda: max((at for at, stored in log.stored if stored[1] & entries.MARKER), default=EARLIEST)  # noqa: E731
+    return Wire(Replicator("topic", LOCAL, REMOTE, "", last_marker=marks), log, RemoteTopic())
+
+
+def test_markers_travel_in_their_places_and_are_no_links() -> None:
+    one = wire_with_markers()
+    first = one.log.append()
+    marks = [one.log.append(entries.MARKER), one.log.append(entries.MARKER, replicate_to=(REMOTE,))]
+    one.log.append(entries.MARKER, replicate_to=(THIRD,))
+    second = one.log.append()
+    last = one.log.append(entries.MARKER)
+    one.connect()
+    serve(one)
+    assert one.remote.stored == [first, second]
+    assert one.remote.markers == [*((at, first) for at in marks), (last, second)]
+    assert one.core.confirmed == one.core.trimmable == last
+    assert one.remote.refused == []
+
+
+def test_a_marker_that_was_not_confirmed_is_sent_again_when_the_remote_is_back() -> None:
+    one = wire_with_markers()
+    one.log.append()
+    one.connect()
+    serve(one)
+    mark = one.log.append(entries.MARKER)
+    one.pump()
+    one.disconnect()
+    assert one.remote.markers == []
+    one.connect()
+    serve(one)
+    assert [at for at, _ in one.remote.markers] == [mark]
+
+
+def test_after_a_restart_of_the_sender_markers_of_before_are_not_sent() -> None:
+    one = wire_with_markers()
+    one.log.append()
+    one.connect()
+    serve(one)
+    one.log.append(entries.MARKER)
+    again = Wire(Replicator("topic", LOCAL, REMOTE, "", last_marker=lambda: EARLIEST), one.log, one.remote)
+    again.connect()
+    serve(again)
+    assert one.remote.markers == []
+
+
+def test_a_marker_proves_nothing_of_entries_that_were_withheld_before_it() -> None:
+    """They have to stay: after a restart they alone show that no entry is missing."""
+    one = wire_with_markers()
+    first = one.log.append()
+    one.log.append(replicate_to=(THIRD,))
+    one.log.append(entries.MARKER)
+    one.connect()
+    serve(one)
+    assert one.core.trimmable == first

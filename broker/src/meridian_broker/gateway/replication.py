@@ -88,6 +88,7 @@ class ReplicatorRunner:
             queue_size=self._queue_size,
             own_before=topic.own_before,
             came_back=topic.came_back,
+            last_marker=topic.last_marker,
         )
         if (skipped := topic.skipped_for(remote)) is not None:
             core.skip(skipped)
@@ -216,6 +217,11 @@ class ReplicatorRunner:
     def status(self, topic_name: str) -> dict[str, ReplicatorStatus]:
         """By remote region."""
         return {remote: run.status() for remote, run in self._running.get(topic_name, {}).items()}
+
+    def is_sending(self, topic_name: str, remote: str) -> bool:
+        """Whether entries of the topic reach the remote now."""
+        run = self._running.get(topic_name, {}).get(remote)
+        return run is not None and run.is_sending
 
     def topics(self) -> list[str]:
         """Names of the topics that are being replicated."""

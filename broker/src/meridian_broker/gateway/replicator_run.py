@@ -96,6 +96,11 @@ class ReplicatorRun:
         self.nudge()
 
     @property
+    def is_sending(self) -> bool:
+        """Whether there is a producer, and nothing keeps it from sending."""
+        return self._core.state is State.STARTED
+
+    @property
     def remote_last(self) -> Position | None:
         """See ``Replicator.remote_last``."""
         return self._core.remote_last

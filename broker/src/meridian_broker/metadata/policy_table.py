@@ -16,6 +16,7 @@ from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.policy_values import (
     QUOTA_KINDS,
     SUBSCRIPTION_TYPES,
+    SYNC_MODES,
     AutoSubscriptionCreation,
     AutoTopicCreation,
     BacklogQuota,
@@ -36,6 +37,7 @@ MESSAGE_TTL: Final = "message_ttl_in_seconds"
 DEDUPLICATION: Final = "deduplicationEnabled"
 REPLICATE_SUBSCRIPTIONS: Final = "replicateSubscriptionState"
 """PIP-398's name, like that of the broker's setting."""
+SUBSCRIPTION_SYNC: Final = "subscriptionSync"
 MAX_PRODUCERS: Final = "max_producers_per_topic"
 MAX_CONSUMERS: Final = "max_consumers_per_topic"
 MAX_CONSUMERS_PER_SUBSCRIPTION: Final = "max_consumers_per_subscription"
@@ -115,6 +117,13 @@ def _types(value: Any) -> frozenset[str]:
     return frozenset(value)
 
 
+def _sync(value: Any) -> str:
+    """:raises Invalid: it is no mode."""
+    if value not in SYNC_MODES:
+        raise Invalid(f"{SUBSCRIPTION_SYNC} is {value!r}: expected {' or '.join(SYNC_MODES)}")
+    return str(value)
+
+
 TABLE: Final[Mapping[str, Policy]] = {
     policy.name: policy
     for policy in (
@@ -124,6 +133,7 @@ TABLE: Final[Mapping[str, Policy]] = {
         _truth(DEDUPLICATION, "deduplication"),
         _truth(ENCRYPTION_REQUIRED, "encryption_required"),
         _truth(REPLICATE_SUBSCRIPTIONS, "replicate_subscriptions"),
+        Policy(SUBSCRIPTION_SYNC, "subscription_sync", _sync, _as_it_is),
         _number(MAX_PRODUCERS, "max_producers"),
         _number(MAX_CONSUMERS, "max_consumers"),
         _number(MAX_CONSUMERS_PER_SUBSCRIPTION, "max_consumers_per_subscription"),

@@ -15,6 +15,11 @@ QUOTA_POLICIES: Final = ("producer_request_hold", "producer_exception", "consume
 QUOTA_KINDS: Final = ("destination_storage", "message_age")
 SUBSCRIPTION_TYPES: Final = tuple(pb.CommandSubscribe.SubType.keys())
 """Named as on the wire."""
+EXACT: Final = "exact"
+"""Replicated subscriptions: every acknowledgement travels between Meridian regions."""
+SNAPSHOT: Final = "snapshot"
+"""Only how far everything is acknowledged travels, by snapshots (PIP-33)."""
+SYNC_MODES: Final = (EXACT, SNAPSHOT)
 TOPIC_TYPES: Final = ("non-partitioned", "partitioned")
 
 LARGEST_NUMBER: Final = (1 << 63) - 1

@@ -13,6 +13,7 @@ from typing import Any
 
 from meridian_broker.metadata.policy_table import TABLE, Level
 from meridian_broker.metadata.policy_values import (
+    EXACT,
     SUBSCRIPTION_TYPES,
     AutoSubscriptionCreation,
     AutoTopicCreation,
@@ -40,6 +41,8 @@ class Rules:
     deduplication: bool = False
     replicate_subscriptions: bool = False
     """Subscriptions made from now on are replicated unless their creator says otherwise (R17)."""
+    subscription_sync: str = EXACT
+    """How the replicated subscriptions of Meridian regions are kept in step: one of ``SYNC_MODES``."""
     encryption_required: bool = False
     """Only producers that encrypt their messages are admitted."""
     max_producers: int = 0

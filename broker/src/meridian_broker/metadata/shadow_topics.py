@@ -19,6 +19,7 @@ from typing import Any, Final
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.access import Access
 from meridian_broker.metadata.errors import NotFound
+from meridian_broker.metadata.policy_values import EXACT
 from meridian_broker.metadata.records import decode, encode
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.store import MetadataError, Record
@@ -207,6 +208,7 @@ def as_shadow(rules: Rules) -> Rules:
         rules,
         deduplication=False,
         replicate_subscriptions=False,
+        subscription_sync=EXACT,
         compaction_threshold_bytes=0,
         offload_threshold_bytes=-1,
         offload_threshold_seconds=-1,

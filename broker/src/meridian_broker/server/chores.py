@@ -28,6 +28,8 @@ from meridian_broker.topics.service.service import TopicService
 
 LOOK_SECONDS: Final = 1.0
 """How often topics are compared with their policies and with other regions."""
+SNAPSHOT_SECONDS: Final = 0.1
+"""How often topics are looked at that take snapshots; others cost nothing."""
 ROOM_SECONDS: Final = 5.0
 OFFLOAD_SECONDS: Final = 10.0
 GARBAGE_SECONDS: Final = 6 * 3600.0
@@ -80,9 +82,6 @@ class Chores:
             self.speak_with_regions()
             await service.policies.follow()
 
-        async def ask_for_missing() -> None:
-            service.backfill_rounds.look()
-
         async def cool() -> None:
             cold_encoding.look(service.topics)
 
@@ -107,10 +106,7 @@ class Chores:
             *("follow the policies", follow_policies, LOOK_SECONDS),
             "changed policies and regions have no effect on open topics",
         )
-        self._begin(
-            *("ask other regions for missing entries", ask_for_missing, LOOK_SECONDS),
-            "entries that only a third region has do not arrive",
-        )
+        self._begin_between_regions()
         self._begin(
             *("pack idle acknowledgements", cool, LOOK_SECONDS),
             "idle acknowledgements take more memory than needed",
@@ -168,6 +164,21 @@ class Chores:
             *("look after connections of other regions", lambda: self.gateway.keep_alive(peers=True)),
             PEER_KEEP_ALIVE_SECONDS,
             "dead links are not noticed",
+        )
+
+    def _begin_between_regions(self) -> None:
+        service = self.service
+
+        async def ask_for_missing() -> None:
+            service.backfill_rounds.look()
+
+        self._begin(
+            *("take snapshots of subscriptions", service.opener.snapshots.look, SNAPSHOT_SECONDS),
+            "subscriptions in snapshot mode do not move in other regions",
+        )
+        self._begin(
+            *("ask other regions for missing entries", ask_for_missing, LOOK_SECONDS),
+            "entries that only a third region has do not arrive",
         )
 
     def _begin_offload(self, offload: OffloadRounds) -> None:

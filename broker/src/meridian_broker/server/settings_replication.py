@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from meridian_broker.server.setting_fields import DYNAMIC, whole
 
@@ -15,6 +16,26 @@ class ReplicationSettings:
     replicate_subscription_state: bool = field(default=False, metadata=DYNAMIC)
     """Durable subscriptions that are made from now on are replicated, where neither their consumer nor a policy of the
     topic or its namespace says otherwise. Existing ones stay as they are."""
+
+    subscription_sync: Literal["exact", "snapshot"] = field(default="exact", metadata=DYNAMIC)
+    """How Meridian regions keep replicated subscriptions in step where no policy of the topic or its namespace says
+    (`subscriptionSync`). `exact`: every acknowledgement travels. `snapshot`: they learn only up to where everything is
+    acknowledged, by snapshots as Pulsar takes them (PIP-33). Regions that run Pulsar always follow by snapshots."""
+
+    enable_replicated_subscriptions: bool = field(default=True, metadata=DYNAMIC)
+    """Snapshots are taken and answered. Without them, subscriptions in snapshot mode do not move in other regions, and
+    no other region's snapshot of such a topic is completed."""
+
+    replicated_subscriptions_snapshot_frequency_millis: int = whole(1000, 100, 3_600_000)
+    """Milliseconds between the beginnings of two snapshots of one topic. A topic to which nothing is published takes
+    none. After a failover, a consumer in snapshot mode may get the messages of this time again."""
+
+    replicated_subscriptions_snapshot_timeout_seconds: int = whole(30, 1, 3600)
+    """Seconds after which a snapshot that some region has not answered is given up."""
+
+    replicated_subscriptions_snapshot_max_cached_per_subscription: int = whole(30, 3, 10_000)
+    """Snapshots that are kept for a subscription behind its position. Where there are more, those go that leave the
+    smallest gap."""
 
     expose_subscription_sync_metrics_in_prometheus: bool = False
     """`/metrics` also shows how far each other region is behind with each replicated subscription: one series per

@@ -53,6 +53,7 @@ def broker_parts(
         labels=_labels(stores),
         compaction_resources=CompactionResources(stores.held, asyncio.Lock(), compaction_limits(settings)),
         unfinished=Unfinished(),
+        snapshots=lambda: defaults.snapshots,
         carries_events=stores.sharing.carries_events,
     )
 

@@ -17,11 +17,13 @@ from meridian_broker.metadata.policy_values import (
     Retention,
 )
 from meridian_broker.metadata.rules import Rules
+from meridian_broker.replication.snapshots.ports import SnapshotRules
 from meridian_broker.server.settings import Settings
 from meridian_broker.server.settings_backlog import BacklogSettings
 from meridian_broker.topics.compaction.compactor import CompactionLimits
 from meridian_broker.topics.limits import TopicLimits
 from meridian_broker.topics.retention import backlog_quotas
+from meridian_broker.topics.snapshots.host import SnapshotSettings
 
 
 class TopicDefaults:
@@ -41,6 +43,7 @@ class TopicDefaults:
         )
         self.publishing = throttle_for(rate, self.publishing, self._now_ms())
         self.rules = default_rules(settings)
+        self.snapshots = snapshot_settings(settings)
 
 
 def cache_bytes(settings: Settings) -> int:
@@ -63,6 +66,19 @@ def topic_limits(settings: Settings) -> TopicLimits:
         entries_held_minutes=topics.entries_held_for_regions_minutes,
         closed_seconds=topics.forced_unsubscribe_closed_seconds,
         failover_delay_seconds=topics.active_consumer_failover_delay_time_millis / 1000,
+    )
+
+
+def snapshot_settings(settings: Settings) -> SnapshotSettings:
+    """What holds for snapshots of subscriptions."""
+    replication = settings.replication
+    return SnapshotSettings(
+        enabled=replication.enable_replicated_subscriptions,
+        rules=SnapshotRules(
+            interval_ms=replication.replicated_subscriptions_snapshot_frequency_millis,
+            timeout_ms=replication.replicated_subscriptions_snapshot_timeout_seconds * 1000,
+            cached=replication.replicated_subscriptions_snapshot_max_cached_per_subscription,
+        ),
     )
 
 
@@ -99,6 +115,7 @@ def default_rules(settings: Settings) -> Rules:
         backlog_quotas=_quotas(settings.backlog),
         deduplication=topics.broker_deduplication_enabled,
         replicate_subscriptions=settings.replication.replicate_subscription_state,
+        subscription_sync=settings.replication.subscription_sync,
         max_producers=topics.max_producers_per_topic,
         max_consumers=topics.max_consumers_per_topic,
         max_consumers_per_subscription=topics.max_consumers_per_subscription,

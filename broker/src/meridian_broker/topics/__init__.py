@@ -13,7 +13,7 @@ Other rooms import only these modules of it::
     service.answering  service.backfill_rounds  service.closing  service.cold_encoding  service.creation
     service.exchange_host  service.incarnations  service.kinds  service.leased_topics  service.offloading
     service.owned_topics  service.partition_growth  service.registry  service.removal  service.rounds
-    service.service  service.shadow_topics  service.subscribing  service.traffic  service.unused
+    service.service  service.shadow_topics  service.subscribing  service.traffic  service.unused  snapshots.host
     subscriptions.administration  subscriptions.closing  subscriptions.damaged_records
     subscriptions.subscription  topic  validation
 """

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from meridian_broker.topics.journal.progress_log import ProgressLog
     from meridian_broker.topics.journal.topic_record import TopicMetadata
     from meridian_broker.topics.limits import TopicLimits
-    from meridian_broker.topics.ports import Exchange, Leasing
+    from meridian_broker.topics.ports import Exchange, Leasing, Snapshots
 
 
 class Settling(Enum):
@@ -117,6 +117,9 @@ class TopicContext:
         self.leasing = setup.leasing
         self.votes: dict[str, dict[str, tuple[str, int, int]]] = {}
         """Subscription -> origin -> what this region voted: holder, term, milliseconds (R26)."""
+        self.snapshots: Snapshots | None = None
+        """Takes snapshots of its subscriptions' positions (PIP-33), and reads the markers of other regions; None: there
+        are no other regions."""
         self.remotes: set[str] = set()
         """Regions a replicator runs to."""
         self.keeps_quotas = setup.keeps_quotas
@@ -218,6 +221,10 @@ class TopicContext:
         if regions != self.followed:
             self.followed = regions
 
+    def move_by(self, snapshots: Snapshots | None) -> None:
+        """From now on these take snapshots of its subscriptions; None: it has no other regions."""
+        self.snapshots = snapshots
+
     def skipped_for(self, remote: str) -> Skipped | None:
         """What an operator skipped of the backlog of a region; None: nothing."""
         return None if self.metadata is None else self.metadata.record.skipped.get(remote)
@@ -245,8 +252,12 @@ class TopicContext:
     def tell_others(
         self, subscription: str, delta: Progress, *, record_changed: bool = False, entries: int = 0
     ) -> None:
-        """Tell the other regions what changed, once it is on disk, with everything written before it."""
-        if self.exchange is not None:
+        """Tell the other regions what changed, once it is on disk, with everything written before it.
+
+        In snapshot mode they are told of records only: what is acknowledged travels by snapshots.
+        """
+        replaced = self.snapshots is not None and self.snapshots.replace_exchange_of(subscription)
+        if self.exchange is not None and (record_changed or not replaced):
             durable = self.progress_log.when_durable
             self.exchange.local_change(
                 self.name, subscription, delta, durable, record_changed=record_changed, entries=entries

@@ -7,7 +7,7 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.bounds.clients import LATEST_TIME_MS, REPLICATE_TO_BYTES
-from meridian_broker.ledgers.entry import BATCH, EntryHeader, pack_extras, sound_count
+from meridian_broker.ledgers.entry import BATCH, MARKER, EntryHeader, pack_extras, sound_count
 from meridian_broker.ledgers.pending import OwnEntry
 from meridian_broker.positions.position import Position
 from meridian_broker.wire.pulsar import metadata
@@ -44,6 +44,12 @@ def own_entry(flags: int, view: MetadataView, body: bytes | memoryview) -> OwnEn
     checksum = metadata.body_checksum(body)
     flags = flags | BATCH if view.is_batch else flags
     return (flags, view.num_messages, key_hash, checksum, view.publish_time_ms, extras, body)
+
+
+def marker_entry(body: bytes, publish_time_ms: int, only_to: str | None) -> OwnEntry:
+    """The entry of a marker (``wire.pulsar.markers.marker_body``)."""
+    extras = pack_extras(None if only_to is None else (only_to,), None)
+    return (MARKER, 1, 0, metadata.body_checksum(body), publish_time_ms, extras, body)
 
 
 def foreign_header(send: Send, stamp: OriginStamp, prev: Position, origin: Position, now_ms: int) -> EntryHeader:

@@ -111,6 +111,31 @@ class Exchange(Protocol):
         ...
 
 
+class Snapshots(Protocol):
+    """Snapshots of a topic's subscriptions (PIP-33), as the topic's parts see them."""
+
+    def replace_exchange_of(self, subscription: str, /) -> bool:
+        """Whether Meridian regions, too, learn by snapshots alone what a subscription has acknowledged here."""
+        ...
+
+    @property
+    def last_marker(self) -> Position:
+        """The last marker that was written here since the topic was opened; ``EARLIEST``: none was."""
+        ...
+
+    def moved(self, subscription: str, /) -> None:
+        """A replicated subscription was created, or its cursor moved."""
+        ...
+
+    def consumer_left(self, subscription: str, /) -> None:
+        """A consumer of a replicated subscription left, and what it acknowledged is durable."""
+        ...
+
+    def received(self, body: bytes | memoryview, sender: str, /) -> None:
+        """A region's replicator brought a marker, and everything that arrived before it is durable here."""
+        ...
+
+
 class Leasing(Protocol):
     """Grants leases on shares."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from meridian_broker.positions.position import EARLIEST
 from meridian_broker.topics.dispatch.rates import dispatch_rate
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ class TopicSource:
 
     def last_own(self) -> Position:
         return self._topic.log.last_own
+
+    def last_marker(self) -> Position:
+        return EARLIEST if self._topic.snapshots is None else self._topic.snapshots.last_marker
 
     def entries_after(self, position: Position) -> int:
         log = self._topic.log

@@ -58,6 +58,13 @@ ENDPOINTS: Final = (
         "whether subscriptions made from now on are replicated, unless their creator says otherwise",
         everywhere=True,
     ),
+    Endpoint(
+        policies.SUBSCRIPTION_SYNC,
+        "subscriptionSync",
+        "subscriptionSync",
+        "how replicated subscriptions are kept in step between Meridian regions: exact, or snapshot (PIP-33)",
+        everywhere=True,
+    ),
     Endpoint(policies.MAX_PRODUCERS, "maxProducersPerTopic", "maxProducers", "how many producers a topic may have"),
     Endpoint(
         policies.PUBLISH_RATE, "publishRate", "publishRate", "how much may be published per second, in this region"

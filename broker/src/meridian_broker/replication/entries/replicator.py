@@ -14,6 +14,10 @@ Three numbers travel with each entry and make mistakes visible instead of silent
   is not the last one it stored. Entries that ``replicate_to`` withholds, or an operator skipped, are not meant for it.
 * ``checksum`` of the entry as it was first stored (R7).
 
+Markers of snapshots (PIP-33) travel between the entries where they were written. They are no links of the chain: one
+names the entry sent before it as its ``sent_prev``, and the remote takes it once it has that one. Those that were not
+confirmed are sent again after a reconnect, but not after a restart of this broker: snapshots begin anew then.
+
 A replicator that must not continue reports why (``StopReason``) and retries from time to time: another region or an
 operator can always resolve the cause. The shell that gives it a connection is ``gateway/replicator_run.py``.
 """
@@ -95,10 +99,12 @@ class Replicator:
         queue_bytes: int = QUEUE_BYTES,
         own_before: Callable[[int], Position] = lambda _: EARLIEST,
         came_back: Callable[[str, Position, Position], bool] = lambda *_: False,
+        last_marker: Callable[[], Position] | None = None,
     ) -> None:
         """
         :param own_before: see ``ReplicationSource.own_before``; asked where an entry names no predecessor.
         :param came_back: as there; asked where the remote has entries that our log says never were.
+        :param last_marker: as there; None: markers are not carried.
         """
         self.topic = topic
         self.region = region
@@ -122,6 +128,7 @@ class Replicator:
         self._queue_bytes = queue_bytes
         self._own_before = own_before
         self._came_back = came_back
+        self._last_marker = last_marker
         name = region.encode()
         self._own_tag = bytes((len(name),)) + name
         self._producer_id = 0
@@ -244,6 +251,10 @@ class Replicator:
             _, flags, offset, messages, key_hash, checksum, published, stored_ms, ledger, number = header_of(stored)
             position = place
             if flags & skipped:
+                if flags == entries.MARKER and self._last_marker is not None and self._is_for_remote(stored):
+                    frames += self._marker(place, stored)
+                    self._scanned = place
+                    continue
                 back = self._returned(stored) if flags & entries.FOREIGN else None
                 if flags & entries.DAMAGED and not flags & entries.FOREIGN:
                     back = place
@@ -332,7 +343,9 @@ class Replicator:
         self._entries_out += 1
         self._messages_out += sent.messages
         self._bytes_out += sent.size
-        self.confirmed = self.trimmable = sent.position
+        self.confirmed = sent.position
+        if sent.messages:  # else it is a marker, which proves nothing of withheld entries before it
+            self.trimmable = sent.position
         if not self._pending:
             self._all_confirmed()
         self._waiting_since_ms = None
@@ -394,7 +407,10 @@ class Replicator:
             self._scanned = self.trimmable = skipped.upto
             # A remote that has nothing begins with whatever follows; a log that was rolled back ends before ``own``.
             self._chain = EARLIEST if last == EARLIEST else min(skipped.own, last_own)
-        if last == last_own and end > self._scanned:
+        may_owe_marker = (
+            self._passed is not None and self._last_marker is not None and (self._last_marker() > self._scanned)
+        )
+        if last == last_own and end > self._scanned and not may_owe_marker:
             self._scanned = self.trimmable = end  # everything after it came from other regions
             self._chain = last
         self._before_withheld = self.trimmable if self.trimmable < self._scanned else None
@@ -431,6 +447,21 @@ class Replicator:
         if not stored.startswith(self._own_tag, entries.HEADER.size + _ORIGIN_BYTES):
             return None
         return entries.unpack(stored).origin
+
+    def _is_for_remote(self, stored: bytes) -> bool:
+        """Whether a marker is carried: it is no copy of a damaged entry, and not for other regions alone."""
+        header = entries.unpack(stored)
+        return header.replaces is None and (header.replicate_to is None or self.remote in header.replicate_to)
+
+    def _marker(self, place: Position, stored: bytes) -> tuple[bytes, bytes]:
+        _, flags, offset, messages, key_hash, checksum, published, stored_ms, _, _ = entries.HEADER.unpack_from(stored)
+        stamp = Stamp(place, self._chain, self._sent_prev, checksum, messages, key_hash, published, stored_ms, flags)
+        frame = self._writer.send(self._producer_id, self._sequence, stamp, stored, offset)
+        size = len(frame[0]) + len(frame[1])
+        self._pending.append(_Sent(self._sequence, place, size, 0, stored_ms))
+        self._pending_bytes += size
+        self._sequence += 1
+        return frame
 
     def _permitted(self, stored: bytes) -> bool:
         regions = entries.unpack(stored).replicate_to

@@ -91,6 +91,10 @@ class ReplicationSource(Protocol):
         """A remote knows of another deletion of the topic than we do (R8)."""
         ...
 
+    def last_marker(self) -> Position:
+        """The last marker that was written here since the topic was opened; ``EARLIEST``: none was."""
+        ...
+
     def entries_after(self, position: Position) -> int:
         """How many stored entries lie after ``position``."""
         ...

@@ -116,6 +116,7 @@ class Cursor(CursorState):
     def is_done(self, position: Position, entry: bytes) -> bool:
         """Whether the entry must not be sent: a marker, acked in some region, or dispatched by another one."""
         if entry[1] & MARKER:
+            self._has_skipped = self.durable
             return True
         if not self.durable:
             return position <= self.mark_delete

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from meridian_broker.metadata.rules import unlimited
 from meridian_broker.topics.backfill.questions import Peers
 from meridian_broker.topics.backfill.skipping import Replicators
+from meridian_broker.topics.snapshots.host import SnapshotSettings
 from meridian_broker.wire.pulsar import topic_name
 
 if TYPE_CHECKING:
@@ -61,6 +62,10 @@ class BrokerParts:
     """Returns the rate limits of all topics together; None: there are none."""
     backlog_quotas: bool = True
     """Whether backlog quotas are enforced."""
+    snapshots: Callable[[], SnapshotSettings] = SnapshotSettings
+    """Returns what holds for snapshots of subscriptions (PIP-33)."""
+    runs_pulsar: Callable[[str], bool] = lambda _: False
+    """Whether a region is one of Apache Pulsar's: subscriptions move there by snapshots, whatever a topic's mode."""
     carries_events: Callable[[str], bool] = lambda _: False
     """Whether a topic carries the metadata events of this region, so that no policy may limit it."""
 
@@ -85,6 +90,10 @@ class GeoReplication(Peers, Replicators, Protocol):
     def start(self, topic: ReplicationSource, remote: str, /) -> None: ...
 
     def stop(self, topic_name: str, remote: str | None = None, /) -> object: ...
+
+    def is_sending(self, topic_name: str, remote: str, /) -> bool:
+        """Whether entries of the topic reach the remote now."""
+        ...
 
     async def make_partitioned(
         self, region: str, topic: str, partitions: int, incarnation: str, created: Stamp | None, /

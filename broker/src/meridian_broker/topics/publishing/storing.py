@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from meridian_broker.ledgers.entry import CHUNK
+from meridian_broker.ledgers.entry import CHUNK, MARKER
 from meridian_broker.ledgers.pending import OwnEntry
 from meridian_broker.positions.bitruns import ENTRY_LIMIT
 from meridian_broker.positions.position import EARLIEST, Position
@@ -23,6 +23,7 @@ from meridian_broker.wire.pulsar import metadata as message_metadata
 from meridian_broker.wire.pulsar.frames import Send
 
 if TYPE_CHECKING:
+    from meridian_broker.ledgers.store import LedgerError
     from meridian_broker.topics.context import TopicContext
     from meridian_broker.topics.publishing.rates import PublishRates
 
@@ -125,6 +126,9 @@ class Storing:
                 f"{stamp.region} says that its entry {origin} comes after {prev}, which is not a valid chain (R3)"
             )
         last = topic.log.last_origin.get(stamp.region, EARLIEST)
+        if stamp.flags & MARKER:
+            self._marker(producer, send, last)
+            return
         if origin <= last:
             topic.log.when_durable(lambda error: producer.done([send], last if error is None else error))
             return
@@ -142,3 +146,30 @@ class Storing:
         self.messages_replicated_in += header.messages
         self.bytes_replicated_in += len(send.body)
         topic.log.append_foreign(header, send.body, producer.done, send)
+
+    def _marker(self, producer: Producer, send: Send, last: Position) -> None:
+        """Take note of a marker of another region. It is not stored: what counts is that everything its region sent
+        before it is.
+
+        :param last: the last entry of that region.
+        :raises ReplicationGap: an entry before it is missing.
+        :raises OriginConflict: its bytes differ from those its origin stored.
+        """
+        topic, stamp = self._topic, send.origin
+        before = Position(stamp.sent_prev_ledger, stamp.sent_prev_entry)
+        if before > last:
+            raise ReplicationGap(
+                f"{stamp.region} sent a marker after {before}, but the last entry stored from there is {last}: resume "
+                "from it"
+            )
+        if message_metadata.origin_checksum(send.body, stamp.appended_metadata_bytes) != stamp.checksum:
+            raise OriginConflict(f"a marker of {stamp.region} arrived with different bytes than its origin stored")
+
+        body = bytes(send.body)
+
+        def durable(error: LedgerError | None) -> None:
+            if error is None and topic.snapshots is not None and topic.failure is None:
+                topic.snapshots.received(body, stamp.region)
+            producer.done([send], last if error is None else error)
+
+        topic.log.when_durable(durable)

@@ -30,6 +30,7 @@ from meridian_broker.topics.replication_source import TopicSource
 from meridian_broker.topics.retention import trimming
 from meridian_broker.topics.service import scopes
 from meridian_broker.topics.service.followed_sources import FollowedSources, open_of
+from meridian_broker.topics.service.snapshot_rounds import SnapshotRounds
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar import topic_name
 
@@ -56,6 +57,9 @@ class TopicOpener:
         self.parts = registry.parts
         self.registry = registry
         self.regions = regions
+        self.snapshots = SnapshotRounds(
+            registry.parts, lambda topic, remote: regions.replication.is_sending(topic, remote)
+        )
         self.failing = Failing()
         """Topics that fail repeatedly, and how long each stays closed."""
         self.following: set[str] = set()
@@ -278,6 +282,7 @@ class TopicOpener:
         before = topic.rules.message_ttl_seconds
         topic.follow(self.parts.rules(name))
         scopes.follow(topic)
+        self.snapshots.follow(topic)
         if topic.rules.message_ttl_seconds != before:
             self.parts.scheduler.spawn(trimming.expire_soon(topic), "expire old messages")
 

@@ -22,6 +22,8 @@ def leave(consumer: Consumer, left: Done) -> None:
     subscription.leave(consumer)
 
     def durable(error: LedgerError | None) -> None:
+        if error is None and subscription.replicated and topic.snapshots is not None:
+            topic.snapshots.consumer_left(subscription.name)
         if error is None and subscription.replicated and topic.exchange is not None:
             topic.exchange.flush(topic.name, subscription.name, lambda: left(None))
         else:

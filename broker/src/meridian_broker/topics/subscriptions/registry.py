@@ -90,9 +90,14 @@ class SubscriptionRegistry:
         return bool(self.tombstones) or any(map(_is_known_elsewhere, self.subscriptions.values()))
 
     def progress(self, name: str) -> Progress | None:
-        """The progress that other regions are sent, with this turn's acknowledgements; None: it is not shared."""
+        """The progress that other regions are sent, with this turn's acknowledgements; None: it is not shared.
+
+        In snapshot mode it is empty; what other regions send is still joined.
+        """
         subscription = self.subscriptions.get(name)
-        if subscription is not None and subscription.durable and subscription.replicated:
+        snapshots = self._topic.snapshots
+        by_snapshots = snapshots is not None and snapshots.replace_exchange_of(name)
+        if subscription is not None and subscription.durable and subscription.replicated and not by_snapshots:
             subscription.cursor.flush_pending()
             return subscription.cursor.progress
         record = self._shared_record(name)
@@ -157,6 +162,8 @@ class SubscriptionRegistry:
     def write(self, subscription: Subscription, done: Done | None = None) -> None:
         """Record the subscription as it is now, and send that to the other regions."""
         self._topic.progress_log.append(Kind.WHOLE, subscription.name, whole(subscription).encode(), done)
+        if self._topic.snapshots is not None:
+            self._topic.snapshots.moved(subscription.name)
         if _is_known_elsewhere(subscription):
             self._tell(subscription.name)
 

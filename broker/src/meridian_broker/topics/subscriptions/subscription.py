@@ -363,7 +363,8 @@ class Subscription:
 
     def follow(self) -> None:
         """New entries arrived and no consumer is connected: their acknowledgements may have come first."""
-        if self.record.replicated:
+        snapshots = self.topic.snapshots
+        if self.record.replicated or (snapshots is not None and snapshots.last_marker > self.cursor.mark_delete):
             self.cursor.advance()
 
     # -- what the cursor decides (``CursorOwner``) -----------------------------------------------------------------
@@ -373,6 +374,8 @@ class Subscription:
         return EARLIEST if self.dispatcher is None else self.dispatcher.read
 
     def moved(self, position: Position) -> None:
+        if self.record.replicated and self.topic.snapshots is not None:
+            self.topic.snapshots.moved(self.name)
         if self.topic.terminated is not None:
             self.dispatch_soon()
         dispatcher = self.dispatcher

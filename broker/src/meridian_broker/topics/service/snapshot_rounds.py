@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which topics of a broker have snapshots to look after (PIP-33), and looking at them. Topics at rest cost nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from meridian_broker.ledgers.periodic import SomeFailed
+from meridian_broker.ledgers.scheduling import in_slices
+from meridian_broker.topics.snapshots.host import TopicSnapshots
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.lifecycle.parts import BrokerParts
+    from meridian_broker.topics.topic import Topic
+
+
+class SnapshotRounds:
+    """See the module's text. One per broker."""
+
+    def __init__(self, parts: BrokerParts, is_sending: Callable[[str, str], bool]) -> None:
+        """:param is_sending: as in ``GeoReplication``."""
+        self._parts = parts
+        self._is_sending = is_sending
+        self._awake: dict[TopicSnapshots, None] = {}
+
+    def follow(self, topic: Topic) -> None:
+        """The topic was opened, or has other rules or regions."""
+        if topic.shadow_of is not None or len(topic.regions()) < 2:
+            if isinstance(topic.snapshots, TopicSnapshots):
+                topic.snapshots.stop()
+            topic.move_by(None)
+            return
+        snapshots = topic.snapshots
+        if not isinstance(snapshots, TopicSnapshots):
+            snapshots = TopicSnapshots(
+                topic, self._parts.snapshots, self._is_sending, self._parts.runs_pulsar, self._wake
+            )
+            topic.move_by(snapshots)
+        snapshots.follow()
+
+    def _wake(self, one: TopicSnapshots) -> None:
+        self._awake[one] = None
+
+    async def look(self) -> None:
+        """Do what is due. :raises SomeFailed: it failed for some topics; the others had their turn."""
+        failures: dict[str, Exception] = {}
+        awake, self._awake = self._awake, {}
+        async for one in in_slices(self._parts.scheduler, awake):
+            try:
+                if one.look():
+                    self._awake[one] = None
+            except Exception as error:
+                failures[one.topic.name] = error
+                self._awake[one] = None
+        if failures:
+            raise SomeFailed(failures, len(awake))

@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One topic as its snapshots need it (``SnapshotHost``), and what the topic's parts tell them.
+
+A topic of several regions has one of these. It costs nothing until it *takes* snapshots, because one of its replicated
+subscriptions is to move in another region by them, or another region asks for one. Then it is *awake* while there is
+something to do, and the broker's rounds look at it (``service/snapshot_rounds.py``).
+
+Own markers are stored in the log, and the replicators carry them in their places. Markers of other regions are not
+stored: what counts is that everything which their region published before is, and that ends with the last entry here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata.policy_values import SNAPSHOT
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.replication.snapshots.controller import SnapshotController
+from meridian_broker.replication.snapshots.ports import SnapshotRules, needed
+from meridian_broker.topics.context import Settling
+from meridian_broker.topics.entry_metadata import marker_entry
+from meridian_broker.topics.errors import NotAllowed
+from meridian_broker.topics.journal.subscription_record import LOCAL
+from meridian_broker.topics.snapshots import kept
+from meridian_broker.topics.snapshots.marks import Mark
+from meridian_broker.topics.snapshots.updates import Updates
+from meridian_broker.wire.pulsar import markers, metadata
+from meridian_broker.wire.pulsar.markers import Marker, Snapshot, SnapshotResponse, SubscriptionUpdate
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.topic import Topic
+
+log = logging.getLogger(__name__)
+
+LOG_EVERY_MS: Final = 60_000
+"""Refused markers of one topic are logged this often at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotSettings:
+    """What holds for all topics of a broker."""
+
+    enabled: bool = True
+    rules: SnapshotRules = field(default_factory=SnapshotRules)
+
+
+class TopicSnapshots:
+    """See the module's text: ``topics.ports.Snapshots`` and ``SnapshotHost``."""
+
+    def __init__(
+        self,
+        topic: Topic,
+        settings: Callable[[], SnapshotSettings],
+        is_sending: Callable[[str, str], bool],
+        runs_pulsar: Callable[[str], bool],
+        wake: Callable[[TopicSnapshots], None],
+    ) -> None:
+        """
+        :param is_sending: whether entries of a topic reach a region now.
+        :param runs_pulsar: whether a region is one of Pulsar's, so that subscriptions move there by snapshots alone.
+        :param wake: called when there is something to look at.
+        """
+        self.topic = topic
+        self._settings = settings
+        self._is_sending = is_sending
+        self._runs_pulsar = runs_pulsar
+        self._wake = wake
+        self.controller: SnapshotController | None = None
+        self.last: Snapshot | None = None
+        """The last snapshot taken here since the topic was opened."""
+        self.last_ms = 0
+        """When it was, in milliseconds since 1970; 0: there was none."""
+        self.refused = 0
+        """Markers of other regions that had no effect."""
+        self.refusal = ""
+        """Why the last of them had none."""
+        self.last_marker = EARLIEST
+        self._logged_ms = -LOG_EVERY_MS
+        self._updates = Updates(topic, self._refuse)
+        self._given_up: frozenset[str] = frozenset()
+        self._mode = topic.rules.subscription_sync
+        self._regions: frozenset[str] = frozenset()
+        self._marks: dict[str, Mark] = {}
+        """The subscriptions that are followed."""
+        self._moved: set[str] = set()
+        self._consumer_left = False
+        self._news: object = None
+        self._at = EARLIEST
+        self._before = 0
+        """Entries before ``_at``, by this instance's count."""
+        self._takes = False
+        """Replicated subscriptions move in another region by snapshots of this one."""
+        self.stop = topic.log.watch(self._stored)
+        """Take no more notice of what is stored: the topic has no other regions any more."""
+
+    # -- what the topic's parts tell (``topics.ports.Snapshots``) ----------------------------------------------------
+
+    def replace_exchange_of(self, subscription: str) -> bool:
+        return self._mode == SNAPSHOT and self._is_local(subscription)
+
+    def _is_local(self, subscription: str) -> bool:
+        """Dispatch scope ``origin`` divides a subscription by what each acknowledged: it needs the exact mode."""
+        found = self.topic.subscriptions.get(subscription)
+        return found is None or found.record.scope == LOCAL
+
+    def moved(self, subscription: str) -> None:
+        if self._takes:
+            self._moved.add(subscription)
+            self._wake(self)
+
+    def consumer_left(self, subscription: str) -> None:
+        if self._takes and self._is_local(subscription):
+            self._consumer_left = True
+            self.moved(subscription)
+
+    def received(self, body: bytes | memoryview, sender: str) -> None:
+        if not self._settings().enabled:
+            return
+        try:
+            marker = markers.read(body, metadata.scan(body))
+        except metadata.BodyError as error:
+            self._refuse(f"{sender} sent a marker that cannot be read: {error}")
+            return
+        if marker is None:
+            return
+        if isinstance(marker, SubscriptionUpdate) and not self._moves(sender):
+            return  # what it says is known by the exchange, or will be
+        if isinstance(marker, SnapshotResponse) and not self._is_whole:
+            return  # something that its region published before may still be missing here
+        controller = self._controlled()
+        before = controller.refused
+        controller.received(marker, sender, self.topic.log.last_confirmed)
+        if controller.refused > before:
+            self._refuse(
+                f"{sender} sent a {type(marker).__name__} that speaks for another region, or of what is not here"
+            )
+        self._wake(self)
+
+    def _refuse(self, why: str) -> None:
+        self.refused += 1
+        self.refusal = why
+        now_ms = self.topic.scheduler.monotonic_ms()
+        if now_ms - self._logged_ms >= LOG_EVERY_MS:
+            self._logged_ms = now_ms
+            log.warning("%s: %s", self.topic.name, why)
+
+    def _stored(self) -> None:
+        """Entries became durable."""
+        if self._takes:
+            self._wake(self)
+
+    # -- what is to be done ------------------------------------------------------------------------------------------
+
+    def _moves(self, region: str) -> bool:
+        """Whether what is acknowledged travels between that region and this one by snapshots."""
+        return self._mode == SNAPSHOT or self._runs_pulsar(region)
+
+    def follow(self) -> None:
+        """The topic has other rules or regions. What was acknowledged in one mode is not lost in the other: progress
+        keeps all of it."""
+        if self._mode != self.topic.rules.subscription_sync:
+            self._mode = self.topic.rules.subscription_sync
+            if self.topic.exchange is not None:
+                self.topic.exchange.opened(self.topic.name)  # compare with the others again
+        self._takes = self._settings().enabled and any(map(self._moves, self.others()))
+        self._wake(self)
+
+    def look(self) -> bool:
+        """Do what is due. Returns whether to look again soon."""
+        topic = self.topic
+        if topic.failure is not None or topic.snapshots is not self or not self._settings().enabled:
+            self.controller = None
+            self._marks.clear()
+            self._moved.clear()
+            return False
+        wanted = self._wanted()
+        if self.controller is None and not wanted:
+            self._moved.clear()
+            return False
+        controller = self._controlled()
+        if (others := self.others()) != self._regions:
+            self._regions, self._given_up = others, self._given_up & others
+            controller.regions_changed()
+        self._follow_subscriptions(controller, wanted)
+        if (news := self._stored_so_far()) != self._news:
+            self._news = news
+            controller.published()
+        if self._moved:
+            self._tell_moved()
+        deadline = controller.deadline_ms
+        if deadline is not None and deadline <= self.now_ms():
+            controller.tick()
+            deadline = controller.deadline_ms
+        return deadline is not None or bool(self._moved)
+
+    def _controlled(self) -> SnapshotController:
+        if self.controller is None:
+            self.controller = SnapshotController(self, self._settings().rules)
+            self._marks.clear()
+            self._regions = self.others()
+            self._news = self._stored_so_far()
+        return self.controller
+
+    def _wanted(self) -> dict[str, Position]:
+        """The subscriptions that other regions are to follow by snapshots."""
+        if not self._takes:
+            return {}
+        return {
+            name: one.cursor.mark_delete
+            for name, one in self.topic.subscriptions.items()
+            if one.durable and one.replicated and one.record.scope == LOCAL
+        }
+
+    def _follow_subscriptions(self, controller: SnapshotController, wanted: Mapping[str, Position]) -> None:
+        for name in self._marks.keys() - wanted.keys():
+            del self._marks[name]
+            controller.unfollow(name)
+        new = wanted.keys() - self._marks.keys()
+        for name in new:
+            self._marks[name] = Mark()
+            controller.follow(name, EARLIEST)
+            self._moved.add(name)
+        if new:
+            behind = min(wanted[name] for name in new)
+            self.topic.scheduler.spawn(self._find(controller, behind), "find the snapshots of a topic again")
+
+    async def _find(self, controller: SnapshotController, behind: Position) -> None:
+        def found(snapshot: Snapshot) -> None:
+            if self.controller is controller:
+                controller.found(snapshot)
+
+        try:
+            await kept.find(self.topic, behind, found)
+        except LedgerError as error:
+            log.warning("%s: older snapshots are not used, newer ones will be: %s", self.topic.name, error)
+
+    def _stored_so_far(self) -> object:
+        """Another value after a message was stored, of whatever region."""
+        log, stored = self.topic.log, self.topic.stored
+        return stored.messages_in + stored.messages_replicated_in, log.last_own, tuple(log.last_origin.values())
+
+    def _tell_moved(self) -> None:
+        """What is acknowledged counts once it is on disk."""
+        moved, self._moved = self._moved, set()
+        marks: dict[str, Position] = {}
+        for name in moved:
+            mark, subscription = self._marks.get(name), self.topic.subscriptions.get(name)
+            if mark is not None and subscription is not None:
+                marks[name], is_all = mark.of(subscription.cursor)
+                if not is_all:
+                    self._moved.add(name)
+        has_left, self._consumer_left = self._consumer_left, False
+        controller = self.controller
+
+        def durable(error: LedgerError | None) -> None:
+            if error is not None or controller is None or self.controller is not controller:
+                return
+            for name, position in marks.items():
+                controller.moved(name, position)
+            if has_left:
+                controller.consumer_left()
+            self._wake(self)
+
+        self.topic.progress_log.when_durable(durable)
+
+    # -- the topic (``SnapshotHost``) --------------------------------------------------------------------------------
+
+    @property
+    def region(self) -> str:
+        return self.topic.region
+
+    def now_ms(self) -> int:
+        return self.topic.scheduler.monotonic_ms()
+
+    def new_id(self) -> str:
+        return str(self.topic.clock.next())
+
+    def others(self) -> frozenset[str]:
+        return self.topic.regions() - {self.topic.region}
+
+    def given_up(self) -> frozenset[str]:
+        return self._given_up
+
+    def give_up(self, regions: frozenset[str]) -> None:
+        """Take snapshots without these regions, until told otherwise or the topic is opened again.
+
+        :raises NotAllowed: one of them is no other region of the topic, or entries reach it.
+        """
+        for region in sorted(regions):
+            if region not in self.others():
+                raise NotAllowed(f"{region} is no other region of {self.topic.name}")
+            if self.is_connected(region):
+                raise NotAllowed(f"{region} is connected: it answers snapshots, and cannot be given up")
+        self._given_up = regions
+        if self.controller is not None:
+            self.controller.regions_changed()
+        self._wake(self)
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether nothing is missing here of what its regions published before what they send now (R5, R21)."""
+        backfill, holes = self.topic.backfill, self.topic.log.holes
+        is_asked = backfill is None or (backfill.is_complete and not backfill.joining.is_joining)
+        return is_asked and not any(holes.ranges.values())
+
+    def is_connected(self, region: str) -> bool:
+        if region in self._given_up and self._is_sending(self.topic.name, region):
+            self._given_up -= {region}
+        return self._is_whole and self._is_sending(self.topic.name, region)
+
+    def last_position(self) -> Position:
+        return self.topic.log.last_confirmed
+
+    def entries_before(self, position: Position) -> int:
+        log = self.topic.log
+        if position >= self._at:
+            self._before += log.distance(self._at, position)
+            self._at = position
+            return self._before
+        return self._before - log.distance(position, self._at)
+
+    def write(self, marker: Marker, only_to: str | None, done: Callable[[Position | None], None]) -> None:
+        topic, backfill = self.topic, self.topic.backfill
+        is_closed = topic.failure is not None or topic.is_ended or topic.settling is not Settling.NOT
+        if is_closed or (backfill is not None and not backfill.is_complete):
+            topic.scheduler.defer(lambda: done(None))
+            return
+
+        def stored(_tokens: list[None], result: Position | LedgerError) -> None:
+            if not isinstance(result, Position):
+                done(None)
+                topic.fence(str(result))
+                return
+            self.last_marker = max(self.last_marker, result)
+            if isinstance(marker, Snapshot):
+                self.last, self.last_ms = marker, topic.scheduler.now_ms()
+            done(result)
+            self._wake(self)
+
+        now_ms = topic.scheduler.now_ms()
+        entry = marker_entry(markers.marker_body(marker, now_ms, only_to), now_ms, only_to)
+        topic.log.append_own([entry], stored, [None])
+
+    def acknowledge(self, subscription: str, position: Position, sender: str, unknown: frozenset[str]) -> None:
+        self._updates.add(subscription, position, sender, unknown)
+
+    # -- looking -----------------------------------------------------------------------------------------------------
+
+    def problem(self) -> str:
+        """Why no snapshot can be taken now; empty: nothing prevents it."""
+        if not self._settings().enabled:
+            return "snapshots are switched off here (enableReplicatedSubscriptions)"
+        if not self._is_whole:
+            return "this region waits for messages that it lost or never had"
+        missing = sorted(region for region in needed(self) if not self.is_connected(region))
+        return f"messages do not reach {', '.join(missing)}" if missing else ""

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Replicated subscriptions in snapshot mode (PIP-33), with three real regions and the real client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pulsar
+from support.brokers.broker_process import RegionsProcess, wait_until
+from support.brokers.region_clients import (
+    PATIENCE_MS,
+    SHARED,
+    backlog,
+    client,
+    new_topic,
+    numbered,
+    publish,
+    rest,
+    stored,
+    subscribe,
+    take,
+    wait_for_backlog,
+)
+from support.protocol.admin_paths import topic_path
+
+SETTINGS = {"subscriptionSync": "snapshot", "replicatedSubscriptionsSnapshotFrequencyMillis": "100"}
+EAST, WEST, NORTH = REGIONS = ("east", "west", "north")
+
+
+def entries(regions: RegionsProcess, region: str, topic: str) -> int:
+    """All stored entries of a topic, markers included."""
+    return int(regions.http(region, "GET", f"{topic_path(topic)}/internalStats").json["numberOfEntries"])
+
+
+def test_a_subscription_moves_everywhere_and_a_failover_brings_the_rest(regions: RegionsProcess) -> None:
+    topic = new_topic("moves")
+    with client(regions, EAST) as east, client(regions, WEST) as west, client(regions, NORTH) as north:
+        consumer = subscribe(east, topic)
+        publish(east, topic, numbered(range(10)))
+        publish(west, topic, numbered(range(10, 20)))
+        publish(north, topic, numbered(range(20, 30)))
+        for message in take(consumer, 30):
+            consumer.acknowledge(message)
+        for region in (WEST, NORTH):
+            stored(regions, region, topic, 30)
+            wait_for_backlog(regions, region, topic, 0)
+        publish(north, topic, numbered(range(30, 35)))
+        left = {int(message.data()) for message in take(consumer, 5)}
+        consumer.close()
+        stored(regions, WEST, topic, 35)
+        elsewhere = subscribe(west, topic)
+        assert set(rest(elsewhere)) == left
+        for region in REGIONS:
+            wait_for_backlog(regions, region, topic, 0)
+
+
+def test_no_hole_is_passed(regions: RegionsProcess) -> None:
+    topic = new_topic("holes")
+    with client(regions, EAST) as east, client(regions, WEST) as west:
+        consumer = subscribe(east, topic, kind=SHARED)
+        publish(east, topic, numbered(range(10)))
+        messages = take(consumer, 10)
+        for number, message in enumerate(messages):
+            if number != 3:
+                consumer.acknowledge(message)
+        wait_for_backlog(regions, EAST, topic, 1)
+        wait_until(lambda: backlog(regions, WEST, topic) is not None, "the subscription in west")
+        publish(east, topic, numbered(range(10, 12)))
+        for message in take(consumer, 2):
+            consumer.acknowledge(message)
+        consumer.close()
+        stored(regions, WEST, topic, 12)
+        assert set(rest(subscribe(west, topic))) >= {3, *range(4, 12)}
+        wait_for_backlog(regions, EAST, topic, 0)
+
+
+def test_a_topic_at_rest_writes_nothing_and_markers_are_no_messages(regions: RegionsProcess) -> None:
+    topic = new_topic("rests")
+    with client(regions, EAST) as east, client(regions, WEST) as west:
+        consumer = subscribe(east, topic)
+        local = east.subscribe(topic, "local", initial_position=pulsar.InitialPosition.Earliest)
+        publish(east, topic, numbered(range(5)))
+        for message in take(consumer, 5):
+            consumer.acknowledge(message)
+        stored(regions, WEST, topic, 5)
+        wait_for_backlog(regions, WEST, topic, 0)
+        counts: list[int] = []
+
+        def is_at_rest() -> bool:
+            counts.append(sum(entries(regions, region, topic) for region in REGIONS))
+            return len(counts) > 20 and len(set(counts[-20:])) == 1
+
+        wait_until(is_at_rest, "markers to end")
+        assert entries(regions, EAST, topic) > 5, "there are markers"
+        assert sorted(rest(local)) == list(range(5))
+        wait_for_backlog(regions, EAST, topic, 0, "local")
+        reader = east.create_reader(topic, pulsar.MessageId.earliest)
+        for _ in range(5):
+            assert reader.has_message_available()
+            reader.read_next(PATIENCE_MS)
+        assert not reader.has_message_available()
+        assert rest(subscribe(west, topic)) == []
+
+
+def test_a_region_that_is_killed_between_rounds_skips_nothing(regions: RegionsProcess) -> None:
+    topic = new_topic("killed")
+    with client(regions, EAST) as east:
+        consumer = subscribe(east, topic)
+        publish(east, topic, numbered(range(10)))
+        for message in take(consumer, 10):
+            consumer.acknowledge(message)
+        for region in (WEST, NORTH):
+            stored(regions, region, topic, 10)
+            wait_for_backlog(regions, region, topic, 0)
+        publish(east, topic, numbered(range(10, 20)))
+        stored(regions, WEST, topic, 20)
+        stored(regions, NORTH, topic, 20)
+        regions.kill_region(WEST)
+        for message in take(consumer, 10):
+            consumer.acknowledge(message)
+        assert backlog(regions, NORTH, topic) == 10, "without west nobody knows what it has"
+        regions.bring_back(WEST)
+        for region in (WEST, NORTH):
+            wait_for_backlog(regions, region, topic, 0)
+        publish(east, topic, numbered(range(20, 25)))
+        take(consumer, 5)
+        consumer.close()
+        stored(regions, WEST, topic, 25)
+    with client(regions, WEST) as west:
+        assert sorted(rest(subscribe(west, topic))) == list(range(20, 25))
+    wait_for_backlog(regions, EAST, topic, 0)
+
+
+def test_the_mode_is_changed_while_messages_are_acknowledged(regions: RegionsProcess) -> None:
+    topic = new_topic("changes")
+    mode = f"{topic_path(topic)}/subscriptionSync"
+    with client(regions, EAST) as east, client(regions, WEST) as west:
+        consumer = subscribe(east, topic)
+        publish(east, topic, numbered(range(10)))
+        messages = take(consumer, 10)
+        consumer.acknowledge(messages[5])
+        stored(regions, WEST, topic, 10)
+        assert regions.http(EAST, "POST", mode, "neither").status == 412
+        assert regions.http(EAST, "POST", mode, "exact").status == 204
+        wait_for_backlog(regions, WEST, topic, 9)  # holes travel
+        for message in messages[:3]:
+            consumer.acknowledge(message)
+        wait_for_backlog(regions, WEST, topic, 6)
+        assert regions.http(EAST, "POST", mode, "snapshot").status == 204
+
+        def applied(region: str) -> Any:
+            return regions.http(region, "GET", f"{mode}?applied=true").json
+
+        for region in REGIONS:
+            wait_until(lambda region=region: applied(region) == "snapshot", f"{region} to know the mode")
+        for message in messages[3:5]:
+            consumer.acknowledge(message)
+        wait_for_backlog(regions, WEST, topic, 4)
+        consumer.close()
+        assert sorted(rest(subscribe(west, topic))) == [6, 7, 8, 9]
+        wait_for_backlog(regions, EAST, topic, 0)
