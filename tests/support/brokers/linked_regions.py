@@ -2,7 +2,8 @@
 """Regions whose links run through the test's forwarders, so that each can be cut separately, in one or both directions.
 
 Each region has a listener for every other region and advertises the address of the forwarder in front of it, so that a
-cut link cannot be bypassed. Requests to another region's admin port go directly.
+cut link cannot be bypassed. Requests to another region's admin port go directly, unless ``is_whole``: then they are cut
+with the link.
 """
 
 from __future__ import annotations
@@ -85,13 +86,21 @@ class Forwarder:
 class LinkedRegions:
     """Brokers, one process each; what ``region_clients`` asks of regions."""
 
-    def __init__(self, regions: tuple[str, ...], directory: Path, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        regions: tuple[str, ...],
+        directory: Path,
+        settings: Mapping[str, str] | None = None,
+        *,
+        is_whole: bool = False,
+    ) -> None:
         self.regions = regions
         ports = {(one, other): free_port() for one in regions for other in regions}
         """(region, other): where the region listens for the other; (region, region): for clients."""
         self._links = {(one, to): Forwarder(ports[to, one]) for one in regions for to in regions if one != to}
         """(dialler, whom)."""
         admin = {name: free_port() for name in regions}
+        self._requests = {pair: Forwarder(admin[pair[1]]) for pair in self._links} if is_whole else {}
         token = directory / "peer.token"
         token.write_text("a secret that only these tests know\n")
         self._brokers: dict[str, BrokerProcess] = {}
@@ -101,7 +110,7 @@ class LinkedRegions:
                 {
                     "name": other,
                     "service_url": f"pulsar://127.0.0.1:{port}",
-                    "admin_url": f"http://127.0.0.1:{admin[other]}",
+                    "admin_url": f"http://127.0.0.1:{self._admin_port(name, other, admin[other])}",
                 }
                 for other, port in reached.items()
             ]
@@ -127,9 +136,14 @@ class LinkedRegions:
     def _port(self, dialler: str, to: str) -> int:
         return int(self._links[dialler, to].port)
 
+    def _admin_port(self, name: str, other: str, port: int) -> int:
+        return self._requests[name, other].port if (name, other) in self._requests else port
+
     def cut(self, dialler: str, to: str) -> None:
         """``dialler`` cannot reach ``to`` any more; the other way is another link."""
         self._links[dialler, to].cut()
+        if self._requests:
+            self._requests[dialler, to].cut()
 
     def fall_silent(self, one: str, other: str) -> None:
         """What either says does not arrive at the other, as where a network loses every packet."""
@@ -137,7 +151,7 @@ class LinkedRegions:
         self._links[other, one].fall_silent()
 
     def heal(self) -> None:
-        for link in self._links.values():
+        for link in (*self._links.values(), *self._requests.values()):
             link.heal()
 
     def service_url(self, region: str) -> str:
@@ -167,5 +181,5 @@ class LinkedRegions:
     ) -> None:
         for broker in self._brokers.values():
             broker.kill()
-        for link in self._links.values():
+        for link in (*self._links.values(), *self._requests.values()):
             link.close()
