@@ -411,11 +411,12 @@ def test_a_shadow_is_made_after_its_source_and_deleted_with_its_object(kube: Kub
         gone(kube, "shadowtopics", name)
     assert near.has("taken-before")
 
-    kube.edit("shadowtopics", "view", holdSourceLedgers=False)
-    wait_until(
-        lambda: not near.call("GET", "watched-view-partition-0/stats").json["meridian"]["shadow"]["holdsSourceLedgers"],
-        "the shadow to hold nothing",
-    )
+    def told(field: str) -> Any:
+        return near.call("GET", "watched-view-partition-0/stats").json["meridian"]["shadow"][field]
+
+    kube.edit("shadowtopics", "view", holdSourceLedgers=False, autoResetBacklogEntries=1000)
+    wait_until(lambda: not told("holdsSourceLedgers"), "the shadow to hold nothing")
+    wait_until(lambda: told("autoResetBacklogEntries") == 1000, "the shadow to have a limit")
     kube.delete("shadowtopics", "view")
     gone(kube, "shadowtopics", "view")
     assert near.call("GET", "watched-view/partitioned-stats").status == 404

@@ -105,6 +105,7 @@ def test_a_shadow_has_the_messages_of_its_source_under_the_same_ids(
         "connected": True,
         "holdsSourceLedgers": True,
         "gapEntries": 0,
+        "autoResetBacklogEntries": 0,
         "autoResets": 0,
     }
     assert set(shown["subscriptions"]) == {"s"}
@@ -181,7 +182,18 @@ def test_what_a_shadow_refuses(broker: BrokerProcess, client: pulsar.Client) -> 
     )
     assert broker.http("PUT", f"{BASE}/taken-view-4", {SOURCE: "not a//topic/at/all"}).status == 412
     assert broker.http("PUT", f"{BASE}/taken-view-4", {"meridian.holdSourceLedgers": "true"}).status == 412
+    for value in ("-1", "1000000001", "many", "1" * 1000):
+        having = {SOURCE: full("taken"), "meridian.autoResetBacklogEntries": value}
+        assert broker.http("PUT", f"{BASE}/taken-view-4", having).status == 412
+        limit = {"meridian.autoResetBacklogEntries": value}
+        assert broker.http("PUT", f"{BASE}/taken-view/properties", limit).status == 412
+    for wrong in (True, "7", -1, 1 << 70):
+        given = {"topic": full("taken-view-4"), "autoResetBacklogEntries": wrong}
+        assert broker.http("POST", f"{BASE}/taken/shadowTopics", given).status in (400, 412)
+    assert broker.http("PUT", f"{BASE}/taken-view-4", {"meridian.autoResetBacklogEntries": "7"}).status == 412
     assert broker.http("GET", f"{BASE}/taken-view-4/stats").status == 404
+    assert broker.http("PUT", f"{BASE}/taken-view/properties", {"meridian.autoResetBacklogEntries": "7"}).status == 204
+    assert stats(broker, "taken-view")["meridian"]["shadow"]["autoResetBacklogEntries"] == 7
 
 
 def test_everything_survives_a_restart_and_deletion_leaves_nothing(

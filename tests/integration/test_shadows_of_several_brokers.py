@@ -174,6 +174,27 @@ async def test_an_answer_to_an_earlier_question_does_not_count(two: Views) -> No
     assert await all_of(source) == places[20:]
 
 
+async def test_what_is_far_behind_is_not_read_ahead_if_every_shadow_says_so(two: Views) -> None:
+    """Both are followed together; while neither is, two ledgers become full."""
+    source, places = await source_with(two, 3)
+    views = [await shadow_of(two), await shadow_of(two, two.other)]
+    for view in views:
+        await subscribe(view)
+    opener = two.b.service.opener
+    for limits, resets in (((10, 0), 0), ((10, 12), 1)):
+        for view, entries in zip(views, limits, strict=True):
+            await shadow_topics.change(opener, parse(view.name), reset_behind=entries)
+        followed = opener._followed._sources[str(SOURCE_NAME)]
+        async with followed._turn:
+            for _ in range(3):
+                places += await stored(source, *(b"%d" % number for number in range(20)))
+        for view in views:
+            await reaches(view, places)
+            assert (view_of(view).resets > 0) == bool(resets)
+            assert await all_of(view) == places
+            assert view.subscriptions["s"].cursor.backlog() == len(places)
+
+
 async def test_truncation_and_termination_reach_it(two: Views) -> None:
     source, places = await source_with(two, 25)
     view = await shadow_of(two)

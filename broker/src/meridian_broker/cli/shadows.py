@@ -26,8 +26,16 @@ def shadow() -> None:
     help="Keep what subscriptions of the shadow have not acknowledged stored, as the source's own do; without, they "
     "skip what the source deletes.",
 )
+@click.option(
+    "--auto-reset-backlog-entries",
+    "reset_behind",
+    type=click.IntRange(0, 1_000_000_000),
+    default=0,
+    help="Where another broker serves SOURCE: do not read ahead a full ledger of which more entries than this were not "
+    "read yet. 0: as the broker's settings say.",
+)
 @with_console
-def create(console: Console, source: TopicName, topic: TopicName, holds: bool) -> None:
+def create(console: Console, source: TopicName, topic: TopicName, holds: bool, reset_behind: int) -> None:
     """Create TOPIC as a shadow of SOURCE, with as many partitions.
 
     Messages are published to SOURCE only.
@@ -35,7 +43,7 @@ def create(console: Console, source: TopicName, topic: TopicName, holds: bool) -
     \b
       meridian topics shadow create orders orders-for-analytics
     """
-    body = {"topic": str(topic), "holdSourceLedgers": holds}
+    body = {"topic": str(topic), "holdSourceLedgers": holds, "autoResetBacklogEntries": reset_behind}
     console.admin.request("POST", f"{source.path}/shadowTopics", body=body)
     console.done(f"created {topic}, a shadow of {source}")
 

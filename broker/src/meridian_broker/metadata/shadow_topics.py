@@ -30,6 +30,9 @@ SOURCE: Final = "PULSAR.SHADOW_SOURCE"
 """Property that makes a new topic a shadow: the name of its source, as Pulsar's clients write it."""
 HOLDS: Final = "meridian.holdSourceLedgers"
 """Property of a new shadow: whether its subscriptions keep ledgers of the source, ``true`` unless it says ``false``."""
+RESETS: Final = "meridian.autoResetBacklogEntries"
+"""Property of a shadow: ``ShadowRecord.reset_behind``."""
+RESET_MAX: Final = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,9 @@ class ShadowRecord:
     """It is in the source's list of shadows (``shadowTopics``)."""
     made_ms: int = 0
     """When it was made, by the clock of the broker that did; 0: an earlier version did."""
+    reset_behind: int = 0
+    """Behind by more entries than this in a full ledger of a source at another broker, it is not read ahead there;
+    0: as the broker's settings say."""
 
     def source_of(self, name: TopicName) -> TopicName:
         """The topic of which ``name``, this shadow or a partition of it, is a view."""
@@ -60,6 +66,7 @@ class ShadowRecord:
             "holds": self.holds,
             "listed": self.listed,
             "madeMs": self.made_ms,
+            "resetBehind": self.reset_behind,
         }
 
     @classmethod
@@ -71,6 +78,7 @@ class ShadowRecord:
             bool(value.get("holds", True)),
             bool(value.get("listed", True)),
             int(value.get("madeMs", 0)),
+            int(value.get("resetBehind", 0)),
         )
 
 

@@ -46,7 +46,10 @@ class ShadowTopicSpec(Model):
         ),
     ]
     auto_reset_backlog_entries: Annotated[int, Field(ge=0, le=1_000_000_000)] = Field(
-        default=0, description="A subscription more entries behind than this is reset to the end. 0: never."
+        default=0,
+        description="Where another broker serves the source: a full ledger of which more entries than this were not "
+        "read yet is not read ahead for all subscriptions together, but by each that needs it. None loses any. "
+        "0: as the region's shadowReplicatorAutoResetBacklogEntries says, which is never unless it was changed.",
     )
     hold_source_ledgers: bool = Field(
         default=True, description="Retain the source's ledgers until the shadow's subscriptions have read them."
@@ -65,6 +68,10 @@ class ShadowTopicStatus(ReconciledStatus):
         default=0,
         description="Entries that the source deleted although subscriptions of the shadow were owed them, since the "
         "broker opened it.",
+    )
+    auto_resets: int = Field(
+        default=0,
+        description="How often entries were not read ahead (autoResetBacklogEntries), since the broker opened it.",
     )
 
 

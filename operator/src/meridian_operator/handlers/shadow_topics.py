@@ -100,6 +100,7 @@ class ShadowTopics(Subject[ShadowTopicSpec]):
             connected=shadow is not None and shadow.connected,
             lag_entries=0 if shadow is None else shadow.backlog,
             gap_entries=0 if shadow is None else shadow.gap,
+            auto_resets=0 if shadow is None else shadow.resets,
             established=shadow_topic.established(source, seen, wish.history),
         )
         return [finding], status

@@ -52,6 +52,8 @@ class CreateShadow(Change):
     source: str
     holds: bool
     """Its subscriptions keep ledgers of the source."""
+    reset_behind: int = 0
+    """As of ``AutoResetBacklog``."""
 
     def sentence(self) -> str:
         return f"{self.region}: create {self.topic} as a shadow of {self.source}"
@@ -66,6 +68,16 @@ class HoldSourceLedgers(Change):
     def sentence(self) -> str:
         what = "hold" if self.holds else "do not hold"
         return f"{self.region}: let the subscriptions of {self.topic} {what} ledgers of its source"
+
+
+@dataclass(frozen=True, slots=True)
+class AutoResetBacklog(Change):
+    """Up to how many entries of a full ledger are read ahead for a shadow; 0: as the region's settings say."""
+
+    entries: int
+
+    def sentence(self) -> str:
+        return f"{self.region}: set autoResetBacklogEntries of {self.topic} to {self.entries}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,10 @@ class ShadowSeen:
     """Entries behind the place of the subscription that is furthest back."""
     gap: int
     """Entries that the source deleted although a subscription was owed them, since the shadow was opened."""
+    reset_behind: int = 0
+    """Its ``autoResetBacklogEntries``."""
+    resets: int = 0
+    """How often it did not read entries ahead for that, since the shadow was opened."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meridian_operator.api.shadow_topic import ShadowTopicSpec
-from meridian_operator.plan.changes import Change, CreateShadow, DeleteTopic, HoldSourceLedgers
+from meridian_operator.plan.changes import AutoResetBacklog, Change, CreateShadow, DeleteTopic, HoldSourceLedgers
 from meridian_operator.plan.history import History
 from meridian_operator.plan.observed import RegionSeen, TopicName
 from meridian_operator.plan.outcome import SYNCED, Finding, Plan
@@ -19,8 +19,6 @@ def refusal(spec: ShadowTopicSpec, source: str | None) -> tuple[str, str] | None
 
     :param source: the topic that ``spec.source`` stands for; None: it names a GeoTopic that is not there.
     """
-    if spec.auto_reset_backlog_entries:
-        return "NotSupported", "this version does not support autoResetBacklogEntries: remove it from the spec"
     if source is None:
         return "WaitingForSource", f"there is no GeoTopic {spec.source} in this namespace: create it"
     if source == spec.topic:
@@ -52,7 +50,8 @@ def plan(spec: ShadowTopicSpec, source: str, seen: Sequence[RegionSeen], history
             )
             problems.append((name, DISAPPEARED, text))
         elif region.topic is None:
-            changes.append(CreateShadow(name, topic, source, spec.hold_source_ledgers))
+            made = CreateShadow(name, topic, source, spec.hold_source_ledgers, spec.auto_reset_backlog_entries)
+            changes.append(made)
         elif region.topic.shadow is None or region.topic.shadow.source != source:
             what = "is no shadow" if region.topic.shadow is None else f"is a shadow of {region.topic.shadow.source}"
             text = f"{topic} exists in {name} and {what}: choose another name, or delete that topic"
@@ -60,6 +59,8 @@ def plan(spec: ShadowTopicSpec, source: str, seen: Sequence[RegionSeen], history
         else:
             if region.topic.shadow.holds != spec.hold_source_ledgers:
                 changes.append(HoldSourceLedgers(name, topic, spec.hold_source_ledgers))
+            if region.topic.shadow.reset_behind != spec.auto_reset_backlog_entries:
+                changes.append(AutoResetBacklog(name, topic, spec.auto_reset_backlog_entries))
             if not region.topic.shadow.connected:
                 problems.append((name, "SourceNotFound", f"{name} has no topic {source} now: the shadow waits for it"))
     return Plan(tuple(changes), tuple(problems))

@@ -159,9 +159,11 @@ class RegionClient:
                     await self._set_quotas(path, {})
                 case changes.RemovePolicy(policy=policy):
                     await self._call("DELETE", f"{path}/{policy}")
-                case changes.CreateShadow(source=source, holds=holds):
-                    shadow = {"topic": str(change.topic), "holdSourceLedgers": holds}
+                case changes.CreateShadow(source=source, holds=holds, reset_behind=behind):
+                    shadow = {"topic": str(change.topic), "holdSourceLedgers": holds, "autoResetBacklogEntries": behind}
                     await self._call("POST", f"{_topic_path(TopicName.parse(source))}/shadowTopics", shadow)
+                case changes.AutoResetBacklog(entries=entries):
+                    await self._call("PUT", f"{path}/properties", {"meridian.autoResetBacklogEntries": str(entries)})
                 case changes.HoldSourceLedgers(holds=holds):
                     await self._call("PUT", f"{path}/properties", {"meridian.holdSourceLedgers": str(holds).lower()})
                 case changes.Unlink(region=region):
@@ -297,6 +299,8 @@ def _shadow(found: Mapping[str, Any] | None) -> ShadowSeen | None:
         holds=bool(found["holdsSourceLedgers"]),
         backlog=int(found["backlog"]),
         gap=int(found["gapEntries"]),
+        reset_behind=int(found.get("autoResetBacklogEntries", 0)),  # older brokers have none
+        resets=int(found.get("autoResets", 0)),
     )
 
 

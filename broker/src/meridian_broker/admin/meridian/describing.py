@@ -211,6 +211,8 @@ def _shadow(admin: AdminState, name: TopicName, topics: list[Topic]) -> Json | N
         "connected": bool(views) and all(view.is_attached for view in views),
         "holdsSourceLedgers": record.holds,
         "gapEntries": sum(view.skipped_entries for view in views),
+        "autoResetBacklogEntries": record.reset_behind,
+        "autoResets": sum(view.resets for view in views),
         "backlog": sum(topic.log.distance(topic.needed_from(), topic.log.last_confirmed) for topic in topics),
     }
 

@@ -16,7 +16,7 @@ from aiohttp import web
 from meridian_broker.admin.elsewhere.parts import Part, ask_each, done_by
 from meridian_broker.admin.http.requests import Refused, answer, body, done, flag, properties, state, topic_of, truth
 from meridian_broker.metadata.errors import Invalid
-from meridian_broker.metadata.shadow_topics import HOLDS, SOURCE
+from meridian_broker.metadata.shadow_topics import HOLDS, RESETS, SOURCE
 from meridian_broker.topics.service import removal, shadow_topics
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.topic_name import TopicName, in_path
@@ -44,7 +44,9 @@ async def set_list(request: web.Request) -> web.Response:
 
 
 async def create(request: web.Request) -> web.Response:
-    """Make a shadow of the topic. The body is its name, or ``{"topic": name, "holdSourceLedgers": true}``."""
+    """Make a shadow of the topic. The body is its name, or an object.
+
+    The object has ``topic`` and, if wanted, ``holdSourceLedgers`` and ``autoResetBacklogEntries``."""
     source, given = await _source(request), await body(request)
     having: dict[str, str] = {}
     if isinstance(given, Mapping):
@@ -53,6 +55,10 @@ async def create(request: web.Request) -> web.Response:
         if not isinstance(holds, bool):
             raise Refused(400, f"holdSourceLedgers is {holds!r}: expected true or false")
         having[HOLDS] = str(holds).lower()
+        behind = given.get("autoResetBacklogEntries", 0)
+        if not isinstance(behind, int) or isinstance(behind, bool):
+            raise Refused(400, f"autoResetBacklogEntries is {behind!r}: expected a whole number")
+        having |= {RESETS: str(behind)} if behind else {}
         given = given.get("topic")
     if not isinstance(given, str):
         raise Refused(400, 'expected the name of the shadow, or {"topic": name, "holdSourceLedgers": true}')
@@ -131,8 +137,13 @@ async def changed_properties(request: web.Request, name: TopicName, added: Mappi
         return
     if gone == SOURCE or (wanted is not None and wanted != str(record.source)):
         raise Refused(412, f"{name} is a shadow of {record.source}, and stays one: delete it, and make another one")
+    changed: dict[str, Any] = {}
     if gone == HOLDS or HOLDS in added:
-        await shadow_topics.hold(opener, record.shadow, gone == HOLDS or truth(added[HOLDS], HOLDS))
+        changed["holds"] = gone == HOLDS or truth(added[HOLDS], HOLDS)
+    if gone == RESETS or RESETS in added:
+        changed["reset_behind"] = 0 if gone == RESETS else shadow_topics.checked_reset(str(added[RESETS]))
+    if changed:
+        await shadow_topics.change(opener, record.shadow, **changed)
 
 
 def check_not_shadow(request: web.Request, name: TopicName, doing: str) -> None:
@@ -144,6 +155,7 @@ def check_not_shadow(request: web.Request, name: TopicName, doing: str) -> None:
 
 def is_new_shadow(having: Mapping[str, str]) -> bool:
     """Whether these properties make a new topic a shadow. :raises Invalid: they are contradictory."""
-    if HOLDS in having and SOURCE not in having:
-        raise Invalid(f"property {HOLDS} is for shadows: {SOURCE} names their source")
+    for name in (HOLDS, RESETS):
+        if name in having and SOURCE not in having:
+            raise Invalid(f"property {name} is for shadows: {SOURCE} names their source")
     return SOURCE in having

@@ -133,6 +133,7 @@ class TopicStats:
                 "connected": topic.log.is_attached,
                 "holdsSourceLedgers": record.holds,
                 "gapEntries": topic.log.skipped_entries,
+                "autoResetBacklogEntries": record.reset_behind,
                 "autoResets": topic.log.resets,
             }
         }

@@ -79,7 +79,6 @@ class FollowedSource:
     def _new_log(self) -> FollowedLog:
         parts = self._parts
         made = FollowedLog(parts.region, parts.store, parts.scheduler, parts.log_limits, parts.cache)
-        made.reset_behind = parts.topic_limits.shadow_reset_backlog
         made.on_grown = self._wake
         return made
 
@@ -196,6 +195,7 @@ class FollowedSource:
         for _ in source.damage.restore(mends_of(record)):
             pass
         source.take(spans, record.last_own, record.last_origins)
+        source.reset_behind = self._reset_behind()
         await self._skip_gone()
         await source.advance()
         await self.compaction.take(record.compacted)
@@ -206,6 +206,13 @@ class FollowedSource:
                 termination.ended(shadow, end, self.ends)
         for shadow in list(self.shadows.open.values()):
             await self._answer(shadow)
+
+    def _reset_behind(self) -> int:
+        """The shadows read it together: it is read ahead for as far as one of them wants; 0: all of it."""
+        shadows, usual = self._parts.catalog.shadows, self._parts.topic_limits.shadow_reset_backlog
+        records = [shadows.find(topic_name.parse(name)) for name in self.shadows.open]
+        limits = [usual if record is None else record.reset_behind or usual for record in records]
+        return 0 if 0 in limits else max(limits, default=usual)
 
     async def _begin_again(self, why: str) -> None:
         """It is not the topic any more that was followed."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from meridian_broker.ledgers.scheduling import run_all
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotFound
-from meridian_broker.metadata.shadow_topics import HOLDS, SOURCE, ShadowRecord
+from meridian_broker.metadata.shadow_topics import HOLDS, RESET_MAX, RESETS, SOURCE, ShadowRecord
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.metadata.topic_records import TopicRecord
 from meridian_broker.topics import validation
@@ -62,7 +62,8 @@ async def create(
     holds = properties.get(HOLDS, "true").lower()
     if holds not in ("true", "false"):
         raise Invalid(f"property {HOLDS} is {properties[HOLDS]!r}: expected true or false")
-    record = ShadowRecord(shadow, source, holds == "true", listed, opener.parts.scheduler.now_ms())
+    now_ms, reset_behind = opener.parts.scheduler.now_ms(), checked_reset(properties.get(RESETS, "0"))
+    record = ShadowRecord(shadow, source, holds == "true", listed, now_ms, reset_behind)
     await as_stored(opener)
     _check_names(opener, record)
     count = await _partitions_of_source(opener, source)
@@ -187,12 +188,28 @@ async def set_list(opener: TopicOpener, source: TopicName, names: Sequence[str])
         await shadows.list_in_source(one.shadow, one.shadow in wanted)
 
 
-async def hold(opener: TopicOpener, shadow: TopicName, holds: bool) -> None:
-    """Whether its subscriptions keep ledgers of its source from now on. :raises NotFound: it is no shadow."""
+async def change(
+    opener: TopicOpener, shadow: TopicName, *, holds: bool | None = None, reset_behind: int | None = None
+) -> None:
+    """What is on record of it from now on. None: as it is.
+
+    :param holds: whether its subscriptions keep ledgers of its source.
+    :param reset_behind: see ``ShadowRecord``.
+    :raises NotFound: it is no shadow.
+    """
     record = opener.parts.catalog.shadows.find(shadow)
     if record is None:
         raise NotFound(f"{shadow} is not a shadow topic")
-    await opener.parts.catalog.shadows.put(replace(record, holds=holds))
+    holds = record.holds if holds is None else holds
+    reset_behind = record.reset_behind if reset_behind is None else reset_behind
+    await opener.parts.catalog.shadows.put(replace(record, holds=holds, reset_behind=reset_behind))
+
+
+def checked_reset(text: str) -> int:
+    """The value of the property ``RESETS``. :raises Invalid: it is none."""
+    if not (text.isascii() and text.isdigit() and len(text) <= len(str(RESET_MAX)) and int(text) <= RESET_MAX):
+        raise Invalid(f"property {RESETS} is {text[:40]!r}: expected a whole number, 0 to {RESET_MAX}")
+    return int(text)
 
 
 # -- deleting ------------------------------------------------------------------------------------------------------
