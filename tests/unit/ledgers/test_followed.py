@@ -7,7 +7,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from meridian_broker.engines.memory.ledgers import MemoryLedgerStore
 from meridian_broker.ledgers.chapters import CacheBudget, LogLimits
@@ -147,8 +147,14 @@ async def all_of(log: TopicLog) -> list[Position]:
     return [position for position, _ in await everything(log)]
 
 
+EMPTIED = [("own", 1), ("reopen", 0), *[("own", 1)] * 3, ("own", 4), ("look", 0), ("trim", 7), ("reopen", 0)]
+"""Nothing that was followed is there any more, and no ledger is on record."""
+
+
 @settings(max_examples=150, deadline=None)
 @given(steps, st.sampled_from([0, 1, 3]))
+@example(EMPTIED, 0)
+@example([*EMPTIED, ("look", 0), ("own", 9), ("look", 0), ("own", 3)], 0)
 def test_it_is_the_same_log_whenever_it_looks(done: list[tuple[str, int]], reset_behind: int) -> None:
     async def story() -> None:
         scheduler = LoopScheduler()

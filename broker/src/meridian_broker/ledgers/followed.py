@@ -77,7 +77,7 @@ class FollowedLog(TopicLog):
     def fits(self, spans: Sequence[Span]) -> bool:
         """Whether a record can be a later one of the same log: otherwise, the topic was made again or went back."""
         listed = {span.ledger_id: span for span in spans}
-        first = spans[0].ledger_id if spans else -1
+        first = self._first_of(spans)
         for chapter in self._chapters:
             span = listed.get(chapter.ledger_id)
             if span is None and chapter.ledger_id >= first:
@@ -105,18 +105,28 @@ class FollowedLog(TopicLog):
     @property
     def gone(self) -> Position | None:
         """The last entry of the ledgers that the record does not list any more; None: it lists all."""
-        first = self._recorded[0].ledger_id if self._recorded else -1
+        first = self._first_of(self._recorded)
         going = [chapter for chapter in self._chapters if chapter.ledger_id < first]
         return Position(going[-1].ledger_id, max(going[-1].entries - 1, 0)) if going else None
 
     def forget_gone(self) -> None:
         """Nobody needs the ledgers any more that the record does not list."""
-        first = self._recorded[0].ledger_id if self._recorded else -1
+        first = self._first_of(self._recorded)
         count = sum(chapter.ledger_id < first for chapter in self._chapters)
+        if count == len(self._chapters):
+            self.stop_following()
+            self._forget_tail()
+            self._index = None
         del self._chapters[:count]
         del self._ids[:count]
         if count:
             self.damage.forget_below(first)
+
+    def _first_of(self, spans: Sequence[Span]) -> int:
+        """The first ledger that is still there; none listed: all that were are gone."""
+        if spans:
+            return spans[0].ledger_id
+        return self._ids[-1] + 1 if self._ids else 0
 
     # -- reading on ----------------------------------------------------------------------------------------------
 
