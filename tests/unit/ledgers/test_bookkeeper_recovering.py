@@ -74,14 +74,54 @@ def test_an_empty_ledger_is_closed_without_entries() -> None:
 def test_what_anybody_has_is_added_again_and_the_length_is_its_own() -> None:
     stage = Stage()
     stage.fence(a=stored(3, 1), b=stored(2, 0))
-    assert (("c", 1) in stage.ask.told) and (("c", 0) not in stage.ask.told)
+    assert stage.ask.told.keys() - {("c", LAST_ENTRY)} == {("a", 1), ("a", 4), ("b", 4), ("c", 4)}
     stage.ask.say("a", 1, stored(1))
-    stage.ask.say("c", 2, stored(2))
-    stage.ask.say("b", 3)
-    stage.ask.say("c", 3)
+    assert sorted(stage.link.sent) == [(bookie, entry) for bookie in "abc" for entry in (2, 3)]
+    stage.ask.say("b", 4)
+    stage.ask.say("c", 4)
     assert stage.told == []
     stage.add("a", "c")
+    assert (stage.closed.last_entry, stage.closed.length) == (3, 4)
+
+
+@pytest.mark.parametrize("said", ["absent", "damaged", "nothing"])
+def test_a_bookie_that_does_not_return_what_it_should_have_leaves_it_to_the_others(said: str) -> None:
+    stage = Stage()
+    stage.fence(a=stored(2, -1), b=None)
+    assert {bookie for bookie, entry in stage.ask.told if entry == 0} == {"a"}
+    if said == "nothing":
+        stage.ask.pass_time()
+    else:
+        stage.ask.say("a", 0, *([stored(0)[:-1] + b"?"] if said == "damaged" else []))
+    assert {bookie for bookie, entry in stage.ask.told if entry == 0} >= {"b", "c"}
+    stage.ask.say("c", 0, stored(0))
+    stage.ask.say("a", 1, stored(1))
+    stage.add("a", "c")
+    for bookie in "bc":
+        stage.ask.say(bookie, 3)
     assert (stage.closed.last_entry, stage.closed.length) == (2, 3)
+
+
+def test_what_one_bookie_has_last_is_added_even_if_no_other_has_anything() -> None:
+    """And asked for behind that, in ever more steps as long as any is found: nobody knows how far the third one got."""
+    stage = Stage()
+    stage.fence(a=stored(0, -1), b=None)
+    assert stage.link.taken() == [("a", 0), ("b", 0), ("c", 0)]
+    assert {entry for _, entry in stage.ask.told} == {LAST_ENTRY, 1}
+    stage.ask.say("c", 1, stored(1))
+    assert {entry for _, entry in stage.ask.told} == {LAST_ENTRY, 1, 2, 3}
+
+
+def test_behind_an_entry_that_too_few_can_have_nothing_is_added() -> None:
+    stage = Stage()
+    stage.fence(a=stored(3, -1), b=None)
+    stage.ask.say("a", 0, stored(0))
+    for bookie in "ab":
+        stage.ask.say(bookie, 1)
+    stage.ask.say("a", 2, stored(2))
+    assert {entry for _, entry in stage.link.sent} == {0}
+    stage.add("a", "b")
+    assert stage.closed.last_entry == 0
 
 
 def test_an_entry_of_the_earlier_writer_that_is_refused_late_does_not_end_the_recovery() -> None:
@@ -89,7 +129,6 @@ def test_an_entry_of_the_earlier_writer_that_is_refused_late_does_not_end_the_re
     stage = Stage()
     stage.fence(a=stored(1, 0), b=stored(1, 0))
     stage.ask.say("a", 0, stored(0))
-    stage.ask.say("a", 1, stored(1))
     stage.recovering.answered("c", 1, Code.FENCED)
     assert stage.told == []
     stage.add("a", "b")
@@ -135,19 +174,17 @@ def test_a_bookie_that_came_during_the_recovery_is_not_asked_what_it_never_got()
     stage.ask.say("a", 0, stored(0))
     assert stage.recovering.adding is not None
     stage.recovering.adding.lost("b", "gone")
+    stage.ask.say("a", 1, stored(1))
+    assert {bookie for bookie, entry in stage.ask.told if entry > 2} == {"a", "b", "c"}
     stage.add("a", "d")
-    asked = {bookie for bookie, _ in stage.ask.told}
-    assert asked == {"a", "b", "c"}
-    for entry in (1, 2):
-        stage.ask.say("a", entry)
-        stage.ask.say("c", entry)
-    assert stage.closed.segments == (Segment(0, ("a", "d", "c")),)
+    for bookie in "ac":
+        stage.ask.say(bookie, 2)
+    assert stage.closed.segments == (Segment(0, ("a", "d", "c")),) and stage.closed.last_entry == 1
 
 
 def test_a_segment_that_stayed_empty_is_not_written() -> None:
     stage = Stage(OPEN, 2, "d")
     stage.fence(a=stored(0, -1), b=None)
-    stage.ask.say("a", 0, stored(0))
     stage.add("a", "b")
     assert stage.recovering.adding is not None
     stage.recovering.adding.lost("b", "gone")
@@ -159,8 +196,8 @@ def test_a_segment_that_stayed_empty_is_not_written() -> None:
 def test_a_confirmed_entry_that_nobody_has_stops_the_recovery() -> None:
     stage = Stage()
     stage.fence(a=stored(5, 4), b=None)
-    stage.ask.say("b", 4)
-    stage.ask.say("c", 4)
+    for bookie in "abc":
+        stage.ask.say(bookie, 4)
     assert "was confirmed, and none of its bookies has it" in str(stage.error)
 
 

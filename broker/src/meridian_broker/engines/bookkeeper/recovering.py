@@ -4,25 +4,27 @@
 1. The metadata becomes IN_RECOVERY, with the new owner's epoch: the writer can no longer change the ensemble.
 2. The bookies of the last segment are *fenced*: they refuse the writer's adds. Once fewer than an ack quorum are left
    unfenced, the writer can confirm nothing more. The LACs in their last entries show what was surely confirmed.
-3. After that, each entry is read from all its bookies. One that any bookie has may have been confirmed: the same bytes
-   are added again until an ack quorum has them. The first entry that so many bookies lack that no ack quorum can have
-   it was not confirmed, and neither was any later one: the ledger ends there. If neither is certain, the bookies are
-   asked again; nothing is ever guessed.
+3. After that, each later entry is read. One that any bookie has may have been confirmed: the same bytes are added again
+   until an ack quorum has them. The first entry that so many bookies lack that no ack quorum can have it was not
+   confirmed, and neither was any later one: the ledger ends there. If neither is certain, the bookies are asked again;
+   nothing is ever guessed.
 4. The metadata becomes CLOSED, with the last entry.
 
-Each of these reads fences its bookie as well, so a bookie that lacked an entry never gets it from the writer later.
+Bookies do most of a recovery's work, so they are asked little: the last entries that they returned in step 2 are not
+read again, those before them are read from one bookie first, and only one entry behind them from all, which most often
+shows the end. Each read fences its bookie as well, so one that lacked an entry never gets it from the writer later.
 Bookies lost during recovery are replaced in memory, and the metadata is written with step 4. Reads go to the bookies
 that the metadata named at the beginning, because a replacement lacks entries for another reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import partial
 from typing import Final
 
 from meridian_broker.engines.bookkeeper.adding import Adding
-from meridian_broker.engines.bookkeeper.entries import EntryDamaged, StoredEntry, parse_entry
+from meridian_broker.engines.bookkeeper.entries import EntryDamaged, parse_entry
 from meridian_broker.engines.bookkeeper.ledger_metadata import LedgerMetadata, LedgerState
 from meridian_broker.engines.bookkeeper.packets import LAST_ENTRY, Answer, Code, Flags, add_request, master_key
 from meridian_broker.engines.bookkeeper.ports import (
@@ -33,13 +35,12 @@ from meridian_broker.engines.bookkeeper.ports import (
     Packet,
     Versioned,
 )
+from meridian_broker.engines.bookkeeper.question import ABSENT, Found, Question
 from meridian_broker.engines.bookkeeper.updating import Updating
 from meridian_broker.ledgers.store import LedgerError, LedgerFenced, LedgerUnreadable
 
-WINDOW_FIRST: Final = 3
-"""Entries read at first: the LAC, the entry that reported it, and the one after it. Most ledgers end there."""
-WINDOW_MAX: Final = 256
-"""Entries read at once later."""
+WINDOW: Final = 256
+"""Entries read at once."""
 WINDOW_BYTES: Final = 8 << 20
 """Bytes of entries that were read and are not yet on an ack quorum again."""
 ASK_AGAIN_MS: Final = 300
@@ -49,43 +50,6 @@ STARTS_MAX: Final = 5
 """How often it may start, counting restarts because another client changed the metadata."""
 
 _FENCING: Final = Flags.FENCE | Flags.HIGH_PRIORITY
-_ABSENT: Final = frozenset({Code.NO_ENTRY, Code.NO_LEDGER})
-
-
-class _Question:
-    """One entry, read from its bookies until it is found or certainly not confirmed."""
-
-    __slots__ = ("_lack", "_needed", "asked", "found", "waiting")
-
-    def __init__(self, bookies: tuple[str, ...], ack_quorum: int) -> None:
-        self.asked = 0
-        self.waiting = set(bookies)
-        """Bookies that have not yet said whether they have it."""
-        self._lack: set[str] = set()
-        self._needed = len(bookies) - ack_quorum + 1
-        self.found: tuple[StoredEntry, bytes] | None = None
-
-    @property
-    def is_absent(self) -> bool:
-        """No ack quorum can have it."""
-        return self.found is None and len(self._lack) >= self._needed
-
-    @property
-    def is_answered(self) -> bool:
-        return self.found is not None or self.is_absent
-
-    def take(self, ledger: int, entry: int, bookie: str, answer: Answer) -> bool:
-        """Note a bookie's answer. Returns whether the question is answered now."""
-        if answer.code in _ABSENT:
-            self.waiting.discard(bookie)
-            self._lack.add(bookie)
-        elif answer.code == Code.OK and self.found is None:
-            try:
-                self.found = parse_entry(ledger, answer.bodies[0], entry), answer.bodies[0]
-            except EntryDamaged:
-                return False  # neither found nor absent: the bookie did store it
-            self.waiting.discard(bookie)
-        return self.is_answered
 
 
 class Recovering:
@@ -127,9 +91,11 @@ class Recovering:
         """Begin, or start over: everything but the fences on the bookies is forgotten."""
         self._starts += 1
         self.adding = None
-        self._questions: dict[int, _Question] = {}
+        self._questions: dict[int, Question] = {}
         self._unfenced: set[str] = set()
         self._heard = -1
+        self._last_entries: dict[int, Found] = {}
+        self._furthest = ""
         known, self._known = self._known, None
         Updating(self.ledger, self._metadata_port, known, self._begin, self._begun).start()
 
@@ -227,10 +193,15 @@ class Recovering:
             return
         if answer.code == Code.OK:
             try:
-                self._heard = max(self._heard, parse_entry(self.ledger, answer.bodies[0]).last_confirmed)
+                last = parse_entry(self.ledger, answer.bodies[0])
             except EntryDamaged:
                 pass  # the bookie is fenced; the other bookies, or step 3, show how far the writer got
-        elif answer.code not in _ABSENT:
+            else:
+                self._heard = max(self._heard, last.last_confirmed)
+                if last.entry > max(self._last_entries, default=-1):
+                    self._furthest = bookie
+                self._last_entries[last.entry] = last, answer.bodies[0]
+        elif answer.code not in ABSENT:
             return
         self._unfenced.discard(bookie)
         if len(self._unfenced) < self._working.ack_quorum:
@@ -245,28 +216,38 @@ class Recovering:
             now_ms=self._now_ms,
         )
         self._end: int | None = None
-        self._window = WINDOW_FIRST
+        self._newest = max(self._heard, *self._last_entries, -1)
+        """The newest entry that a bookie is known to have."""
+        self._beyond = 1
+        """How many entries after it are asked for."""
         self._window_bytes = 0
         self._length = 0
         # The last entry known to be confirmed shows the ledger's length so far; it is not added again.
         self._next_question = max(self._heard, 0)
-        self._next_add = self._heard + 1
-        self._ask_more()
+        self._go_on()
 
     # -- 3: find, and add again ----------------------------------------------------------------------------------
 
     def _ask_more(self) -> None:
         """Ask for more entries once half of those asked for are found: the rest may already show the end."""
-        if len(self._questions) > self._window // 2:
+        if len(self._questions) > WINDOW // 2:
             return
         while (
             self._end is None
-            and len(self._questions) < self._window
+            and len(self._questions) < WINDOW
+            and self._next_question <= self._newest + self._beyond
             and (self._window_bytes < WINDOW_BYTES or not self._questions)
         ):
             entry = self._next_question
             self._next_question += 1
-            self._questions[entry] = _Question(self._stored.metadata.bookies_of(entry), self._working.ack_quorum)
+            question = Question(self._stored.metadata.bookies_of(entry), self._working.ack_quorum)
+            self._questions[entry] = question
+            if (found := self._last_entries.get(entry)) is not None:
+                question.found = found
+                self._window_bytes += len(found[1])
+                continue
+            if entry < self._newest and self._furthest in question.waiting:
+                question.alone = self._furthest
             self._ask_for(self._starts, entry)
 
     def _ask_for(self, start: int, entry: int) -> None:
@@ -277,9 +258,15 @@ class Recovering:
         if question.asked > ASKED_MAX:
             self.stop(self._unknown(f"{', '.join(sorted(question.waiting))} did not say", f"asked for entry {entry}"))
             return
-        for bookie in sorted(question.waiting):
-            self._ask.read(bookie, entry, _FENCING, partial(self._answered, start, entry, bookie))
+        if question.asked > 1:
+            question.alone = ""
+        self._read(entry, {question.alone} if question.alone else question.waiting)
         self._ask.later(ASK_AGAIN_MS, partial(self._ask_for, start, entry))
+
+    def _read(self, entry: int, bookies: Set[str]) -> None:
+        start = self._starts
+        for bookie in sorted(bookies):
+            self._ask.read(bookie, entry, _FENCING, partial(self._answered, start, entry, bookie))
 
     def _answered(self, start: int, entry: int, bookie: str, answer: Answer) -> None:
         question = None if self._is_over(start) else self._questions.get(entry)
@@ -288,23 +275,38 @@ class Recovering:
         if question.take(self.ledger, entry, bookie, answer):
             if question.found is not None:
                 self._window_bytes += len(question.found[1])
+                if entry > self._newest:
+                    self._newest, self._beyond = entry, min(self._beyond * 2, WINDOW)
             self._go_on()
+        elif bookie == question.alone:
+            question.alone = ""
+            self._read(entry, question.waiting - {bookie})
 
     def _go_on(self) -> None:
-        """Add what was found, in order, up to the end."""
+        """Add what was found, in order, up to the end, and ask for more before that."""
+        asked = -1
+        while asked < self._next_question and not self._is_done:
+            asked = self._next_question
+            self._add_found()
+            if self._end is None and not self._is_done:
+                self._ask_more()
+
+    def _add_found(self) -> None:
         adding = self.adding
         assert adding is not None
-        while self._end is None and self._questions:
+        while self._questions:
             entry = next(iter(self._questions))
             question = self._questions[entry]
             if not question.is_answered:
-                break
+                return
             if question.found is None:
                 if entry <= self._heard:
                     self.stop(self._lost(entry))
                     return
                 self._end = entry - 1
-                break
+                self._questions.clear()
+                adding.when_idle(partial(self._close, self._starts))
+                return
             stored, body = question.found
             self._length = stored.length
             del self._questions[entry]
@@ -313,22 +315,14 @@ class Recovering:
             else:
                 head = add_request(self._key, len(body), Flags.RECOVERY | Flags.HIGH_PRIORITY)
                 adding.add(Packet(head, body), partial(self._added, len(body)))
-        if self._is_done:
-            return
-        if self._end is not None:
-            self._questions.clear()
-            adding.when_idle(partial(self._close, self._starts))
-        else:
-            self._ask_more()
 
     def _added(self, size: int, outcome: int | LedgerError) -> None:
         if isinstance(outcome, LedgerError):
             self.stop(outcome)
             return
         self._window_bytes -= size
-        self._window = min(self._window * 2, WINDOW_MAX)
         if self._end is None and not self._is_done:
-            self._ask_more()
+            self._go_on()
 
     def _store_ensemble(self, first: int, ensemble: tuple[str, ...]) -> None:
         assert self.adding is not None
