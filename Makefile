@@ -36,7 +36,8 @@ test: setup ## unit, simulation, integration and scenario tests, JOBS=5 files at
 	    tests/simulation tests/scenarios tests/integration tests/unit
 
 .PHONY: interop
-interop: setup ## the official Go and Java clients, where Go or Java and Maven are; INTEROP_PULSAR_URL: a Pulsar to compare
+interop: setup ## the official Go and Java clients, an Apache Pulsar as a region; INTEROP_PULSAR_URL: a Pulsar to compare
+	@if command -v java && command -v mvn; then scripts/pulsar $(MERIDIAN_PULSAR); fi >/dev/null
 	@$(BIN)/python -m pytest -rs tests/interop $(if $(INTEROP_PULSAR_URL),tests/integration/test_protocol_answers.py)
 
 .PHONY: bookkeeper

@@ -11,7 +11,8 @@ from typing import Any
 from meridian_broker.gateway.client_errors import ConnectionLost
 from meridian_broker.gateway.client_options import ClientOptions, peer_options
 from meridian_broker.gateway.links import Backoff, PeerLinks, Send
-from meridian_broker.gateway.replication import ReplicatorRunner
+from meridian_broker.gateway.pulsar_admin import PulsarAdmin
+from meridian_broker.gateway.replication import PulsarRegions, ReplicatorRunner
 from meridian_broker.ledgers.throttling import Rate
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST, Position
@@ -84,6 +85,11 @@ class Source(LocalLog):
         self._watchers.append(callback)
         return lambda: self._watchers.remove(callback)
 
+    def reached(self, _remote: str) -> tuple[Position, Position]:
+        return EARLIEST, EARLIEST
+
+    def served(self, _remote: str, _scanned: Position, _chain: Position) -> None: ...
+
     def replicated_to(self, remote: str, position: Position) -> None:
         self.confirmed[remote] = position
 
@@ -145,6 +151,7 @@ async def running(*servers: ToyServer) -> AsyncIterator[ReplicatorRunner]:
         lambda region: (servers[0].url, None) if region == REMOTE else None,
         OPTIONS,
         calls_as(LOCAL, "http://127.0.0.1:1"),
+        PulsarRegions(lambda _: False, OPTIONS, PulsarAdmin(lambda _: None, None, None)),
         jitter=lambda: 0.0,
         now_ms=lambda: 1000,
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sqlite3
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -174,6 +175,7 @@ def progress_records() -> dict[Kind, bytes]:
         Kind.FLOORS: whole,
         Kind.ACKED_BY_MANY: b"\0\x05delta\0\x07billing\0\x05audit",
         Kind.LOST: Loss(7, 3, TIME_MS, ("billing",), in_doubt=True).encode(),
+        Kind.PULSAR: struct.pack(">Bqqqqqqqq", 1, 9, 4, 9, 3, 5, 7, 10, 0),
         Kind.VOTES: b'{"eu-central":["eu-central#7",3,6000],"us-east":["us-west#12",9,0]}',
     }
 

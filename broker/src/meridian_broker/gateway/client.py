@@ -319,7 +319,11 @@ class PulsarClientConnection(ClientWire):
         elif kind == _T.CONNECTED:
             self._shake(message)
         elif kind == _T.AUTH_CHALLENGE and self.options.peer is None:
-            answer = pb.AuthData(auth_method_name=self.options.auth_method, auth_data=self.options.auth_data)
+            try:
+                answer = self._credentials()
+            except OSError as error:
+                self.fail(ConnectionLost(f"the token for {self.url} cannot be read: {error.strerror}"))
+                return
             response = pb.CommandAuthResponse(client_version=self.options.client_version, response=answer)
             self.write([encode.simple(_T.AUTH_RESPONSE, response)])
         elif kind == _T.CLOSE_PRODUCER:
@@ -332,6 +336,11 @@ class PulsarClientConnection(ClientWire):
                 consumer.consumer_closed(f"{self.url} closed the consumer: its topic is moving or closing")
         elif self._on_command is not None:
             self._on_command(kind, message)
+
+    def _credentials(self) -> pb.AuthData:
+        if self.options.token is not None:
+            return pb.AuthData(auth_method_name="token", auth_data=self.options.token())
+        return pb.AuthData(auth_method_name=self.options.auth_method, auth_data=self.options.auth_data)
 
     def _refused(self, error: pb.CommandError) -> None:
         refused = RequestRefused(error.error, error.message)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import urlsplit
@@ -24,6 +25,10 @@ class ClientOptions:
     auth_method: str | None = None
     auth_data: bytes | None = None
     """Never logged."""
+    token: Callable[[], bytes] | None = None
+    """Returns the token to connect with, instead of ``auth_data``. May raise ``OSError``."""
+    is_replicator: bool = False
+    """Connect to a region of Apache Pulsar, to replicate to it."""
     peer: PeerIdentity | None = None
     """Connect as a broker of this region, to one of another region; None: as a client."""
     answerer: str = ""
@@ -66,3 +71,8 @@ def split_url(url: str) -> list[tuple[str, int, bool]]:
 def peer_options(identity: PeerIdentity, base: ClientOptions | None = None) -> ClientOptions:
     """Options of connections to brokers of other regions. ``towards`` selects the region."""
     return replace(base or ClientOptions(), peer=identity, keep_alive=PEER_KEEP_ALIVE_SECONDS)
+
+
+def pulsar_options(token: Callable[[], bytes] | None, base: ClientOptions) -> ClientOptions:
+    """Options of replicators' connections to regions of Apache Pulsar. :param token: see ``ClientOptions``."""
+    return replace(base, token=token, is_replicator=True)

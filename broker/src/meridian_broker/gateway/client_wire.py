@@ -37,6 +37,8 @@ class ClientWire(asyncio.Protocol):
         self.max_message_size = 0
         self.peer_version = 0
         """Version of the peer protocol that the other side announced; 0: it is not a Meridian broker."""
+        self.names_sources = False
+        """Receipts of a replicator's producer name an entry by its source position, not by its sequence id."""
         self.is_proven = False
         """Whether the other side has proven to be the region that we intended to reach."""
         self._proven_secret = b""
@@ -160,6 +162,7 @@ class ClientWire(asyncio.Protocol):
             protocol_version=PROTOCOL_VERSION,
             feature_flags=pb.FeatureFlags(
                 supports_get_partitioned_metadata_without_auto_creation=True,
+                supports_repl_dedup_by_lid_and_eid=self.options.is_replicator,
                 peer_protocol_version=None if self.options.peer is None else PEER_PROTOCOL_VERSION,
             ),
         )
@@ -172,6 +175,12 @@ class ClientWire(asyncio.Protocol):
             self._dialling = self.options.peer.dial(self.options.answerer, binding)
             connect.auth_method_name = PEER_AUTH_METHOD
             connect.auth_data = self._dialling.opening()
+        elif self.options.token is not None:
+            try:
+                connect.auth_method_name, connect.auth_data = "token", self.options.token()
+            except OSError as error:
+                self.fail(ConnectionLost(f"the token for {self.url} cannot be read: {error.strerror}"))
+                return
         elif self.options.auth_method is not None:
             connect.auth_method_name = self.options.auth_method
             connect.auth_data = self.options.auth_data or b""
@@ -263,6 +272,8 @@ class ClientWire(asyncio.Protocol):
         if connected.max_message_size > 0:
             self.max_message_size = connected.max_message_size
             self._decoder.max_frame_bytes = max(connected.max_message_size, MESSAGE_BYTES) + FRAME_PADDING_BYTES
+        flags = connected.feature_flags
+        self.names_sources = self.options.is_replicator and flags.supports_repl_dedup_by_lid_and_eid
         self.peer_version = min(connected.feature_flags.peer_protocol_version, PEER_PROTOCOL_VERSION)
         if not self._connected.done():
             self._connected.set_result(None)

@@ -173,7 +173,7 @@ class Link:
         self._url = place[0]
         connection = await PulsarClientConnection.connect(self._url, self._options, on_command=self._on_command)
         try:
-            self.is_foreign = not connection.is_proven
+            self.is_foreign = self._options.peer is not None and not connection.is_proven
             if self.is_foreign:
                 raise ConnectFailed(f"{self._url} is {connection.server_version}, not a Meridian broker")
             self.connection, self.problem = connection, None

@@ -57,7 +57,7 @@ class RemoteBrokers:
             if known is None or not known.is_open:
                 self._others = {key: one for key, one in self._others.items() if one.is_open}
                 known = await PulsarClientConnection.connect(url, self._options)
-                if not known.is_proven:
+                if self._options.peer is not None and not known.is_proven:
                     await known.close()
                     raise ConnectionLost(f"{url} is {known.server_version}, not a Meridian broker")
                 self._others[url] = known

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meridian_broker.gateway.client_errors import ClientError, RequestRefused
 from meridian_broker.gateway.links import Backoff, Resolver
+from meridian_broker.gateway.pulsar_admin import PulsarAdmin
+from meridian_broker.gateway.pulsar_run import PulsarRun
 from meridian_broker.gateway.region_calls import RegionCalls
 from meridian_broker.gateway.remote_admin import OtherKindThere, RemoteAdmin
 from meridian_broker.gateway.remote_brokers import RemoteBrokers
 from meridian_broker.gateway.replicator_run import ReplicatorRun, partitioned_topic
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from meridian_broker.replication.entries.pulsar_replicator import PulsarReplicator
 from meridian_broker.replication.entries.replicator import QUEUE_SIZE, Replicator
 from meridian_broker.topics.backfill.questions import Feed, Found, HasOtherKind, NotWanted, PeerAway, Want
 from meridian_broker.topics.errors import OtherKind
@@ -42,6 +45,16 @@ ASK_SECONDS: Final = 5.0
 """Longest wait for entries that another region is asked for. Producers of a topic wait for its first answers."""
 
 
+class PulsarRegions(NamedTuple):
+    """How regions that run Apache Pulsar are reached."""
+
+    has: Callable[[str], bool]
+    """Whether a region is one of them."""
+    options: ClientOptions
+    """From ``client_options.pulsar_options``."""
+    admin: PulsarAdmin
+
+
 class ReplicatorRunner:
     """Owns every replicator of this broker."""
 
@@ -51,6 +64,7 @@ class ReplicatorRunner:
         resolve: Resolver,
         options: ClientOptions,
         calls: RegionCalls,
+        pulsar: PulsarRegions,
         *,
         jitter: Callable[[], float],
         now_ms: Callable[[], int],
@@ -61,6 +75,7 @@ class ReplicatorRunner:
         :param resolve: region -> (service URL, admin URL), asked at each attempt.
         :param options: from ``client_options.peer_options``.
         :param calls: to the remotes' admin REST.
+        :param pulsar: those that run Apache Pulsar.
         """
         self._resolve = resolve
         self._options = options
@@ -69,6 +84,7 @@ class ReplicatorRunner:
         self._region = region
         self._queue_size = queue_size
         self._admin = RemoteAdmin(calls)
+        self._pulsar = pulsar
         self._remotes: dict[str, RemoteBrokers] = {}
         self._running: dict[str, dict[str, ReplicatorRun]] = {}
         self._linked: frozenset[str] = frozenset()
@@ -80,21 +96,27 @@ class ReplicatorRunner:
         if remote in runs:
             return
         place = self._used(remote)
-        core = Replicator(
-            topic.name,
-            topic.region,
-            remote,
-            topic.incarnation,
-            queue_size=self._queue_size,
-            own_before=topic.own_before,
-            came_back=topic.came_back,
-            last_marker=topic.last_marker,
-        )
+        core: Replicator
+        about = (topic.name, topic.region, remote, topic.incarnation)
+        if self._pulsar.has(remote):
+            core = PulsarReplicator(
+                *about, queue_size=self._queue_size, own_before=topic.own_before, came_back=topic.came_back
+            )
+        else:
+            core = Replicator(
+                *about,
+                queue_size=self._queue_size,
+                own_before=topic.own_before,
+                came_back=topic.came_back,
+                last_marker=topic.last_marker,
+            )
         if (skipped := topic.skipped_for(remote)) is not None:
             core.skip(skipped)
-        runs[remote] = ReplicatorRun(
-            topic, core, place, self._admin, Backoff(self._jitter, last=LAST_DELAY), self._now_ms
-        )
+        backoff = Backoff(self._jitter, last=LAST_DELAY)
+        if isinstance(core, PulsarReplicator):
+            runs[remote] = PulsarRun(topic, core, place, self._admin, self._pulsar.admin, backoff, self._now_ms)
+        else:
+            runs[remote] = ReplicatorRun(topic, core, place, self._admin, backoff, self._now_ms)
 
     def stop(self, topic_name: str, remote: str | None = None) -> asyncio.Future[None]:
         """Stop replicating a topic, to one remote or to all. Effective at once; await the result for its end."""
@@ -254,7 +276,8 @@ class ReplicatorRunner:
         """The connections to a region, with one more user."""
         place = self._remotes.get(region)
         if place is None:
-            place = self._remotes[region] = RemoteBrokers(region, self._resolve, self._options, self._jitter)
+            options = self._pulsar.options if self._pulsar.has(region) else self._options
+            place = self._remotes[region] = RemoteBrokers(region, self._resolve, options, self._jitter)
         place.users += 1
         return place
 

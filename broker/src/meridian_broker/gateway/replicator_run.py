@@ -114,7 +114,10 @@ class ReplicatorRun:
     # -- callbacks of the connection --------------------------------------------------------------------------------
 
     def receipt(self, receipt: pb.CommandSendReceipt) -> None:
-        if not self._core.receipt(receipt.sequence_id):
+        self._received(self._core.receipt(receipt.sequence_id))
+
+    def _received(self, is_expected: bool) -> None:
+        if not is_expected:
             self.producer_closed(self._core.last_error or "unexpected receipt")
         elif not self._receipts:
             self._receipts = True

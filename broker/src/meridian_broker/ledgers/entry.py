@@ -49,6 +49,9 @@ EXTRA_DELIVER_AT: Final = 2
 EXTRA_KEPT: Final = 3
 """In a compacted view, of a batch that lost messages: the bits of those that are left, least significant byte first."""
 
+EXTRA_CAME_FROM: Final = 5
+"""i64 ledger, i64 entry, region name: a message of a region of Apache Pulsar, which has no common origin (R2), and its
+position there; -1: unknown."""
 EXTRA_REPLACES: Final = 4
 """i64 ledger, i64 entry: a marker whose body is the entry that the disk damaged there, in its stored form."""
 
@@ -122,6 +125,9 @@ class EntryHeader(NamedTuple):
     """Bits of the messages that compaction left in a batch; None: all."""
     replaces: Position | None = None
     """The damaged entry that the body is put in place of."""
+    came_from: tuple[str, Position] | None = None
+    """The region of Apache Pulsar that sent it, and its position there (``EARLIEST``: unknown); None: no such region.
+    """
 
     @property
     def is_marker(self) -> bool:
@@ -188,9 +194,16 @@ def pack_foreign(header: EntryHeader) -> bytes:
     )
 
 
-def pack_extras(replicate_to: tuple[str, ...] | None, deliver_at_ms: int | None) -> bytes:
+def pack_extras(
+    replicate_to: tuple[str, ...] | None,
+    deliver_at_ms: int | None,
+    came_from: tuple[str, Position] | None = None,
+) -> bytes:
     """The optional fields; empty for an entry that has none of them, which is nearly all."""
     extras = b""
+    if came_from is not None:
+        told = _PLACE.pack(*came_from[1]) + came_from[0].encode()
+        extras += _EXTRA.pack(EXTRA_CAME_FROM, len(told)) + told
     if replicate_to is not None:
         joined = ",".join(replicate_to).encode()
         extras += _EXTRA.pack(EXTRA_REPLICATE_TO, len(joined)) + joined
@@ -218,7 +231,7 @@ def unpack(entry: bytes) -> EntryHeader:
                 f"entry format {version}: this broker reads format {FORMAT_VERSION} only; a newer broker wrote it, "
                 "start that version again"
             )
-        region = origin = replicate_to = deliver_at = kept = replaces = None
+        region = origin = replicate_to = deliver_at = kept = replaces = came_from = None
         at = HEADER.size
         if flags & FOREIGN:
             ledger, number, length = _FOREIGN.unpack_from(entry, at)
@@ -236,6 +249,9 @@ def unpack(entry: bytes) -> EntryHeader:
                 kept = int.from_bytes(entry[at : at + length], "little")
             elif kind == EXTRA_REPLACES:
                 replaces = Position(*_PLACE.unpack_from(entry, at))
+            elif kind == EXTRA_CAME_FROM:
+                source = Position(*_PLACE.unpack_from(entry, at))
+                came_from = str(entry[at + _PLACE.size : at + length], "utf-8"), source
             at += length
     except (struct.error, UnicodeDecodeError) as error:
         raise EntryFormatError(f"{len(entry)} bytes are not a stored entry: {error}") from error
@@ -254,6 +270,7 @@ def unpack(entry: bytes) -> EntryHeader:
         deliver_at,
         kept,
         replaces,
+        came_from,
     )
 
 

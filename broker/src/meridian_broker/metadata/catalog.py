@@ -62,6 +62,8 @@ class Catalog:
         self._access = Access(store, clock)
         self._sleep = sleep
         self._listeners: list[Listener] = []
+        self._pulsar: frozenset[str] = frozenset()
+        self._pulsar_as_of = -1
         self._ledger_ids = LedgerIds(self._access, now_ms, draw, alone)
         self._epochs = BrokerEpochs(self._access)
         deletions = Deletions(self._access)
@@ -135,6 +137,17 @@ class Catalog:
 
     def known_clusters(self) -> list[str]:
         return self._access.view.clusters()
+
+    def pulsar_regions(self) -> frozenset[str]:
+        """Regions that run Apache Pulsar, as last seen: the same object as long as they are the same."""
+        if self._pulsar_as_of != (news := self.revision):
+            view = self._access.view
+            found = frozenset(
+                name for name in view.clusters() if (one := view.cluster(name)) is not None and one.is_pulsar
+            )
+            self._pulsar_as_of = news
+            self._pulsar = self._pulsar if found == self._pulsar else found
+        return self._pulsar
 
     def known_namespaces(self) -> list[str]:
         """All, as ``tenant/namespace``, sorted."""

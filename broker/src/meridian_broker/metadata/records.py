@@ -22,6 +22,13 @@ from meridian_broker.positions.clock import Stamp
 FORMAT: Final = 1
 """Format of every stored value but those that say otherwise. A greater one is refused, an older one is read."""
 
+MERIDIAN: Final = "meridian"
+PULSAR: Final = "pulsar"
+KINDS: Final = (MERIDIAN, PULSAR)
+"""What a region may run."""
+KIND: Final = "kind"
+REPLICATOR_ROLE: Final = "replicatorRole"
+
 Json = dict[str, Any]
 _ENCODE: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
@@ -99,7 +106,7 @@ def _article(kind: type | tuple[type, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ClusterRecord:
-    """Where a region's brokers are reached. Pulsar calls it ClusterData."""
+    """What a region runs, and where its brokers are reached. Pulsar calls it ClusterData."""
 
     service_url: str = ""
     """Admin REST, ``http://host:port``."""
@@ -109,15 +116,27 @@ class ClusterRecord:
     broker_service_url_tls: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
     stamp: Stamp | None = None
+    kind: str = MERIDIAN
+    """What runs there: one of ``KINDS``."""
+    replicator_role: str = ""
+    """For Apache Pulsar: the role of the tokens with which its brokers connect to this region (R7)."""
+
+    @property
+    def is_pulsar(self) -> bool:
+        """Apache Pulsar runs there, which knows of origins, progress and leases as little as of metadata events."""
+        return self.kind == PULSAR
 
     def to_json(self) -> Json:
-        return {
+        told: Json = {
             "serviceUrl": self.service_url,
             "serviceUrlTls": self.service_url_tls,
             "brokerServiceUrl": self.broker_service_url,
             "brokerServiceUrlTls": self.broker_service_url_tls,
             **self.extra,
         }
+        if self.is_pulsar:
+            told |= {KIND: self.kind, REPLICATOR_ROLE: self.replicator_role}
+        return told
 
     @classmethod
     def from_json(cls, source: Any, stamp: Stamp | None = None) -> ClusterRecord:
@@ -125,7 +144,12 @@ class ClusterRecord:
         data = mapping(source, "a cluster")
         keys = ("serviceUrl", "serviceUrlTls", "brokerServiceUrl", "brokerServiceUrlTls")
         admin, admin_tls, broker, broker_tls = (take(data, key, str, "") for key in keys)
-        return cls(admin, admin_tls, broker, broker_tls, without(data, *keys), stamp)
+        kind, role = take(data, KIND, str, MERIDIAN), take(data, REPLICATOR_ROLE, str, "")
+        if kind not in KINDS:
+            raise Invalid(f"{KIND} is {kind!r}: expected one of {', '.join(KINDS)}")
+        return cls(
+            *(admin, admin_tls, broker, broker_tls, without(data, *keys, KIND, REPLICATOR_ROLE), stamp, kind, role)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from meridian_broker.admin.http.state import AdminState
 from meridian_broker.engines.local.files import FilePort, make_directory
 from meridian_broker.engines.pinned import PinnedLedgers
 from meridian_broker.gateway.broker_calls import BrokerCalls
-from meridian_broker.gateway.client_options import ClientOptions, peer_options
+from meridian_broker.gateway.client_options import ClientOptions, peer_options, pulsar_options
 from meridian_broker.gateway.event_topic import EventTopic
 from meridian_broker.gateway.exchange import ExchangeShell
 from meridian_broker.gateway.metadata_peers import RestPeer
@@ -31,8 +31,9 @@ from meridian_broker.gateway.metadata_sync import MetadataSync
 from meridian_broker.gateway.peer_identity import PeerIdentity
 from meridian_broker.gateway.places import Places
 from meridian_broker.gateway.pulsar.broker import Broker
+from meridian_broker.gateway.pulsar_admin import PulsarAdmin
 from meridian_broker.gateway.region_calls import RegionCalls
-from meridian_broker.gateway.replication import ReplicatorRunner
+from meridian_broker.gateway.replication import PulsarRegions, ReplicatorRunner
 from meridian_broker.ledgers.offloaded.storage import OffloadedLedgers
 from meridian_broker.ledgers.storage import LedgerStorage
 from meridian_broker.metadata import keys
@@ -200,7 +201,7 @@ class BrokerProcess:
         self.calls = RegionCalls(identity, addresses.resolve, self._client_tls, self.scheduler.monotonic_ms)
         jitter = random.Random().random
         self.runner = ReplicatorRunner(
-            *(self.region, addresses.resolve, options, self.calls),
+            *(self.region, addresses.resolve, options, self.calls, self._pulsar_regions(addresses)),
             jitter=jitter,
             now_ms=self.scheduler.now_ms,
             queue_size=replication.replication_producer_queue_size,
@@ -268,13 +269,22 @@ class BrokerProcess:
         )
         self.sharing.follow(settings.metadata.sync_choice())
 
+    def _pulsar_regions(self, addresses: RegionAddresses) -> PulsarRegions:
+        file, tls = self.settings.authentication.broker_client_token_file, self._client_tls
+        token = None if file is None else partial(_token_in, file)
+        return PulsarRegions(
+            lambda region: region in self.catalog.pulsar_regions(),
+            pulsar_options(token, ClientOptions(tls=tls)),
+            PulsarAdmin(addresses.resolve, token, tls),
+        )
+
     def _bind_sharing(self, identity: PeerIdentity) -> None:
         self.sharing.bind(
             lambda topic: EventTopic(topic, self.region, self.service, identity, self._producer_name()),
             lambda region, own, replacing: RestPeer(
                 region, own, self.calls, self.scheduler.now_ms, replacing=replacing
             ),
-            lambda topic: self.catalog.regions(topic_name.parse(topic)),
+            lambda topic: self.catalog.regions(topic_name.parse(topic)) - self.catalog.pulsar_regions(),
             None if self.several is None else Standby(self.region, self.several.locate, self.calls),
         )
 
@@ -363,8 +373,9 @@ class BrokerProcess:
             await self.catalog.introductions.meet()
 
     def speak_with_regions(self) -> None:
-        """Keep links to exactly the regions that the metadata name."""
-        others = [name for name in self.catalog.known_clusters() if name != self.region]
+        """Keep links to exactly the Meridian regions that the metadata name."""
+        foreign = self.catalog.pulsar_regions()
+        others = [name for name in self.catalog.known_clusters() if name != self.region and name not in foreign]
         self.exchange.set_regions(others)
         self.runner.set_regions(others)
 
@@ -409,3 +420,8 @@ class BrokerProcess:
             )
         for connection in tuple(self.gateway.connections):
             connection.end("this broker is shutting down")
+
+
+def _token_in(file: Path) -> bytes:
+    """:raises OSError: it cannot be read."""
+    return file.read_bytes().strip()

@@ -17,7 +17,8 @@ class RegionAddresses:
     """Finds other regions.
 
     With TLS, a relay between two regions is noticed, so any cluster record may be used. Without TLS it is not, and
-    anyone who can write such a record could be the relay: then only the file named in the settings counts.
+    anyone who can write such a record could be the relay: then only the file named in the settings counts. A region of
+    Apache Pulsar proves nothing about itself anyway: its record counts as it does in Pulsar.
     """
 
     catalog: Catalog
@@ -30,6 +31,10 @@ class RegionAddresses:
 
         :raises ConnectFailed: the region has no address that may be used.
         """
+        if (found := self.catalog.cluster(region)) is not None and found.is_pulsar and not self.has_tls:
+            if not found.broker_service_url:
+                raise ConnectFailed(f"region {region} has no brokerServiceUrl")
+            return found.broker_service_url, found.service_url or None
         if not self.has_tls:
             listed = self.listed.get(region)
             if listed is None:

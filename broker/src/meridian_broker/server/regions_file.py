@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from meridian_broker.metadata.records import ClusterRecord
+from meridian_broker.metadata.records import KINDS, MERIDIAN, ClusterRecord
 from meridian_broker.server.setting_fields import SettingsError
 from meridian_broker.server.settings import Settings
 
@@ -23,7 +23,7 @@ def listed_regions(settings: Settings) -> dict[str, ClusterRecord]:
     if file is None:
         return {}
     listed = clusters_in(file)
-    others = sorted(listed.keys() - {settings.region.cluster_name})
+    others = sorted(name for name, one in listed.items() if name != settings.region.cluster_name and not one.is_pulsar)
     if others and settings.region.peer_token_file is None:
         raise SettingsError(
             f"regionsFile: {file} names {', '.join(others)}: set peerTokenFile too, the same in all regions "
@@ -54,7 +54,15 @@ def _cluster(file: Path, number: int, region: Any) -> tuple[str, ClusterRecord]:
     missing = [key for key in REQUIRED if not isinstance(given.get(key), str)]
     if missing:
         raise SettingsError(f"regionsFile: region {number} in {file} has no {' and no '.join(missing)}")
+    kind = given.get("kind", MERIDIAN)
+    if kind not in KINDS:
+        raise SettingsError(f"regionsFile: region {number} in {file} is of kind {kind!r}: use {' or '.join(KINDS)}")
+    role = given.get("replicator_role", "")
+    if not isinstance(role, str):
+        raise SettingsError(f"regionsFile: replicator_role of region {number} in {file} is not the name of a role")
     return given["name"], ClusterRecord(
+        kind=kind,
+        replicator_role=role,
         service_url=_of_all(given, "admin_url"),
         service_url_tls=_of_all(given, "admin_url_tls"),
         broker_service_url=_of_all(given, "service_url"),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from meridian_broker.server.setting_fields import SettingsError
@@ -45,12 +46,25 @@ class AuthenticationSettings:
     """Required content of that claim. Empty: tokens with the claim need the name of this region in it (`meridian
     tokens create --region`), tokens without it are valid everywhere. Set: tokens without it are refused."""
 
+    broker_client_authentication_parameters: str = ""
+    """The token that this broker shows to regions that run Apache Pulsar, as `file:///PATH`. The file is read on every
+    connection. Empty: none. Brokers of Meridian authenticate each other by `peerTokenFile`."""
+
     super_user_roles: str = ""
     """Roles that may use the whole admin API, separated by commas. Others may only connect, and look up what their
     clients need."""
 
+    @property
+    def broker_client_token_file(self) -> Path | None:
+        """Where the token for regions of Apache Pulsar is."""
+        shown = self.broker_client_authentication_parameters
+        return Path(shown.removeprefix("file://")) if shown else None
+
     def check(self) -> None:
-        """:raises SettingsError: tokens are asked for, and nothing can check them."""
+        """:raises SettingsError: tokens are asked for, and nothing can check them; or a token is not in a file."""
+        shown = self.broker_client_authentication_parameters
+        if shown and not shown.startswith("file:///"):
+            raise SettingsError("brokerClientAuthenticationParameters: give the token in a file, as file:///PATH")
         if self.authentication_enabled and not (self.token_secret_key or self.token_public_key):
             raise SettingsError(
                 "authenticationEnabled=true: set tokenSecretKey or tokenPublicKey too (meridian tokens "

@@ -34,11 +34,16 @@ def view(entry: bytes) -> MetadataView:
     return metadata.scan(entry[offset : offset + _HEAD_BYTES + size])
 
 
-def own_entry(flags: int, view: MetadataView, body: bytes | memoryview) -> OwnEntry:
-    """An entry whose metadata was read and checked by ``validation.message``."""
+def own_entry(
+    flags: int, view: MetadataView, body: bytes | memoryview, came_from: tuple[str, Position] | None = None
+) -> OwnEntry:
+    """An entry whose metadata was read and checked by ``validation.message``.
+
+    :param came_from: see ``EntryHeader``.
+    """
     extras, key_hash = b"", 0
     if view.replicate_to or view.deliver_at_ms is not None:
-        extras = pack_extras(view.replicate_to, view.deliver_at_ms)
+        extras = pack_extras(view.replicate_to, view.deliver_at_ms, came_from)
     if view.partition_key is not None or view.ordering_key is not None:
         key_hash = metadata.key_hash(view)
     checksum = metadata.body_checksum(body)

@@ -75,6 +75,12 @@ class TopicSource:
     async def schema_for(self, version: bytes) -> pb.Schema | None:
         return await self._schema_for(version)
 
+    def reached(self, remote: str) -> tuple[Position, Position]:
+        return self._topic.pulsar.reached(remote)
+
+    def served(self, remote: str, scanned: Position, chain: Position) -> None:
+        self._topic.pulsar.served(remote, scanned, chain)
+
     def replicated_to(self, remote: str, position: Position) -> None:
         self._topic.replicated_positions[remote] = position
 

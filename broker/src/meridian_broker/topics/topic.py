@@ -37,7 +37,9 @@ from meridian_broker.topics.policies import bounds
 from meridian_broker.topics.ports import Exchange
 from meridian_broker.topics.publishing.admission import Admission
 from meridian_broker.topics.publishing.deduplication import Deduplication
+from meridian_broker.topics.publishing.from_pulsar import FromPulsar
 from meridian_broker.topics.publishing.producer import Producer
+from meridian_broker.topics.publishing.pulsar_places import PulsarPlaces
 from meridian_broker.topics.publishing.rates import PublishRates
 from meridian_broker.topics.publishing.storing import Storing
 from meridian_broker.topics.shadows import Shadows
@@ -116,7 +118,9 @@ class Topic(TopicContext):
         self.subscriptions = self.subscription_registry.subscriptions
         self.subscribing = Subscribing(self, self.subscription_registry)
         self.intake = Intake(self, self.subscriptions)
-        self.stored = Storing(self, self._publish_rates, self.intake.check_pushed)
+        self.pulsar = PulsarPlaces(self, self._keep_for)
+        from_pulsar = FromPulsar(self, self.pulsar, self.intake.check_pushed)
+        self.stored = Storing(self, self._publish_rates, self.intake.check_pushed, from_pulsar)
         self.publish = self.stored.own
         self.publish_foreign = self.stored.foreign
         self.gaps = Gaps(
@@ -183,6 +187,7 @@ class Topic(TopicContext):
         for subscription in self.subscriptions.values():
             leave(subscription)
         self.deduplication.record()
+        self.pulsar.record()
         await self.compaction.close()
         await self.progress_log.close(to_rest=to_rest)
         await self.log.close()
@@ -230,7 +235,12 @@ class Topic(TopicContext):
         """A replicator to ``remote`` is about to start: from now on, entries that it still needs are kept."""
         self.remotes.add(remote)
         skipped = self.skipped_for(remote)
-        self.replicated_positions.setdefault(remote, EARLIEST if skipped is None else skipped.upto)
+        begin = EARLIEST if skipped is None else skipped.upto
+        self.replicated_positions.setdefault(remote, max(begin, self.pulsar.kept_from(remote) or EARLIEST))
+
+    def _keep_for(self, remote: str, position: Position) -> None:
+        if remote in self.remotes:
+            self.replicated_positions[remote] = position
 
     def grew(self, partitions: int) -> None:
         """Its partitioned topic has grown to this many partitions."""
@@ -240,6 +250,7 @@ class Topic(TopicContext):
         """It is no region of the topic any more: nothing is kept for it."""
         self.remotes.discard(remote)
         self.replicated_positions.pop(remote, None)
+        self.pulsar.left(remote)
         if self.backfill is not None:
             self.backfill.left(remote)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import replace
 
 from aiohttp import web
 
@@ -12,7 +13,7 @@ from meridian_broker.admin.http.requests import Refused, answer, body, done, par
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.errors import NotEmpty, NotFound
-from meridian_broker.metadata.records import ClusterRecord
+from meridian_broker.metadata.records import KIND, ClusterRecord
 
 
 async def listed(request: web.Request) -> web.Response:
@@ -36,8 +37,12 @@ async def create(request: web.Request) -> web.Response:
 
 async def update(request: web.Request) -> web.Response:
     """Change a cluster's addresses."""
-    record = ClusterRecord.from_json(await body(request))
-    await state(request).catalog.clusters.update(part(request, "cluster"), record)
+    given, name, clusters = await body(request), part(request, "cluster"), state(request).catalog.clusters
+    record = ClusterRecord.from_json(given)
+    if KIND not in given:  # Pulsar's tools do not know of it
+        known = await clusters.get(name)
+        record = replace(record, kind=known.kind, replicator_role=known.replicator_role)
+    await clusters.update(name, record)
     return done()
 
 

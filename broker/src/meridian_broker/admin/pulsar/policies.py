@@ -251,7 +251,8 @@ async def _others(request: web.Request, place: Place) -> frozenset[str]:
     else:
         namespace = namespace_of(request)
         regions, path = (await admin.catalog.namespaces.get(namespace)).replication_clusters, keys.namespace(namespace)
-    return regions - {admin.region} - admin.sharing.regions_sharing(path + "/")
+    others = regions - {admin.region} - admin.catalog.pulsar_regions()
+    return others - admin.sharing.regions_sharing(path + "/")
 
 
 def reading(place: Place, endpoint: Endpoint) -> Handler:
@@ -322,7 +323,8 @@ def quotas(place: Place) -> Handler:
 async def topic_regions(request: web.Request) -> web.Response:
     """Regions that the topic has chosen for itself; empty when it lives where its namespace does."""
     if flag(request, "applied"):
-        return answer(sorted(state(request).service.parts.regions_of(str(await _existing(request)))))
+        parts, name = state(request).service.parts, str(await _existing(request))
+        return answer(sorted(parts.regions_of(name) | parts.pulsar_regions_of(name)))
     own = (await OfTopic.own(request)).get(policies.REPLICATION)
     return done() if own is None else answer(sorted(own))
 
@@ -340,7 +342,8 @@ async def set_topic_regions(request: web.Request) -> web.Response:
             412, f"{admin.region}, where you ask, is not among {', '.join(given)}: delete the topic there instead"
         )
     await check_allowed(admin, name.tenant, given)
-    await check_counts(admin, name, set(given) - admin.service.parts.regions_of(str(name)))
+    new = set(given) - admin.service.parts.regions_of(str(name)) - admin.catalog.pulsar_regions()
+    await check_counts(admin, name, new)
     await admin.catalog.topic_policies.set_policy(name, policies.REPLICATION, dict.fromkeys(given, True))
     return done()
 

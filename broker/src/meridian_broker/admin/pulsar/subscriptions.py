@@ -206,7 +206,7 @@ async def set_replicated(request: web.Request) -> web.Response:
 async def replicate(request: web.Request, wanted: bool) -> None:
     """:raises Refused: the topic lives in this region alone."""
     found = await named(request)
-    if wanted and len(state(request).service.parts.regions_of(found[0].topic.name)) < 2:
+    if wanted and not state(request).service.parts.is_in_other_regions(found[0].topic.name):
         raise Refused(412, f"{found[0].topic.name} exists in this region only: replicate its namespace first")
     for subscription in found:
         await replicate_subscription(subscription, wanted)

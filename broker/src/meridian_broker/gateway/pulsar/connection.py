@@ -91,6 +91,7 @@ class Connection(FlowControl):
         "introducing",
         "is_peer",
         "listener",
+        "names_sources",
         "peer_name",
         "peer_region",
         "peer_secret",
@@ -144,6 +145,8 @@ class Connection(FlowControl):
         """The handshake of a client that claims to be another region's broker, and its CONNECT."""
         self.is_peer = False
         self.peer_name = ""
+        self.names_sources = False
+        """It understands receipts that name a replicated entry by its source position."""
         """The region that a peer has proven to be."""
         self.peer_region = ""
         """The same, once it has sent HELLO."""

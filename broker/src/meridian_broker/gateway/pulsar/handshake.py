@@ -95,6 +95,7 @@ def _welcome(connection: Connection, asked: pb.CommandConnect) -> None:
         _turn_away(connection, ServerError.NOT_ALLOWED, problem)
         return
     connection.started_with(broker.max_message_bytes)
+    connection.names_sources = asked.feature_flags.supports_repl_dedup_by_lid_and_eid
     connection.client_version = asked.client_version
     connection.can_refresh = asked.feature_flags.supports_auth_refresh
     connection.protocol_version = min(asked.protocol_version, PROTOCOL_VERSION)
@@ -102,6 +103,7 @@ def _welcome(connection: Connection, asked: pb.CommandConnect) -> None:
         supports_get_partitioned_metadata_without_auto_creation=True,
         supports_topic_watchers=broker.pattern_length > 0,
         supports_topic_watcher_reconcile=broker.pattern_length > 0,
+        supports_repl_dedup_by_lid_and_eid=True,
     )
     if connection.is_peer and asked.feature_flags.peer_protocol_version:
         connection.peer_version = min(asked.feature_flags.peer_protocol_version, PEER_PROTOCOL_VERSION)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from meridian_broker.gateway.pulsar import sources
 from meridian_broker.gateway.pulsar.refusals import REFUSALS
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions import Stamp
@@ -66,14 +67,7 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
     try:
         if not connection.is_peer:  # a peer's replicators have a producer for each topic
             validation.producer(asked, connection.clients - 1)
-        remote = asked.replication_source.region if asked.HasField("replication_source") else None
-        is_replicator = asked.producer_name.startswith(REPLICATION_PREFIX)
-        if (remote is not None or is_replicator) and not connection.is_peer:
-            raise NotAllowed("producer names of replicators and origins are for brokers of other regions (R7)")
-        if remote is not None and remote != connection.peer_name:
-            raise NotAllowed(
-                f"region {connection.peer_name} may replicate its own messages only, not those of {remote!r} (R7)"
-            )
+        remote, pulsar = _replicated_from(connection, asked)
         name = topic_name.parse(asked.topic)
         if not connection.is_peer:
             connection.broker.check_for_clients(str(name))
@@ -95,8 +89,9 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
         if isinstance(topic, Topic) and topic.backfill is not None:
             await topic.scheduler.answer(topic.backfill.ready)
         if isinstance(topic, Topic):
-            await (backlog_quotas.check_producer(topic) if remote is None else topic.intake.enter(remote))
-        if topic.rules.encryption_required and not asked.encrypted and remote is None:
+            other = remote or pulsar
+            await (backlog_quotas.check_producer(topic) if other is None else topic.intake.enter(other))
+        if topic.rules.encryption_required and not asked.encrypted and not (remote or pulsar):
             raise MetadataError(
                 f"{topic.name} accepts encrypted messages only (encryptionRequired): give the producer keys"
             )
@@ -117,7 +112,8 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
             name_is_given=bool(asked.producer_name) and asked.user_provided_producer_name,
             epoch=asked.epoch,
             connected_since_ms=topic.scheduler.now_ms(),
-            remote_region=remote,
+            remote_region=remote or pulsar,
+            names_sources=None if pulsar is None else connection.names_sources,
             metadata={pair.key: pair.value for pair in asked.metadata} or None,
             schema_version=version,
             access_mode=AccessMode(asked.producer_access_mode),
@@ -125,6 +121,8 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
         )
         if remote is not None:
             _enter_replicator(topic, made, asked.replication_source)
+        elif pulsar is not None:
+            await sources.enter(service, topic, made)
         else:
             await _admit(connection, asked.request_id, made)
     except REFUSALS as error:
@@ -155,6 +153,24 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
         # of it.
         last = None if remote is None else topic.log.last_origin.get(remote, EARLIEST)
         topic.log.when_durable(lambda error: _answer_durable(connection, asked.request_id, made, last, error))
+
+
+def _replicated_from(connection: Connection, asked: pb.CommandProducer) -> tuple[str | None, str | None]:
+    """The region whose messages a replicator brings: of Meridian, or of Apache Pulsar. None and None: it is a client.
+
+    :raises NotAllowed: it may not (R7).
+    """
+    remote = asked.replication_source.region if asked.HasField("replication_source") else None
+    is_replicator = asked.producer_name.startswith(REPLICATION_PREFIX)
+    if remote is None and is_replicator and not connection.is_peer:
+        return None, sources.region_of(connection, asked)
+    if remote is not None and not connection.is_peer:
+        raise NotAllowed("producer names of replicators and origins are for brokers of other regions (R7)")
+    if remote is not None and remote != connection.peer_name:
+        raise NotAllowed(
+            f"region {connection.peer_name} may replicate its own messages only, not those of {remote!r} (R7)"
+        )
+    return remote, None
 
 
 def _created(asked: pb.CommandProducer) -> Stamp | None:

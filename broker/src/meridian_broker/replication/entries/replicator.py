@@ -68,9 +68,20 @@ class Read(NamedTuple):
     max_bytes: int
 
 
+class Reached(NamedTuple):
+    """How far a remote was served."""
+
+    scanned: Position
+    """Everything up to here in our log is stored there, or not meant for it."""
+    chain: Position
+    """Our last own entry up to there."""
+
+
 class _Sent(NamedTuple):
     sequence: int
     position: Position
+    origin: Position
+    """Of a marker, that of the last own entry before it."""
     size: int
     messages: int
     stored_ms: int
@@ -117,6 +128,7 @@ class Replicator:
         """The last entry that the remote needs and that is damaged or no longer stored; reported when we connect
         (R4)."""
         self.confirmed = EARLIEST
+        self._confirmed_chain = EARLIEST
         self.trimmable = EARLIEST
         """Retention may trim up to here. Less than ``confirmed`` while own entries that are not for this remote follow
         the last one it has: after a restart they alone prove that nothing is missing between that one and the next."""
@@ -283,7 +295,7 @@ class Replicator:
                 )
                 frame = self._writer.send(self._producer_id, self._sequence, stamp, stored, offset, version)
                 size = len(frame[0]) + len(frame[1])
-                self._pending.append(_Sent(self._sequence, place, size, messages, stored_ms))
+                self._pending.append(_Sent(self._sequence, place, position, size, messages, stored_ms))
                 self._pending_bytes += size
                 self.messages_sent += messages
                 self.bytes_sent += size
@@ -346,6 +358,7 @@ class Replicator:
         self.confirmed = sent.position
         if sent.messages:  # else it is a marker, which proves nothing of withheld entries before it
             self.trimmable = sent.position
+        self._confirmed_chain = sent.origin
         if not self._pending:
             self._all_confirmed()
         self._waiting_since_ms = None
@@ -367,6 +380,11 @@ class Replicator:
         """Entries became durable; remembers since when something waits while nothing can be sent."""
         if self.state is not State.STARTED and self._waiting_since_ms is None:
             self._waiting_since_ms = now_ms
+
+    @property
+    def reached(self) -> Reached:
+        """How far the remote was served, as it confirmed."""
+        return Reached(self.confirmed, self._confirmed_chain)
 
     @property
     def remote_last(self) -> Position | None:
@@ -416,12 +434,12 @@ class Replicator:
         self._before_withheld = self.trimmable if self.trimmable < self._scanned else None
         self._sent_prev = last
         self._passed = _Passed(last, self._scanned, self._chain, self.trimmable)
-        self.confirmed = self._scanned
+        self.confirmed, self._confirmed_chain = self._scanned, self._chain
 
     def _all_confirmed(self) -> None:
         """Nothing is pending, so everything scanned is either stored at the remote or not meant for it."""
         if self._scanned > self.confirmed:
-            self.confirmed = self._scanned
+            self.confirmed, self._confirmed_chain = self._scanned, self._chain
         self.trimmable = self._scanned if self._before_withheld is None else self._before_withheld
         self._passed = _Passed(self._sent_prev, self._scanned, self._chain, self.trimmable)
 
@@ -458,7 +476,7 @@ class Replicator:
         stamp = Stamp(place, self._chain, self._sent_prev, checksum, messages, key_hash, published, stored_ms, flags)
         frame = self._writer.send(self._producer_id, self._sequence, stamp, stored, offset)
         size = len(frame[0]) + len(frame[1])
-        self._pending.append(_Sent(self._sequence, place, size, 0, stored_ms))
+        self._pending.append(_Sent(self._sequence, place, self._chain, size, 0, stored_ms))
         self._pending_bytes += size
         self._sequence += 1
         return frame

@@ -107,6 +107,15 @@ class ReplicationSource(Protocol):
         """``remote`` has stored everything up to ``position`` durably: retention may trim that far."""
         ...
 
+    def reached(self, remote: str) -> tuple[Position, Position]:
+        """How far a region of Apache Pulsar was served, as far as is on record: everything up to the first position,
+        of which the second is our last own entry."""
+        ...
+
+    def served(self, remote: str, scanned: Position, chain: Position) -> None:
+        """The same, to be recorded."""
+        ...
+
     def skipped_for(self, remote: str) -> Skipped | None:
         """The range of the backlog of ``remote`` that an operator skipped, or None."""
         ...

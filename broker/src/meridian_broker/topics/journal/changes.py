@@ -56,6 +56,10 @@ class Kind(IntEnum):
     """
     ACKED_BY_MANY = 13
     """``ACKED``, of several subscriptions at once. ``expand`` returns it as one change for each of them."""
+    PULSAR = 14
+    """How far messages went to and came from a region of Apache Pulsar, whose name is in the subscription's field
+    (``topics/publishing/pulsar_places.py``).
+    """
     VOTES = 16
     """To which regions this one has promised shares of a subscription, and for how long
     (``topics/dispatch_scope/votes.py``).

@@ -70,6 +70,7 @@ async def open_topic(
         _begin_shadow(topic, source)
         return topic
     await topic.deduplication.open(topic.rules.deduplication)
+    await topic.pulsar.open()
     if topic.backfill is not None:
         topic.log.restore_joined(metadata.record.joined, is_joined=topic.backfill.is_complete)
     topic.begin()

@@ -75,9 +75,24 @@ class BrokerParts:
         return unlimited(found) if self.carries_events(str(name)) else found
 
     def regions_of(self, topic: str) -> frozenset[str]:
-        """The regions of a topic, including this one; only this one if the topic no longer belongs here."""
+        """The regions of a topic that run Meridian, including this one; only this one if the topic no longer belongs
+        here."""
         listed = self.catalog.regions(topic_name.parse(topic))
-        return listed if self.region in listed else frozenset((self.region,))
+        if self.region not in listed:
+            return frozenset((self.region,))
+        foreign = self.catalog.pulsar_regions()
+        return listed if foreign.isdisjoint(listed) else listed - foreign
+
+    def pulsar_regions_of(self, topic: str) -> frozenset[str]:
+        """Those that run Apache Pulsar: they get and send messages, and take no part in anything else."""
+        if not (foreign := self.catalog.pulsar_regions()):
+            return foreign
+        listed = self.catalog.regions(topic_name.parse(topic))
+        return listed & foreign if self.region in listed else frozenset()
+
+    def is_in_other_regions(self, topic: str) -> bool:
+        """Whether it is replicated at all."""
+        return len(self.regions_of(topic)) > 1 or bool(self.pulsar_regions_of(topic))
 
     def is_multi_region(self, name: TopicName) -> bool:
         """Whether the topic exists in other regions, too."""

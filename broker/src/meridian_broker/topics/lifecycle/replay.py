@@ -128,6 +128,8 @@ def _take_one(topic: Topic, change: Change) -> None:
         _replay_whole(topic, Whole.decode(payload), name, time_ms)
     elif kind == Kind.GAP:
         topic.gaps.replay(name, payload)
+    elif kind == Kind.PULSAR:
+        topic.pulsar.replay(name, payload)
     elif kind == Kind.VOTES:
         votes.replay(topic.votes, name, payload)
     elif kind == Kind.SUBSCRIPTION:
@@ -171,6 +173,7 @@ def snapshot(topic: Topic) -> Iterator[tuple[Kind, str, bytes]]:
             if subscription.cursor.dropped is not None:  # behind its rewinds, which would take them back
                 yield Kind.DROPPED, subscription.name, subscription.cursor.dropped.encode()
     yield from topic.gaps.snapshot()
+    yield from topic.pulsar.snapshot()
     yield from topic.subscription_registry.lost_records.snapshot()
     for record in topic.subscription_registry.tombstones.snapshot():
         yield Kind.SUBSCRIPTION, record.name, encode_record(record)

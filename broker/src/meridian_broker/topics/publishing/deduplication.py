@@ -7,9 +7,9 @@ number of entries the last sequence ids are written to the progress log with the
 After a restart the entries behind that position are read once, so nothing is paid per message.
 
 A batch is a repeat if its last message is. A chunked message counts by its last chunk, which completes it. Entries of
-other regions are not considered: their origins determine their order (R4), and another producer may use the name
-there. This region's own entries that were lost and returned by others (R5) do count, because their producers may send
-them again.
+other regions, those of Apache Pulsar included, are not considered: their origins determine their order (R4), and
+another producer may use the name there. This region's own entries that were lost and returned by others (R5) do count,
+because their producers may send them again.
 """
 
 from __future__ import annotations
@@ -111,6 +111,8 @@ class Deduplication:
         self._entries += 1
         self._bytes += len(entry)
         if entry[1] & MARKER or (entry[1] & FOREIGN and unpack(entry).region != self._topic.region):
+            return
+        if entry[2] << 8 | entry[3] != HEADER.size and unpack(entry).came_from is not None:
             return
         self._learn(entry)
 

@@ -141,6 +141,7 @@ class Producer:
         "metadata",
         "name",
         "name_is_given",
+        "names_sources",
         "plain_start",
         "port",
         "producer_id",
@@ -161,6 +162,7 @@ class Producer:
         epoch: int,
         connected_since_ms: int,
         remote_region: str | None = None,
+        names_sources: bool | None = None,
         metadata: dict[str, str] | None = None,
         schema_version: bytes = b"",
         access_mode: AccessMode = AccessMode.SHARED,
@@ -175,6 +177,9 @@ class Producer:
         self.connected_since_ms = connected_since_ms
         self.remote_region = remote_region
         """The region whose replicator this is; None for clients (R7)."""
+        self.names_sources = names_sources
+        """Of a region of Apache Pulsar: whether receipts name an entry by its position there, instead of by its
+        sequence id; None: it is the replicator of a Meridian region, or a client."""
         self.metadata = metadata
         self.schema_version = schema_version
         self.access_mode = access_mode

@@ -2,7 +2,7 @@
 """How a message gets into a topic's log: from a client, or with its origin from another region's replicator.
 
 A message from a client becomes an entry whose origin is here. One from a replicator is stored once, in its origin's
-order, and only as its origin stored it (R3, R4, R7).
+order, and only as its origin stored it (R3, R4, R7); ``from_pulsar.py`` has those from regions of Apache Pulsar.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from meridian_broker.topics import validation
 from meridian_broker.topics.context import Settling
 from meridian_broker.topics.entry_metadata import foreign_header, own_entry
 from meridian_broker.topics.errors import NotAllowed, OriginConflict, ReplicationGap, TopicError
+from meridian_broker.topics.publishing.from_pulsar import FromPulsar
 from meridian_broker.topics.publishing.producer import Producer
 from meridian_broker.wire.pulsar import metadata as message_metadata
 from meridian_broker.wire.pulsar.frames import Send
@@ -34,6 +35,7 @@ class Storing:
     __slots__ = (
         "_append_own",
         "_check_pushed",
+        "_from_pulsar",
         "_rates",
         "_topic",
         "bytes_in",
@@ -42,9 +44,16 @@ class Storing:
         "messages_replicated_in",
     )
 
-    def __init__(self, topic: TopicContext, rates: PublishRates, check_pushed: Callable[[str, int], None]) -> None:
+    def __init__(
+        self,
+        topic: TopicContext,
+        rates: PublishRates,
+        check_pushed: Callable[[str, int], None],
+        from_pulsar: FromPulsar,
+    ) -> None:
         """:param check_pushed: raises if an entry of another region, of this size in bytes, is not accepted."""
         self._topic = topic
+        self._from_pulsar = from_pulsar
         self._append_own = topic.log.append_own
         self._rates = rates
         self._check_pushed = check_pushed
@@ -112,6 +121,10 @@ class Storing:
         :raises OriginConflict: its bytes differ from those its origin stored (R7).
         :raises TopicTerminated, BacklogQuotaHold, MessageTooLarge: it is refused (``backfill/intake.py``).
         """
+        if producer.names_sources is not None:
+            if messages := self._from_pulsar.take(producer, send):
+                self._count_foreign(producer, messages, len(send.body))
+            return
         topic, stamp = self._topic, send.origin
         if topic.settling is Settling.IS_DEAF:
             producer.port.dropped([send])
@@ -141,10 +154,7 @@ class Storing:
         if message_metadata.origin_checksum(send.body, stamp.appended_metadata_bytes) != stamp.checksum:
             raise OriginConflict(f"entry {stamp.region}/{origin} arrived with different bytes than its origin stored")
         header = foreign_header(send, stamp, prev, origin, topic.scheduler.now_ms())
-        producer.messages_in += header.messages
-        producer.bytes_in += len(send.body)
-        self.messages_replicated_in += header.messages
-        self.bytes_replicated_in += len(send.body)
+        self._count_foreign(producer, header.messages, len(send.body))
         topic.log.append_foreign(header, send.body, producer.done, send)
 
     def _marker(self, producer: Producer, send: Send, last: Position) -> None:
@@ -173,3 +183,9 @@ class Storing:
             producer.done([send], last if error is None else error)
 
         topic.log.when_durable(durable)
+
+    def _count_foreign(self, producer: Producer, messages: int, size: int) -> None:
+        producer.messages_in += messages
+        producer.bytes_in += size
+        self.messages_replicated_in += messages
+        self.bytes_replicated_in += size

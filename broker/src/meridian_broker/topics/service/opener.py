@@ -276,7 +276,8 @@ class TopicOpener:
         if topic.backfill is not None:
             topic.backfill.joining.follow(is_multi_region=self.parts.is_multi_region(name))
         self._replicate(topic)
-        for remote in topic.remotes - self.parts.regions_of(topic.name):
+        pulsar = self.parts.pulsar_regions_of(topic.name)
+        for remote in topic.remotes - self.parts.regions_of(topic.name) - pulsar:
             topic.region_left(remote)
             self.regions.replication.stop(topic.name, remote)
         before = topic.rules.message_ttl_seconds
@@ -287,7 +288,8 @@ class TopicOpener:
             self.parts.scheduler.spawn(trimming.expire_soon(topic), "expire old messages")
 
     def _replicate(self, topic: Topic) -> None:
-        for remote in self.parts.regions_of(topic.name) - {self.parts.region}:
+        pulsar = self.parts.pulsar_regions_of(topic.name)
+        for remote in (self.parts.regions_of(topic.name) | pulsar) - {self.parts.region}:
             if remote not in topic.remotes:
                 topic.region_joined(remote)
                 self.regions.replication.start(self._source(topic), remote)

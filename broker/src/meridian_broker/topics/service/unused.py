@@ -42,7 +42,7 @@ async def remove_unused(opener: TopicOpener) -> None:
             found.setdefault(topic_name.parse(name).base, []).append(topic)
 
     def check(topic: Topic) -> None:
-        if not is_unused(topic, alone=opener.parts.regions_of(topic.name) == {opener.parts.region}):
+        if not is_unused(topic, alone=not opener.parts.is_in_other_regions(topic.name)):
             raise TopicInUse(f"{topic.name} is in use again")
 
     async def remove(base: TopicName) -> None:

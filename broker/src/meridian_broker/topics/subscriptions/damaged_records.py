@@ -43,7 +43,7 @@ DOUBT_MS: Final = 86_400_000
 """For this long a topic that may lack a subscription waits for its consumers to return, and reports what it lost."""
 NAMED_MAX: Final = 100
 """Subscriptions that a report names at most."""
-_OF_SUBSCRIPTIONS: Final = frozenset(Kind) - {Kind.SEQUENCES, Kind.GAP, Kind.LOST}
+_OF_SUBSCRIPTIONS: Final = frozenset(Kind) - {Kind.SEQUENCES, Kind.GAP, Kind.LOST, Kind.PULSAR}
 
 
 @dataclass(frozen=True, slots=True)

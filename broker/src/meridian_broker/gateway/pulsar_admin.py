@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A replicator's requests to the admin API of a region of Apache Pulsar, as a client with a token.
+
+A partition exists there only once its partitioned topic has as many partitions. The count only ever grows, so a region
+with more is left alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Final
+
+import aiohttp
+
+from meridian_broker.gateway.client_errors import ClientError
+from meridian_broker.gateway.links import Resolver
+from meridian_broker.gateway.remote_admin import RemoteAdminFailed
+from meridian_broker.gateway.tls import ContextSource
+from meridian_broker.wire.pulsar.topic_name import in_path
+
+TIMEOUT: Final = 10.0
+"""Seconds for one request."""
+ANSWER_MAX: Final = 1 << 16
+"""Bytes of an answer that are read."""
+REASON_MAX: Final = 200
+
+
+class PulsarAdmin:
+    """Requests to all such regions."""
+
+    def __init__(self, resolve: Resolver, token: Callable[[], bytes] | None, tls: ContextSource | None) -> None:
+        """:param token: returns the token to show, may raise ``OSError``; None: there is none."""
+        self._resolve = resolve
+        self._token = token
+        self._tls = tls
+
+    async def ensure_partitions(self, region: str, topic: str, partitions: int) -> None:
+        """Raise the number of partitions of ``topic`` (a partitioned topic's own name) in ``region`` to at least this.
+
+        :raises RemoteAdminFailed: the region cannot be asked, or refuses.
+        """
+        try:
+            place = self._resolve(region)
+        except ClientError as error:
+            raise RemoteAdminFailed(str(error)) from None
+        if place is None or not place[1]:
+            raise RemoteAdminFailed(f"{region} has no admin URL (serviceUrl), which partitioned topics need")
+        url = f"{place[1].split(',')[0].rstrip('/')}/admin/v2/{in_path(topic)}/partitions"
+        try:
+            headers = {} if self._token is None else {"Authorization": f"Bearer {self._token().decode()}"}
+            timeout = aiohttp.ClientTimeout(total=TIMEOUT)
+            async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
+                await self._raise_to(session, url, region, topic, partitions)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            raise RemoteAdminFailed(f"{url} cannot be asked: {error or type(error).__name__}") from error
+
+    async def _raise_to(
+        self, session: aiohttp.ClientSession, url: str, region: str, topic: str, partitions: int
+    ) -> None:
+        status, body = await self._ask(session, "GET", url, None)
+        count = _count(body) if status == 200 else 0
+        if status not in (200, 404):
+            raise RemoteAdminFailed(f"{region} answered {status} when asked for the partitions of {topic}: {body}")
+        if count >= partitions:
+            return
+        status, body = await self._ask(session, "POST" if count else "PUT", url, partitions)
+        if status == 409:  # another replicator, or a client, was faster
+            status, body = await self._ask(session, "GET", url, None)
+            if status == 200 and _count(body) >= partitions:
+                return
+            raise RemoteAdminFailed(
+                f"{region} has {topic} with {_count(body)} partitions, and here it has {partitions}: make them equal"
+            )
+        if status >= 300:
+            raise RemoteAdminFailed(
+                f"{region} answered {status} to a request for {partitions} partitions of {topic}: {body}"
+            )
+
+    async def _ask(self, session: aiohttp.ClientSession, method: str, url: str, number: int | None) -> tuple[int, str]:
+        context = True if self._tls is None else self._tls()
+        async with session.request(method, url, json=number, ssl=context, max_redirects=5) as response:
+            said = await response.content.read(ANSWER_MAX)
+            text = said.decode(errors="replace")
+            return response.status, text if response.status < 300 else text[:REASON_MAX]
+
+
+def _count(body: str) -> int:
+    try:
+        return int(json.loads(body)["partitions"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return 0

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far the messages of one topic went to regions of Apache Pulsar, and came from there.
+
+Such a region reports nothing about itself, so both are kept here, in the progress log, one record per region:
+
+* *Reached*, how far its replicator here was served. Retention keeps what is behind that on record, and a restart
+  continues there.
+* *Received*, the position there of its last message that is stored here: messages up to it are repeats. Entries have
+  their source in their headers, so a record says up to which entry it includes them, and a restart reads those behind.
+
+A record is written within a second of a change, and when the topic is closed.
+
+Layout, big-endian: ``u8 version``, then of each position ``i64 ledger | i64 entry``: scanned, chain, received, upto.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Final
+
+from meridian_broker.ledgers.entry import HEADER, unpack
+from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.topics.journal.changes import Kind
+
+if TYPE_CHECKING:
+    from meridian_broker.topics.context import TopicContext
+
+WRITE_SECONDS: Final = 1.0
+"""Between two records: after a crash at most what was sent in that time is sent again."""
+SCAN_ENTRIES: Final = 1000
+SCAN_BYTES: Final = 1 << 20
+FORMAT_VERSION: Final = 1
+_RECORD: Final = struct.Struct(">Bqqqqqqqq")
+
+
+class PulsarPlacesError(ValueError):
+    """A record cannot be read."""
+
+
+class _Place:
+    __slots__ = ("chain", "is_new", "on_record", "pushed", "received", "scanned", "upto")
+
+    def __init__(self) -> None:
+        self.scanned = self.chain = EARLIEST
+        self.on_record = EARLIEST
+        """``scanned``, as it is durable."""
+        self.received = self.pushed = EARLIEST
+        """Of its messages: the last durable one, the last one given to the log."""
+        self.upto = EARLIEST
+        self.is_new = False
+        """Something changed since the last record."""
+
+
+class PulsarPlaces:
+    """Those of one topic."""
+
+    def __init__(self, topic: TopicContext, keep_from: Callable[[str, Position], None]) -> None:
+        """:param keep_from: called with a region and how far it was served, once durable: retention keeps the rest."""
+        self._topic = topic
+        self._keep_from = keep_from
+        self._places: dict[str, _Place] = {}
+        self._is_due = False
+
+    # -- opening -------------------------------------------------------------------------------------------------
+
+    def replay(self, region: str, payload: bytes) -> None:
+        """Replay a record of the progress log; an empty one ends what was known.
+
+        :raises PulsarPlacesError: it cannot be read.
+        """
+        if not payload:
+            self._places.pop(region, None)
+            return
+        if payload[0] != FORMAT_VERSION or len(payload) != _RECORD.size:
+            raise PulsarPlacesError(
+                f"the record of region {region} has format {payload[0]}; this broker reads {FORMAT_VERSION}: a newer "
+                "broker wrote it, start that version again"
+            )
+        numbers = _RECORD.unpack(payload)[1:]
+        scanned, chain, received, upto = (Position(*numbers[at : at + 2]) for at in range(0, 8, 2))
+        place = self._of(region)
+        place.scanned, place.chain, place.on_record = scanned, chain, scanned
+        place.received = place.pushed = max(received, place.received)
+        place.upto = max(upto, place.upto)
+
+    async def open(self) -> None:
+        """Finish the replay. :raises LedgerError: the entries behind a record cannot be read."""
+        at = min((place.upto for place in self._places.values()), default=None)
+        while at is not None and (found := await self._topic.log.read_after(at, SCAN_ENTRIES, SCAN_BYTES)):
+            for _, stored in found:
+                self._learn(stored)
+            at = found[-1][0]
+        for place in self._places.values():
+            place.upto = self._topic.log.last_confirmed
+
+    def _learn(self, stored: bytes) -> None:
+        if stored[2] << 8 | stored[3] == HEADER.size or (source := unpack(stored).came_from) is None:
+            return
+        if (place := self._places.get(source[0])) is not None:
+            place.received = place.pushed = max(place.received, source[1])
+
+    def _of(self, region: str) -> _Place:
+        return self._places.setdefault(region, _Place())
+
+    # -- what is sent there --------------------------------------------------------------------------------------
+
+    def reached(self, region: str) -> tuple[Position, Position]:
+        """How far the region was served: in the log, and our last own entry up to there."""
+        place = self._of(region)
+        return place.scanned, place.chain
+
+    def kept_from(self, region: str) -> Position | None:
+        """Retention keeps what is after this position; None: nothing is known of the region."""
+        place = self._places.get(region)
+        return None if place is None else place.on_record
+
+    def served(self, region: str, scanned: Position, chain: Position) -> None:
+        """The region has everything up to there."""
+        place = self._of(region)
+        if scanned > place.scanned:
+            place.scanned, place.chain = scanned, chain
+            self._changed(place)
+
+    # -- what comes from there -----------------------------------------------------------------------------------
+
+    def begin(self, region: str) -> None:
+        """Its replicator has connected: put on record from where on entries are read after a restart. Wait until that
+        is durable before the first of its messages is stored."""
+        if region not in self._places:
+            place = self._of(region)
+            place.upto = self._topic.log.last_confirmed
+            self._write(region, place)
+
+    def is_repeat(self, region: str, source: Position) -> bool:
+        """Whether its message at this position was given to the log before."""
+        return source <= self._of(region).pushed
+
+    def given(self, region: str, source: Position) -> None:
+        """Its message was given to the log."""
+        self._of(region).pushed = source
+
+    def stored(self, region: str, source: Position) -> None:
+        """Its message is durable."""
+        place = self._of(region)
+        place.received = max(place.received, source)
+        self._changed(place)
+
+    # -- records -------------------------------------------------------------------------------------------------
+
+    def _changed(self, place: _Place) -> None:
+        place.is_new = True
+        if not self._is_due:
+            self._is_due = True
+            self._topic.scheduler.later(WRITE_SECONDS, self._now_due)
+
+    def _now_due(self) -> None:
+        self._is_due = False
+        if self._topic.failure is None:
+            self.record()
+
+    def record(self) -> None:
+        """Write what changed; not from a callback of the log, which may be about to tell of more."""
+        for region, place in self._places.items():
+            if place.is_new:
+                place.upto = self._topic.log.last_confirmed
+                self._write(region, place)
+
+    def _write(self, region: str, place: _Place) -> None:
+        place.is_new = False
+        scanned = place.scanned
+
+        def written(error: LedgerError | None) -> None:
+            if error is None and self._places.get(region) is place:
+                place.on_record = max(place.on_record, scanned)
+                self._keep_from(region, place.on_record)
+
+        self._topic.progress_log.append(Kind.PULSAR, region, _encode(place), written)
+
+    def left(self, region: str) -> None:
+        """It is no region of the topic any more: if it is one again, it begins anew."""
+        if self._places.pop(region, None) is not None:
+            self._topic.progress_log.append(Kind.PULSAR, region, b"")
+
+    def snapshot(self) -> Iterator[tuple[Kind, str, bytes]]:
+        """The records that a new progress ledger begins with."""
+        return ((Kind.PULSAR, region, _encode(place)) for region, place in list(self._places.items()))
+
+
+def _encode(place: _Place) -> bytes:
+    return _RECORD.pack(FORMAT_VERSION, *place.scanned, *place.chain, *place.received, *place.upto)

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real Apache Pulsar is the other region: messages go both ways, whatever is killed in between.
+
+It needs Java 17 and the jars that `scripts/pulsar` fetches.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pulsar
+import pytest
+from pulsar.schema import JsonSchema, Record, String
+from support.brokers.broker_process import BrokerProcess, wait_until
+from support.brokers.pulsar_process import PulsarProcess, pulsar_missing
+
+PAGE = Path(__file__).parents[2] / "docs" / "with-pulsar.md"
+NAMESPACE = "shop/orders"
+SECONDS = 240
+Side = BrokerProcess | PulsarProcess
+
+
+class Letter(Record):  # type: ignore[misc]
+    text = String()
+
+
+@pytest.fixture(scope="module")
+def apache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PulsarProcess]:
+    if reason := pulsar_missing():
+        pytest.skip(reason)
+    with PulsarProcess("apache", tmp_path_factory.mktemp("apache") / "data") as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def meridian(apache: PulsarProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """Added to the Pulsar as the page says."""
+    (commands,) = re.findall(r"```bash\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert len([line for line in commands.splitlines() if line]) <= 10
+    with BrokerProcess("meridian", tmp_path_factory.mktemp("meridian") / "data") as broker:
+        assert apache.http("PUT", "/admin/v2/tenants/shop", {"allowedClusters": ["apache"]}).status == 204
+        assert apache.http("PUT", f"/admin/v2/namespaces/{NAMESPACE}", {}).status == 204
+        places = {
+            "PULSAR": apache.admin_url,
+            "PULSAR_BROKERS": apache.service_url,
+            "MERIDIAN": broker.admin_url,
+            "MERIDIAN_BROKERS": broker.service_url,
+        }
+        done = subprocess.run(
+            ["bash", "-euc", commands], env=os.environ | places, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        try:
+            yield broker
+        finally:
+            print(broker.log()[-6000:])
+
+
+def publish(side: Side, topic: str, messages: list[bytes], **options: Any) -> None:
+    client = pulsar.Client(side.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    try:
+        producer = client.create_producer(topic, **options)
+        for message in messages:
+            producer.send_async(message, lambda *_: None, partition_key=message[:3].decode())
+        producer.flush()
+    finally:
+        client.close()
+
+
+def received(side: Side, topic: str, count: int) -> list[pulsar.Message]:
+    """The next messages of a subscription, and any that follow within a second."""
+    client = pulsar.Client(side.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+    try:
+        consumer = client.subscribe(topic, "reader", initial_position=pulsar.InitialPosition.Earliest)
+        found: list[pulsar.Message] = []
+        while True:
+            try:
+                found.append(consumer.receive(60_000 if len(found) < count else 1000))
+            except pulsar.Timeout:
+                return found
+            consumer.acknowledge(found[-1])
+    finally:
+        client.close()
+
+
+def assert_holds(side: Side, topic: str, expected: list[bytes]) -> None:
+    """Each of these messages, once."""
+    found = Counter(message.data() for message in received(side, topic, len(expected)))
+    missing = [message for message in expected if message not in found]
+    assert not missing, f"{len(missing)} messages are missing, the first is {missing[0]!r}"
+    repeated = {message: times for message, times in found.items() if times > 1}
+    assert not repeated and len(found) == len(expected), f"delivered more than once: {repeated}"
+
+
+def numbered(name: str, count: int) -> list[bytes]:
+    return [f"{name}-{number:04}".encode() * 20 for number in range(count)]
+
+
+CODECS = [
+    pulsar.CompressionType.LZ4,
+    pulsar.CompressionType.ZLib,
+    pulsar.CompressionType.ZSTD,
+    pulsar.CompressionType.SNAPPY,
+]
+
+
+@pytest.mark.timeout(SECONDS)
+def test_messages_go_both_ways_while_either_side_is_killed(apache: PulsarProcess, meridian: BrokerProcess) -> None:
+    topic = f"persistent://{NAMESPACE}/killed"
+    sent: list[bytes] = []
+    for name, side, codec in (("m0", meridian, 0), ("p0", apache, 1)):
+        sent += numbered(name, 300)
+        publish(side, topic, numbered(name, 300), batching_enabled=True, compression_type=CODECS[codec])
+    apache.kill()
+    sent += numbered("m1", 300)
+    publish(meridian, topic, numbered("m1", 300), batching_enabled=True, compression_type=CODECS[2])
+
+    def told() -> bool:
+        shown = meridian.http("GET", f"/admin/v2/{topic.replace('://', '/')}/stats").json["replication"]["apache"]
+        return not shown["connected"] and shown["replicationBacklog"] > 0 and bool(shown["lastError"])
+
+    wait_until(told, "the region that is down to be shown")
+    apache.start()
+    sent += numbered("p1", 300)
+    publish(apache, topic, numbered("p1", 300), batching_enabled=False)
+    meridian.kill()
+    sent += numbered("p2", 300)
+    publish(apache, topic, numbered("p2", 300), batching_enabled=True, compression_type=CODECS[3])
+    meridian.start()
+    sent += numbered("m2", 300)
+    publish(meridian, topic, numbered("m2", 300), batching_enabled=False)
+    for side in (meridian, apache):
+        assert_holds(side, topic, sent)
+
+
+@pytest.mark.timeout(SECONDS)
+def test_partitions_of_either_side(apache: PulsarProcess, meridian: BrokerProcess) -> None:
+    for side, other in ((meridian, apache), (apache, meridian)):
+        path = f"/admin/v2/persistent/{NAMESPACE}/parts-of-{'meridian' if side is meridian else 'apache'}"
+        topic = path.removeprefix("/admin/v2/").replace("persistent/", "persistent://")
+        assert side.http("PUT", path + "/partitions", 3).status == 204
+        publish(side, topic, numbered("a", 30))
+        assert_holds(other, topic, numbered("a", 30))
+        assert other.http("GET", path + "/partitions").json["partitions"] == 3
+
+
+@pytest.mark.timeout(SECONDS)
+def test_schemas_chunks_and_messages_for_one_side(apache: PulsarProcess, meridian: BrokerProcess) -> None:
+    for side, other in ((meridian, apache), (apache, meridian)):
+        name = "meridian" if side is meridian else "apache"
+        topic = f"persistent://{NAMESPACE}/kinds-of-{name}"
+        one, two = (pulsar.Client(each.service_url) for each in (side, other))
+        try:
+            letters = one.create_producer(topic, schema=JsonSchema(Letter))
+            letters.send(Letter(text="here only"), disable_replication=True)
+            letters.send(Letter(text="everywhere"))
+            letters.send(Letter(text="there"), replication_clusters=["apache", "meridian"])
+            consumer = two.subscribe(
+                topic, "s", schema=JsonSchema(Letter), initial_position=pulsar.InitialPosition.Earliest
+            )
+            assert [consumer.receive(60_000).value().text for _ in range(2)] == ["everywhere", "there"]
+            if side is apache:
+                continue  # its replicator passes over chunks of the full size, without an error
+            large = os.urandom(6 << 20)
+            one.create_producer(f"{topic}-chunks", chunking_enabled=True, batching_enabled=False).send(large)
+            chunks = two.subscribe(f"{topic}-chunks", "s", initial_position=pulsar.InitialPosition.Earliest)
+            assert chunks.receive(60_000).data() == large
+        finally:
+            one.close()
+            two.close()
+
+
+@pytest.mark.timeout(SECONDS)
+def test_a_copy_of_a_replicated_message_is_not_taken_for_a_repeat(
+    apache: PulsarProcess, meridian: BrokerProcess
+) -> None:
+    """Clients copy properties to dead-letter topics, a source position among them."""
+    topic = f"persistent://{NAMESPACE}/copies"
+    client = pulsar.Client(meridian.service_url)
+    try:
+        producer = client.create_producer(topic)
+        producer.send(b"first")
+        producer.send(b"copy", properties={"__MSG_PROP_REPL_SOURCE_POSITION": "1:0"})
+    finally:
+        client.close()
+    assert_holds(apache, topic, [b"first", b"copy"])

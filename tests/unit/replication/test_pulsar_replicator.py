@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the replicator to a region of Apache Pulsar sends, and where it continues."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from meridian_broker.ledgers import entry as entries
+from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.replication.entries.pulsar_replicator import PulsarReplicator
+from meridian_broker.replication.entries.pulsar_sending import PulsarSendWriter
+from meridian_broker.replication.entries.replicator import Reached
+from meridian_broker.replication.entries.replicator_status import StopReason
+from meridian_broker.replication.entries.sending import Stamp
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar import metadata
+from meridian_broker.wire.pulsar.frames import FrameDecoder, Send
+from support.worlds.replicator_model import LOCAL, REMOTE, THIRD, LocalLog
+
+NOWHERE = Reached(EARLIEST, EARLIEST)
+
+
+class Pulsar:
+    """The region: what it was sent, over one replicator after the other."""
+
+    def __init__(self, log: LocalLog) -> None:
+        self.log = log
+        self.got: list[Position] = []
+        self.unconfirmed: list[Send] = []
+
+    def connect(self, reached: Reached, *, largest: int = 0) -> PulsarReplicator:
+        self.core = PulsarReplicator("topic", LOCAL, REMOTE, "")
+        self.core.starting("")
+        self.unconfirmed.clear()
+        assert self.core.resume(1, reached, largest, self.log.end, self.log.own, 0)
+        return self.core
+
+    def pump(self) -> None:
+        while (want := self.core.next_read()) is not None:
+            batch = self.log.entries(want.after, want.max_entries, want.max_bytes)
+            for send in FrameDecoder().feed(b"".join(self.core.read(batch, self.log.own))):
+                assert isinstance(send, Send) and send.checksum_ok
+                assert send.origin is None, "nothing of ours is sent"
+                said = {one.key: one.value for one in metadata.parse(send.body).properties}
+                ledger, _, entry = said[metadata.SOURCE_POSITION_PROPERTY].partition(":")
+                self.got.append(Position(int(ledger), int(entry)))
+                self.unconfirmed.append(send)
+            if not batch:
+                return
+
+    def confirm(self, count: int) -> None:
+        for send in self.unconfirmed[:count]:
+            assert self.core.receipt(send.sequence_id)
+        del self.unconfirmed[:count]
+
+
+kinds = st.sampled_from(["own", "foreign", "marker", "kept", "roll"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(steps=st.lists(st.tuples(kinds, st.integers(0, 3), st.booleans()), max_size=40))
+def test_a_restart_loses_nothing_and_repeats_only_what_was_not_on_record(
+    steps: list[tuple[str, int, bool]],
+) -> None:
+    log = LocalLog()
+    remote = Pulsar(log)
+    remote.connect(NOWHERE)
+    on_record = NOWHERE
+    for kind, confirmed, restarts in steps:
+        if kind == "roll":
+            log.roll()
+        elif kind == "own":
+            log.append()
+        elif kind == "kept":
+            log.append(replicate_to=(LOCAL,))
+        else:
+            log.append(entries.FOREIGN if kind == "foreign" else entries.MARKER)
+        remote.pump()
+        remote.confirm(confirmed)
+        reached = remote.core.reached
+        assert reached.chain <= reached.scanned
+        confirmed_all = [place for place in log.wanted if place <= reached.scanned]
+        assert set(confirmed_all) <= set(remote.got), "nothing counts as served that was not sent"
+        on_record = reached
+        if restarts:
+            before = len(remote.got)
+            remote.connect(on_record)
+            remote.pump()
+            assert all(place > on_record.scanned for place in remote.got[before:]), "what is on record is not repeated"
+    remote.pump()
+    assert remote.core.hold is None
+    assert set(remote.got) == set(log.wanted)
+    remote.confirm(len(remote.unconfirmed))
+    assert remote.core.reached.scanned == (log.end if log.stored else EARLIEST)
+
+
+def test_what_came_from_pulsar_is_not_sent_on() -> None:
+    log = LocalLog()
+    place = log.append()
+    extras = entries.pack_extras((LOCAL, REMOTE), None, (THIRD, Position(3, 4)))
+    place, stored = log.stored[0]
+    header = entries.unpack(stored)
+    body = stored[header.body_offset :]
+    log.stored[0] = place, entries.pack_own(0, 1, 0, 0, 1, 1, -1, -1, extras, body)
+    assert entries.unpack(log.stored[0][1]).came_from == (THIRD, Position(3, 4))
+    remote = Pulsar(log)
+    remote.connect(NOWHERE)
+    remote.pump()
+    assert remote.got == []
+    assert remote.core.reached == (place, place)
+
+
+def test_receipts_that_name_the_source() -> None:
+    log = LocalLog()
+    first, second = log.append(), log.append()
+    remote = Pulsar(log)
+    core = remote.connect(NOWHERE)
+    remote.pump()
+    assert core.receipt_by_source(first)
+    assert core.reached == (first, first)
+    assert not core.receipt_by_source(Position(9, 9)), "one that fits nothing ends the connection"
+    assert core.receipt_by_source(second)
+    assert not core.receipt_by_source(second), "none is expected any more"
+
+
+def test_a_message_that_is_too_large_stops_it_before_that_message() -> None:
+    log = LocalLog()
+    log.append()
+    large = log.append(size=30_000)
+    log.append()
+    remote = Pulsar(log)
+    core = remote.connect(NOWHERE, largest=1000)
+    want = core.next_read()
+    assert want is not None
+    assert core.read(log.entries(want.after, 10, 1 << 20), log.own), "what is before it is sent"
+    want = core.next_read()
+    assert want is not None
+    assert core.read(log.entries(want.after, 10, 1 << 20), log.own) == []
+    assert core.hold is StopReason.REFUSED
+    assert str(large) in str(core.last_error)
+
+
+def test_a_source_position_that_a_message_has_already_is_replaced() -> None:
+    message = pb.MessageMetadata(producer_name="p", sequence_id=4, publish_time=1)
+    message.properties.add(key=metadata.SOURCE_POSITION_PROPERTY, value="1:0")
+    message.properties.add(key="colour", value="red")
+    body = metadata.build_body(message.SerializeToString(), b"payload")
+    stamp = Stamp(Position(7, 3), EARLIEST, EARLIEST, 0, 1, 0, 1, 1, 0)
+    (send,) = FrameDecoder().feed(b"".join(PulsarSendWriter(LOCAL).send(1, 0, stamp, body, 0)))
+    assert isinstance(send, Send) and send.checksum_ok
+    said = metadata.parse(send.body)
+    pairs = [(one.key, one.value) for one in said.properties]
+    assert pairs == [("colour", "red"), (metadata.SOURCE_POSITION_PROPERTY, "7:3")]
+    assert said.replicated_from == LOCAL
+    assert bytes(send.body).endswith(b"payload")
