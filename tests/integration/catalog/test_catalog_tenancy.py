@@ -12,8 +12,10 @@ from meridian_broker.engines.sqlite.metadata import SqliteMetadataStore
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotEmpty, NotFound
+from meridian_broker.metadata.forwarding import ForwardingStore
 from meridian_broker.metadata.policies import NamespaceRecord
 from meridian_broker.metadata.records import ClusterRecord, TenantRecord
+from meridian_broker.metadata.store import Record
 from meridian_broker.wire.pulsar.topic_name import parse
 from support.worlds.catalog_world import CLUSTERS, ORDERS, Interrupted
 
@@ -168,6 +170,21 @@ class TestNamespaces:
         assert record.extra == {f"max_things_{i}": i for i in range(12)}
         assert record.own["message_ttl_in_seconds"] == 9
         assert record.replication_clusters == CLUSTERS.keys()
+
+    async def test_a_policy_costs_one_look_at_the_namespace_before_and_one_after(
+        self, make: Callable[[], Catalog], catalog: Catalog, store: SqliteMetadataStore
+    ) -> None:
+        class Counting(ForwardingStore):
+            async def scan(self, prefix: str) -> list[tuple[str, Record]]:
+                scanned.append(prefix)
+                return await super().scan(prefix)
+
+        scanned: list[str] = []
+        counted = make()
+        counted._access.store = Counting(store)
+        await counted.namespaces.set_policy("public/default", "message_ttl_in_seconds", 9)
+        assert scanned.count(keys.namespace("public/default") + "/") == 2
+        assert (await catalog.namespaces.get("public/default")).to_json()["message_ttl_in_seconds"] == 9
 
     async def test_a_policy_is_taken_away(self, catalog: Catalog) -> None:
         await catalog.namespaces.set_policy("public/default", "message_ttl_in_seconds", 9)

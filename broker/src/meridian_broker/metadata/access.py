@@ -64,17 +64,25 @@ class Access:
         return Tree(path, records)
 
     async def change(
-        self, path: str, changing: Changing, also: Sequence[Check] = (), deleted: Stamp | None = None
+        self,
+        path: str,
+        changing: Changing,
+        also: Sequence[Check] = (),
+        deleted: Stamp | None = None,
+        seen: Tree | None = None,
     ) -> None:
         """Change the tree at ``path`` to what ``changing`` returns, if every check in ``also`` holds at the same time.
 
         :param deleted: see ``Tree``.
+        :param seen: what was just read there: the first attempt does not read it again.
         :raises Contended: other writers kept changing it.
         :raises Invalid: the change is too large.
         """
 
         async def attempt() -> bool | None:
-            tree = (await self.tree(path)).after(deleted)
+            nonlocal seen
+            tree = (seen or await self.tree(path)).after(deleted)
+            seen = None
             checks, operations = tree.writes(changing(tree), self.stamp)
             if not operations:
                 return True

@@ -151,10 +151,7 @@ class Namespaces:
 
     async def get(self, name: str) -> NamespaceRecord:
         """:raises NotFound: the namespace does not exist."""
-        record = fold_namespace(await self._access.tree(keys.namespace(check_namespace(name))))
-        if record is None:
-            raise NotFound(f"namespace {name} does not exist")
-        return record
+        return _namespace(await self._access.tree(keys.namespace(check_namespace(name))), name)
 
     async def create(self, name: str, record: NamespaceRecord | None = None) -> None:
         """Without replication clusters it exists in this region only.
@@ -184,18 +181,17 @@ class Namespaces:
         """
         tenant, _ = await self._base_of_tenant(name.partition("/")[0])
         path = keys.namespace(check_namespace(name))
-        wanted = change(await self.get(name))
+        seen = await self._access.tree(path)
+        wanted = change(_namespace(seen, name))
         await self._check_clusters(wanted, tenant)
 
         def changing(tree: Tree) -> dict[str, Any]:
             nonlocal wanted
-            present = fold_namespace(tree)
-            if present is None:
-                raise NotFound(f"namespace {name} does not exist")
+            present = _namespace(tree, name)
             wanted = replace(change(present), deleting=present.deleting)
             return unfold_namespace(wanted)
 
-        await self._access.change(path, changing)
+        await self._access.change(path, changing, seen=seen)
         return wanted
 
     async def set_policy(self, name: str, policy: str, value: Any, element: str | None = None) -> NamespaceRecord:
@@ -250,6 +246,14 @@ class Namespaces:
         refused = sorted(wanted - tenant.allowed_clusters)
         if refused:
             raise Invalid(f"{', '.join(refused)}: not among the tenant's allowed clusters; allow it there first")
+
+
+def _namespace(tree: Tree, name: str) -> NamespaceRecord:
+    """:raises NotFound: it does not exist."""
+    record = fold_namespace(tree)
+    if record is None:
+        raise NotFound(f"namespace {name} does not exist")
+    return record
 
 
 def _named(segments: Iterable[str]) -> list[str]:
