@@ -46,7 +46,7 @@ class Creations:
     def refused(self, topic: str, name: str, initial: Position, opened: Topic | None) -> None:
         """The client learns that it was not created. It may have been, at any moment until now."""
         if initial == LATEST and opened is not None:
-            self._cut_off[topic, name].append({**opened.log.last_origin, opened.region: opened.log.last_own})
+            self._cut_off[topic, name].append(_end(opened))
 
     def seen(self, home: Region, topic: str, subscription: Subscription, facts: SubscriptionFacts) -> None:
         """A region's view just after it found or created it."""
@@ -82,10 +82,16 @@ class Creations:
         for key, asked in self._asked.items():
             waiting = asked.pop(home.name, [])
             asked[home.name] = [one for one in waiting if home.taker(one[0]) is not None]
-            self._cut_off[key] += [places for opened, places in waiting if home.taker(opened) is None]
+            lost = [one for one in waiting if home.taker(one[0]) is None]
+            self._cut_off[key] += [_end(opened) if home.name in places else places for opened, places in lost]
 
     def may_begin_behind(self, topic: str, name: str, origin: Origin) -> bool:
         """Whether an unanswered creation may begin after a message."""
         under_way = [places for some in self._asked[topic, name].values() for _, places in some]
         places = under_way + self._cut_off[topic, name]
         return any(origin.position <= one.get(origin.region, EARLIEST) for one in places)
+
+
+def _end(opened: Topic) -> Places:
+    """What the broker that has a topic open may take for its latest messages now."""
+    return {**opened.log.last_origin, opened.region: opened.log.last_own}

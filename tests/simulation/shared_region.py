@@ -228,7 +228,10 @@ class SharedRegion(SimRegion):
                 violate("two owners", f"{owner.broker} owns {bundle.range}, and {other.range} has an owner, too")
         session, whole = self._fences.setdefault(owner.fence, (owner.session, bundle))
         is_part = session == owner.session and whole.lower <= bundle.lower and bundle.upper <= whole.upper
-        if not is_part or (bundle == whole and owner.fence < max(self._fences)):
+        earlier = [
+            fence for fence, (_, one) in self._fences.items() if one.lower < whole.upper and whole.lower < one.upper
+        ]
+        if not is_part or (bundle == whole and owner.fence < max(earlier)):
             violate("a fence was used twice", f"{owner.fence} of {owner.session}, and before of {session}")
 
     def taker(self, topic: TopicContext) -> SharingBroker | None:

@@ -83,6 +83,8 @@ BY_TESTS = {
     "an-earlier-life-counts": "unit/positions/test_progress.py",
     "an-unreadable-segment-is-tried-at-once": "integration/test_ledger_engine_faults.py",
     "bookies-confirm-before-the-ack-quorum": "unit/ledgers/test_bookkeeper_promises.py",
+    "brokers-a-bundle-is-handed-over-that-was-lost": "integration/test_ownership_sqlite.py",
+    "brokers-acquired-while-it-is-released": "integration/test_ownership_sqlite.py",
     "close-without-look-ups": "unit/topics/test_closing.py",
     "copies-of-a-failed-move-stay": "integration/test_ledger_engine_faults.py",
     "damaged-entry-claimed": "unit/topics/test_damaged.py",

@@ -25,17 +25,25 @@ def topics(count: int, namespace: str = "public/default") -> list[TopicName]:
 
 
 class CountedTopics:
-    """What is done to the topics of bundles. Closing waits while ``may_close`` is not set."""
+    """What is done to the topics of bundles. Opening and closing wait while ``may_open`` and
+    ``may_close`` are not set."""
 
     def __init__(self) -> None:
         self.gains: list[Bundle] = []
         self.closed: list[Bundle] = []
         self.dropped: list[Bundle] = []
+        self.opened: list[Bundle] = []
+        self.may_open = asyncio.Event()
+        self.may_open.set()
         self.may_close = asyncio.Event()
         self.may_close.set()
 
     def gained(self, bundle: Bundle) -> None:
         self.gains.append(bundle)
+
+    async def open(self, bundle: Bundle) -> None:
+        self.opened.append(bundle)
+        await self.may_open.wait()
 
     async def close(self, bundle: Bundle) -> None:
         self.closed.append(bundle)

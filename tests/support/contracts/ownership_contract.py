@@ -16,8 +16,8 @@ from meridian_broker.metadata.store import Check, Delete, MetadataStore, Metadat
 from meridian_broker.ownership import paths
 from meridian_broker.ownership.bundles import Bundles, NotDivisible, place_of
 from meridian_broker.ownership.claims import NoSuchBundle, OwnedElsewhere
-from meridian_broker.ownership.owner import NotServing
-from meridian_broker.ownership.records import BrokerRecord
+from meridian_broker.ownership.owner import MOVES, NotServing
+from meridian_broker.ownership.records import BrokerRecord, OwnerRecord
 from support.contracts.metadata_contract import wait_until
 from support.contracts.ownership_brokers import BUNDLES, FLOOR, OwningBroker, owning, topics
 
@@ -53,6 +53,24 @@ class LosesAnswers:
             self.is_losing = False
             raise MetadataUnavailable("the answer was lost")
         return done
+
+
+class AnswersLate:
+    """A store whose transactions wait while ``may_go_on`` is not set."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        self.may_go_on = asyncio.Event()
+        self.may_go_on.set()
+        self.asked = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> bool:
+        self.asked += 1
+        await self.may_go_on.wait()
+        return await self._store.transact(checks, operations)
 
 
 class OwningContract:
@@ -117,6 +135,21 @@ class OwningContract:
             assert (await waiting).owns
             assert b.owner.owned() == [FIRST]
 
+    async def test_a_bundle_is_not_acquired_while_it_is_being_released(self, connect: Connect) -> None:
+        """The store still names this broker, but not for long."""
+        store = AnswersLate(await connect())
+        async with owning("a", store) as a:
+            await a.owner.acquire(FIRST)
+            store.may_go_on.clear()
+            before = store.asked
+            giving = asyncio.create_task(a.owner.give_up(FIRST))
+            await wait_until(lambda: store.asked > before)
+            with pytest.raises(NotServing):
+                await a.owner.acquire(FIRST)
+            store.may_go_on.set()
+            await giving
+            assert a.owner.owned() == []
+
     async def test_a_bundle_goes_to_the_broker_that_it_is_handed_to(self, connect: Connect) -> None:
         async with AsyncExitStack() as stack:
             brokers = await three(stack, connect)
@@ -124,11 +157,90 @@ class OwningContract:
             await owner.owner.acquire(FIRST)
             for to in (*brokers[1:], *brokers):
                 await owner.owner.give_up(FIRST, to.name)
-                await wait_until(lambda to=to: to.owner.view.wishes.get(FIRST) == to.name)  # type: ignore[misc]
-                await wait_until(lambda to=to: FIRST in to.owner.vacant() or FIRST in to.owner.owned())  # type: ignore[misc]
-                await to.owner.acquire(FIRST)
+                await wait_until(lambda to=to: FIRST in to.owner.owned())  # type: ignore[misc]
                 await wait_until(lambda to=to: FIRST not in to.owner.view.wishes)  # type: ignore[misc]
+                assert to.topics.opened[-1] == to.topics.gains[-1] == FIRST
                 owner = to
+            fences = [term.fence for one in brokers if (term := one.owner.term(FIRST)) is not None]
+            assert fences == [FLOOR + 6]
+
+    async def test_a_bundle_that_is_handed_over_is_never_free(self, connect: Connect) -> None:
+        """Nobody else can get in between, and the next owner need not claim it."""
+        async with owning("a", await connect()) as a, owning("b", await connect()) as b:
+            await wait_until(lambda: len(a.owner.view.brokers) == 2)
+            before = await a.owner.acquire(FIRST)
+            owners = list[str]()
+            watching = asyncio.create_task(self._watch_owners(await connect(), owners))
+            await wait_until(lambda: owners == ["watching"])
+            await a.owner.give_up(FIRST, "b")
+            await wait_until(lambda: b.owner.owned() == [FIRST] and len(owners) > 1)
+            watching.cancel()
+            assert owners == ["watching", "b"]
+            after = b.owner.term(FIRST)
+            assert after is not None
+            assert after.fence > before.fence
+            assert a.owner.owned() == a.topics.dropped == []
+
+    async def _watch_owners(self, store: MetadataStore, owners: list[str]) -> None:
+        async for changes in store.watch(paths.owner(FIRST)):
+            for path, record in ((one.path, one.record) for one in changes):
+                owners.append("nobody" if record is None else OwnerRecord.decode(path, record.value).broker)
+            if not changes:
+                owners.append("watching")
+
+    async def test_a_bundle_whose_next_owner_has_lost_its_lease_is_free(self, connect: Connect) -> None:
+        async with owning("a", await connect()) as a, owning("b", await connect()) as b:
+            await wait_until(lambda: len(a.owner.view.brokers) == 2)
+            before = await a.owner.acquire(FIRST)
+            a.topics.may_close.clear()
+            giving = asyncio.create_task(a.owner.give_up(FIRST, "b"))
+            await wait_until(lambda: bool(a.topics.closed))
+            lease, alive = b.owner._lease, a.owner.view.brokers[paths.broker("b")]
+            assert lease is not None
+            await lease.revoke()
+            await wait_until(lambda: a.owner.view.brokers.get(paths.broker("b")) != alive)
+            a.owner.view.brokers[paths.broker("b")] = alive  # it has not heard of that yet
+            a.topics.may_close.set()
+            await giving
+            async with owning("c", await connect()) as c:
+                await wait_until(lambda: FIRST not in c.owner.view.owners)
+                assert (await c.owner.acquire(FIRST)).fence > before.fence
+
+    async def test_a_broker_that_lost_a_bundle_does_not_hand_it_over(self, connect: Connect) -> None:
+        async with AsyncExitStack() as stack:
+            a, b, c = await three(stack, connect)
+            await a.owner.acquire(FIRST)
+            a.topics.may_close.clear()
+            giving = asyncio.create_task(a.owner.give_up(FIRST, "b"))
+            await wait_until(lambda: bool(a.topics.closed))
+            term = a.owner._terms.held(FIRST)
+            assert term is not None
+            await (await connect()).delete(paths.owner(FIRST))
+            later = await c.owner.acquire(FIRST)
+            to = a.owner.view.alive("b")
+            assert to is not None
+            await a.owner._claims.transfer(FIRST, term, to, later.fence - 1)
+            a.topics.may_close.set()
+            await giving
+            assert c.owner.term(FIRST) == later
+            assert b.owner.owned() == []
+
+    async def test_a_broker_that_stops_hands_over_a_few_bundles_at_a_time(self, connect: Connect) -> None:
+        """The others are served until the next owner has opened the topics of these."""
+        async with owning("a", await connect()) as a, owning("b", await connect()) as b:
+            await wait_until(lambda: len(a.owner.view.brokers) == 2)
+            namespaces = ("public/default", "public/more", "public/most")
+            every = [bundle for one in namespaces for bundle in (await a.owner.bundles(one)).every()]
+            for bundle in every:
+                await a.owner.acquire(bundle)
+            b.topics.may_open.clear()
+            moving = asyncio.create_task(a.owner.hand_over())
+            await wait_until(lambda: len(b.topics.opened) == MOVES)
+            assert len(a.topics.closed) == MOVES
+            b.topics.may_open.set()
+            await moving
+            assert b.owner.owned() == sorted(every)
+            assert sorted(b.topics.opened) == sorted(a.topics.closed) == sorted(every)
 
     async def test_a_broker_that_stops_hands_everything_over(self, connect: Connect) -> None:
         async with owning("a", await connect()) as a, owning("b", await connect()) as b:
@@ -142,12 +254,10 @@ class OwningContract:
             await a.owner.close()
             assert set(a.topics.closed) == set(every)
             assert a.topics.dropped == a.owner.owned() == []
-            await wait_until(lambda: b.owner.vacant() == every)
+            await wait_until(lambda: b.owner.owned() == every)
             found = await a.owner.locate(topics(1)[0], authoritative=True)
-            assert (found.broker.broker, found.owns) == ("b", False)
+            assert found.broker.broker == "b"
             await wait_until(lambda: paths.broker("a") not in b.owner.view.brokers)
-            for bundle in b.owner.vacant():
-                await b.owner.acquire(bundle)
             assert b.owner.owned() == every
 
     async def test_the_parts_of_a_split_bundle_keep_their_owner_and_others_see_them(self, connect: Connect) -> None:

@@ -113,8 +113,7 @@ class ServingBroker(BrokerOfTest):
         """Hand the topic's bundle over; returns once the other broker owns it."""
         bundle = await self.bundle(name)
         await self.owner.give_up(bundle, to.name)
-        await wait_until(lambda: to.owner.view.wishes.get(bundle) == to.name)
-        await to.owner.acquire(bundle)
+        await wait_until(lambda: to.owner.term(bundle) is not None)
 
     def miss_everything(self) -> None:
         """From now on this broker notices nothing of its lease and of the store, as if it were suspended."""

@@ -36,11 +36,23 @@ def test_topics_are_opened_only_in_a_term(events: list[Event]) -> None:
     held = Terms()
     for fence, event in enumerate(events):
         before = held.state(ONE)
-        held.happens(ONE, event, Term(fence, 7) if event is Event.GRANTED and before is State.ACQUIRING else None)
+        begins = TRANSITIONS.get((before, event), (None, None))[1] is Action.SERVE
+        held.happens(ONE, event, Term(fence, 7) if begins else None)
         state = held.state(ONE)
         assert (held.term(ONE) is not None) == (state is State.OWNED)
         assert (held.held(ONE) is not None) == (state in OURS)
         assert list(held) == ([] if state is State.FREE else [ONE])
+
+
+def test_a_term_that_is_over_is_not_taken_for_a_new_one() -> None:
+    """The watch may tell of it late."""
+    held = Terms()
+    assert not held.is_over(ONE, 5)
+    held.happens(ONE, Event.GIVEN, Term(5, 1))
+    assert not held.is_over(ONE, 5)
+    held.happens(ONE, Event.GIVE_UP)
+    held.happens(ONE, Event.CLOSED)
+    assert [held.is_over(ONE, fence) for fence in (4, 5, 6)] == [True, True, False]
 
 
 def test_the_parts_of_a_split_bundle_go_on_in_its_term() -> None:

@@ -16,7 +16,16 @@ from typing import Final
 
 from meridian_broker.metadata.errors import Contended
 from meridian_broker.metadata.records import decode, encode
-from meridian_broker.metadata.store import ABSENT, Check, Delete, MetadataStore, Put, Record, VersionConflict
+from meridian_broker.metadata.store import (
+    ABSENT,
+    Check,
+    Delete,
+    LeaseExpired,
+    MetadataStore,
+    Put,
+    Record,
+    VersionConflict,
+)
 from meridian_broker.ownership import paths
 from meridian_broker.ownership.bundles import Bundle, Bundles, NotDivisible
 from meridian_broker.ownership.records import BrokerRecord, OwnerRecord
@@ -94,11 +103,9 @@ class Claims:
             found, free, checks = await self._standing(bundles, session)
             if not free:
                 return found
-            counter = await self._store.get(paths.FENCE)
-            newest = 0 if counter is None else int(decode(paths.FENCE, counter.value)[0])
-            first = max(newest, await self._floor()) + 1
+            first, unchanged = await self._next_fence()
             await self._store.transact(
-                [*checks, Check(paths.FENCE, ABSENT if counter is None else counter.version)],
+                [*checks, unchanged],
                 [
                     *(
                         Put(paths.owner(bundle), OwnerRecord(self._broker, session, fence).encode(), lease)
@@ -109,6 +116,13 @@ class Claims:
                 ],
             )
         raise Contended(f"claiming {bundles[0]}: other brokers got in first {ATTEMPTS} times: try again later")
+
+    async def _next_fence(self) -> tuple[int, Check]:
+        """A fence that no term had so far, nor a greater one, and the check that this is still so."""
+        counter = await self._store.get(paths.FENCE)
+        newest = 0 if counter is None else int(decode(paths.FENCE, counter.value)[0])
+        first = max(newest, await self._floor()) + 1
+        return first, Check(paths.FENCE, ABSENT if counter is None else counter.version)
 
     async def _standing(
         self, bundles: Sequence[Bundle], session: str
@@ -147,12 +161,47 @@ class Claims:
             record = borders[bundle.namespace] = await self._store.get(paths.bundles(bundle.namespace))
         return record is not None and _parsed(bundle.namespace, record).at(bundle.lower) == bundle
 
+    async def reserve(self, count: int) -> int:
+        """Take so many fences for terms that this broker is about to hand to others; returns the first one.
+
+        The next term of a bundle that this broker owns may have it: whoever else gets the bundle afterwards takes a
+        greater one.
+
+        :raises MetadataError: the store did not answer.
+        """
+        for _ in range(ATTEMPTS):
+            first, unchanged = await self._next_fence()
+            if await self._store.transact([unchanged], [Put(paths.FENCE, encode(first + count - 1))]):
+                return first
+        raise Contended(f"handing over {count} bundles: other brokers got in first {ATTEMPTS} times: try again later")
+
     async def announce(self, bundle: Bundle, term: Term, to: str) -> None:
         """Announce the broker that is about to take over a bundle; does nothing if the term is over.
 
         :raises MetadataError: the store did not answer.
         """
         await self._store.transact([Check(paths.owner(bundle), term.version)], [Put(paths.wish(bundle), encode(to))])
+
+    async def transfer(self, bundle: Bundle, term: Term, to: BrokerRecord, fence: int) -> None:
+        """End a term and begin that of the next owner, in one write. The announcement stays until that broker removes
+        it (``arrived``).
+
+        :param fence: was reserved during the term that ends.
+        :raises LeaseExpired: that broker is not alive. The term goes on.
+        :raises MetadataError: it is unknown whether it ended; it will with the lease at the latest.
+        """
+        if to.lease is None:
+            raise LeaseExpired(f"{to.broker} does not name its lease")
+        path, owner = paths.owner(bundle), OwnerRecord(to.broker, to.session, fence)
+        announced = Put(paths.wish(bundle), encode(to.broker))  # again: by this it is told from what it owned before
+        await self._store.transact([Check(path, term.version)], [Put(path, owner.encode(), to.lease), announced])
+
+    async def arrived(self, bundle: Bundle, term: Term) -> None:
+        """A bundle that was handed to this broker has arrived; does nothing if its term is over.
+
+        :raises MetadataError: the store did not answer.
+        """
+        await self._store.transact([Check(paths.owner(bundle), term.version)], [Delete(paths.wish(bundle))])
 
     async def release(self, bundle: Bundle, term: Term, to: str = "") -> None:
         """End a term, so that other brokers may claim the bundle.

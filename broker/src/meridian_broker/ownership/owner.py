@@ -16,19 +16,20 @@ from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
-from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.ledgers.scheduling import Scheduler, later, run_all
-from meridian_broker.metadata.store import Lease, MetadataError, MetadataStore
+from meridian_broker.metadata.store import Lease, LeaseExpired, MetadataError, MetadataStore
 from meridian_broker.ownership import paths
 from meridian_broker.ownership.balancing import Balance
 from meridian_broker.ownership.bundles import Bundle, Bundles
 from meridian_broker.ownership.claims import MANY, Claims, NoSuchBundle, OwnedElsewhere
 from meridian_broker.ownership.placement import divide
-from meridian_broker.ownership.records import BrokerRecord
+from meridian_broker.ownership.ports import NOBODY, BundleTopics, Heir
+from meridian_broker.ownership.records import BrokerRecord, OwnerRecord
 from meridian_broker.ownership.terms import Action, Event, State, Term, Terms
 from meridian_broker.ownership.view import View, namespaces_of
+from meridian_broker.ownership.waiting import Waiting
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 RETRY_SECONDS: Final = 1.0
@@ -38,9 +39,12 @@ LOOKS_PER_LEASE: Final = 20
 HAND_OVER_SECONDS: Final = 5.0
 """How long a request waits at a bundle's next owner for the hand-over. It is not refused at once because refused
 clients back off exponentially."""
+ARRIVAL_SECONDS: Final = 1.0
+"""How long a broker that stops waits until the next owner has opened a bundle's topics, before it goes on."""
 MOVES: Final = 4
-"""How many bundles a broker that stops hands over at once. Each move has pauses, in which others make progress; but the
-more there are, the longer each takes, and its clients wait."""
+"""How many bundles a broker that stops hands over at once, from the moment when clients are sent away until the next
+owner has opened the topics. Each move has pauses, in which others make progress; but the more there are, the longer
+each takes, and its clients wait."""
 NOTICEABLE: Final = 0.05
 """Change of load that the other brokers are told: each report is a write to the store that all of them see."""
 LOCATE_ATTEMPTS: Final = 4
@@ -59,22 +63,6 @@ class Found(NamedTuple):
     broker: BrokerRecord
     owns: bool
     """It owns the topic's bundle; otherwise it is the broker that should."""
-
-
-class BundleTopics(Protocol):
-    """The open topics of this broker."""
-
-    def gained(self, bundle: Bundle) -> None:
-        """This broker owns a bundle from this turn of the loop on. Must not raise."""
-        ...
-
-    async def close(self, bundle: Bundle) -> None:
-        """Close a bundle's topics cleanly. None of them is reopened unless the bundle is acquired again."""
-        ...
-
-    async def drop(self, bundle: Bundle) -> None:
-        """Drop a bundle's topics without writing anything: another broker may own them."""
-        ...
 
 
 class BundleOwner:
@@ -106,10 +94,14 @@ class BundleOwner:
         """Bundles whose owner's record this broker is changing."""
         self._wanted: dict[Bundle, None] = {}
         """Bundles that requests wait for."""
-        self._next: dict[Bundle, str] = {}
+        self._next: dict[Bundle, Heir] = {}
         """The brokers that this broker's bundles are being handed to."""
-        self._waiting: dict[Bundle, list[Callable[[], None]]] = {}
-        """Callbacks of the requests that wait for a bundle to be handed to this broker."""
+        self._waiting = Waiting(scheduler, HAND_OVER_SECONDS)
+        """Requests that wait for a bundle to be handed to this broker."""
+        self._leaving = Waiting(scheduler, ARRIVAL_SECONDS)
+        """Moves that wait until a bundle has arrived at the next broker."""
+        self._arriving: set[Bundle] = set()
+        """Bundles that were handed to this broker, and whose topics it is opening."""
         self._lease: Lease | None = None
         self._me: BrokerRecord | None = None
         self._topics: BundleTopics | None = None
@@ -142,15 +134,20 @@ class BundleOwner:
             await self._tell(lease)
         others = [one for one in self.view.candidates() if one.broker != self.name]
         going = divide((bundle for bundle in self._terms if bundle not in self._next), others)
-        announcing = [partial(self._announce, bundle, to) for bundle, to in going.items()]
-        await run_all(self._scheduler, announcing, "announce the next owner of a bundle")
+        await self._announce(going)
 
     async def hand_over(self) -> None:
         """Prepare to stop, and hand this broker's bundles to the other brokers, if there are any, ``MOVES`` at a time:
         clients of a bundle whose turn has not come are still served here."""
         await self.leave()
-        moves = [partial(self.give_up, bundle, to) for bundle, to in self._next.items()]
+        moves = [partial(self._move, bundle, heir.broker) for bundle, heir in self._next.items()]
         await run_all(self._scheduler, moves, "hand a bundle over", at_once=MOVES)
+
+    async def _move(self, bundle: Bundle, to: str) -> None:
+        """Hand a bundle over, and wait until it has arrived."""
+        await self.give_up(bundle, to)
+        if self.view.wishes.get(bundle) == to and self.view.alive(to) is not None:
+            await self._leaving.wait(bundle)
 
     async def close(self) -> None:
         """Close topics cleanly, give up the bundles that this broker still has, and end the lease."""
@@ -158,7 +155,7 @@ class BundleOwner:
             await self.leave()
         if (lease := self._lease) is None:
             return
-        jobs = [partial(self.give_up, bundle, self._next.get(bundle, "")) for bundle in self._terms]
+        jobs = [partial(self.give_up, bundle, self._next.get(bundle, NOBODY).broker) for bundle in self._terms]
         await run_all(self._scheduler, jobs, "give up a bundle")
         self._lease = None
         await lease.revoke()
@@ -266,8 +263,9 @@ class BundleOwner:
         term = self._terms.held(bundle)
         if term is None or self._terms.happens(bundle, Event.GIVE_UP) is not Action.CLOSE:
             return
-        if to and self._next.get(bundle) != to:
-            await self._announce(bundle, to)
+        if to and self._next.get(bundle, NOBODY).broker != to:
+            await self._announce({bundle: to})
+        heir = self._next.get(bundle, NOBODY)
         try:
             await self._open_topics.close(bundle)
         finally:
@@ -278,16 +276,36 @@ class BundleOwner:
             return
         self._changing.add(bundle)  # it is not acquired again while its record is being removed
         try:
-            await self._claims.release(bundle, term, to)
+            await self._pass_on(bundle, term, heir)
             log.info("gave up %s in term %d", bundle, term.fence)
         except MetadataError as error:
             log.warning("gave up %s, but the store may not know it yet: %s", bundle, error)
         finally:
             self._changing.discard(bundle)
 
-    async def _announce(self, bundle: Bundle, to: str) -> None:
-        """Send clients to the next owner from now on: they wait there until it owns the bundle."""
-        self._next[bundle] = to
+    async def _pass_on(self, bundle: Bundle, term: Term, heir: Heir) -> None:
+        """Record the next owner, or that it has to claim the bundle, or that any broker may."""
+        to = self.view.alive(heir.broker)
+        if to is not None and heir.fence:
+            with suppress(LeaseExpired):
+                await self._claims.transfer(bundle, term, to, heir.fence)
+                return
+        await self._claims.release(bundle, term, heir.broker)
+
+    async def _announce(self, going: Mapping[Bundle, str]) -> None:
+        """Send clients to the next owners from now on: they wait there until these own the bundles."""
+        self._next |= {bundle: Heir(to) for bundle, to in going.items()}
+        if not going:
+            return
+        with suppress(MetadataError):
+            first = await self._claims.reserve(len(going))
+            for fence, (bundle, to) in enumerate(going.items(), first):
+                if self._next.get(bundle) == Heir(to):
+                    self._next[bundle] = Heir(to, fence)
+        announcing = [partial(self._announce_one, bundle, to) for bundle, to in going.items()]
+        await run_all(self._scheduler, announcing, "announce the next owner of a bundle")
+
+    async def _announce_one(self, bundle: Bundle, to: str) -> None:
         if (term := self._terms.held(bundle)) is not None:
             with suppress(MetadataError):
                 await self._claims.announce(bundle, term, to)
@@ -333,7 +351,7 @@ class BundleOwner:
         raise NotServing(f"the bundle of {topic} keeps being split: look it up later")
 
     async def _locate(self, bundle: Bundle, authoritative: bool) -> Found:
-        if (to := self.view.alive(self._next.get(bundle, ""))) is not None:
+        if (to := self.view.alive(self._next.get(bundle, NOBODY).broker)) is not None:
             return Found(to, False)
         await self._handed_over(bundle)
         me = self._me
@@ -358,23 +376,14 @@ class BundleOwner:
     async def _handed_over(self, bundle: Bundle) -> None:
         """Wait while the bundle is being handed to this broker."""
         owner = self.view.owner(bundle)
-        if owner is None or owner.broker == self.name or self.view.wishes.get(bundle) != self.name:
-            return
-
-        def wait(ready: Callable[[Any], None]) -> None:
-            self._waiting.setdefault(bundle, []).append(lambda: ready(None))
-            self._scheduler.later(HAND_OVER_SECONDS, lambda: self._wake(bundle))
-
-        await self._scheduler.answer(wait)
-
-    def _wake(self, bundle: Bundle) -> None:
-        notify_all(self._waiting.pop(bundle, []))
+        if owner is not None and owner.broker != self.name and self.view.wishes.get(bundle) == self.name:
+            await self._waiting.wait(bundle)
 
     def next_owner(self, topic: TopicName) -> BrokerRecord | None:
         """The broker that a topic is being handed to; None: it stays, or any broker may take it."""
         bundles = self.view.bundles.get(topic.namespace_name)
-        to = None if bundles is None else self._next.get(bundles.of(topic))
-        return None if to is None else self.view.alive(to)
+        heir = NOBODY if bundles is None else self._next.get(bundles.of(topic), NOBODY)
+        return self.view.alive(heir.broker)
 
     def vacant(self) -> list[Bundle]:
         """The bundles that have no owner, as far as known, and that this broker should take."""
@@ -508,7 +517,7 @@ class BundleOwner:
                         self.on_seen(namespaces_of(changes))
                     else:
                         self.view = View.of(await self._store.scan(paths.ROOT))
-                        touched = [*self._terms, *self._waiting]
+                        touched = [*self._terms, *self._waiting.bundles, *self._leaving.bundles, *self.view.wishes]
                         self.on_seen(None)
                     for bundle in touched:
                         self._look(bundle)
@@ -519,11 +528,44 @@ class BundleOwner:
     def _look(self, bundle: Bundle) -> None:
         """React to a change of an owner's record. The watch may lag behind our own writes, so a record that the view
         lacks is read from the store."""
-        if self.view.owner(bundle) is None:
-            self._wake(bundle)
         owner, me = self.view.owners.get(bundle), self._me
+        if owner is not None and me is not None and owner.session == me.session:
+            self._look_at_own(bundle, owner)
+        if self.view.wishes.get(bundle) is None:
+            self._leaving.wake(bundle)
+        alive = self.view.owner(bundle)
+        if alive is None or alive.broker == self.name:
+            self._waiting.wake(bundle)
         if self._terms.held(bundle) is not None and (owner is None or me is None or owner.session != me.session):
             self._scheduler.spawn(self._verify(bundle), "verify the owner of a bundle")
+
+    def _look_at_own(self, bundle: Bundle, owner: OwnerRecord) -> None:
+        """This broker is on record as the owner. If another one handed the bundle over, it is served from now on.
+
+        What this broker claims or splits by itself is not announced. The watch may also tell of a term that is over.
+        """
+        if self.view.wishes.get(bundle) != self.name or self._valid() is None or bundle in self._changing:
+            return
+        term = Term(owner.fence, self.view.versions[bundle])
+        if (
+            not self._terms.is_over(bundle, owner.fence)
+            and self._terms.happens(bundle, Event.GIVEN, term) is Action.SERVE
+        ):
+            self._open_topics.gained(bundle)
+            log.info("owns %s in term %d, handed over by another broker", bundle, owner.fence)
+        held = self._terms.term(bundle)
+        if held is not None and held.fence == owner.fence and bundle not in self._arriving:
+            self._arriving.add(bundle)
+            self._scheduler.spawn(self._take_in(bundle, held), f"open the topics of {bundle}")
+
+    async def _take_in(self, bundle: Bundle, term: Term) -> None:
+        try:
+            await self._open_topics.open(bundle)
+            if self._terms.term(bundle) is term and bundle not in self._next:
+                with suppress(MetadataError):  # nothing depends on it: the other broker waits no longer than a while
+                    await self._claims.arrived(bundle, term)
+        finally:
+            self._arriving.discard(bundle)
 
     async def _verify(self, bundle: Bundle) -> None:
         term = self._terms.held(bundle)

@@ -31,6 +31,14 @@ class BrokerRecord:
     draining: bool = False
     """It is about to stop and gets no more bundles."""
 
+    @property
+    def lease(self) -> int | None:
+        """The lease of its session, on which all that it owns depends; None: it does not say."""
+        try:
+            return int(self.session.rpartition("#")[2], 16)
+        except ValueError:
+            return None
+
     def encode(self) -> bytes:
         return records.encode(
             {

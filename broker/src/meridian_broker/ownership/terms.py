@@ -5,6 +5,7 @@
 what happens       free               acquiring          owned                 giving up             lost
 =================  =================  =================  ====================  ====================  =================
 wanted             acquiring: claim
+given              owned: serve
 granted                               owned: serve
 refused                               free: forget
 give up                                                  giving up: close
@@ -51,6 +52,8 @@ class Event(Enum):
 
     WANTED = "wanted"
     """This broker should own it."""
+    GIVEN = "given"
+    """Another broker handed it over: the store has recorded this broker as its owner."""
     GRANTED = "granted"
     """The store has recorded this broker as its owner."""
     REFUSED = "refused"
@@ -82,6 +85,7 @@ class Action(Enum):
 
 TRANSITIONS: Final[dict[tuple[State, Event], tuple[State, Action]]] = {
     (State.FREE, Event.WANTED): (State.ACQUIRING, Action.CLAIM),
+    (State.FREE, Event.GIVEN): (State.OWNED, Action.SERVE),
     (State.ACQUIRING, Event.GRANTED): (State.OWNED, Action.SERVE),
     (State.ACQUIRING, Event.REFUSED): (State.FREE, Action.FORGET),
     (State.ACQUIRING, Event.ENDED): (State.FREE, Action.FORGET),
@@ -109,11 +113,12 @@ class Terms:
     def __init__(self) -> None:
         self._states: dict[Bundle, State] = {}
         self._terms: dict[Bundle, Term] = {}
+        self._last: dict[Bundle, int] = {}
 
     def happens(self, bundle: Bundle, event: Event, term: Term | None = None) -> Action | None:
         """Note an event and return what to do about it; None: nothing.
 
-        :param term: the term that is granted.
+        :param term: the term that is given or granted.
         """
         state, action = TRANSITIONS.get((self.state(bundle), event), (None, None))
         if state is None:
@@ -123,8 +128,13 @@ class Terms:
             self._terms[bundle] = term
         if state is State.FREE:
             del self._states[bundle]
-            self._terms.pop(bundle, None)
+            if (ended := self._terms.pop(bundle, None)) is not None:
+                self._last[bundle] = ended.fence
         return action
+
+    def is_over(self, bundle: Bundle, fence: int) -> bool:
+        """Whether the term with this fence, or a later one, was this broker's and has ended."""
+        return fence <= self._last.get(bundle, -1)
 
     def state(self, bundle: Bundle) -> State:
         return self._states.get(bundle, State.FREE)

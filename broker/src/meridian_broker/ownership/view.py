@@ -30,6 +30,8 @@ class View:
     def __init__(self) -> None:
         self.brokers: dict[str, BrokerRecord] = {}
         self.owners: dict[Bundle, OwnerRecord] = {}
+        self.versions: dict[Bundle, int] = {}
+        """Of the owners' records."""
         self.bundles: dict[str, Bundles] = {}
         """By namespace; a namespace that was never looked up has none yet."""
         self.wishes: dict[Bundle, str] = {}
@@ -42,7 +44,7 @@ class View:
         return view
 
     def apply(self, changes: Iterable[Change]) -> list[Bundle]:
-        """Take over changes. Returns the bundles whose owner's record changed."""
+        """Take over changes. Returns the bundles whose owner changed, or the broker that they are being handed to."""
         touched: list[Bundle] = []
         for change in changes:
             try:
@@ -62,8 +64,10 @@ class View:
         elif (bundle := paths.bundle_of(path)) is not None:
             if path.startswith(paths.OWNERS):
                 _set(self.owners, bundle, None if record is None else OwnerRecord.decode(path, record.value))
-                return bundle
-            _set(self.wishes, bundle, None if record is None else str(decode(path, record.value)[0]))
+                _set(self.versions, bundle, None if record is None else record.version)
+            else:
+                _set(self.wishes, bundle, None if record is None else str(decode(path, record.value)[0]))
+            return bundle
         return None
 
     def owner(self, bundle: Bundle) -> BrokerRecord | None:

@@ -20,6 +20,7 @@ from meridian_broker.ledgers.scheduling import in_slices, later, run_all
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.ownership.bundles import Bundle, place_of
 from meridian_broker.ownership.owner import NotServing
+from meridian_broker.ownership.waiting import Waiting
 from meridian_broker.topics.errors import TopicElsewhere, TopicFenced
 from meridian_broker.topics.service import closing
 from meridian_broker.topics.service.settling import settle
@@ -38,6 +39,9 @@ SURVEY_SECONDS: Final = 0.5
 """Pause before the topics of a bundle are listed again because the metadata store did not answer; it doubles ..."""
 SURVEY_SECONDS_MAX: Final = 10.0
 """... up to this."""
+
+OPENED_AT_ONCE: Final = 8
+"""Topics of a bundle that was handed over which are opened at once. Those that clients ask for are so, too."""
 
 MOVED = "another broker is taking the topic over: look it up again"
 LOST = "this broker may no longer own the topic: look it up again"
@@ -60,6 +64,7 @@ class OwnedTopics:
         if self._opener is not None:
             raise RuntimeError("the ownership of topics was bound to an opener before")
         self._opener = opener
+        self._listed = Waiting(opener.parts.scheduler, SURVEY_SECONDS_MAX)
         self.owner.bind(self)
 
     async def follow_shadows(self) -> None:
@@ -135,6 +140,21 @@ class OwnedTopics:
                     parts.unfinished.later(name)
             if self._surveys.get(bundle) is run:
                 del self._surveys[bundle]
+                self._listed.wake(bundle)
+
+    async def open(self, bundle: Bundle) -> None:
+        """Open the bundle's topics now: clients that were sent here wait for them."""
+        if bundle in self._surveys:
+            await self._listed.wait(bundle)
+        opener = self._bound
+        names = [topic_name.parse(name) for name in _in(opener.parts.unfinished.unopened, bundle)]
+
+        async def open_one(name: TopicName) -> None:
+            if self.owner.term(bundle) is not None:
+                await opener.open(name)
+
+        jobs = [partial(open_one, name) for name in names]
+        await run_all(opener.parts.scheduler, jobs, "open a topic that was handed over", at_once=OPENED_AT_ONCE)
 
     async def close(self, bundle: Bundle) -> None:
         """Close the bundle's open topics cleanly."""
@@ -172,6 +192,7 @@ class OwnedTopics:
     def _forget(self, bundle: Bundle) -> None:
         """Keep nothing of the bundle's topics that their next owner may change."""
         self._surveys.pop(bundle, None)
+        self._listed.wake(bundle)
         self._bound.regions.leasing.left(_TopicsOf(bundle))
         unfinished = self._bound.parts.unfinished
         for name in _in(unfinished.unopened | unfinished.closed.keys(), bundle):

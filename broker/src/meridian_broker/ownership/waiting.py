@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Requests that wait until something becomes of a bundle, or for a bounded time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from meridian_broker.ledgers.notifying import notify_all
+from meridian_broker.ledgers.scheduling import Scheduler
+from meridian_broker.ownership.bundles import Bundle
+
+
+class Waiting:
+    """See the module's text."""
+
+    def __init__(self, scheduler: Scheduler, seconds: float) -> None:
+        """:param seconds: nobody waits longer."""
+        self._scheduler = scheduler
+        self._seconds = seconds
+        self._callbacks: dict[Bundle, list[Callable[[], None]]] = {}
+
+    @property
+    def bundles(self) -> list[Bundle]:
+        """The bundles that somebody waits for."""
+        return list(self._callbacks)
+
+    async def wait(self, bundle: Bundle) -> None:
+        """Wait for ``wake``."""
+
+        def begin(ready: Callable[[Any], None]) -> None:
+            timer = self._scheduler.later(self._seconds, lambda: self.wake(bundle))
+
+            def woken() -> None:
+                timer.cancel()
+                ready(None)
+
+            self._callbacks.setdefault(bundle, []).append(woken)
+
+        await self._scheduler.answer(begin)
+
+    def wake(self, bundle: Bundle) -> None:
+        """All who wait for the bundle continue."""
+        notify_all(self._callbacks.pop(bundle, []))
