@@ -26,6 +26,7 @@ from meridian_broker.wire.pulsar.frames import (
     Message,
     Send,
 )
+from meridian_broker.wire.pulsar.parsing import parse
 from meridian_broker.wire.pulsar.varints import varint
 
 THOROUGH = settings(max_examples=500, deadline=None)
@@ -266,6 +267,43 @@ def test_odd_acks_agree_with_protobuf(ids: list[tuple[int, int, int, bool, bytes
     wanted = [expected(pb.BaseCommand.FromString(command), b"")]
     assert decoder.feed(frame(command)) == wanted
     assert decoder.feed(frame(command)) == wanted  # again, with the ledgers remembered
+
+
+@st.composite
+def similar_acks(draw: st.DrawFn) -> list[bytes]:
+    """Commands of many consumers that say the same, or nearly so: ids of few entries, some bytes changed."""
+    ids = draw(st.lists(st.tuples(st.sampled_from(EDGES), st.sampled_from(EDGES)), min_size=1, max_size=2))
+    found = []
+    for _ in range(draw(st.integers(2, 8))):
+        some = draw(st.lists(st.sampled_from(ids), min_size=1, max_size=2))
+        request_id = draw(st.sampled_from([None, None, None, 7]))
+        command = bytearray(encode.ack(draw(u64), draw(st.sampled_from([0, 0, 0, 1])), some, request_id)[8:])
+        if draw(st.integers(0, 3)) == 0:
+            command[draw(st.integers(3, len(command) - 1))] = draw(st.integers(0, 255))
+        found.append(bytes(command))
+    return found
+
+
+@THOROUGH
+@given(similar_acks())
+def test_acks_that_say_the_same_read_as_each_would_alone(stream: list[bytes]) -> None:
+    alone: list[Any] = []
+    for command in stream:
+        try:
+            alone.append(parse(command, None))
+        except FrameError as refusal:
+            alone.append(type(refusal))
+            break
+    decoder, together = FrameDecoder(), list[Any]()
+    for command in stream:
+        try:
+            together += decoder.feed(frame(command))
+        except FrameError as refusal:
+            together.append(type(refusal))
+            break
+    assert together == alone
+    lists = [id(command.ids) for command in together if isinstance(command, Ack)]
+    assert len(set(lists)) == len(lists), "nobody else's list"
 
 
 def test_only_commands_clients_write_take_the_fast_way(monkeypatch: pytest.MonkeyPatch) -> None:

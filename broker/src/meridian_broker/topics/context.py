@@ -20,6 +20,7 @@ from meridian_broker.topics.errors import NotAllowed, TopicError, TopicFenced, T
 from meridian_broker.topics.policies import bounds
 from meridian_broker.topics.reopening import Failing
 from meridian_broker.topics.shadows import Elsewhere, OnRecord
+from meridian_broker.topics.turns import Turns
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.log import TopicLog
@@ -97,6 +98,7 @@ class TopicContext:
         self.progress_log = progress_log
         """Its subscriptions' records and progress."""
         self.scheduler = scheduler
+        self.turns = Turns(scheduler)
         self.clock = clock
         self.limits = limits
         self.exchange = exchange

@@ -30,7 +30,7 @@ from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, topic_name
 from meridian_broker.wire.pulsar.errors import ConsumerNotFoundError, MetadataError, ServerError, ServiceNotReadyError
-from meridian_broker.wire.pulsar.frames import CUMULATIVE, Ack, Flow
+from meridian_broker.wire.pulsar.frames import CUMULATIVE, INDIVIDUAL, Ack, Flow
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
@@ -173,14 +173,26 @@ def _key_shared(asked: pb.CommandSubscribe) -> KeySharedPolicy | None:
 
 
 def flow(connection: Connection, command: Flow) -> None:
-    consumer = _consumer(connection, command.consumer_id)
-    if consumer is not None:
-        consumer.flow(command.permits)
+    """FLOW."""
+    _, consumer_id, permits = command
+    consumers = connection.consumers
+    if consumers is not None and (consumer := consumers.get(consumer_id)) is not None:
+        consumer.flow(permits)
 
 
 def ack(connection: Connection, command: Ack) -> None:
     """ACK. If it has a request id, the client waits until the acknowledgement is durable."""
-    consumer = _consumer(connection, command.consumer_id)
+    _, consumer_id, ack_type, positions, request_id, detail = command
+    consumers = connection.consumers
+    consumer = None if consumers is None else consumers.get(consumer_id)
+    if consumer is not None and ack_type == INDIVIDUAL and request_id is None and detail is None:
+        consumer.subscription.acknowledge(consumer, positions)
+    else:
+        _other_ack(connection, command, consumer)
+
+
+def _other_ack(connection: Connection, command: Ack, consumer: Consumer | None) -> None:
+    """An ACK that is cumulative, of parts of batches, or to be answered; or whose consumer is not there."""
     confirmed = None
     if command.request_id is not None:
         request_id, consumer_id = command.request_id, command.consumer_id
@@ -219,7 +231,7 @@ def ack(connection: Connection, command: Ack) -> None:
         elif confirmed is not None:
             confirmed(None)
         return
-    subscription.acknowledge(consumer, [_new(Position, pair) for pair in command.ids], parts, confirmed)
+    subscription.acknowledge(consumer, command.ids, parts, confirmed)
 
 
 def redeliver(connection: Connection, command: Any) -> None:

@@ -34,8 +34,6 @@ def individual(
     if not cursor.durable:
         acknowledging.in_memory(cursor, acker, positions, confirmed, is_sharing=cursor.owner.tracks_holders)
         return None
-    if len(positions) == 1 and not batches and cursor.claim_common(acker, positions[0], confirmed):
-        return None
     stale = rewinding.stale(cursor, positions)
     if cursor.compacted is not None and positions:
         positions = cursor.compacted.acknowledge(acker, positions, stale, batches, confirmed)

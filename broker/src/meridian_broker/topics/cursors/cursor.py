@@ -298,7 +298,9 @@ class Cursor(CursorState):
 
     def claim_common(self, acker: AckState, position: Position, confirmed: Done | None) -> bool:
         """Claim one whole entry as other subscriptions did. False: nothing was done, it has to be claimed by itself."""
-        if self._delta is not None or self.resent is not None or acker.epoch is not ZERO or not self._is_plain():
+        if self._delta is not None or not self.durable or self.resent is not None or acker.epoch is not ZERO:
+            return False
+        if not self._is_plain():
             return False
         context = self.context
         known = context.progress_log.common_acks
@@ -340,11 +342,26 @@ class Cursor(CursorState):
             self._confirmations.append(confirmed)
         if not self._is_flushing:
             self._is_flushing = True
-            self.context.scheduler.defer(self._flush_turn)
+            self.context.turns.add(self)
 
-    def _flush_turn(self) -> None:
+    def next_turn(self) -> None:
+        """The turn in which something was acknowledged is over."""
         self._is_flushing = False
-        self.flush()
+        common = self._delta
+        if isinstance(common, CommonAck) and self._confirmations is None and self._is_plain():
+            self._flush_common(common)
+        else:
+            self.flush()
+
+    def _flush_common(self, common: CommonAck) -> None:
+        """As ``flush`` of one entry, which many acknowledge, and of nothing else."""
+        self._delta, self._entries = None, 0
+        context, owner = self.context, self.owner
+        self.last_acked_ms = context.scheduler.now_ms()
+        if self.progress.ack(ZERO, common.region, common.after, common.upto):
+            if owner.is_there:
+                context.progress_log.append_acked(owner.record.name, common.encoded)
+            self.advance()
 
     def flush_pending(self) -> None:
         """As ``flush``, if there is anything pending."""

@@ -227,9 +227,10 @@ class Subscription:
         """Let the dispatcher run in the next turn of the loop."""
         if not self._pumping and self.dispatcher is not None:
             self._pumping = True
-            self.topic.scheduler.defer(self._pump)
+            self.topic.turns.add(self)
 
-    def _pump(self) -> None:
+    def next_turn(self) -> None:
+        """Dispatch."""
         self._pumping = False
         if self.dispatcher is not None and not self.barrier and self.topic.failure is None:
             self.cursor.flush_pending()
@@ -328,7 +329,12 @@ class Subscription:
         confirmed: Done | None = None,
     ) -> None:
         """Individual acknowledgement, see ``ack_commands.individual``."""
-        rest = ack_commands.individual(self.cursor, consumer, positions, batches, confirmed)
+        cursor, dispatcher = self.cursor, self.dispatcher
+        if len(positions) == 1 and not batches and cursor.claim_common(consumer, positions[0], confirmed):
+            if dispatcher is None or dispatcher.tracks_holders:
+                self.unblock(consumer)
+            return
+        rest = ack_commands.individual(cursor, consumer, positions, batches, confirmed)
         if rest is None:
             self.unblock(consumer)
         else:

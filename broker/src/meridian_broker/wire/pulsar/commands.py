@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
+from meridian_broker.positions.position import Position
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 
 SEND: Final = 6
@@ -48,8 +49,7 @@ class Ack(NamedTuple):
     consumer_id: int
     ack_type: int
     """``INDIVIDUAL`` or ``CUMULATIVE``."""
-    ids: list[tuple[int, int]]
-    """(ledger, entry) of each."""
+    ids: list[Position]
     request_id: int | None
     """Given: the client waits for an ACK_RESPONSE."""
     detail: pb.CommandAck | None

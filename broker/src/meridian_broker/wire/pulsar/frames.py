@@ -25,6 +25,7 @@ from typing import Final
 from crc32c import crc32c
 
 from meridian_broker.bounds.clients import ACK_IDS, FRAME_BYTES
+from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.wire.pulsar.commands import (
     ACK,
     CUMULATIVE,
@@ -100,7 +101,7 @@ class FrameDecoder:
     :param max_frame_bytes: the largest ``total`` accepted.
     """
 
-    __slots__ = ("_failure", "_have", "_ledgers", "_need", "_parts", "max_frame_bytes")
+    __slots__ = ("_acked", "_failure", "_have", "_ledgers", "_need", "_parts", "_words", "max_frame_bytes")
 
     def __init__(self, max_frame_bytes: int = FRAME_BYTES) -> None:
         self.max_frame_bytes = max_frame_bytes
@@ -109,6 +110,10 @@ class FrameDecoder:
         self._need = _SIZES_BYTES
         self._failure: FrameError | None = None
         self._ledgers: dict[bytes, int] = {}
+        self._words = b"no ACK"
+        """The last individual ACK of one entry, without its consumer: thousands of them may say the same."""
+        self._acked = EARLIEST
+        """The entry that it names."""
 
     def feed(self, data: bytes) -> list[AnyCommand]:
         """The commands that ``data`` completes, oldest first; often none, often many.
@@ -272,11 +277,14 @@ class FrameDecoder:
             at += 2
             if consumer_id >= 0x80:
                 consumer_id, at = read_varint(data, at - 1)
+            words = data[at:end]
+            if words == self._words:
+                return _new(Ack, (ACK, consumer_id, INDIVIDUAL, [self._acked], None, None))
             ack_type = data[at + 1]
             if data[at] != 0x10 or ack_type > CUMULATIVE:
                 return None
             at += 2
-            ids: list[tuple[int, int]] = []
+            ids: list[Position] = []
             ledgers = self._ledgers
             while at < end and data[at] == 0x1A:
                 stop = at + 2 + data[at + 1]
@@ -304,12 +312,14 @@ class FrameDecoder:
                         entry, at = read_varint(data, at - 1)
                 if at != stop:
                     return None
-                ids.append((ledger, entry))
+                ids.append(_new(Position, (ledger, entry)))
             request_id = None
             if at < end and data[at] == 0x40:
                 request_id, at = read_varint(data, at + 1)
             if at != end:
                 return None
+            if len(ids) == 1 and ack_type == INDIVIDUAL and request_id is None:
+                self._words, self._acked = words, ids[0]
             return _new(Ack, (ACK, consumer_id, ack_type, ids, request_id, None))
         except IndexError:  # the command says more than the bytes that are here: the parser words the complaint
             return None

@@ -10,6 +10,7 @@ from crc32c import crc32c
 from google.protobuf.message import DecodeError
 
 from meridian_broker.bounds.clients import ACK_IDS
+from meridian_broker.positions.position import Position
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.commands import (
     ACK,
@@ -174,7 +175,7 @@ def _ack(message: pb.CommandAck) -> Ack:
         ACK,
         message.consumer_id,
         message.ack_type,
-        [(one.ledgerId, one.entryId) for one in message.message_id],
+        [Position(one.ledgerId, one.entryId) for one in message.message_id],
         message.request_id if message.HasField("request_id") else None,
         message if unusual else None,
     )
