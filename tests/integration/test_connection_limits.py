@@ -351,6 +351,46 @@ async def test_what_a_slow_consumer_does_not_read_stays_in_the_log(tmp_path: Pat
         await slow.close()
 
 
+async def test_subscriptions_whose_client_does_not_read_delay_no_others_of_their_topic(tmp_path: Path) -> None:
+    """Each message reaches all the others before the next one is published; the broker holds one buffer for the slow
+    client, which gets everything in order once it reads."""
+    subscriptions, messages, size = 40, 60, 4000
+    async with broker_inside(tmp_path) as inside:
+        port = inside.settings.network.broker_service_port
+        slow = RawConnection(*await small_buffered(port))
+        slow.say(T.CONNECT, pb.CommandConnect(client_version="raw", protocol_version=21))
+        await slow.hear(T.CONNECTED)
+        transport = only_connection(inside).transport
+        assert transport is not None
+        sizes: list[int] = []
+        async with raw(port) as quick, raw(port) as producer:
+            for connection, name in ((slow, "slow"), (quick, "quick")):
+                for number in range(subscriptions):
+                    await connection.subscribed(TOPIC, f"{name}-{number}", number)
+                    connection.write(encode.flow(number, 1_000_000))
+            await producer.producer(TOPIC)
+            for number in range(messages):
+                producer.send("p", number, bytes(size))
+                heard = set[int]()
+                while len(heard) < subscriptions:
+                    message = (await quick.hear_any()).command
+                    heard.add(message.consumer_id)
+                    place = message.message_id
+                    quick.write(encode.ack(message.consumer_id, 0, [(place.ledgerId, place.entryId)]))
+                    quick.write(encode.flow(message.consumer_id, 1))
+                sizes.append(transport.get_write_buffer_size())
+            assert 0 < max(sizes) <= UNSENT_BYTES + WRITE_BYTES + size
+            there = inside.service.topics[TOPIC].subscriptions
+            await until(lambda: not any(there[f"quick-{number}"].backlog() for number in range(subscriptions)))
+            assert all(there[f"slow-{number}"].backlog() == messages for number in range(subscriptions))
+        got: dict[int, list[tuple[int, int]]] = {number: [] for number in range(subscriptions)}
+        for _ in range(subscriptions * messages):
+            message = (await slow.hear_any()).command
+            got[message.consumer_id].append((message.message_id.ledgerId, message.message_id.entryId))
+        assert all(places == got[0] == sorted(set(places)) for places in got.values())
+        await slow.close()
+
+
 def test_many_connections_write_little_each() -> None:
     assert turn_bytes(1) == WRITE_BYTES
     for count in range(1, 20_000, 7):

@@ -84,6 +84,21 @@ class RawConnection:
         except ConnectionResetError:
             return b""
 
+    # -- consumers
+
+    async def subscribed(self, topic: str, subscription: str, consumer_id: int, kind: int = 0) -> None:
+        """SUBSCRIBE, from the earliest message on; Exclusive by default."""
+        asked = pb.CommandSubscribe(
+            topic=topic,
+            subscription=subscription,
+            subType=kind,  # type: ignore[arg-type]
+            consumer_id=consumer_id,
+            request_id=next(self._requests),
+            initialPosition=pb.CommandSubscribe.Earliest,
+        )
+        self.say(T.SUBSCRIBE, asked)
+        assert (await self.hear(T.SUCCESS)).request_id == asked.request_id
+
     # -- producers
 
     def ask_producer(self, topic: str, producer_id: int = 1, **fields: Any) -> int:

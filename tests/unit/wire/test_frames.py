@@ -11,6 +11,7 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.bounds.clients import FRAME_BYTES
+from meridian_broker.positions.position import Position
 from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, frames, metadata
@@ -176,7 +177,7 @@ def expected(base: pb.BaseCommand, payload: bytes) -> Any:
             10,
             ack.consumer_id,
             ack.ack_type,
-            [(one.ledgerId, one.entryId) for one in ack.message_id],
+            [Position(one.ledgerId, one.entryId) for one in ack.message_id],
             ack.request_id if ack.HasField("request_id") else None,
             None if without_partition == plain else ack,
         )

@@ -20,9 +20,14 @@ class LoopScheduler:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._now_ms = 0
 
     def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000
+        """The same object within a millisecond: subscriptions keep several times, and many are made together."""
+        now_ms = time.time_ns() // 1_000_000
+        if now_ms != self._now_ms:
+            self._now_ms = now_ms
+        return self._now_ms
 
     def monotonic_ms(self) -> int:
         return clock.monotonic_ms()

@@ -311,7 +311,7 @@ class Cursor(CursorState):
             if place is not None:
                 if len(known) >= REMEMBERED:
                     known.clear()
-                known[position] = CommonAck(place) if position in known else None
+                known[position] = CommonAck(position, place) if position in known else None
             return False
         self._delta = common
         self.owner.release(acker, position)
@@ -362,6 +362,8 @@ class Cursor(CursorState):
             if owner.is_there:
                 context.progress_log.append_acked(owner.record.name, common.encoded)
             self.advance()
+            if self.mark_delete == common.position:
+                self.mark_delete = common.position  # one object for all
 
     def flush_pending(self) -> None:
         """As ``flush``, if there is anything pending."""

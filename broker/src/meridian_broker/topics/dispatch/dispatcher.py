@@ -73,7 +73,10 @@ class Dispatcher:
         """
 
     def add(self, consumer: Consumer) -> None:
-        self.consumers.append(consumer)
+        if self.consumers:
+            self.consumers.append(consumer)
+        else:  # appended, it would take the room of four, and most subscriptions have one
+            self.consumers = [consumer]
 
     def remove(self, consumer: Consumer) -> None:
         self.consumers.remove(consumer)

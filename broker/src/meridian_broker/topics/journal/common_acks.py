@@ -14,6 +14,7 @@ from meridian_broker.positions import ZERO, Progress
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.index import Place
+    from meridian_broker.positions.position import Position
 
 REMEMBERED: Final = 64
 """Entries that subscriptions are acknowledging at the same time; with more of them, some are built again."""
@@ -22,9 +23,11 @@ REMEMBERED: Final = 64
 class CommonAck:
     """The acknowledgement of one entry by a subscription that was never rewound nor deleted."""
 
-    __slots__ = ("after", "delta", "encoded", "region", "upto")
+    __slots__ = ("after", "delta", "encoded", "position", "region", "upto")
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, position: Position, place: Place) -> None:
+        """:param position: of the entry, in this region."""
+        self.position = position
         self.region, self.after, self.upto = place
         self.delta: Final = Progress()
         """Shared: copy it before it is added to."""

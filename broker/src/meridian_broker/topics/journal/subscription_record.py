@@ -25,6 +25,8 @@ NAME_BYTES_MAX: Final = (1 << 16) - 1
 _ENCODE: Final = json.JSONEncoder(separators=(",", ":")).encode
 _NONE: Final[Mapping[str, str]] = {}
 """The value for nearly all subscriptions: one shared object."""
+_NOBODY_VOTES: Final = VoterSets()
+"""Likewise."""
 
 
 @dataclass(slots=True)
@@ -37,14 +39,14 @@ class SubscriptionRecord:
     """When and where the replicated flag was set; the later one wins (R17). ``ZERO``: it never was."""
     created: Stamp = ZERO
     """``ZERO``: it is deleted, and this is its tombstone (R16)."""
-    properties: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=lambda: _NONE)
     deleted: Stamp = ZERO
     """Stamp of the previous deletion, which identifies its life. ``ZERO``: it was never deleted."""
     forced: bool = False
     """The deletion was forced."""
     scope: str = LOCAL
     """Which messages a region dispatches (R25, R26)."""
-    preferred: Mapping[str, str] = field(default_factory=dict)
+    preferred: Mapping[str, str] = field(default_factory=lambda: _NONE)
     """Origin region -> the region that dispatches its messages by an operator's command; by default the origin
     itself.
     """
@@ -52,7 +54,7 @@ class SubscriptionRecord:
     """When and where scope, preferred holders and witness were set; the later one wins. ``ZERO``: they never were."""
     witness: str = ""
     """A region outside the topic that votes on who dispatches what; empty: none."""
-    voter_sets: VoterSets = field(default_factory=VoterSets)
+    voter_sets: VoterSets = _NOBODY_VOTES
     """Who votes, as far as the region that stores the record knows."""
 
     def __post_init__(self) -> None:
@@ -134,7 +136,7 @@ def decode_record(data: bytes) -> SubscriptionRecord:
             _texts(fields.get("homes", {})),
             _stamp(fields["scope_stamp"]) if "scope_stamp" in fields else ZERO,
             _text(fields.get("witness", "")),
-            quorums.from_json(fields["voters"]) if "voters" in fields else VoterSets(),
+            quorums.from_json(fields["voters"]) if "voters" in fields else _NOBODY_VOTES,
         )
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise ValueError(f"{data[:80]!r} is not a subscription record: {str(error)[:200]}") from None
