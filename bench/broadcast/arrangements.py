@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is measured: one broker with everything, or a region of two brokers that share the shadows of a topic."""
+
+from __future__ import annotations
+
+import json
+import sys
+import urllib.error
+import urllib.request
+from itertools import count
+from pathlib import Path
+from typing import Any, Protocol
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "core"))
+from processes import Broker, cpu_seconds, rss_bytes, wait
+
+NAMESPACE = "public/default"
+TOPIC = f"persistent://{NAMESPACE}/news"
+REGION = "one"
+SILENT_SECONDS = 3600
+"""Between pings: consumers of one connection are not read while those of another subscribe."""
+
+
+class Arrangement(Protocol):
+    """The brokers, and the topics to subscribe to."""
+
+    topics: list[str]
+
+    @property
+    def pids(self) -> list[int]: ...
+
+    def port_of(self, topic: str) -> int:
+        """Of the broker that serves the topic."""
+        ...
+
+    def restart(self) -> bool:
+        """Kill everything and start it again. False: not in this arrangement."""
+        ...
+
+    def __enter__(self) -> Arrangement: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def cpu(arrangement: Arrangement) -> float:
+    """Processor seconds of all brokers so far."""
+    return sum(map(cpu_seconds, arrangement.pids))
+
+
+def rss(arrangement: Arrangement) -> int:
+    """Resident bytes of all brokers."""
+    return sum(map(rss_bytes, arrangement.pids))
+
+
+class OneBroker:
+    """On the local engine."""
+
+    def __init__(self, directory: Path, shadows: int) -> None:
+        self._broker = Broker(directory, keepAliveIntervalSeconds=SILENT_SECONDS)
+        self._shadows = shadows
+        self.topics: list[str] = []
+
+    def __enter__(self) -> OneBroker:
+        admin_url = f"http://127.0.0.1:{self._broker.start().admin_port}"
+        make_topic(admin_url, TOPIC)
+        self.topics = [f"{TOPIC}-{number}" for number in range(self._shadows)]
+        for topic in self.topics:
+            make_shadow(admin_url, topic)
+        self.topics = self.topics or [TOPIC]
+        return self
+
+    @property
+    def pids(self) -> list[int]:
+        return [self._broker.pid]
+
+    def port_of(self, _topic: str) -> int:
+        return self._broker.port
+
+    def restart(self) -> bool:
+        self._broker.kill()
+        self._broker.start()
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        self._broker.stop()
+
+
+class TwoBrokers:
+    """A region of two brokers on three bookies (``scripts/bookkeeper`` fetches what they need): each serves half of the
+    shadows, and one of them the topic."""
+
+    def __init__(self, directory: Path, shadows: int) -> None:
+        from support.brokers.bookies import START_SECONDS, bookies_missing, jars
+        from support.brokers.up_process import UpProcess
+
+        if (why := bookies_missing()) is not None:
+            raise SystemExit(f"bench: {why}")
+        if shadows < 2 or shadows % 2:
+            raise SystemExit("bench: two brokers share an even number of --shadows")
+        self._up = UpProcess(
+            (REGION,),
+            directory / "region",
+            metadata="etcd",
+            brokers=2,
+            settings={"keepAliveIntervalSeconds": str(SILENT_SECONDS)},
+            options=("--storage", "bookkeeper", "--bookkeeper-jars", str(jars())),
+            start_seconds=2 * START_SECONDS,
+        )
+        self._shadows = shadows
+        self._brokers: list[dict[str, Any]] = []
+        self._ports: dict[str, int] = {}
+        self.topics: list[str] = []
+
+    def __enter__(self) -> TwoBrokers:
+        self._up.start()
+        self._brokers = self._up.record(REGION)["brokers"]
+        urls = [one["admin_url"] for one in self._brokers]
+        wait(lambda: sorted(map(bundles, urls)) == [2, 2], "both brokers to own half of the bundles")
+        make_topic(urls[0], TOPIC)
+        left = {port_of(one["service_url"]): self._shadows // 2 for one in self._brokers}
+        for number in count():
+            topic = f"{TOPIC}-{number}"
+            port = owner(urls[0], topic)
+            if left[port]:
+                make_shadow(urls[0], topic)
+                self._ports[topic] = port
+                left[port] -= 1
+            if not any(left.values()):
+                break
+        self.topics = list(self._ports)
+        return self
+
+    @property
+    def pids(self) -> list[int]:
+        return [int(one["pid"]) for one in self._brokers]
+
+    def port_of(self, topic: str) -> int:
+        if topic not in self._ports:
+            self._ports[topic] = owner(self._brokers[0]["admin_url"], topic)
+        return self._ports[topic]
+
+    def restart(self) -> bool:
+        return False  # if one of them is killed, the other one takes its topics over: bench/brokers measures that
+
+    def __exit__(self, *_: object) -> None:
+        self._up.kill()
+
+
+def make_topic(admin_url: str, topic: str) -> None:
+    _ask("PUT", f"{admin_url}/admin/v2/{topic.replace('://', '/')}")
+
+
+def make_shadow(admin_url: str, topic: str) -> None:
+    """A shadow of ``TOPIC``."""
+    _ask("POST", f"{admin_url}/admin/v2/{TOPIC.replace('://', '/')}/shadowTopics", topic)
+
+
+def bundles(admin_url: str) -> int:
+    """How many bundles a broker owns. -1: it does not say."""
+    try:
+        own = admin_url.removeprefix("http://")
+        return len(_ask("GET", f"{admin_url}/admin/v2/brokers/{REGION}/{own}/ownedNamespaces"))
+    except (urllib.error.URLError, OSError):
+        return -1
+
+
+def owner(admin_url: str, topic: str) -> int:
+    """Port of the broker that serves a topic."""
+    return port_of(_ask("GET", f"{admin_url}/lookup/v2/topic/{topic.replace('://', '/')}")["brokerUrl"])
+
+
+def port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
+def _ask(method: str, url: str, body: object = None) -> Any:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        text = answer.read()
+    return json.loads(text) if text else None
