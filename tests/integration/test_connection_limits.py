@@ -316,16 +316,22 @@ async def test_who_takes_little_is_alive_and_who_takes_nothing_is_not(tmp_path: 
         await until(lambda: not inside.gateway.connections)
 
 
+async def slow_client(inside: Inside) -> tuple[RawConnection, asyncio.Transport]:
+    """The broker's only one, which holds little that it was not asked for; and the broker's side of it."""
+    slow = RawConnection(*await small_buffered(inside.settings.network.broker_service_port))
+    slow.say(T.CONNECT, pb.CommandConnect(client_version="raw", protocol_version=21))
+    await slow.hear(T.CONNECTED)
+    transport = only_connection(inside).transport
+    assert transport is not None
+    return slow, transport
+
+
 @pytest.mark.parametrize(("size", "count"), [(1000, 4000), (1 << 20, 16)])
 async def test_what_a_slow_consumer_does_not_read_stays_in_the_log(tmp_path: Path, size: int, count: int) -> None:
     """It has asked for all of many MiB; the broker holds one buffer and one message of it, and sends the rest later."""
     async with broker_inside(tmp_path) as inside:
         port = inside.settings.network.broker_service_port
-        slow = RawConnection(*await small_buffered(port))
-        slow.say(T.CONNECT, pb.CommandConnect(client_version="raw", protocol_version=21))
-        await slow.hear(T.CONNECTED)
-        transport = only_connection(inside).transport
-        assert transport is not None
+        slow, transport = await slow_client(inside)
         sizes: list[int] = []
         slow.say(
             T.SUBSCRIBE,
@@ -357,11 +363,7 @@ async def test_subscriptions_whose_client_does_not_read_delay_no_others_of_their
     subscriptions, messages, size = 40, 60, 4000
     async with broker_inside(tmp_path) as inside:
         port = inside.settings.network.broker_service_port
-        slow = RawConnection(*await small_buffered(port))
-        slow.say(T.CONNECT, pb.CommandConnect(client_version="raw", protocol_version=21))
-        await slow.hear(T.CONNECTED)
-        transport = only_connection(inside).transport
-        assert transport is not None
+        slow, transport = await slow_client(inside)
         sizes: list[int] = []
         async with raw(port) as quick, raw(port) as producer:
             for connection, name in ((slow, "slow"), (quick, "quick")):

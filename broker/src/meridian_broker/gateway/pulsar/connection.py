@@ -24,6 +24,7 @@ from meridian_broker.gateway.pulsar import next_owner
 from meridian_broker.gateway.pulsar.broker import Broker
 from meridian_broker.gateway.pulsar.flow import (
     BYTES,
+    EARLY_BYTES,
     PENDING,
     UNANSWERED,
     UNREAD,
@@ -73,6 +74,7 @@ class Connection(FlowControl):
         "_closed_ids",
         "_decoder",
         "_flushing",
+        "_handed_on",
         "_handlers",
         "_heard",
         "_out",
@@ -119,6 +121,8 @@ class Connection(FlowControl):
         self._decoder = FrameDecoder(FIRST_FRAME_BYTES)
         self._out: list[bytes | memoryview] = []
         self._flushing = False
+        self._handed_on = 0
+        """Bytes of this turn that the transport has already."""
         self._pending = 0
         self._pending_bytes = 0
         self._heard = True
@@ -267,7 +271,7 @@ class Connection(FlowControl):
             self.broker.service.watchers.resume(watcher)
 
     def write(self, data: bytes | memoryview) -> None:
-        """Queue bytes; everything from one turn of the loop is written together."""
+        """Queue bytes; everything from one turn of the loop is written together, or in a few large pieces."""
         self._out.append(data)
         self._out_bytes += len(data)
         if not self._flushing:
@@ -276,18 +280,23 @@ class Connection(FlowControl):
 
     def _flush(self) -> None:
         self._flushing = False
-        out, self._out = self._out, []
-        size, self._out_bytes = self._out_bytes, 0
-        was_full = size >= self._turn_bytes
+        was_full = self._out_bytes >= self._turn_bytes
+        self._hand_on()
+        self._out_bytes = self._handed_on = 0
         self._turn_bytes = self.broker.turn_bytes
+        if was_full and self._writable and self.transport is not None:
+            self.resume_writing()
+
+    def _hand_on(self) -> None:
+        """Let the transport send what is queued."""
+        out, self._out = self._out, []
+        size, self._handed_on = self._out_bytes - self._handed_on, self._out_bytes
         self._written += size
         if self.transport is not None and out:
             if size >= WRITE_BYTES:
                 self.transport.writelines(out)
             else:  # joining small buffers costs less than writing each of them
                 self.transport.write(b"".join(out))
-            if was_full and self._writable:
-                self.resume_writing()
 
     def ask_for_token(self) -> None:
         """The client's token has expired."""
@@ -463,6 +472,8 @@ class Connection(FlowControl):
             self._out.append(header)
             self._out_bytes += len(header)
             self.write(shared.body)
+            if self._out_bytes - self._handed_on >= EARLY_BYTES:
+                self._hand_on()
             return
         words: list[int] = []
         while remaining:

@@ -88,21 +88,27 @@ class SingleDispatcher(Dispatcher):
         active = self.active
         if active is None or not active.ready or self._waiting is not None:
             return
-        entries = self._next_entries(min(TURN_ENTRIES, max(active.permits, 1)))
+        permits = active.permits
+        entries = self._next_entries(permits if permits < TURN_ENTRIES else TURN_ENTRIES)
         if entries:
-            self._take(entries)
+            self._send(active, entries)
             cursor = self.cursor
             if cursor.compacted is not None or cursor.context.log.after(self.read) is not None:
                 self.delivery.dispatch_soon()
 
     def _take(self, entries: list[Stored]) -> None:
         active = self.active
-        if active is None:
-            return
+        if active is not None and active.ready:
+            self._send(active, entries)
+
+    def _send(self, active: Consumer, entries: list[Stored]) -> None:
+        """Send what is owed, as long as it is ready, as it is now."""
         cursor, is_done, send = self.cursor, self.cursor.is_done, self.delivery.send
+        is_ready = True
         for position, entry in entries:
-            if not active.ready:
+            if not is_ready and not active.ready:
                 return
+            is_ready = False
             self.read = position
             if not is_done(position, entry):
                 send(active, position, entry, 0)
