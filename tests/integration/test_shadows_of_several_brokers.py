@@ -174,6 +174,20 @@ async def test_an_answer_to_an_earlier_question_does_not_count(two: Views) -> No
     assert await all_of(source) == places[20:]
 
 
+async def test_nothing_is_deleted_under_a_shadow_that_the_sources_broker_has_not_heard_of(two: Views) -> None:
+    source, places = await source_with(two, 45)
+    view = await shadow_of(two)
+    await subscribe(view)
+    two.a.catalog.shadows._forget(str(two.view))  # what another broker writes is heard later
+    for _ in range(3):
+        await trimming.trim(source)
+    assert await all_of(source) == places == await all_of(view)
+    two.a.catalog.shadows._forget(str(two.view))
+    await trimming.truncate(source)
+    await wait_until(lambda: view.log.entries == 0)
+    assert view_of(view).skipped_entries == 45
+
+
 async def test_what_is_far_behind_is_not_read_ahead_if_every_shadow_says_so(two: Views) -> None:
     """Both are followed together; while neither is, two ledgers become full."""
     source, places = await source_with(two, 3)

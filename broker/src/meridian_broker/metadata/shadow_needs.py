@@ -9,6 +9,7 @@ and only answers to it count: a subscription may have gone back since an earlier
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -85,6 +86,20 @@ class ShadowNeeds:
             if value["number"] == number:
                 found[keys.unescape(path.removeprefix(folder))] = _position(value["after"])
         return found
+
+    async def note(self, source: TopicName, shadow: TopicName) -> None:
+        """The shadow is about to be opened: before it has a subscription, whoever serves the source can know of it.
+
+        :raises MetadataError: it may not be written.
+        """
+        path = _told(source) + keys.escape(str(shadow.base))
+        with contextlib.suppress(VersionConflict):  # it is there already
+            await self._access.store.put(path, encode({"after": list(EARLIEST), "number": -1}), expected=ABSENT)
+
+    async def noted(self, source: TopicName) -> set[str]:
+        """The shadows that were opened where the source was not. :raises MetadataError: it cannot be read."""
+        folder = _told(source)
+        return {keys.unescape(path.removeprefix(folder)) for path, _ in await self._access.store.scan(folder)}
 
     async def tell(self, source: TopicName, shadow: TopicName, after: Position, number: int) -> None:
         """Answer a question: a shadow needs nothing at or before this. :raises MetadataError: it may not be written."""

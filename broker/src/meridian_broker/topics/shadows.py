@@ -40,6 +40,13 @@ class Shadow(Protocol):
 class Elsewhere(Protocol):
     """The shadows of a topic that other brokers of the region serve."""
 
+    async def hear(self) -> None:
+        """Know of every shadow that another broker has opened by now, whether its record was heard of or not.
+
+        :raises MetadataError: that cannot be read now.
+        """
+        ...
+
     async def ask(self, upto: Position, truncated: Position, names: Collection[str], /) -> Mapping[str, Position]:
         """Ask them to need nothing at or before ``upto``, or at least nothing at or before ``truncated``.
 
@@ -100,8 +107,11 @@ class Shadows(Generic[S]):
         :returns: whether all of them have said that they do not need it.
         :raises MetadataError: it is not known what they need.
         """
+        if self._elsewhere is None:
+            return True
+        await self._elsewhere.hear()
         others = self._on_record().keys() - self.open.keys()
-        if self._elsewhere is None or not others:
+        if not others:
             return True
         self._told = await self._elsewhere.ask(upto, truncated, others)
         return all(self._told.get(name, EARLIEST) >= upto for name in others)

@@ -258,8 +258,12 @@ class FollowedSources:
         self._parts = parts
         self._sources: dict[str, FollowedSource] = {}
 
-    async def open(self, name: TopicName) -> FollowedSource:
-        """The source, up to date. :raises MetadataError, LedgerError: it cannot be followed now."""
+    async def open(self, name: TopicName, shadow: TopicName) -> FollowedSource:
+        """The source, up to date. Its broker deletes nothing from now on without asking this shadow.
+
+        :raises MetadataError, LedgerError: it cannot be followed now.
+        """
+        await self._parts.catalog.shadow_needs.note(name, shadow)
         key = str(name)
         if key not in self._sources:
             self._sources[key] = FollowedSource(self._parts, name, partial(self._forget, key))

@@ -132,7 +132,7 @@ class TopicOpener:
         try:
             return await self.topic(source, create=False)
         except TopicElsewhere:
-            return await self._followed.open(source)
+            return await self._followed.open(source, name)
         except (TopicNotFound, NotAllowed) as error:  # deleted, or made again with partitions, or without
             log.info("%s waits for its source %s: %s", name, source, error)
             return None
