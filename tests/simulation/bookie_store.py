@@ -220,6 +220,9 @@ class CheckedReader:
     def ledger_id(self) -> int:
         return self._reader.ledger_id
 
+    def follow(self, grown: Callable[[], None]) -> Callable[[], None]:
+        return self._reader.follow(grown)
+
     async def read(self, first: int, last: int, max_bytes: int) -> list[bytes]:
         found = await self._reader.read(first, last, max_bytes)
         self._volume.has_read(self.ledger_id, first, found)

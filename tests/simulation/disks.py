@@ -60,6 +60,8 @@ class Volume:
     """Rotten entries, and which byte of each is wrong."""
     stores: list[SimStore] = field(default_factory=list)
     """Stores of the brokers that use the volume now."""
+    followers: list[Callable[[], None]] = field(default_factory=list)
+    """Called when more is durable."""
 
     def copy(self) -> Volume:
         ledgers = {
@@ -113,11 +115,16 @@ class RottingReader(MemoryReader):
         rotten: dict[tuple[int, int], int],
         on_rot: Callable[[int, int], None],
         faults: DiskFaults,
+        follow: Callable[[Callable[[], None]], Callable[[], None]],
     ) -> None:
         super().__init__(handle)
+        self._follow = follow
         self._rotten = rotten
         self._on_rot = on_rot
         self._faults = faults
+
+    def follow(self, grown: Callable[[], None]) -> Callable[[], None]:
+        return self._follow(grown)
 
     async def read(self, first: int, last: int, max_bytes: int) -> list[bytes]:
         if self._faults.fails("read"):
@@ -199,6 +206,8 @@ class SimStore(MemoryLedgerStore):
                 self._refuse_write(number)
         count = super().sync(writes)
         del self._targets[:count]
+        for tell in list(self._volume.followers):
+            tell()
         return count
 
     def _refuse_write(self, number: int) -> None:
@@ -232,7 +241,18 @@ class SimStore(MemoryLedgerStore):
         return await super().create(ledger_id, fence, label)
 
     async def open(self, ledger_id: int) -> MemoryReader:
-        return RottingReader(self._find(ledger_id), self._volume.rotten, self._around.on_rot, self._around.faults)
+        handle, around = self._find(ledger_id), self._around
+        return RottingReader(handle, self._volume.rotten, around.on_rot, around.faults, self._follow)
+
+    def _follow(self, grown: Callable[[], None]) -> Callable[[], None]:
+        """Told of what any broker of the region has synced, as its own broker's loop runs."""
+        loop, owner, volume = self._around.loop, self._around.owner, self._volume
+
+        def tell() -> None:
+            loop.soon(owner, grown)
+
+        volume.followers.append(tell)
+        return lambda: volume.followers.remove(tell) if tell in volume.followers else None
 
     async def delete(self, ledger_id: int) -> None:
         if ledger_id in self._handles:

@@ -20,6 +20,7 @@ from simulation.going_back import with_going_back
 from simulation.partitions import with_partitions
 from simulation.rotting import with_rot
 from simulation.scopes import with_scopes
+from simulation.shadow_stories import with_shadows
 from simulation.voters import with_voters
 
 NAMES: Final = ("us", "eu", "ap", "sa", "af")
@@ -393,4 +394,4 @@ def story_of(seed: int) -> list[str]:
     """The lines of a seed."""
     lines = with_changes(seed, with_scopes(seed, Generator(seed).story()))
     lines = with_commands(seed, with_faults(seed, with_voters(seed, lines)))
-    return with_going_back(seed, with_rot(seed, with_partitions(seed, lines)))
+    return with_shadows(seed, with_going_back(seed, with_rot(seed, with_partitions(seed, lines))))

@@ -109,6 +109,7 @@ class Model(Crashes):
         if opened is not None and not going.keys() <= self.trimmed[home.name, topic]:
             self._check_given_back(home, opened, going, places)
         self.trimmed[home.name, topic] |= going.keys()
+        self._world.shadow_ledger_goes(home, topic, ledger)
 
     def trimming(self, home: Region) -> None:
         """It begins to give back what nobody needs: nobody who is there now."""

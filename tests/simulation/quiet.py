@@ -14,6 +14,7 @@ from simulation.acceptance import accept_all
 from simulation.agreement import Agreement
 from simulation.consumers import SimConsumer
 from simulation.scopes import probe_shares
+from simulation.shadow_watch import ROUND_MS, ROUNDS
 
 if TYPE_CHECKING:
     from simulation.broker import SimBroker
@@ -69,10 +70,18 @@ class Quiet:
         for topic in self._world.topics():
             for name in sorted(self._names(topic)):
                 self._probe(topic, name)
+        self._read_shadows()
         for (region, full), _ in sorted(self._model.quarantined.items()):
             topic = full.rpartition("/")[2]
             for name in sorted(self._subscriptions(region, topic)):
                 self._look_at_all(region, topic, name)
+
+    def _read_shadows(self) -> None:
+        for number in range(ROUNDS):
+            if self._model.violations or not self._world.shadows.read_on(number):
+                break
+            self._world.run(ROUND_MS)
+        self._world.shadows.check()
 
     def _names(self, topic: str) -> set[str]:
         return {name for region in self._world.names for name in self._subscriptions(region, topic)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of a story about shadow topics (PIP-180):
+"""Lines of a story about shadow topics (PIP-180); ``shadow_watch.py`` checks what their subscriptions were promised:
 
 shadow us v of t [loose]    make v a shadow of t; loose: its subscriptions hold nothing of t
 view us v sub [xN]          a consumer reads the next N messages of a shadow, or all, and acknowledges them
@@ -11,38 +11,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.ledgers.view import LogView
-from meridian_broker.metadata.errors import CatalogError
 from meridian_broker.metadata.shadow_topics import HOLDS, SOURCE
-from meridian_broker.metadata.store import MetadataError
-from meridian_broker.positions.position import EARLIEST, Origin, Position
-from meridian_broker.topics.dispatch.consumer import Consumer
-from meridian_broker.topics.dispatch.types import SHARED
-from meridian_broker.topics.errors import TopicError
-from meridian_broker.topics.service import removal, shadow_topics, subscribing
+from meridian_broker.positions.position import Origin, Position
+from meridian_broker.topics.service import removal, shadow_topics
 from meridian_broker.wire.pulsar import topic_name
 from simulation.names import full_name
+from simulation.shadow_watch import REFUSALS
 from simulation.teller import Teller
 
 if TYPE_CHECKING:
     from simulation.broker import SimBroker
 
-REFUSALS = (TopicError, LedgerError, MetadataError, CatalogError)
-
 
 class ShadowSteps(Teller):
     """See the module's text. A part of ``story.Story``."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._read: dict[tuple[str, str, str], list[Position]] = {}
-        """What each subscription of a shadow was sent."""
-
     def do_shadow(self, region: str, shadow: str, _of: str, source: str, how: str = "") -> None:
-        broker = self._broker(region)
+        broker = self._broker(region, shadow)
         if broker is None:
             return
+        self.world.shadows.made(region, shadow, source, holds=how != "loose")
         having = {SOURCE: full_name(source), HOLDS: str(how != "loose").lower()}
         opener, name = broker.service.opener, topic_name.parse(full_name(shadow))
 
@@ -55,9 +44,10 @@ class ShadowSteps(Teller):
         self.world.loop.spawn(broker, work(), "make a shadow")
 
     def do_unshadow(self, region: str, shadow: str) -> None:
-        broker = self._broker(region)
+        broker = self._broker(region, shadow)
         if broker is None:
             return
+        self.world.shadows.goes(region, shadow)
         opener, name = broker.service.opener, topic_name.parse(full_name(shadow))
 
         async def work() -> None:
@@ -69,32 +59,20 @@ class ShadowSteps(Teller):
         self.world.loop.spawn(broker, work(), "delete a shadow")
 
     def do_view(self, region: str, shadow: str, name: str, count: str = "x1000000") -> None:
-        broker = self._broker(region)
+        broker = self._broker(region, shadow)
         if broker is not None:
             permits = int(count.removeprefix("x"))
             self.world.loop.spawn(broker, self._view(broker, shadow, name, permits), "read a shadow")
 
     async def _view(self, broker: SimBroker, shadow: str, name: str, permits: int) -> None:
         try:
-            opened = await broker.service.opener.topic(topic_name.parse(full_name(shadow)), create=False)
-            subscription = await subscribing.subscription(
-                *(broker.service.parts, opened, name),
-                durable=True,
-                replicated=None,
-                initial=EARLIEST,
-                properties={},
-            )
-            read = self._read.setdefault((broker.region, shadow, name), [])
-            viewer = _Viewer(read)
-            consumer = Consumer(subscription, viewer, 1, name, 0, 0, None, None, subscription.cursor.progress.epoch)
-            subscription.add_consumer(consumer, SHARED)
-            consumer.flow(permits)
+            await self.world.shadows.view(broker, shadow, name, permits)
         except REFUSALS as error:
             self.say(f"refused: {error}")
 
     def expect_view(self, region: str, shadow: str, name: str) -> None:
         opened = self._open(region, shadow)
-        read = self._read.get((region, shadow, name), [])
+        read = self.world.shadows.read(region, shadow, name)
         assert len(set(read)) == len(read), "nothing comes twice: each message was acknowledged"
         shown = self._named(region, read)
         skipped = opened.log.skipped_entries if opened is not None and isinstance(opened.log, LogView) else 0
@@ -103,23 +81,3 @@ class ShadowSteps(Teller):
     def _named(self, region: str, read: list[Position]) -> str:
         names = [self.world.shown(Origin(region, *position)) for position in sorted(read)]
         return " ".join(names) or "nothing"
-
-
-class _Viewer:
-    """Port of a consumer that acknowledges at once what it gets."""
-
-    def __init__(self, read: list[Position]) -> None:
-        self._read = read
-
-    def deliver(self, consumer: Consumer, position: Position, _entry: bytes, _again: int, _left: int | None) -> None:
-        self._read.append(position)
-        consumer.subscription.acknowledge(consumer, [position])
-
-    def writable(self) -> bool:
-        return True
-
-    def disconnect_consumer(self, _: Consumer) -> None: ...
-
-    def active_consumer_changed(self, _: Consumer, __: bool) -> None: ...
-
-    def reached_end(self, _: Consumer) -> None: ...

@@ -125,6 +125,7 @@ class SharingBroker(SimBroker):
             self.world.loop.after(RESTART_US, None, lambda: self.home.start_one(self.name))
             raise
         self.spawn(catalog.run(), "follow the metadata")
+        self.spawn(self._moves.follow_shadows(), "follow the shadows")
 
     async def _look(self) -> None:
         """As ``OneOfSeveral.balance``."""

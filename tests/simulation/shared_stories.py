@@ -10,6 +10,7 @@ from typing import Final
 
 from simulation.bookie_stories import with_bookies
 from simulation.generate import Generator, Mood
+from simulation.shadow_stories import with_shadows
 
 REGION: Final = "us"
 PAST_THE_LEASE_MS: Final = (9_000, 11_000, 16_000, 35_000)
@@ -167,4 +168,4 @@ class SharedGenerator(Generator):
 
 def story_of(seed: int) -> list[str]:
     """The lines of a seed."""
-    return with_bookies(seed, SharedGenerator(seed).story())
+    return with_shadows(seed, with_bookies(seed, SharedGenerator(seed).story()))

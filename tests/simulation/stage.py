@@ -275,8 +275,21 @@ class Stage(Protocol):
     def broker(self, region: str, /) -> Broker | None:
         """The one that serves there now."""
 
+    def shadow_ledger_goes(self, home: Region, topic: str, ledger: int, /) -> None:
+        """The region has let go of a ledger, which no shadow of the topic should need."""
+
     def base_goes(self, home: Region, base: str, /) -> None:
         """The region has written down that it deletes a partitioned topic."""
+
+
+class Stored(Protocol):
+    """What regions store."""
+
+    def of(self, home: Region, topic: str, /) -> list[tuple[Position, Origin, int]]:
+        """Of a topic, without markers: position, origin, messages."""
+
+    def ledger(self, home: Region, ledger: int, /) -> Sequence[tuple[Origin | None, bytes, int]]:
+        """Of a ledger: origin (None: a marker), payload, messages."""
 
 
 class Watcher(Protocol):
@@ -285,6 +298,10 @@ class Watcher(Protocol):
     @property
     def commands_us(self) -> dict[tuple[str, str], int]:
         """Topic, subscription -> when somebody last said which region dispatches what (R26)."""
+
+    @property
+    def logs(self) -> Stored:
+        """What regions store."""
 
     def violate(self, kind: str, text: str, /) -> None:
         """A promise was broken."""

@@ -55,6 +55,7 @@ BY_STORIES = (
     "report-outlives-a-rewind",
     "set-aside-is-forgotten-with-the-metadata",
     "set-aside-is-trimmed",
+    "shadow-forgets-what-it-skips",
     "sharers-read-the-view",
     "snapshot-counts-a-repeated-answer",
     "snapshot-in-one-round",

@@ -178,6 +178,7 @@ class TroubleSteps(Teller):
     async def _trim(self, broker: SimBroker) -> None:
         broker.home.trimming += 1
         self.world.model.trimming(broker.home)
+        self.world.shadows.trimming(broker.home)
         try:
             await rounds.trim_all(broker.service)
         except SomeFailed as some:  # what cannot be given back now goes another time

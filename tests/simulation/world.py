@@ -28,6 +28,7 @@ from simulation.names import full_name
 from simulation.network import Network, Weather
 from simulation.partition_counts import PartitionCounts
 from simulation.producers import SimProducer
+from simulation.shadow_watch import ShadowWatch
 from simulation.shared_region import SharedRegion
 from simulation.stage import Region
 
@@ -69,6 +70,7 @@ class World:
         self.network = Network(self.loop, self.weather)
         self.model = Model(self)
         self.partitions = PartitionCounts(self)
+        self.shadows = ShadowWatch(self)
         self.sent: Counter[str] = Counter()
         self.on_message: Callable[[str, str, PeerMessage], None] | None = None
         self.payloads = 0
@@ -268,6 +270,9 @@ class World:
         """The regions a topic lives in."""
         homes = self.homes.get(topic, frozenset(self.names)) - self.gone
         return {name: region for name, region in self.regions.items() if name in homes}
+
+    def shadow_ledger_goes(self, home: Region, topic: str, ledger: int) -> None:
+        self.shadows.trimmed(home, topic, ledger)
 
     def base_goes(self, home: Region, base: str) -> None:
         """The region has written down that it deletes a partitioned topic."""
