@@ -98,6 +98,48 @@ def test_it_reads_on_when_the_sources_broker_is_killed_and_another_one_takes_ove
         assert sorted(received(view, 10)) == sorted(more[10:])
 
 
+def compacted(client: pulsar.Client, topic: str) -> list[bytes]:
+    """What a reader of the compacted view gets."""
+    reader = client.create_reader(topic, pulsar.MessageId.earliest, is_read_compacted=True)
+    found = []
+    while reader.has_message_available():
+        found.append(reader.read_next(PATIENCE_MS).data())
+    reader.close()
+    return found
+
+
+def test_the_compacted_view_of_a_source_at_another_broker_is_read(region: Region) -> None:
+    pair = made(region)
+
+    def compact(client: pulsar.Client, expected: list[bytes]) -> None:
+        assert pair.at_source.http("PUT", f"{TOPICS}/{pair.source}/compaction").status == 204
+        for broker, topic in ((pair.at_source, pair.source), (pair.at_shadow, pair.shadow)):
+            path = f"{TOPICS}/{topic}/compaction"
+            wait_until(lambda b=broker, p=path: b.http("GET", p).json["status"] == "SUCCESS", "the compaction")
+        wait_until(lambda: compacted(client, pair.shadow) == expected, "the newer view to be read")
+        assert compacted(client, pair.source) == expected
+
+    with connected(region.url) as client:
+        whole = client.subscribe(pair.shadow, "s", SHARED, initial_position=EARLIEST)
+        producer = client.create_producer(pair.source, batching_enabled=False)
+        for number in range(30):
+            producer.send(b"%d" % number, partition_key=f"key-{number % 3}")
+        compact(client, [b"27", b"28", b"29"])
+        producer.send(b"", partition_key="key-0")
+        producer.send(b"30", partition_key="key-1")
+        compact(client, [b"29", b"30"])
+        producer.send(b"31", partition_key="key-2")  # behind the view
+        wait_until(lambda: compacted(client, pair.shadow) == [b"29", b"30", b"31"], "the newest message")
+        assert len(received(whole, 33)) == 33
+        before = bytes_read(pair.at_source)
+        assert compacted(client, pair.shadow) == [b"29", b"30", b"31"]
+        assert bytes_read(pair.at_source) == before
+        pair.at_source.kill()
+        assert compacted(client, pair.shadow) == [b"29", b"30", b"31"]
+        pair.at_source.start()
+        wait_until(lambda: region.owner(pair.source, pair.at_source) is not None, "somebody to own the source")
+
+
 def test_deleting_with_cascade_reaches_shadows_at_other_brokers(region: Region) -> None:
     pair = made(region)
     for broker in region.brokers.values():

@@ -40,8 +40,12 @@ class FollowedViews:
     def __init__(self, store: LedgerStore) -> None:
         self._store = store
         self.view: CompactedView | None = None
-        self.status = Status.NOT_RUN
         self._readers: list[Callable[[CompactedView | None], None]] = []
+
+    @property
+    def status(self) -> Status:
+        """What is known here of the source's compactions: whether there is a view."""
+        return Status.NOT_RUN if self.view is None else Status.SUCCESS
 
     async def take(self, record: CompactedRecord | None) -> None:
         """What the source's record names now. :raises LedgerError: the view cannot be read now."""
