@@ -370,8 +370,10 @@ def test_a_subscription_waits_for_its_topic_without_a_warning(kube: KubeApi) -> 
 def test_an_object_that_makes_no_sense_says_so(kube: KubeApi) -> None:
     kube.create("geotopics", "odd", **geo("odd", messageTTL="soon"))
     assert "messageTTL" in because(kube, "geotopics", "odd", "InvalidSpec")
-    kube.create("geotopics", "asks-too-much", **geo("asks-too-much", subscriptionSync={"mode": "Snapshot"}))
-    assert "subscriptionSync.mode" in because(kube, "geotopics", "asks-too-much", "NotSupported")
+    kube.create(
+        "geotopics", "asks-too-much", **geo("asks-too-much", schema={"type": "STRING", "compatibility": "FULL"})
+    )
+    assert "schema.compatibility" in because(kube, "geotopics", "asks-too-much", "NotSupported")
 
 
 def test_a_shadow_is_made_after_its_source_and_deleted_with_its_object(kube: KubeApi, near: Regions) -> None:

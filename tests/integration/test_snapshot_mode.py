@@ -159,3 +159,35 @@ def test_the_mode_is_changed_while_messages_are_acknowledged(regions: RegionsPro
         consumer.close()
         assert sorted(rest(subscribe(west, topic))) == [6, 7, 8, 9]
         wait_for_backlog(regions, EAST, topic, 0)
+
+
+def test_a_lost_region_is_gone_without_by_command(regions: RegionsProcess) -> None:
+    topic = new_topic("partial")
+    path = f"/meridian/v1/topics/{topic.replace('://', '/')}/snapshots"
+    with client(regions, EAST) as east:
+        consumer = subscribe(east, topic)
+        publish(east, topic, numbered(range(5)))
+        for message in take(consumer, 5):
+            consumer.acknowledge(message)
+        for region in (WEST, NORTH):
+            stored(regions, region, topic, 5)
+            wait_for_backlog(regions, region, topic, 0)
+        wait_until(lambda: regions.http(EAST, "GET", path).json.get("complete"), "a snapshot")
+        told = regions.http(EAST, "GET", path).json
+        assert (told["mode"], told["problem"], told["without"]) == ("snapshot", "", [])
+        assert set(told["last"]["elsewhere"]) == {WEST, NORTH}
+        assert "pulsar_replicated_subscriptions_pending_snapshots{" in regions.http(EAST, "GET", "/metrics").text
+        assert regions.http(EAST, "POST", f"{path}/without", {"regions": [NORTH]}).status != 200, "it is there"
+        assert regions.http(EAST, "POST", f"{path}/without", {"regions": "west"}).status == 412
+        regions.kill_region(WEST)
+        publish(east, topic, numbered(range(5, 10)))
+        for message in take(consumer, 5):
+            consumer.acknowledge(message)
+        stored(regions, NORTH, topic, 10)
+        wait_until(lambda: WEST in regions.http(EAST, "GET", path).json["problem"], "the reason")
+        assert backlog(regions, NORTH, topic) == 5
+        assert regions.http(EAST, "POST", f"{path}/without", {"regions": [WEST]}).status == 200
+        wait_for_backlog(regions, NORTH, topic, 0)
+        regions.bring_back(WEST)
+        wait_for_backlog(regions, WEST, topic, 0)
+        assert regions.http(EAST, "GET", path).json["without"] == []

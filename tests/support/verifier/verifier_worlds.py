@@ -87,6 +87,8 @@ class Region:
     """A person accepted that they never come."""
     skipped: dict[str, list[tuple[Place, Place]]] = field(default_factory=dict)
     """Per other region, what an administrator dropped from the backlog for it."""
+    told: dict[str, dict[str, Place]] = field(default_factory=dict)
+    """Per subscription in snapshot mode, what the region told the others."""
     passed: dict[str, set[Place]] = field(default_factory=dict)
     compacted_to: Place = EARLIEST
     taken_out: dict[str, set[Place]] = field(default_factory=dict)
@@ -308,7 +310,7 @@ class Simulation:
             links = {other: Link(True, 0, 0) for other in REGIONS if other != region.name}
             trimmed = None if self._is_old else region.trimmed
             ends = (region.trimmed_to, last, region.joined, links, cursors)
-            topic = TopicState("", *ends, trimmed, region.holes, region.compacted_to, region.skipped)
+            topic = TopicState("", *ends, trimmed, region.holes, region.compacted_to, region.skipped, told=region.told)
             return RegionState(region.name, "s", 0, {TOPIC: topic})
 
         asked = {name: self.regions[name] for name in named}

@@ -363,6 +363,37 @@ def test_a_subscription_that_vanished_is_not_made_again_unasked() -> None:
     assert asked.changes == (changes.CreateSubscription("ap", NAME, "billing", earliest=True),)
 
 
+def test_the_mode_of_a_topic_is_a_policy_of_each_region() -> None:
+    spec = geo(subscriptionSync={"mode": "Snapshot"})
+    assert geo_topic.refusal(spec) is None
+    seen = [region(name, TopicSeen(0, policies={"replication": REGIONS})) for name in REGIONS]
+    planned = geo_topic.plan(spec, seen)
+    assert planned.changes == tuple(changes.SetPolicy(name, NAME, "subscriptionSync", "snapshot") for name in REGIONS)
+    done = [carried_out(one, planned.changes) for one in seen]
+    assert geo_topic.plan(spec, done).changes == ()
+    back = geo_topic.plan(geo(), done, History(managed=("subscriptionSync",)))
+    assert back.changes == tuple(changes.RemovePolicy(name, NAME, "subscriptionSync") for name in REGIONS)
+
+
+@pytest.mark.parametrize("interval", ["snapshotInterval", "snapshotTimeout"])
+def test_times_of_snapshots_are_settings_of_brokers(interval: str) -> None:
+    told = geo_topic.refusal(geo(subscriptionSync={"mode": "Snapshot", interval: "5s"}))
+    assert told is not None and f"subscriptionSync.{interval}" in told[1]
+
+
+def test_a_subscription_in_snapshot_mode_waits_for_its_topic_s_mode() -> None:
+    spec, there = rsub(syncMode="Snapshot"), SubscriptionSeen(True, "1:1", 0, 0, 0, True)
+    assert replicated_subscription.refusal(spec, REGIONS, REGIONS) is None
+    exact = [region(name, TopicSeen(0), subscription=there) for name in REGIONS]
+    planned = replicated_subscription.plan(spec, exact)
+    assert planned.changes == () and [told.split()[0] for told in planned.waiting] == REGIONS
+    policies = {"subscriptionSync": "snapshot"}
+    seen = [region(name, TopicSeen(0, policies=policies), subscription=there) for name in REGIONS]
+    assert replicated_subscription.plan(spec, seen).waiting == ()
+    told = replicated_subscription.refusal(rsub(syncMode="Snapshot", dispatchScope="Origin"), REGIONS, REGIONS)
+    assert told is not None and told[0] == "InvalidSpec"
+
+
 def test_a_subscription_in_some_of_the_topic_s_regions_is_refused() -> None:
     links = (Link("eu", True, 0, 0), Link("us", True, 0, 0))
     seen = [region("ap", TopicSeen(0, links=links)), region("eu", TopicSeen(0))]

@@ -268,7 +268,7 @@ def test_a_topics_line_becomes_rows_of_every_table() -> None:
     assert topic[10] == [{"region": ORIGIN, "ledger": 1, "entry": 2}]
     hole = {"after_ledger": 1, "after_entry": 5, "before_ledger": 1, "before_entry": 9}
     assert topic[11] == [{"region": ORIGIN, **hole}]
-    assert topic[12:] == (-1, -1, [], "")
+    assert topic[12:] == (-1, -1, [], [], "")
     shared = ["progress", "progress", "dropped", "passed", "passed"]
     assert [row[0] for row in rows_of("ranges")(record)] == shared
     record["ack_log"][0]["firsthand"] = True

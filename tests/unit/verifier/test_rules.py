@@ -8,6 +8,7 @@ import itertools
 
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from meridian_verifier.align.facts import EARLIEST
 from meridian_verifier.align.findings import LOSS, Finding, Reason
 from meridian_verifier.align.verdicts import State, judge
 from support.verifier.verifier_worlds import (
@@ -91,6 +92,35 @@ def test_a_missing_ack_is_found_for_every_region_that_had_it(seed: int) -> None:
     }
     assert told(findings) == expected
     assert all(found.messages >= 1 and found.ranges[0][1] == entry.place for found in findings)
+
+
+@given(seeds, st.booleans())
+@some
+def test_in_snapshot_mode_a_region_owes_what_it_was_told_of(seed: int, is_told: bool) -> None:
+    simulation = Simulation(seed, trim=False)
+    name = simulation.rng.choice(SUBSCRIPTIONS)
+    _, target = two_regions(simulation)
+    sources = [one for one in simulation.regions.values() if one is not target]
+    here = {
+        copy.entry.place for copy in target.log if copy.entry.place > target.joined.get(copy.entry.origin, EARLIEST)
+    }
+    entry = pick(
+        simulation,
+        [
+            one
+            for one in simulation.known()
+            if one.place in here and all(source.earlier[name].get(one) == whole(one) for source in sources)
+        ],
+    )
+    for source in sources:
+        source.told = {name: {entry.origin: entry.place} if is_told else {}}
+    target.later[name].pop(entry)
+    target.earlier[name].pop(entry, None)
+    target.passed[name] -= {copy.place for copy in target.log if copy.entry is entry}
+    target.dropped[name].discard(entry)
+    findings, _ = simulation.examined()
+    expected = {(Reason.MISSING_ACK, name, source.name, target.name, 1) for source in sources}
+    assert told(findings) == (expected if is_told else set())
 
 
 @given(seeds)

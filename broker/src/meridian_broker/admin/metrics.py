@@ -25,6 +25,7 @@ from meridian_broker.admin.http.state import AdminState
 from meridian_broker.gateway.metadata_session import Session
 from meridian_broker.ledgers.storage import StorageFigures
 from meridian_broker.metadata.sync.converging import Verdict
+from meridian_broker.topics.snapshots.host import TopicSnapshots
 from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar import topic_name
@@ -51,6 +52,11 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "pulsar_replication_backlog": ("Entries stored here and not confirmed by the region", REMOTE),
     "pulsar_replication_connected_count": ("1 while the replicator is connected", REMOTE),
     "pulsar_replication_delay_in_seconds": ("Age of the oldest entry that waits for the region", REMOTE),
+    "pulsar_replicated_subscriptions_pending_snapshots": (
+        "Snapshots of subscriptions under way (snapshot mode)",
+        TOPIC,
+    ),
+    "pulsar_replicated_subscriptions_snapshot_ms": ("Milliseconds that the last complete snapshot took", TOPIC),
     "meridian_unreplicated_entries": (
         "Entries of all topics first stored here that the region has not confirmed",
         LINK,
@@ -129,6 +135,16 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "pulsar_out_messages_total": ("Messages sent to consumers", TOPIC),
     "pulsar_out_bytes_total": ("Bytes sent to consumers", TOPIC),
     "pulsar_subscription_msg_out_total": ("Messages sent to consumers of the subscription", SUBSCRIPTION),
+    "pulsar_replicated_subscriptions_timedout_snapshots_total": (
+        "Snapshots of subscriptions that some region did not answer in time",
+        TOPIC,
+    ),
+    "meridian_replicated_subscriptions_snapshots_total": ("Complete snapshots of subscriptions", TOPIC),
+    "meridian_replicated_subscriptions_updates_total": ("Positions that other regions were told by snapshots", TOPIC),
+    "meridian_replicated_subscriptions_refused_markers_total": (
+        "Markers of other regions that had no effect",
+        TOPIC,
+    ),
     "meridian_replicated_in_messages_total": ("Messages stored that came from other regions", TOPIC),
     "meridian_replicated_out_messages_total": ("Messages the region confirmed", REMOTE),
     "meridian_replicated_out_bytes_total": ("Bytes the region confirmed", REMOTE),
@@ -351,6 +367,7 @@ async def _topic(
     reading.put("meridian_damaged_entries", labels, len(topic.log.damage.damaged))
     reading.put("meridian_lost_progress_records", labels, topic.subscription_registry.lost_records.records)
     reading.put("meridian_damaged_entries_replaced_total", labels, topic.repair.replaced)
+    _snapshots(reading, topic, labels)
     for remote, status in admin.replication.status(topic.name).items():
         far = (*labels, remote)
         reading.put("pulsar_replication_backlog", far, status.backlog)
@@ -366,6 +383,20 @@ async def _topic(
         lag_entries, lag_ms = lags.get((topic.name, remote), (0, 0))
         reading.put("meridian_progress_lag_entries", far, lag_entries)
         reading.put("meridian_progress_lag_seconds", far, lag_ms / 1000)
+
+
+def _snapshots(reading: Reading, topic: Topic, labels: Labels) -> None:
+    """Only for topics that take snapshots, or answer them."""
+    snapshots = topic.snapshots
+    if not isinstance(snapshots, TopicSnapshots) or (controller := snapshots.controller) is None:
+        return
+    counts = controller.counts
+    reading.put("pulsar_replicated_subscriptions_pending_snapshots", labels, controller.pending)
+    reading.put("pulsar_replicated_subscriptions_snapshot_ms", labels, counts.last_ms)
+    reading.put("pulsar_replicated_subscriptions_timedout_snapshots_total", labels, counts.timed_out)
+    reading.put("meridian_replicated_subscriptions_snapshots_total", labels, counts.completed)
+    reading.put("meridian_replicated_subscriptions_updates_total", labels, controller.updates_written)
+    reading.put("meridian_replicated_subscriptions_refused_markers_total", labels, snapshots.refused)
 
 
 def _pairs(reading: Reading, admin: AdminState, labels: Labels, subscription: Subscription) -> None:

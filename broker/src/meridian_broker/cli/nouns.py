@@ -194,6 +194,44 @@ def topics_accept_gap(console: Console, topic: TopicName, origin: str, upto: str
         say(f"recorded as dropped for: {', '.join(answer['subscriptions']) or 'no subscription (the topic has none)'}")
 
 
+@topics.command("snapshots")
+@click.argument("topic", type=topic_name)
+@click.option("--without", "without", multiple=True, metavar="REGION", help="Go on without a lost region; repeatable.")
+@click.option("--with-all", is_flag=True, help="Wait for every region again.")
+@yes_option
+@with_console
+def topics_snapshots(console: Console, topic: TopicName, without: tuple[str, ...], with_all: bool, yes: bool) -> None:
+    """Show the snapshots of TOPIC by which its subscriptions move in other regions (snapshot mode).
+
+    While a region is away no snapshot is complete, so subscriptions stay where they are in the other regions. If it is
+    lost for good, and you cannot remove it from the topic yet, go on `--without` it. A region of Apache Pulsar then
+    skips messages of the lost region that it has and this one never got; Meridian regions deliver them again.
+    This lasts until the region answers, the topic is opened anew, or `--with-all`. For a partitioned topic, name the
+    partition.
+
+    \b
+      meridian topics snapshots orders
+      meridian topics snapshots orders --without us-east
+    """
+    path = f"/meridian/v1/topics/{topic.below}/snapshots"
+    if without or with_all:
+        if without and with_all:
+            raise click.UsageError("--without and --with-all exclude each other")
+        if without:
+            names = ", ".join(without)
+            confirm(
+                yes,
+                f"Take snapshots of {topic} without {names}? Regions of Apache Pulsar may skip messages of {names} "
+                "that no consumer has seen.",
+            )
+        answer = console.admin.request("POST", f"{path}/without", body={"regions": list(without)})
+    else:
+        answer = console.admin.get(path)
+    console.tree(answer)
+    if answer["problem"]:
+        raise SystemExit(NO)
+
+
 def partition_count(console: Console, topic: TopicName) -> int:
     """Partitions of a topic; 0 when it is not partitioned or does not exist (then the next request says so)."""
     answer: Any = console.admin.get(f"{topic.path}/partitions")

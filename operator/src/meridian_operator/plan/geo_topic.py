@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, Final
 
-from meridian_operator.api.geo_topic import BacklogQuota, GeoTopicSpec, Retention
+from meridian_operator.api.geo_topic import BacklogQuota, GeoTopicSpec, Retention, SyncMode
 from meridian_operator.api.quantities import UNLIMITED, duration_ms, size_bytes
 from meridian_operator.plan.changes import (
     AddSchema,
@@ -30,6 +30,8 @@ from meridian_operator.plan.observed import RegionSeen, TopicName
 from meridian_operator.plan.outcome import REPLICATING, Finding, Plan
 
 REPLICATION: Final = "replication"
+SUBSCRIPTION_SYNC: Final = "subscriptionSync"
+SNAPSHOT: Final = "snapshot"
 _VANISHED: Final = (
     "{topic} has disappeared, and no other region holds it. To create it again, empty, set annotation "
     "meridian.dev/recreate to a new value"
@@ -52,6 +54,8 @@ def policies(spec: GeoTopicSpec) -> dict[str, Any]:
         wanted["backlogQuota"] = _quota(spec.backlog_quota)
     if spec.deduplication is not None:
         wanted["deduplicationEnabled"] = spec.deduplication
+    if spec.subscription_sync.mode == SyncMode.SNAPSHOT:
+        wanted[SUBSCRIPTION_SYNC] = SNAPSHOT
     return wanted
 
 
@@ -59,8 +63,6 @@ def refusal(spec: GeoTopicSpec) -> tuple[str, str] | None:
     """Why this spec cannot be carried out: reason and sentence; None: it can."""
     sync, schema = spec.subscription_sync, spec.topic_schema
     fields = []
-    if sync.mode != "Exact":
-        fields.append(f"subscriptionSync.mode {sync.mode.value}")
     for name, value in (
         ("snapshotInterval", sync.snapshot_interval),
         ("snapshotTimeout", sync.snapshot_timeout),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from meridian_operator.api.geo_topic import SyncMode
 from meridian_operator.api.replicated_subscription import ReplicatedSubscriptionSpec
 from meridian_operator.plan.changes import (
     Change,
@@ -17,6 +18,7 @@ from meridian_operator.plan.changes import (
     ReplicateSubscription,
     SetDispatchScope,
 )
+from meridian_operator.plan.geo_topic import SNAPSHOT, SUBSCRIPTION_SYNC
 from meridian_operator.plan.history import NOTHING, History
 from meridian_operator.plan.observed import RegionSeen, TopicName
 from meridian_operator.plan.outcome import Plan
@@ -28,12 +30,12 @@ def refusal(spec: ReplicatedSubscriptionSpec, names: Sequence[str], of_topic: Se
     :param of_topic: the regions of the topic's GeoTopic; empty: it has none.
     """
     fields = []
-    if spec.sync_mode != "Exact":
-        fields.append(f"syncMode {spec.sync_mode.value}")
     if spec.partial_snapshot_after is not None:
         fields.append("partialSnapshotAfter")
     if fields:
         return "NotSupported", f"this version does not support {', '.join(fields)}: remove it from the spec"
+    if spec.sync_mode == SyncMode.SNAPSHOT and spec.dispatch_scope == "Origin":
+        return "InvalidSpec", "dispatchScope Origin requires syncMode Exact"
     if spec.witness is not None and spec.dispatch_scope != "Origin":
         return "InvalidSpec", "witness requires dispatchScope Origin"
     if not names:
@@ -91,6 +93,12 @@ def plan(
             f"{region.name} is waiting for subscription {spec.subscription} to arrive from another region"
             for region in holding
             if having and (region.subscription is None or not region.subscription.replicated)
+        ]
+    if spec.sync_mode == SyncMode.SNAPSHOT:
+        waiting += [
+            f"{region.name} keeps {topic} in step exactly: set subscriptionSync.mode Snapshot on its GeoTopic"
+            for region in holding
+            if region.topic is not None and region.topic.policies.get(SUBSCRIPTION_SYNC) != SNAPSHOT
         ]
     if holding and len(having) == len(holding) and not changes and not waiting:
         _scope(spec, topic, having, changes, problems, waiting)

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import aiohttp
 
-from meridian_operator.plan import changes
+from meridian_operator.plan import changes, geo_topic
 from meridian_operator.plan.observed import (
     Link,
     RegionSeen,
@@ -28,7 +28,7 @@ from meridian_operator.regions.directory import Authorities, BadAuthority, Regio
 CALL_SECONDS: Final = 10.0
 PROBE_SECONDS: Final = 5.0
 QUOTA: Final = "backlogQuota"
-POLICIES: Final = ("replication", "retention", "messageTTL", "deduplicationEnabled", QUOTA)
+POLICIES: Final = ("replication", "retention", "messageTTL", "deduplicationEnabled", "subscriptionSync", QUOTA)
 """Topic-level policies that objects control."""
 _PROBE: Final = "/admin/v2/brokers/ready"
 """Any answer shows that the region can be reached. This path is cheap and needs no token."""
@@ -153,10 +153,14 @@ class RegionClient:
                     await self._call("POST", f"{path}/partitions", partitions)
                 case changes.SetPolicy(policy="backlogQuota", value=quotas):
                     await self._set_quotas(path, quotas)
+                case changes.SetPolicy(policy=geo_topic.SUBSCRIPTION_SYNC as policy, value=value):
+                    await self._call("POST", f"{path}/{policy}?region={_quoted(self.region.name)}", value)
                 case changes.SetPolicy(policy=policy, value=value):
                     await self._call("POST", f"{path}/{policy}", value)
                 case changes.RemovePolicy(policy="backlogQuota"):
                     await self._set_quotas(path, {})
+                case changes.RemovePolicy(policy=geo_topic.SUBSCRIPTION_SYNC as policy):
+                    await self._call("DELETE", f"{path}/{policy}?region={_quoted(self.region.name)}")
                 case changes.RemovePolicy(policy=policy):
                     await self._call("DELETE", f"{path}/{policy}")
                 case changes.CreateShadow(source=source, holds=holds, reset_behind=behind):

@@ -3,6 +3,8 @@
 
 Sets are compared as ranges first; only the differences are counted in entries. A difference without an entry that some
 region knows is ignored: sets are sets of entries, and a range may end between two of them.
+
+A subscription that follows by snapshots is judged by its own promise (R63): what A had told B by S1.
 """
 
 from __future__ import annotations
@@ -12,11 +14,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from meridian_verifier.align.evidence import NOTHING, Acked, Evidence
+from meridian_verifier.align.facts import EARLIEST
 from meridian_verifier.align.findings import Finding, Reason
-from meridian_verifier.align.intervals import keys_of
+from meridian_verifier.align.intervals import IntervalSet, keys_of
 
 if TYPE_CHECKING:
-    from meridian_verifier.align.facts import World
+    from collections.abc import Mapping
+
+    from meridian_verifier.align.facts import Place, World
 
 
 def compared(world: World, topic: str, subscription: str) -> list[tuple[str, str]]:
@@ -59,6 +64,9 @@ def _missing(evidence: Evidence, subscription: str, source: str, target: str) ->
     after = evidence.later.get((target, subscription), NOTHING)
     lacking = before.full - after.full - evidence.dropped_everywhere(subscription)
     keys = evidence.known.keys
+    told = told_by(evidence.world, evidence.topic, subscription, source)
+    if told is not None:
+        return _not_followed(evidence, lacking, subscription, source, target, told)
     chosen = lacking.holds(keys)
     # A message counts as missing where its bit does; an entry that is missing whole counts with all its messages,
     # save those the target has at least in part.
@@ -71,6 +79,25 @@ def _missing(evidence: Evidence, subscription: str, source: str, target: str) ->
         if at < len(keys) and keys[at] == key and not chosen[at]:
             chosen[at] = True
             messages += count
+    return evidence.finding(Reason.MISSING_ACK, subscription, source, target, chosen, messages)
+
+
+def told_by(world: World, topic: str, subscription: str, source: str) -> Mapping[str, Place] | None:
+    """Up to where a region had told the others at S1 that everything is acknowledged; None: the subscription is kept
+    in step exactly."""
+    state = world.earlier[source].topics.get(topic)
+    return None if state is None else state.told.get(subscription)
+
+
+def _not_followed(
+    evidence: Evidence, lacking: IntervalSet, subscription: str, source: str, target: str, told: Mapping[str, Place]
+) -> Finding | None:
+    """R63: of what the source acknowledged, the target owes what it was told of, of the entries that it has."""
+    upto = evidence.coordinates.key(*told.get(evidence.origin, EARLIEST))
+    promised = IntervalSet.of([evidence.low_water(target)], [upto])
+    owed = (lacking & promised) - evidence.skipped(target) - evidence.awaited(target)
+    chosen = owed.holds(evidence.known.keys) & evidence.known.meant_for(target)
+    messages = int(evidence.known.messages[chosen].sum())
     return evidence.finding(Reason.MISSING_ACK, subscription, source, target, chosen, messages)
 
 

@@ -68,6 +68,9 @@ class TopicState:
     """The topic of which this is a shadow; empty: it is none."""
     ledgers: Sequence[tuple[int, int]] = ()
     """Of shadows and their sources: ledgers in order, each with its number of entries."""
+    told: Mapping[str, Mapping[str, Place]] = field(default_factory=dict)
+    """Per subscription that follows by snapshots: per origin, up to where this region told the others that everything
+    is acknowledged."""
 
     @property
     def gave_back_compacted(self) -> bool:

@@ -84,6 +84,8 @@ def _named_places(world: World, topic: str, origin: str) -> Iterator[Place]:
                 yield state.last_origins.get(origin, EARLIEST)
                 yield state.joined.get(origin, EARLIEST)
                 yield (state.trimmed_origins or {}).get(origin, EARLIEST)
+                for ends in state.told.values():
+                    yield ends.get(origin, EARLIEST)
                 for hole in state.holes.get(origin, ()):
                     yield from hole
         if origin in moment and topic in moment[origin].topics:

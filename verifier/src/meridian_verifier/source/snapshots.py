@@ -78,6 +78,7 @@ def read_state(client: RegionClient, taken: Taken) -> RegionState:
             _skipped(row["skipped"]),
             row["shadow_of"] or "",
             tuple((one["ledger"], one["entries"]) for one in row["ledgers"] or []),
+            _told(row["told"]),
         )
         for row in _rows(client, taken, "topics")
     }
@@ -124,6 +125,15 @@ def _holes(listed: list[dict[str, Any]] | None) -> dict[str, list[Hole]]:
     for one in listed or []:
         hole = (one["after_ledger"], one["after_entry"]), (one["before_ledger"], one["before_entry"])
         found.setdefault(one["region"], []).append(hole)
+    return found
+
+
+def _told(listed: list[dict[str, Any]] | None) -> dict[str, dict[str, Place]]:
+    found: dict[str, dict[str, Place]] = {}
+    for one in listed or []:
+        ends = found.setdefault(one["subscription"], {})
+        if one["region"]:
+            ends[one["region"]] = one["ledger"], one["entry"]
     return found
 
 

@@ -80,6 +80,19 @@ TABLES: Final[dict[str, pa.Schema]] = {
             ("holes", _HOLES),
             ("compacted_ledger", pa.int64()),
             ("compacted_entry", pa.int64()),
+            (
+                "told",
+                pa.list_(
+                    pa.struct(
+                        [
+                            ("subscription", pa.string()),
+                            ("region", pa.string()),
+                            ("ledger", pa.int64()),
+                            ("entry", pa.int64()),
+                        ]
+                    )
+                ),
+            ),
             ("skipped", pa.list_(pa.struct([("remote", pa.string()), *_BOUNDS]))),
             ("shadow_of", pa.string()),
         ]

@@ -29,6 +29,7 @@ from meridian_broker.positions.skipped import stretches
 from meridian_broker.topics.cursors.ports import ViewReading
 from meridian_broker.topics.journal.changes import Change, Kind
 from meridian_broker.topics.journal.subscription_record import decode_record
+from meridian_broker.topics.snapshots.host import TopicSnapshots
 from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.topics.topic import Topic
 
@@ -76,12 +77,24 @@ def capture_topic(state: AdminState, topic: Topic) -> Captured:
                 [remote, str(after), str(upto)]
                 for remote, after, upto in stretches(record.skipped, record.skipped_before)
             ],
+            "told": _told(topic),
             "links": _links(state, topic),
             "copies": [[str(damaged), str(copy)] for damaged, copy in sorted(log.damage.copies.items())],
             "given_up": [[one.origin, str(one.after), str(one.upto)] for one in topic.gaps.accepted],
         },
         ledgers=[ledger for ledger, _, _ in counts],
     )
+
+
+def _told(topic: Topic) -> list[list[str]]:
+    """Of each subscription in snapshot mode: a line that names it, and one for each origin."""
+    if not isinstance(topic.snapshots, TopicSnapshots):
+        return []
+    lines = []
+    for name, ends in topic.snapshots.told().items():
+        lines.append([name, "", str(EARLIEST)])
+        lines += [[name, origin, str(upto)] for origin, upto in ends.items()]
+    return lines
 
 
 async def capture_subscription(captured: Captured, subscription: Subscription) -> None:

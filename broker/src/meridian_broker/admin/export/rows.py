@@ -24,6 +24,7 @@ Row = tuple[Any, ...]
 Interval = tuple[Position, Position]
 """``(after, upto]``."""
 SKIPPED_COLUMNS: Final = ("remote", "after_ledger", "after_entry", "upto_ledger", "upto_entry")
+TOLD_COLUMNS: Final = ("subscription", "region", "ledger", "entry")
 CURSOR_COLUMNS: Final = (
     "subscription",
     "replicated",
@@ -75,6 +76,7 @@ def topic_rows(record: Mapping[str, Any]) -> Iterator[Row]:
         _places(record.get("trimmed_origins", {})),
         _holes(record.get("holes", ())),
         *parse_position(record["view"]["horizon"] if "view" in record else str(EARLIEST)),
+        _told(record.get("told", ())),
         _skipped(record.get("skipped", ())),
         record.get("shadow_of", ""),
     )
@@ -84,6 +86,13 @@ def _skipped(listed: Iterable[Any]) -> list[dict[str, Any]]:
     return [
         dict(zip(SKIPPED_COLUMNS, (remote, *parse_position(after), *parse_position(upto)), strict=True))
         for remote, after, upto in listed
+    ]
+
+
+def _told(listed: Iterable[Any]) -> list[dict[str, Any]]:
+    return [
+        dict(zip(TOLD_COLUMNS, (subscription, origin, *parse_position(upto)), strict=True))
+        for subscription, origin, upto in listed
     ]
 
 

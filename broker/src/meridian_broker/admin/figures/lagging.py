@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from meridian_broker.admin.http.state import AdminState
+from meridian_broker.metadata.policy_values import EXACT, SNAPSHOT
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.replication.entries.replicator_status import ReplicatorStatus
 from meridian_broker.replication.progress.lag import Why
@@ -89,10 +90,17 @@ def sentence(admin: AdminState, peer: PeerStatus) -> str:
     )
 
 
+def _mode(subscription: Subscription) -> str:
+    """How other Meridian regions follow it: exact or snapshot."""
+    snapshots = subscription.topic.snapshots
+    return SNAPSHOT if snapshots is not None and snapshots.replace_exchange_of(subscription.name) else EXACT
+
+
 def subscription_json(admin: AdminState, subscription: Subscription) -> Json:
     """Meridian's own figures in a subscription's stats, beside Pulsar's."""
     found = peers(admin, subscription)
     return {
+        "syncMode": _mode(subscription),
         "inSync": is_in_step(found),
         "setSize": subscription.cursor.progress.count_detail(),
         "setBytes": len(subscription.cursor.progress.encode()),

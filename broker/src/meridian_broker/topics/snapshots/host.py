@@ -29,13 +29,15 @@ from meridian_broker.topics.snapshots import kept
 from meridian_broker.topics.snapshots.marks import Mark
 from meridian_broker.topics.snapshots.updates import Updates
 from meridian_broker.wire.pulsar import markers, metadata
-from meridian_broker.wire.pulsar.markers import Marker, Snapshot, SnapshotResponse, SubscriptionUpdate
+from meridian_broker.wire.pulsar.markers import Marker, Place, Snapshot, SnapshotResponse, SubscriptionUpdate
 
 if TYPE_CHECKING:
     from meridian_broker.topics.topic import Topic
 
 log = logging.getLogger(__name__)
 
+ENDS_MAX: Final = 1000
+"""Snapshots of one topic of which it is remembered what they include."""
 LOG_EVERY_MS: Final = 60_000
 """Refused markers of one topic are logged this often at most."""
 
@@ -88,6 +90,10 @@ class TopicSnapshots:
         """The subscriptions that are followed."""
         self._moved: set[str] = set()
         self._consumer_left = False
+        self._ends: dict[tuple[Place, ...], dict[str, Position]] = {}
+        """Of the last snapshots, by what an update by each says: per origin its last entry here up to there."""
+        self._told: dict[str, dict[str, Position]] = {}
+        """The same, for each subscription, of the last update."""
         self._news: object = None
         self._at = EARLIEST
         self._before = 0
@@ -283,6 +289,9 @@ class TopicSnapshots:
         return self.topic.regions() - {self.topic.region}
 
     def given_up(self) -> frozenset[str]:
+        back = {region for region in self._given_up if self._is_sending(self.topic.name, region)}
+        if back:
+            self._given_up -= back
         return self._given_up
 
     def give_up(self, regions: frozenset[str]) -> None:
@@ -308,8 +317,6 @@ class TopicSnapshots:
         return is_asked and not any(holes.ranges.values())
 
     def is_connected(self, region: str) -> bool:
-        if region in self._given_up and self._is_sending(self.topic.name, region):
-            self._given_up -= {region}
         return self._is_whole and self._is_sending(self.topic.name, region)
 
     def last_position(self) -> Position:
@@ -338,6 +345,9 @@ class TopicSnapshots:
             self.last_marker = max(self.last_marker, result)
             if isinstance(marker, Snapshot):
                 self.last, self.last_ms = marker, topic.scheduler.now_ms()
+                self._note_ends(marker)
+            elif isinstance(marker, SubscriptionUpdate):
+                self._told[marker.subscription] = self._ends.get(marker.places, {})
             done(result)
             self._wake(self)
 
@@ -347,6 +357,26 @@ class TopicSnapshots:
 
     def acknowledge(self, subscription: str, position: Position, sender: str, unknown: frozenset[str]) -> None:
         self._updates.add(subscription, position, sender, unknown)
+
+    @property
+    def takes(self) -> bool:
+        """Whether replicated subscriptions move in another region by snapshots of this one."""
+        return self._takes
+
+    def _note_ends(self, snapshot: Snapshot) -> None:
+        index = self.topic.log.index(snapshot.position.ledger)
+        if index is not None and self.topic.log.holds(snapshot.position):
+            while len(self._ends) >= ENDS_MAX:
+                del self._ends[next(iter(self._ends))]
+            before = self.topic.log.origins_before(snapshot.position.ledger)
+            self._ends[snapshot.places] = before | index.last_of_each(snapshot.position.entry + 1)
+
+    def told(self) -> dict[str, dict[str, Position]]:
+        """By subscription that Meridian regions follow by snapshots: per origin, up to where they were told that
+        everything is acknowledged; as far as that was since the topic was opened."""
+        if self._mode != SNAPSHOT:
+            return {}
+        return {name: self._told.get(name, {}) for name in self._wanted()}
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
