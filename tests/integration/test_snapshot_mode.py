@@ -191,3 +191,30 @@ def test_a_lost_region_is_gone_without_by_command(regions: RegionsProcess) -> No
         regions.bring_back(WEST)
         wait_for_backlog(regions, WEST, topic, 0)
         assert regions.http(EAST, "GET", path).json["without"] == []
+
+
+def test_a_subscription_that_was_created_again_apart_skips_nothing(regions: RegionsProcess) -> None:
+    """A consumer creates it at the end of the topic in a region that did not know it yet."""
+    topic = new_topic("apart")
+    with client(regions, EAST) as east:
+        publish(east, topic, numbered(range(5)))
+        for region in (WEST, NORTH):
+            stored(regions, region, topic, 5)
+        regions.kill_region(WEST)
+        consumer = subscribe(east, topic)
+        first = take(consumer, 5)[0]
+        consumer.acknowledge(first)
+        wait_for_backlog(regions, NORTH, topic, 5)
+        regions.kill_region(EAST)
+        regions.kill_region(NORTH)
+        regions.bring_back(WEST)
+    with client(regions, WEST) as west:
+        subscribe(west, topic, initial=pulsar.InitialPosition.Latest).close()
+        assert backlog(regions, WEST, topic) == 0
+    for region in (EAST, NORTH):
+        regions.bring_back(region)
+    with client(regions, EAST) as east, client(regions, WEST) as west:
+        wait_until(lambda: (backlog(regions, WEST, topic) or 0) >= 4, "west to begin where east did")
+        publish(west, topic, numbered(range(5, 8)))
+        stored(regions, EAST, topic, 8)
+        assert set(rest(subscribe(east, topic))) >= set(range(1, 8))

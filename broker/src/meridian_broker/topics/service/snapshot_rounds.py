@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.periodic import SomeFailed
 from meridian_broker.ledgers.scheduling import in_slices
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from meridian_broker.topics.lifecycle.parts import BrokerParts
     from meridian_broker.topics.topic import Topic
 
+AGAIN_MS: Final = 1000
+"""Pause after a look that failed."""
+
 
 class SnapshotRounds:
     """See the module's text. One per broker."""
@@ -22,7 +25,8 @@ class SnapshotRounds:
         """:param is_sending: as in ``GeoReplication``."""
         self._parts = parts
         self._is_sending = is_sending
-        self._awake: dict[TopicSnapshots, None] = {}
+        self._awake: dict[TopicSnapshots, int] = {}
+        """When to look at each, by the monotonic clock."""
 
     def follow(self, topic: Topic) -> None:
         """The topic was opened, or has other rules or regions."""
@@ -40,18 +44,22 @@ class SnapshotRounds:
         snapshots.follow()
 
     def _wake(self, one: TopicSnapshots) -> None:
-        self._awake[one] = None
+        self._awake[one] = 0
 
     async def look(self) -> None:
         """Do what is due. :raises SomeFailed: it failed for some topics; the others had their turn."""
         failures: dict[str, Exception] = {}
-        awake, self._awake = self._awake, {}
-        async for one in in_slices(self._parts.scheduler, awake):
+        scheduler = self._parts.scheduler
+        now_ms = scheduler.monotonic_ms()
+        due = [one for one, at_ms in self._awake.items() if at_ms <= now_ms]
+        async for one in in_slices(scheduler, due):
+            self._awake.pop(one, None)
             try:
-                if one.look():
-                    self._awake[one] = None
+                again_ms = one.look()
             except Exception as error:
                 failures[one.topic.name] = error
-                self._awake[one] = None
+                again_ms = now_ms + AGAIN_MS
+            if again_ms is not None:
+                self._awake[one] = min(again_ms, self._awake.get(one, again_ms))
         if failures:
-            raise SomeFailed(failures, len(awake))
+            raise SomeFailed(failures, len(due))

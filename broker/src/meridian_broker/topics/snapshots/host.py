@@ -29,13 +29,22 @@ from meridian_broker.topics.snapshots import kept
 from meridian_broker.topics.snapshots.marks import Mark
 from meridian_broker.topics.snapshots.updates import Updates
 from meridian_broker.wire.pulsar import markers, metadata
-from meridian_broker.wire.pulsar.markers import Marker, Place, Snapshot, SnapshotResponse, SubscriptionUpdate
+from meridian_broker.wire.pulsar.markers import (
+    Marker,
+    Place,
+    Snapshot,
+    SnapshotRequest,
+    SnapshotResponse,
+    SubscriptionUpdate,
+)
 
 if TYPE_CHECKING:
     from meridian_broker.topics.topic import Topic
 
 log = logging.getLogger(__name__)
 
+REACHED_MS: Final = 1000
+"""How often a topic is looked at whose regions are not all reached."""
 ENDS_MAX: Final = 1000
 """Snapshots of one topic of which it is remembered what they include."""
 LOG_EVERY_MS: Final = 60_000
@@ -88,6 +97,11 @@ class TopicSnapshots:
         self._regions: frozenset[str] = frozenset()
         self._marks: dict[str, Mark] = {}
         """The subscriptions that are followed."""
+        self._was_reached = False
+        """Messages reached all regions that are needed, at the last look."""
+        self._unfound: set[str] = set()
+        """Subscriptions whose older snapshots are to be found in the log again."""
+        self._is_finding = False
         self._moved: set[str] = set()
         self._consumer_left = False
         self._ends: dict[tuple[Place, ...], dict[str, Position]] = {}
@@ -137,6 +151,12 @@ class TopicSnapshots:
             return  # what it says is known by the exchange, or will be
         if isinstance(marker, SnapshotResponse) and not self._is_whole:
             return  # something that its region published before may still be missing here
+        if isinstance(marker, SnapshotRequest) and self._has_kept_from(sender):
+            self._refuse(
+                f"{sender} asks for a snapshot, but an operator dropped messages from its backlog, and would speak "
+                "for them, too: use the exact mode for this topic"
+            )
+            return
         controller = self._controlled()
         before = controller.refused
         controller.received(marker, sender, self.topic.log.last_confirmed)
@@ -145,6 +165,14 @@ class TopicSnapshots:
                 f"{sender} sent a {type(marker).__name__} that speaks for another region, or of what is not here"
             )
         self._wake(self)
+
+    def _has_kept_from(self, region: str) -> bool:
+        """Whether a third region may have messages of this one that were never sent there: it could not tell which
+        (R31)."""
+        if self.topic.metadata is None or len(self.others()) < 2:
+            return False
+        record = self.topic.metadata.record
+        return region in record.skipped or region in record.skipped_before
 
     def _refuse(self, why: str) -> None:
         self.refused += 1
@@ -175,18 +203,18 @@ class TopicSnapshots:
         self._takes = self._settings().enabled and any(map(self._moves, self.others()))
         self._wake(self)
 
-    def look(self) -> bool:
-        """Do what is due. Returns whether to look again soon."""
+    def look(self) -> int | None:
+        """Do what is due. Returns when to look again, by ``now_ms``; None: when it is woken."""
         topic = self.topic
         if topic.failure is not None or topic.snapshots is not self or not self._settings().enabled:
             self.controller = None
             self._marks.clear()
             self._moved.clear()
-            return False
+            return None
         wanted = self._wanted()
         if self.controller is None and not wanted:
             self._moved.clear()
-            return False
+            return None
         controller = self._controlled()
         if (others := self.others()) != self._regions:
             self._regions, self._given_up = others, self._given_up & others
@@ -201,7 +229,12 @@ class TopicSnapshots:
         if deadline is not None and deadline <= self.now_ms():
             controller.tick()
             deadline = controller.deadline_ms
-        return deadline is not None or bool(self._moved)
+        if self._moved:
+            return self.now_ms()
+        if not self._was_reached and wanted:
+            again_ms = self.now_ms() + REACHED_MS
+            return again_ms if deadline is None else min(deadline, again_ms)
+        return deadline
 
     def _controlled(self) -> SnapshotController:
         if self.controller is None:
@@ -225,24 +258,51 @@ class TopicSnapshots:
         for name in self._marks.keys() - wanted.keys():
             del self._marks[name]
             controller.unfollow(name)
-        new = wanted.keys() - self._marks.keys()
-        for name in new:
-            self._marks[name] = Mark()
-            controller.follow(name, EARLIEST)
-            self._moved.add(name)
-        if new:
-            behind = min(wanted[name] for name in new)
-            self.topic.scheduler.spawn(self._find(controller, behind), "find the snapshots of a topic again")
+        is_reached = not self.problem()
+        if is_reached and not self._was_reached:
+            # A region that was away may know of an earlier creation: another place to begin at (R15).
+            for name in list(self._marks):
+                del self._marks[name]
+                controller.unfollow(name)
+        self._was_reached = is_reached
+        if is_reached:
+            for name in wanted.keys() - self._marks.keys():
+                mark = self._marks[name] = Mark()
+                self._introduce(controller, name, mark)
 
-    async def _find(self, controller: SnapshotController, behind: Position) -> None:
+    def _introduce(self, controller: SnapshotController, name: str, mark: Mark) -> None:
+        """Follow a subscription once the other regions have said what they know of it."""
+
+        def passed() -> None:
+            if self.controller is controller and self._marks.get(name) is mark:
+                controller.follow(name, EARLIEST)
+                self._moved.add(name)
+                self._unfound.add(name)
+                if not self._is_finding:
+                    self._is_finding = True
+                    self.topic.scheduler.spawn(self._find(), "find the snapshots of a topic again")
+                self._wake(self)
+
+        if self.topic.exchange is None:
+            passed()
+        else:
+            self.topic.exchange.barrier(self.topic.name, name, passed)
+
+    async def _find(self) -> None:
         def found(snapshot: Snapshot) -> None:
-            if self.controller is controller:
-                controller.found(snapshot)
+            if self.controller is not None:
+                self.controller.found(snapshot)
 
         try:
-            await kept.find(self.topic, behind, found)
+            while self._unfound and self.topic.failure is None:
+                names, self._unfound = self._unfound, set()
+                there = [one for name in names if (one := self.topic.subscriptions.get(name)) is not None]
+                behind = min((one.cursor.mark_delete for one in there), default=self.topic.log.last_confirmed)
+                await kept.find(self.topic, behind, found)
         except LedgerError as error:
             log.warning("%s: older snapshots are not used, newer ones will be: %s", self.topic.name, error)
+        finally:
+            self._is_finding = False
 
     def _stored_so_far(self) -> object:
         """Another value after a message was stored, of whatever region."""

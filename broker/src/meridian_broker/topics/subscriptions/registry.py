@@ -92,12 +92,14 @@ class SubscriptionRegistry:
     def progress(self, name: str) -> Progress | None:
         """The progress that other regions are sent, with this turn's acknowledgements; None: it is not shared.
 
-        In snapshot mode it is empty; what other regions send is still joined.
+        In snapshot mode it says only where the subscription begins; what other regions send is still joined.
         """
         subscription = self.subscriptions.get(name)
         snapshots = self._topic.snapshots
         by_snapshots = snapshots is not None and snapshots.replace_exchange_of(name)
-        if subscription is not None and subscription.durable and subscription.replicated and not by_snapshots:
+        if subscription is not None and subscription.durable and subscription.replicated:
+            if by_snapshots:
+                return _beginning_of(subscription.cursor.progress)
             subscription.cursor.flush_pending()
             return subscription.cursor.progress
         record = self._shared_record(name)
@@ -416,6 +418,13 @@ def whole(subscription: Subscription) -> Whole:
 
 def _is_known_elsewhere(subscription: Subscription) -> bool:
     return subscription.durable and subscription.record.is_known_elsewhere
+
+
+def _beginning_of(progress: Progress) -> Progress:
+    """Progress that begins there (R15), with nothing acked."""
+    begun = Progress()
+    begun.begin(progress.beginning)
+    return begun
 
 
 def _nothing(record: SubscriptionRecord) -> Progress:
