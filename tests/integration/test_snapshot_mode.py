@@ -153,11 +153,14 @@ def test_the_mode_is_changed_while_messages_are_acknowledged(regions: RegionsPro
 
         for region in REGIONS:
             wait_until(lambda region=region: applied(region) == "snapshot", f"{region} to know the mode")
-        for message in messages[3:5]:
+        for message in (*messages[3:5], *messages[6:]):
             consumer.acknowledge(message)
-        wait_for_backlog(regions, WEST, topic, 4)
+        wait_for_backlog(regions, WEST, topic, 0)
+        publish(east, topic, numbered(range(10, 13)))
+        take(consumer, 3)
         consumer.close()
-        assert sorted(rest(subscribe(west, topic))) == [6, 7, 8, 9]
+        stored(regions, WEST, topic, 13)
+        assert sorted(rest(subscribe(west, topic))) == [10, 11, 12]
         wait_for_backlog(regions, EAST, topic, 0)
 
 
