@@ -111,7 +111,10 @@ def test_a_shadow_that_follows_within_the_lag_has_no_finding(ops: list[tuple[str
     told = world(seen(history[first[1]], views[0]), seen(history[second[1]], views[1]))
     assert differences(told) == []
     verdict = judge(told, [], [], [])
-    assert {pair.state for pair in verdict.pairs if pair.topic == SHADOW} <= {State.ALIGNED}
+    # Both copies of the source may be of the moment between its deletion and its making.
+    was_seen = any(history[index].life is not None for index in (first[1], second[1]))
+    allowed = {State.ALIGNED} if was_seen else {State.ALIGNED, State.UNKNOWN}
+    assert {pair.state for pair in verdict.pairs if pair.topic == SHADOW} <= allowed
 
 
 def faulty(*, now: Log, before: Log | None = None, end: Place | None = None) -> list[Finding]:
