@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from meridian_verifier.align.facts import EARLIEST
 from meridian_verifier.align.findings import RANGES_SHOWN, Finding, Reason
 from meridian_verifier.align.loss import passed_unacked
 
@@ -86,8 +87,11 @@ def _incomplete(one: Compared, shown: Counts, stored: Counts) -> Iterator[tuple[
     for ledger in sorted(stored[0].keys() & stored[1].keys()):
         due = min(counts[ledger] for counts in stored)
         have = max(counts.get(ledger, 0) for counts in shown)
-        # The source may have deleted it right after it was copied for S2.
-        is_going = _is_gone(one.later, ledger) and not _is_gone(one.earlier, ledger)
+        # The source may have deleted it, or may have been deleted itself, right after it was copied for S2.
+        # A shadow without ledgers at S1 may not have heard of this one yet.
+        was_gone = bool(one.earlier.ledgers) and _is_gone(one.earlier, ledger)
+        is_going = _is_gone(one.later, ledger) and not was_gone
+        is_going = is_going or (_is_blank(one.later) and not _is_blank(one.earlier))
         if have < due and not is_going:
             yield ledger, have, due
 
@@ -95,6 +99,11 @@ def _incomplete(one: Compared, shown: Counts, stored: Counts) -> Iterator[tuple[
 def _is_gone(shadow: TopicState, ledger: int) -> bool:
     """Whether the shadow says that there is no such ledger any more."""
     return ledger < (shadow.ledgers[0][0] if shadow.ledgers else shadow.trimmed_to[0])
+
+
+def _is_blank(shadow: TopicState) -> bool:
+    """Whether it shows nothing, as one does whose source was never there, or was deleted."""
+    return not shadow.ledgers and shadow.trimmed_to == EARLIEST
 
 
 def _strange(shown: Counts, stored: Counts) -> Iterator[tuple[int, int, int]]:
