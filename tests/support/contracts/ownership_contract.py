@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from meridian_broker.metadata.store import Check, Delete, MetadataStore, MetadataUnavailable, Put
-from meridian_broker.ownership import paths
+from meridian_broker.ownership import owner, paths
 from meridian_broker.ownership.bundles import Bundles, NotDivisible, place_of
 from meridian_broker.ownership.claims import NoSuchBundle, OwnedElsewhere
 from meridian_broker.ownership.owner import MOVES, NotServing
@@ -153,14 +153,14 @@ class OwningContract:
     async def test_a_bundle_goes_to_the_broker_that_it_is_handed_to(self, connect: Connect) -> None:
         async with AsyncExitStack() as stack:
             brokers = await three(stack, connect)
-            owner = brokers[0]
-            await owner.owner.acquire(FIRST)
+            last = brokers[0]
+            await last.owner.acquire(FIRST)
             for to in (*brokers[1:], *brokers):
-                await owner.owner.give_up(FIRST, to.name)
+                await last.owner.give_up(FIRST, to.name)
                 await wait_until(lambda to=to: FIRST in to.owner.owned())  # type: ignore[misc]
                 await wait_until(lambda to=to: FIRST not in to.owner.view.wishes)  # type: ignore[misc]
                 assert to.topics.opened[-1] == to.topics.gains[-1] == FIRST
-                owner = to
+                last = to
             fences = [term.fence for one in brokers if (term := one.owner.term(FIRST)) is not None]
             assert fences == [FLOOR + 6]
 
@@ -259,6 +259,21 @@ class OwningContract:
             assert found.broker.broker == "b"
             await wait_until(lambda: paths.broker("a") not in b.owner.view.brokers)
             assert b.owner.owned() == every
+
+    async def test_a_broker_that_stops_does_not_wait_for_long(
+        self, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(owner, "ARRIVAL_SECONDS", 3600.0)
+        monkeypatch.setattr(owner, "PACED_SECONDS", 0.0)
+        async with owning("a", await connect()) as a, owning("b", await connect()) as b:
+            await wait_until(lambda: len(a.owner.view.brokers) == 2)
+            every = (await a.owner.bundles(NAMESPACE)).every()
+            for bundle in every:
+                await a.owner.acquire(bundle)
+            b.topics.may_open.clear()
+            async with asyncio.timeout(20):
+                await a.owner.hand_over()
+            await wait_until(lambda: b.owner.owned() == every)
 
     async def test_the_parts_of_a_split_bundle_keep_their_owner_and_others_see_them(self, connect: Connect) -> None:
         async with owning("a", await connect()) as a, owning("b", await connect()) as b:

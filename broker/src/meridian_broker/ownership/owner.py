@@ -41,6 +41,8 @@ HAND_OVER_SECONDS: Final = 5.0
 clients back off exponentially."""
 ARRIVAL_SECONDS: Final = 1.0
 """How long a broker that stops waits until the next owner has opened a bundle's topics, before it goes on."""
+PACED_SECONDS: Final = 10.0
+"""After how long a broker that stops does so no more: whatever the number of bundles, it has to end in time."""
 MOVES: Final = 4
 """How many bundles a broker that stops hands over at once, from the moment when clients are sent away until the next
 owner has opened the topics. Each move has pauses, in which others make progress; but the more there are, the longer
@@ -140,13 +142,14 @@ class BundleOwner:
         """Prepare to stop, and hand this broker's bundles to the other brokers, if there are any, ``MOVES`` at a time:
         clients of a bundle whose turn has not come are still served here."""
         await self.leave()
-        moves = [partial(self._move, bundle, heir.broker) for bundle, heir in self._next.items()]
+        until = self._now() + PACED_SECONDS
+        moves = [partial(self._move, bundle, heir.broker, until) for bundle, heir in self._next.items()]
         await run_all(self._scheduler, moves, "hand a bundle over", at_once=MOVES)
 
-    async def _move(self, bundle: Bundle, to: str) -> None:
-        """Hand a bundle over, and wait until it has arrived."""
+    async def _move(self, bundle: Bundle, to: str, until: float) -> None:
+        """Hand a bundle over, and wait until it has arrived, unless that is over."""
         await self.give_up(bundle, to)
-        if self.view.wishes.get(bundle) == to and self.view.alive(to) is not None:
+        if self._now() < until and self.view.wishes.get(bundle) == to and self.view.alive(to) is not None:
             await self._leaving.wait(bundle)
 
     async def close(self) -> None:
