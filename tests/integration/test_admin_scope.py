@@ -87,6 +87,21 @@ def test_what_is_refused(regions: RegionsProcess) -> None:
         own.close()
 
 
+def test_a_topic_that_a_region_of_pulsar_has_too_is_refused(regions: RegionsProcess) -> None:
+    nowhere = {"serviceUrl": "http://127.0.0.1:1", "brokerServiceUrl": "pulsar://127.0.0.1:1", "kind": "pulsar"}
+    assert regions.http(EAST, "PUT", "/admin/v2/clusters/apache", nowhere).status == 204
+    for region, allowed in ((EAST, [*REGIONS, "apache"]), (WEST, list(REGIONS))):
+        assert regions.http(region, "PUT", "/admin/v2/tenants/mixed", {"allowedClusters": allowed}).status == 204
+        policies = {"replication_clusters": allowed}
+        assert regions.http(region, "PUT", "/admin/v2/namespaces/mixed/all", policies).status == 204
+    topic = "persistent://mixed/all/topic"
+    with client(regions, EAST) as east:
+        consumer = subscribe(east, topic)
+        answer = regions.http(EAST, "POST", path(topic), {"dispatchScope": "origin"})
+        assert (answer.status, "apache runs Apache Pulsar" in answer.text) == (412, True), answer.text
+        consumer.close()
+
+
 def test_two_regions_share_and_one_takes_over_by_command(regions: RegionsProcess) -> None:
     topic = new_topic("shared")
     own = {EAST: EAST, WEST: WEST}

@@ -100,7 +100,7 @@ def _check(admin: AdminState, subscription: Subscription, wanted: str | None, wi
         raise Refused(412, f"{subscription.name!r} is not replicated: switch that on first")
     if any(consumer.read_compacted for consumer in subscription.consumers):
         raise Refused(412, f"{subscription.name!r} is read as a compacted view, which scope origin does not support")
-    objection = admin.leases.objection(topic.regions(), sure=True)
+    objection = shares.elsewhere(topic) or admin.leases.objection(topic.regions(), sure=True)
     if objection:
         raise Refused(412, f"{topic.name} cannot have dispatch scope origin: {objection}")
 

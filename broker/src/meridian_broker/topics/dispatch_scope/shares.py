@@ -25,6 +25,7 @@ from meridian_broker.topics.journal.subscription_record import ORIGIN
 from meridian_broker.topics.ports import Leasing
 
 if TYPE_CHECKING:
+    from meridian_broker.topics.context import TopicContext
     from meridian_broker.topics.subscriptions.subscription import Subscription
 
 DRAIN_SECONDS: Final = 0.2
@@ -118,9 +119,17 @@ def objection(subscription: Subscription) -> str:
         return "the subscription is not replicated"
     if leasing is None:
         return "this broker is not connected to other regions"
+    if at_pulsar := elsewhere(subscription.topic):
+        return at_pulsar
     if subscription.topic.regions() == {subscription.topic.region}:
         return "the topic exists only in this region, which dispatches everything"
     return leasing.objection(tuple(subscription.topic.regions()))
+
+
+def elsewhere(topic: TopicContext) -> str:
+    """Why scope ``origin`` cannot hold for a topic that regions of Apache Pulsar have, too (R26); empty: none has."""
+    foreign = sorted(topic.remotes - topic.regions())
+    return f"{', '.join(foreign)} runs Apache Pulsar, whose consumers get every message" if foreign else ""
 
 
 def follow(subscription: Subscription) -> None:
