@@ -143,7 +143,7 @@ class TwoBrokers:
         return False  # if one of them is killed, the other one takes its topics over: bench/brokers measures that
 
     def __exit__(self, *_: object) -> None:
-        self._up.kill()
+        self._up.stop()  # the bookies as well, which a kill would leave behind
 
 
 def make_topic(admin_url: str, topic: str) -> None:

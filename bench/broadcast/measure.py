@@ -33,7 +33,7 @@ from arrangements import TOPIC, Arrangement, OneBroker, TwoBrokers, cpu, rss
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
 from meridian_broker.wire.pulsar.varints import read_varint
-from raw import MESSAGE, PING, Raw, frame, subscribing
+from raw import CLOSE_CONSUMER, MESSAGE, PING, Raw, frame, subscribing
 from report import finish
 
 PER_CONNECTION = 2_000
@@ -119,6 +119,8 @@ class Listener:
                 break
             if data[at + 9] == PING:
                 answers.append(encode.PONG)
+            elif data[at + 9] == CLOSE_CONSUMER:
+                raise SystemExit("bench: a broker closed consumers: it lost its topics, and its log says why")
             elif data[at + 9] == MESSAGE:
                 count += 1
                 if acknowledge:

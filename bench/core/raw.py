@@ -13,7 +13,7 @@ from meridian_broker.wire.pulsar.frames import FrameDecoder
 
 READ_BYTES = 1 << 20
 NAME = "bench"
-CONNECTED, ERROR, RECEIPT, SEND_ERROR, MESSAGE, PING = 3, 14, 7, 8, 9, 18
+CONNECTED, ERROR, RECEIPT, SEND_ERROR, MESSAGE, CLOSE_CONSUMER, PING = 3, 14, 7, 8, 9, 16, 18
 
 
 class Raw:
