@@ -16,11 +16,15 @@ from pathlib import Path
 
 import pulsar
 import pytest
+from meridian_verifier.align.verdicts import State
+from meridian_verifier.source.client import RegionClient
+from meridian_verifier.source.regions import Region as VerifiedRegion
 from support.brokers.bookies import Bookies
 from support.brokers.broker_process import BrokerProcess, wait_until
 from support.brokers.free_ports import free_port
 from support.brokers.region_clients import EARLIEST, PATIENCE_MS, SHARED, connected
 from support.protocol.admin_paths import subscription_path
+from support.verifier.verifier_live import live_verdict
 
 LEASE_SECONDS = 10.0
 """The default."""
@@ -229,6 +233,23 @@ def test_topics_find_their_owners_in_the_other_region(world: World) -> None:
             assert numbers(consumer, 6) == list(range(15, 21))
             consumer.close()
     world.until_ready()
+    names = [f"persistent://public/default/{topic}" for topic in topics]
+    for number in range(2):  # whichever broker is asked for its region
+        asked = {region.name: list(region.brokers.values())[number].admin_url for region in world.regions}
+        for name in names:
+            verdict = live_verdict(asked, name)
+            assert verdict.findings == ()
+            assert verdict.state is State.ALIGNED
+        for region in asked:
+            client = RegionClient(VerifiedRegion(region, asked[region]))
+            taken = client.take("persistent://public/default/orders-*")
+            rows = [
+                name
+                for partition in range(taken.partitions["topics"])
+                for batch in client.rows(taken.snapshot, "topics", partition)
+                for name in batch["topic"].to_pylist()
+            ]
+            assert sorted(rows) == names
 
 
 class Load:

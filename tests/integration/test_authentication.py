@@ -163,7 +163,11 @@ async def test_a_token_for_one_region_is_good_there_alone(guarded: Guarded) -> N
         await connection.close()
 
 
-FOR_EXPORTS = {("POST", "/meridian/v1/export"), ("GET", "/meridian/v1/export/{snapshot}/{table}")}
+FOR_EXPORTS = {
+    ("POST", "/meridian/v1/export"),
+    ("DELETE", "/meridian/v1/export/{snapshot}"),
+    ("GET", "/meridian/v1/export/{snapshot}/{table}"),
+}
 FOR_EVERYBODY = {("GET", f"/admin/v2/brokers/{one}") for one in ("ready", "health")} | {
     ("GET", one) for one in ("/status.html", "/metrics", "/metrics/")
 }

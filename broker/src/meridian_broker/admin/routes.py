@@ -9,7 +9,7 @@ from aiohttp import web
 
 from meridian_broker.admin import metrics
 from meridian_broker.admin.export import requests
-from meridian_broker.admin.export.export import CONTENT_TYPE
+from meridian_broker.admin.export.relaying import CONTENT_TYPE
 from meridian_broker.admin.http.errors import Handler
 from meridian_broker.admin.http.requests import answer
 from meridian_broker.admin.http.route import Route
@@ -192,6 +192,7 @@ ROUTES: Final[tuple[Route, ...]] = (
     _get("/metrics", metrics.metrics, "text/plain"),
     _get("/metrics/", metrics.metrics, "text/plain"),
     Route("POST", f"{_OWN}/export", requests.take, exports=True),
+    Route("DELETE", f"{_OWN}/export/{{snapshot}}", requests.end, 204, exports=True),
     Route("GET", f"{_OWN}/export/{{snapshot}}/{{table}}", requests.table, content=CONTENT_TYPE, exports=True),
     Route("POST", f"{_OWN}/describe", describing.describe),
     _get(f"{_OWN}/regions", regions.regions),

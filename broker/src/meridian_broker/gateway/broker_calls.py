@@ -7,8 +7,11 @@ client's own credentials, as if the client had followed a redirect, which it can
 
 from __future__ import annotations
 
+import json
 import ssl
-from typing import Final
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final, NamedTuple
 
 import aiohttp
 from yarl import URL
@@ -19,6 +22,8 @@ from meridian_broker.gateway.tls import ContextSource
 CONNECT_SECONDS: Final = 4.0
 ANSWER_MAX: Final = 64 << 20
 """Size limit of an answer, in bytes."""
+CHUNK: Final = 1 << 16
+REASON_MAX: Final = 500
 REDIRECTS_MAX: Final = 5
 """Redirects to follow, as the owner of a topic may change in the meantime."""
 REDIRECT: Final = 307
@@ -65,6 +70,57 @@ class BrokerCalls:
         except (aiohttp.ClientError, ssl.SSLError, KeyError, ValueError) as error:
             raise BrokerAway(f"{url} cannot be asked: {error}") from None
         raise BrokerAway(f"{url} redirected {REDIRECTS_MAX} times: ownership is changing")
+
+    @asynccontextmanager
+    async def stream(
+        self, url: str, path: str, authorization: str | None, *, seconds: float
+    ) -> AsyncIterator[Streamed]:
+        """GET an answer of any size, which is read only as fast as its user takes it.
+
+        :param seconds: how long the broker may send nothing.
+        :raises BrokerAway: there was no answer.
+        """
+        target = URL(url.rstrip("/") + path, encoded=True)
+        headers = {} if authorization is None else {"Authorization": authorization}
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=seconds)
+        secured = True if self._tls is None else self._tls()
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            try:
+                answer = await session.get(target, headers=headers, ssl=secured, allow_redirects=False)
+            except (aiohttp.ClientError, TimeoutError, ssl.SSLError, ValueError) as error:
+                raise BrokerAway(f"{url} cannot be asked: {error}") from None
+            try:
+                yield Streamed(answer.status, _chunks(answer, url))
+            finally:
+                answer.close()  # whatever is left of it, nobody reads
+
+
+class Streamed(NamedTuple):
+    """An answer that is being received."""
+
+    status: int
+    chunks: AsyncIterator[bytes]
+    """Raises ``BrokerAway`` if the answer ends early."""
+
+    async def reason(self) -> str:
+        """Why it is refused. :raises BrokerAway: the answer ends early."""
+        data = bytearray()
+        async for part in self.chunks:
+            data += part
+            if len(data) > CHUNK:
+                break
+        try:
+            return str(json.loads(data)["reason"])[:REASON_MAX]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return f"it answered {self.status}"
+
+
+async def _chunks(answer: aiohttp.ClientResponse, url: str) -> AsyncIterator[bytes]:
+    try:
+        async for part in answer.content.iter_chunked(CHUNK):
+            yield part
+    except (aiohttp.ClientError, TimeoutError, ssl.SSLError) as error:
+        raise BrokerAway(f"{url} broke the answer off: {error}") from None
 
 
 async def _content(answer: aiohttp.ClientResponse) -> bytes:

@@ -17,7 +17,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
-from meridian_broker.admin.export.plan import Planner
+from meridian_broker.admin.export.plan import Planner, read_plan
 from meridian_broker.admin.figures.backlogs import Backlog, backlog_of
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.ledgers.log import TopicLog
@@ -216,11 +216,12 @@ class SnapshotWriter:
     """Writes a snapshot file line by line and counts its partitions. Every method is called in a thread."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb")
         self._planner = Planner()
 
     def add(self, captured: Captured, changes: Iterable[Change]) -> None:
-        """One topic; topics come in the order of their names."""
+        """One topic; topics come in the order of their names, in a region of several brokers bundle by bundle."""
         subscriptions = [
             {key: _text(value) if isinstance(value, bytes) else _bits(value) for key, value in one.items()}
             for one in captured.subscriptions
@@ -237,6 +238,17 @@ class SnapshotWriter:
         line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
         self._planner.add(record, len(line))
         self._file.write(line)
+
+    def mark(self) -> int:
+        """For ``undo``: the length of the file."""
+        return self._file.tell()
+
+    def undo(self, mark: int) -> None:
+        """Remove the topics that were added after a mark."""
+        self._file.flush()
+        self._file.truncate(mark)
+        self._file.seek(mark)
+        self._planner = read_plan(self._path)
 
     def finish(
         self,

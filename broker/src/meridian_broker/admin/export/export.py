@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Export: snapshots of this region's state, and their tables as Arrow streams (``docs/export.md``).
 
+In a region of several brokers a snapshot has parts at the others (``region.py``), whose streams are passed on.
+
 The broker copies and writes a snapshot; a child process converts it to Arrow, and its output is relayed as fast as the
 client reads it. Snapshots, children and requests waiting for a child are bounded in number, and a snapshot expires, so
 a verifier that dies costs ten minutes of held ledgers and nothing else.
@@ -15,6 +17,7 @@ import shutil
 import sys
 import time
 from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,22 +25,18 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from meridian_broker.admin.export.capture import (
-    Captured,
-    SnapshotWriter,
-    capture_subscription,
-    capture_topic,
-    capture_view,
-)
+from meridian_broker.admin.export.copying import Copying, Names
 from meridian_broker.admin.export.plan import FORMAT, topic_filter
-from meridian_broker.admin.http.requests import Refused
+from meridian_broker.admin.export.refusals import ExportBusy, ExportFailed, SnapshotGone
+from meridian_broker.admin.export.region import Collecting, Part, admin_url, release
+from meridian_broker.admin.export.relaying import CONTENT_TYPE, Relays, break_off
+from meridian_broker.admin.export.shares import numbered
 from meridian_broker.admin.http.state import AdminState
-from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.metadata import keys
+from meridian_broker.bounds.http import STALLED_SECONDS
+from meridian_broker.gateway.broker_calls import BrokerCalls
 from meridian_broker.metadata.sync import paths
-from meridian_broker.topics.errors import TopicError
-from meridian_broker.topics.journal.changes import Change
-from meridian_broker.wire.pulsar import topic_name
+from meridian_broker.ownership.bundles import Bundle
+from meridian_broker.ownership.records import BrokerRecord
 
 log = logging.getLogger(__name__)
 
@@ -46,48 +45,42 @@ SNAPSHOTS_MAX: Final = 8
 CHILDREN_MAX: Final = 2
 WAITING_MAX: Final = 64
 """Requests that wait for a child; further ones are sent away."""
+PARTS_MAX: Final = 32
+"""Parts of other brokers' snapshots: several of one snapshot, if bundles moved while it was taken."""
+PART_LONGER_MS: Final = 120_000
+"""By how much a part outlives ``LIFE_MS``: it is taken earlier than its snapshot, and ends with it."""
 CHUNK: Final = 1 << 16
-STALLED_SECONDS: Final = 120.0
-"""The stream of a client that reads nothing for this long is ended: it occupies one of two children."""
 STDERR_KEPT: Final = 4096
-TURN_SECONDS: Final = 0.002
-"""Maximum duration of one turn of copying."""
-ATTEMPTS: Final = 3
-"""A topic that is closed or rolled over while it is copied is copied again."""
-CONTENT_TYPE: Final = "application/vnd.apache.arrow.stream"
-
-
-class SnapshotGone(Refused):
-    """There is no such snapshot, table or partition, or it has expired."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(404, reason)
-
-
-class ExportBusy(Refused):
-    """Too many streams are open at once."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(503, reason)
-
-
-class ExportFailed(Refused):
-    """The encoder gave nothing. The message is its last word."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(500, reason)
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """One that can be read."""
 
-    name: str
     path: Path
     taken_ms: int
     expires: int
-    partitions: dict[str, int]
+    own: Mapping[str, int]
+    """The partitions that this broker has."""
     ledgers: tuple[int, ...]
+    parts: tuple[Part, ...] = ()
+    """The partitions that other brokers have come after these, in this order."""
+    authorization: str | None = None
+    """With what the parts were asked for, and are released."""
+    is_part: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+    def counts(self, table: str) -> list[int]:
+        """How many partitions of a table this broker has, and each part. The metadata are this broker's alone."""
+        parts = () if table == "metadata" else self.parts
+        return [self.own[table], *(part.partitions[table] for part in parts)]
+
+    @property
+    def partitions(self) -> dict[str, int]:
+        return {table: sum(self.counts(table)) for table in self.own}
 
 
 class Exports:
@@ -99,9 +92,13 @@ class Exports:
         self._snapshots: OrderedDict[str, Snapshot] = OrderedDict()
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._taking = asyncio.Lock()
+        self._taking_part = asyncio.Lock()
+        """Another one: two brokers may ask each other for parts at the same time."""
         self._children = asyncio.Semaphore(CHILDREN_MAX)
         self._waiting = 0
+        self._relays = Relays()
         self._running: set[asyncio.subprocess.Process] = set()
+        self._releasing: set[asyncio.Task[None]] = set()
         shutil.rmtree(self._directory, ignore_errors=True)  # of the process before this one
 
     @property
@@ -111,38 +108,87 @@ class Exports:
 
     # -- taking --------------------------------------------------------------------------------------------------
 
-    async def take(self, topics: str | None) -> dict[str, Any]:
-        """Take a snapshot; returns the answer to the POST.
+    async def take(self, topics: str | None, authorization: str | None = None) -> dict[str, Any]:
+        """Take a snapshot of the region; returns the answer to the POST.
 
+        :param authorization: the client's ``Authorization`` header.
         :raises ValueError: ``topics`` is not a valid pattern.
+        :raises NotWhole: not all of the region's topics can be exported now.
         """
         wanted = topic_filter(topics)
         async with self._taking:
-            taken_ms = time.time_ns() // 1_000_000
-            name = secrets.token_hex(8)
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path = self._directory / f"{name}.jsonl"
-            held: list[int] = []
+            taken_ms = _now_ms()
+            names = await Names.listed(self._state, wanted, self._state.catalog.known_namespaces())
+            owner = self._state.owner
+            collecting = None if owner is None else Collecting(owner, self._calls, topics, authorization)
+            copying = await Copying.begin(self._state, self._path())
+            parts: list[Part] = [] if collecting is None else collecting.parts
             try:
-                partitions = await self._write(path, await self._names(wanted), held)
+                if collecting is None:
+                    await copying.topics(names.every())
+                else:
+                    await collecting.collect(copying, names)
+                own = await copying.finish(with_metadata=True)
             except BaseException:
-                self._state.held.release(held)
-                path.unlink(missing_ok=True)
+                copying.abandon()
+                self._release(parts, authorization)
                 raise
-            expires = time.time_ns() // 1_000_000 + LIFE_MS
-            snapshot = Snapshot(name, path, taken_ms, expires, partitions, tuple(held))
-            while len(self._snapshots) >= SNAPSHOTS_MAX:
-                self._end(next(iter(self._snapshots)))
-            self._snapshots[name] = snapshot
-            self._timers[name] = asyncio.get_running_loop().call_later(LIFE_MS / 1000, self._end, name)
+            finally:
+                await copying.close()
+            expires = min(_now_ms() + LIFE_MS, taken_ms + LIFE_MS + PART_LONGER_MS)
+            held = tuple(copying.held)
+            kept = Snapshot(copying.path, taken_ms, expires, own, held, tuple(parts), authorization)
+            self._keep(kept)
+        return self._answer(kept) | {"metadata": self._shared()}
+
+    async def take_part(self, topics: str | None, bundles: Iterable[Bundle]) -> dict[str, Any]:
+        """Take a snapshot of those of the bundles that this broker owns; the answer says which.
+
+        :raises ValueError: ``topics`` is not a valid pattern.
+        """
+        wanted, bundles = topic_filter(topics), sorted(set(bundles))
+        async with self._taking_part:
+            taken_ms = _now_ms()
+            namespaces = sorted({bundle.namespace for bundle in bundles} & set(self._state.catalog.known_namespaces()))
+            names = await Names.listed(self._state, wanted, namespaces)
+            copying = await Copying.begin(self._state, self._path())
+            try:
+                had = [bundle for bundle in bundles if await copying.bundle(bundle, names.within(bundle))]
+                own = await copying.finish(with_metadata=False)
+            except BaseException:
+                copying.abandon()
+                raise
+            finally:
+                await copying.close()
+            expires = _now_ms() + LIFE_MS + PART_LONGER_MS
+            kept = Snapshot(copying.path, taken_ms, expires, own, tuple(copying.held), is_part=True)
+            if had:
+                self._keep(kept)
+            else:
+                copying.abandon()
+        return self._answer(kept) | {"bundles": [str(bundle) for bundle in had]}
+
+    def _path(self) -> Path:
+        """Of a new snapshot. In a region of several brokers its name says which one has it."""
+        owner = self._state.owner
+        return self._directory / f"{'' if owner is None else f'{owner.name}.'}{secrets.token_hex(16)}.jsonl"
+
+    def _keep(self, snapshot: Snapshot) -> None:
+        alike = [name for name, one in self._snapshots.items() if one.is_part == snapshot.is_part]
+        for name in alike[: max(0, len(alike) + 1 - (PARTS_MAX if snapshot.is_part else SNAPSHOTS_MAX))]:
+            self.end(name)
+        self._snapshots[snapshot.name] = snapshot
+        seconds = (snapshot.expires - _now_ms()) / 1000
+        self._timers[snapshot.name] = asyncio.get_running_loop().call_later(seconds, self.end, snapshot.name)
+
+    def _answer(self, snapshot: Snapshot) -> dict[str, Any]:
         return {
-            "snapshot": name,
+            "snapshot": snapshot.name,
             "region": self._state.region,
-            "taken_ms": taken_ms,
-            "expires": expires,
+            "taken_ms": snapshot.taken_ms,
+            "expires": snapshot.expires,
             "format": FORMAT,
-            "partitions": partitions,
-            "metadata": self._shared(),
+            "partitions": snapshot.partitions,
         }
 
     def _shared(self) -> dict[str, Any] | None:
@@ -154,58 +200,6 @@ class Exports:
         folders = [paths.SCOPES[scope] for scope in sorted(sharing.choice.scopes)]
         return {"topic": sharing.choice.topic, "folders": folders, "regions": sorted(session.regions())}
 
-    async def _names(self, wanted: Any) -> list[str]:
-        catalog = self._state.catalog
-        found: list[str] = []
-        began = time.monotonic()
-        for namespace in catalog.known_namespaces():
-            for name in await catalog.topics.names(namespace):
-                if not name.local_name.startswith("__") and wanted(full := str(name)):
-                    found.append(full)
-                if time.monotonic() - began > TURN_SECONDS:
-                    await asyncio.sleep(0)
-                    began = time.monotonic()
-        return sorted(found)
-
-    async def _write(self, path: Path, names: list[str], held: list[int]) -> dict[str, int]:
-        writer = await asyncio.to_thread(SnapshotWriter, path)
-        try:
-            for name in names:
-                copied = await self._copy(name, held)
-                if copied is not None:
-                    await asyncio.to_thread(writer.add, *copied)
-            store, stones = self._state.sharing.store, paths.TOMBSTONES
-            values = await store.scan(keys.GEO)  # first: what is deleted in between is a tombstone then
-            deleted = [(path.removeprefix(stones), record) for path, record in await store.scan(stones + "/")]
-            return await asyncio.to_thread(
-                writer.finish, self._state.region, values, deleted, self._state.sharing.choice.is_synced
-            )
-        finally:
-            await asyncio.to_thread(writer.close)
-
-    async def _copy(self, name: str, held: list[int]) -> tuple[Captured, list[Change]] | None:
-        """One topic, durable as copied; None when it is gone."""
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                topic = await self._state.service.opener.topic(topic_name.parse(name), create=False)
-                captured = capture_topic(self._state, topic)
-                self._state.held.hold(captured.ledgers)
-                held += captured.ledgers
-                began = time.monotonic()
-                for subscription in list(topic.subscriptions.values()):
-                    await capture_subscription(captured, subscription)
-                    if time.monotonic() - began > TURN_SECONDS:
-                        await asyncio.sleep(0)
-                        began = time.monotonic()
-                capture_view(captured, topic)
-                # Deltas are merged in memory before they are durable: an exported state must survive a crash.
-                await topic.scheduler.answer(topic.progress_log.when_durable)
-                return captured, [change async for some in topic.progress_log.changes() for change in some]
-            except (TopicError, LedgerError) as error:
-                if attempt == ATTEMPTS:
-                    log.warning("%s is left out of the export: %s", name, error)
-        return None
-
     # -- reading -------------------------------------------------------------------------------------------------
 
     def find(self, name: str, table: str, partition: int) -> Snapshot:
@@ -213,13 +207,34 @@ class Exports:
         snapshot = self._snapshots.get(name)
         if snapshot is None:
             raise SnapshotGone(f"there is no snapshot {name}, or it has expired: take another one")
-        if table not in snapshot.partitions:
-            raise SnapshotGone(f"there is no table {table}, only {', '.join(snapshot.partitions)}")
-        if not 0 <= partition < snapshot.partitions[table]:
-            raise SnapshotGone(
-                f"table {table} has {snapshot.partitions[table]} partitions, there is no number {partition}"
-            )
+        if table not in snapshot.own:
+            raise SnapshotGone(f"there is no table {table}, only {', '.join(snapshot.own)}")
+        if not 0 <= partition < (count := sum(snapshot.counts(table))):
+            raise SnapshotGone(f"table {table} has {count} partitions, there is no number {partition}")
         return snapshot
+
+    def keeper(self, name: str) -> BrokerRecord | None:
+        """The other broker that has a snapshot, going by the name; None: this one, or none of the region."""
+        owner, broker = self._state.owner, name.rpartition(".")[0]
+        if owner is None or name in self._snapshots or broker == owner.name:
+            return None
+        return next((one for one in owner.view.brokers.values() if one.broker == broker), None)
+
+    async def pass_on(self, request: web.Request, keeper: BrokerRecord) -> web.StreamResponse:
+        """Have the broker answer that has the snapshot. :raises Refused: it does not."""
+        return await self._relays.pass_on(
+            request, self._calls, keeper.broker, admin_url(keeper), request.rel_url.raw_path_qs
+        )
+
+    async def end_at(self, keeper: BrokerRecord, name: str, authorization: str | None) -> None:
+        """End a snapshot of another broker, if that can be reached."""
+        await release(self._calls, [Part(keeper.broker, admin_url(keeper), name, {})], authorization)
+
+    @property
+    def _calls(self) -> BrokerCalls:
+        calls = self._state.brokers
+        assert calls is not None, "a broker that is one of several can call the others"
+        return calls
 
     async def stream(
         self, request: web.Request, snapshot: Snapshot, table: str, partition: int, after: int
@@ -228,7 +243,17 @@ class Exports:
 
         :raises ExportBusy: too many wait already.
         :raises ExportFailed: the encoder ended before its first byte.
+        :raises Refused: the broker that has it refuses, or cannot be reached.
         """
+        number, partition = numbered(snapshot.counts(table), partition)
+        if number:
+            there = snapshot.parts[number - 1]
+            path = f"{there.path(table)}?partition={partition}&after={after}"
+            try:
+                return await self._relays.pass_on(request, self._calls, there.broker, there.url, path)
+            except SnapshotGone:
+                self.end(snapshot.name)
+                raise
         if self._waiting >= WAITING_MAX:
             raise ExportBusy(f"{WAITING_MAX} exports are already waiting: try again in a moment")
         self._waiting += 1
@@ -271,9 +296,9 @@ class Exports:
                 await response.write_eof()
             else:
                 log.warning("export of %s ended early: %s", table, await said)
-                _break_off(request)
+                break_off(request)
         except (ConnectionError, TimeoutError):
-            _break_off(request)  # the client is gone
+            break_off(request)  # the client is gone
         finally:
             self._running.discard(child)
             with suppress(ProcessLookupError):
@@ -284,19 +309,38 @@ class Exports:
 
     # -- the end -------------------------------------------------------------------------------------------------
 
-    def _end(self, name: str) -> None:
-        snapshot = self._snapshots.pop(name)
+    def end(self, name: str) -> None:
+        """Remove a snapshot, if there still is one, and its parts."""
+        snapshot = self._snapshots.pop(name, None)
+        if snapshot is None:
+            return
         self._timers.pop(name).cancel()
         snapshot.path.unlink(missing_ok=True)
         self._state.held.release(snapshot.ledgers)
+        self._release(list(snapshot.parts), snapshot.authorization)
+
+    def _release(self, parts: list[Part], authorization: str | None) -> None:
+        if parts:
+            releasing = release(self._calls, parts, authorization)
+            task = asyncio.create_task(releasing, name="release the parts of an export")
+            self._releasing.add(task)
+            task.add_done_callback(self._releasing.discard)
 
     async def close(self) -> None:
-        """End the children and remove all snapshots."""
+        """End the children and remove all snapshots. What other brokers have of them ends later."""
         for child in tuple(self._running):
             with suppress(ProcessLookupError):
                 child.kill()
         for name in list(self._snapshots):
-            self._end(name)
+            self.end(name)
+        releasing = tuple(self._releasing)
+        for task in releasing:
+            task.cancel()
+        await asyncio.gather(*releasing, return_exceptions=True)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 async def _last_words(child: asyncio.subprocess.Process) -> str:
@@ -306,12 +350,6 @@ async def _last_words(child: asyncio.subprocess.Process) -> str:
     while data := await child.stderr.read(STDERR_KEPT):
         kept = (kept + data)[-STDERR_KEPT:]
     return kept.decode(errors="replace").strip() or "the encoder exited without a message"
-
-
-def _break_off(request: web.Request) -> None:
-    """End the response without its last chunk: it is incomplete."""
-    if request.transport is not None:
-        request.transport.abort()
 
 
 EXPORTS: Final = web.AppKey("exports", Exports)

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The export of a region of several brokers: the broker that is asked collects the parts of the others.
+
+Each other broker exports the bundles that it owns as a snapshot of its own, a *part*. It is asked with the client's own
+credentials, as if the client had asked each broker itself: a part shows no more than the client may export anyway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Final
+from urllib.parse import quote
+
+from meridian_broker.admin.export.copying import Copying, Names
+from meridian_broker.admin.export.plan import FORMAT, TABLES
+from meridian_broker.admin.export.refusals import NotWhole
+from meridian_broker.admin.export.shares import BordersChanged, Shares, parse_bundle
+from meridian_broker.gateway.addresses import Addresses
+from meridian_broker.gateway.broker_calls import BrokerAway, BrokerCalls
+from meridian_broker.metadata.store import MetadataError
+from meridian_broker.ownership.bundles import Bundle
+from meridian_broker.ownership.claims import NoSuchBundle, OwnedElsewhere
+from meridian_broker.ownership.owner import BundleOwner, NotServing
+from meridian_broker.ownership.records import BrokerRecord
+
+PATH: Final = "/meridian/v1/export"
+PART_SECONDS: Final = 30.0
+"""How long a broker may take for its part."""
+RELEASE_SECONDS: Final = 5.0
+"""The same for the end of a part, which also ends by itself."""
+ROUNDS: Final = 10
+"""How often a bundle is asked for while it moves."""
+PATIENCE_SECONDS: Final = 6.0
+"""After this long nobody is asked again. The verifier waits ten seconds, and should hear why there is no snapshot."""
+PAUSES: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
+"""Seconds before each further round; the last one counts for all after it."""
+BUNDLES_AT_ONCE: Final = 4000
+"""One request names at most so many: it has to fit into a body."""
+PARTITIONS_MAX: Final = 1 << 20
+"""Of one table in one part: more is not believed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What another broker exports."""
+
+    broker: str
+    url: str
+    """Of its admin API."""
+    name: str
+    """Of the snapshot there."""
+    partitions: Mapping[str, int]
+
+    def path(self, table: str = "") -> str:
+        return f"{PATH}/{quote(self.name, safe='')}" + (f"/{quote(table, safe='')}" if table else "")
+
+
+class Collecting:
+    """One export of the whole region. ``parts`` has what was collected, even if it is not whole."""
+
+    def __init__(self, owner: BundleOwner, calls: BrokerCalls, topics: str | None, authorization: str | None) -> None:
+        """
+        :param topics: the pattern of the request.
+        :param authorization: the client's ``Authorization`` header.
+        """
+        self.parts: list[Part] = []
+        self._owner = owner
+        self._calls = calls
+        self._topics = topics
+        self._authorization = authorization
+        self._shares = Shares(())
+        self._problems: dict[Bundle, str] = {}
+
+    async def collect(self, copying: Copying, names: Names) -> None:
+        """Copy what this broker owns, or nobody, and have the others export the rest.
+
+        :raises NotWhole: a bundle could not be had.
+        :raises MetadataError: the metadata store did not answer.
+        """
+        wanted: list[Bundle] = []
+        for namespace in names.namespaces:
+            bundles = await self._owner.bundles(namespace)
+            wanted += [bundle for bundle in bundles.every() if names.within(bundle)]
+        self._shares = Shares(wanted)
+        began = monotonic()
+        for number in range(ROUNDS):
+            if number:
+                await asyncio.sleep(PAUSES[min(number, len(PAUSES)) - 1])
+            await self._round(copying, names)
+            if self._shares.is_whole:
+                return
+            if monotonic() - began > PATIENCE_SECONDS:
+                break
+        first = min(self._shares.missing)
+        why = self._problems.get(first, "it keeps moving")
+        more = f", and {len(self._shares.missing) - 1} more" if len(self._shares.missing) > 1 else ""
+        raise NotWhole(f"the topics of bundle {first}{more} cannot be exported now: {why}; repeat the request")
+
+    async def _round(self, copying: Copying, names: Names) -> None:
+        try:
+            self._shares.follow(self._owner.view.bundles)
+        except BordersChanged as error:
+            raise NotWhole(f"while it was being exported, bundle {error}: repeat the request") from None
+        records: dict[str, BrokerRecord] = {}
+
+        def owner_of(bundle: Bundle) -> str:
+            if self._owner.term(bundle) is not None:
+                return self._owner.name
+            view = self._owner.view
+            found = view.owner(bundle) or view.alive(view.wishes.get(bundle, ""))  # it is on its way to that one
+            if found is None:
+                return ""
+            records[found.broker] = found
+            return found.broker
+
+        asked = self._shares.by_owner(owner_of)
+        here = asked.pop(self._owner.name, []) if self._owner.name else []
+        here += asked.pop("", [])
+        asking = [
+            asyncio.create_task(
+                self._ask(records[broker], bundles[first : first + BUNDLES_AT_ONCE]),
+                name="ask a broker for its part of an export",
+            )
+            for broker, bundles in asked.items()
+            for first in range(0, len(bundles), BUNDLES_AT_ONCE)
+        ]
+        try:
+            for bundle in here:
+                await self._copy(copying, names, bundle)
+            await asyncio.gather(*asking)
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+
+    async def _copy(self, copying: Copying, names: Names, bundle: Bundle) -> None:
+        try:
+            await self._owner.acquire(bundle)
+        except (OwnedElsewhere, NoSuchBundle, NotServing, MetadataError) as error:
+            self._problems[bundle] = str(error)
+        else:
+            if await copying.bundle(bundle, names.within(bundle)):
+                self._shares.had((bundle,), (bundle,))
+
+    async def _ask(self, broker: BrokerRecord, bundles: list[Bundle]) -> None:
+        problem = ""
+        try:
+            url = admin_url(broker)
+            body = {"topics": self._topics, "bundles": [str(bundle) for bundle in bundles]}
+            data = json.dumps(body).encode()
+            status, said = await self._calls.ask(url, "POST", PATH, data, self._authorization, seconds=PART_SECONDS)
+            answer = json.loads(said)
+            if status != 200:
+                raise ValueError(f"it answered {status}: {str(answer['reason'])[:200]}")
+            if "bundles" not in answer:
+                raise ValueError("it runs a version that exports no parts")
+            got = [parse_bundle(text) for text in answer["bundles"]]
+            part = _part(broker.broker, url, answer) if got else None
+            self._shares.had(bundles, got)
+            if part is not None:
+                self.parts.append(part)
+        except (BrokerAway, NotWhole) as error:
+            problem = str(error)
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            problem = str(error) or type(error).__name__
+        for bundle in bundles:
+            self._problems[bundle] = f"broker {broker.broker}: {problem}" if problem else "it keeps moving"
+
+
+def _part(broker: str, url: str, answer: Mapping[str, Any]) -> Part:
+    """:raises ValueError, KeyError, TypeError: the answer is not valid."""
+    partitions = {table: answer["partitions"][table] for table in TABLES}
+    if any(type(count) is not int or not 0 < count <= PARTITIONS_MAX for count in partitions.values()):
+        raise ValueError("its numbers of partitions are not valid")
+    if answer["format"] != FORMAT:
+        raise ValueError(f"it exports format {answer['format']}, this broker {FORMAT}")
+    return Part(broker, url, str(answer["snapshot"]), partitions)
+
+
+def admin_url(broker: BrokerRecord) -> str:
+    """Of a broker of the region. :raises NotWhole: it has none."""
+    addresses = Addresses.of(broker.addresses.get("", {}))
+    url = addresses.admin_url or addresses.admin_url_tls
+    if not url:
+        raise NotWhole(f"broker {broker.broker} has no admin address: see advertisedListeners")
+    return url
+
+
+async def release(calls: BrokerCalls, parts: list[Part], authorization: str | None) -> None:
+    """End parts, as far as their brokers can be asked: they end by themselves later."""
+
+    async def end(part: Part) -> None:
+        await calls.ask(part.url, "DELETE", part.path(), b"", authorization, seconds=RELEASE_SECONDS)
+
+    await asyncio.gather(*map(end, parts), return_exceptions=True)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bundles that move and are split while a region is exported: each topic is exported once, or the export is refused."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from meridian_broker.admin.export.shares import BordersChanged, Shares, numbered, parse_bundle
+from meridian_broker.ownership.bundles import LAST, Bundle, Bundles
+
+NAMESPACES = ("public/default", "public/other")
+BROKERS = ("", "a", "b", "c")
+
+
+class World:
+    """Who owns what, and what each broker has exported."""
+
+    def __init__(self) -> None:
+        self.bundles = {name: Bundles.equal(name, 2) for name in NAMESPACES}
+        self.owners: dict[Bundle, str] = {}
+        self.exported: list[Bundle] = []
+
+    def every(self) -> list[Bundle]:
+        return [bundle for bundles in self.bundles.values() for bundle in bundles.every()]
+
+    def owner(self, bundle: Bundle) -> str:
+        return self.owners.get(bundle, "")
+
+    def happen(self, data: st.DataObject) -> None:
+        """A few bundles move, or are split, and then one half may move."""
+        for _ in range(data.draw(st.integers(0, 3))):
+            bundle = data.draw(st.sampled_from(self.every()))
+            owner = self.owners.pop(bundle, "")
+            if data.draw(st.booleans()) and bundle.upper - bundle.lower > 1:
+                border = data.draw(st.integers(bundle.lower + 1, min(bundle.upper, LAST) - 1))
+                self.bundles[bundle.namespace] = self.bundles[bundle.namespace].split(bundle, border)
+                self.owners |= dict.fromkeys(bundle.parts(border), owner)
+            else:
+                self.owners[bundle] = data.draw(st.sampled_from(BROKERS))
+
+    def export(self, broker: str, asked: list[Bundle]) -> list[Bundle]:
+        """What a broker answers; whoever asks takes what nobody owns."""
+        there = self.every()
+        had = [one for one in asked if one in there and self.owner(one) == broker]
+        self.exported += had
+        return had
+
+
+@given(st.data())
+def test_whatever_moves_each_place_is_exported_once_or_the_export_is_not_whole(data: st.DataObject) -> None:
+    world = World()
+    shares = Shares(world.every())
+    for _ in range(data.draw(st.integers(1, 5))):
+        world.happen(data)
+        seen = dict(world.bundles), dict(world.owners)  # what the broker that asks knows is out of date soon
+        if data.draw(st.booleans()):
+            world.happen(data)
+        shares.follow(seen[0])
+        for broker, asked in shares.by_owner(lambda bundle, known=seen[1]: known.get(bundle, "")).items():  # type: ignore[misc]
+            world.happen(data)
+            shares.had(asked, world.export(broker, asked))
+    covered = sorted(world.exported)
+    assert all(
+        one.namespace != following.namespace or one.upper <= following.lower for one, following in pairwise(covered)
+    )
+    lacking = sorted([*covered, *shares.missing])
+    assert [one.lower for one in lacking if one.lower == 0] == [0, 0]
+    for one, following in pairwise(lacking):
+        assert one.upper == (following.lower if one.namespace == following.namespace else LAST)
+    assert shares.is_whole == (sum(one.upper - one.lower for one in covered) == 2 * LAST)
+
+
+def test_what_was_not_asked_for_does_not_count() -> None:
+    one, two = Bundles.equal("public/default", 2).every()
+    shares = Shares([one, two])
+    for got in ([two], [one, one], [one, two]):
+        with pytest.raises(ValueError, match="other bundles"):
+            shares.had([one], got)
+    shares.had([one], [one])
+    with pytest.raises(ValueError, match="other bundles"):
+        shares.had([one], [one])
+    assert shares.missing == {two}
+
+
+def test_a_namespace_that_was_divided_anew_is_refused() -> None:
+    shares = Shares(Bundles.equal("public/default", 3).every())
+    with pytest.raises(BordersChanged, match="public/default/0x"):
+        shares.follow({"public/default": Bundles.equal("public/default", 2)})
+
+
+def test_a_namespace_that_is_gone_stays_missing() -> None:
+    shares = Shares(Bundles.equal("public/default", 1).every())
+    shares.follow({})
+    assert not shares.is_whole
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=5))
+def test_partitions_are_numbered_through(counts: list[int]) -> None:
+    expected = [(part, number) for part, count in enumerate(counts) for number in range(count)]
+    assert [numbered(counts, number) for number in range(sum(counts))] == expected
+    with pytest.raises(IndexError):
+        numbered(counts, sum(counts))
+
+
+@given(st.sampled_from(Bundles.equal("public/default", 16).every()))
+def test_bundles_are_parsed_as_they_are_written(bundle: Bundle) -> None:
+    assert parse_bundle(str(bundle)) == bundle
+
+
+@pytest.mark.parametrize(
+    "text", ["", "public/default", "public/default/0x0_0x1", "a/b/0x80000000_0x80000000", "a/b/c/0x00000000_0xffffffff"]
+)
+def test_other_texts_are_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a bundle"):
+        parse_bundle(text)
