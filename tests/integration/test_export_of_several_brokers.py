@@ -257,12 +257,16 @@ async def test_a_snapshot_ends_with_its_part(two: Region) -> None:
     assert two.files() == {"a": 0, "b": 0}
 
 
-async def test_a_part_has_what_its_broker_owns_of_what_was_asked_for(two: Region) -> None:
+async def test_a_part_has_what_its_broker_owns_of_what_was_asked_for(
+    two: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
     every = [str(bundle) for bundle in (await two.a.owner.bundles("public/default")).every()]
     taken = await two.b.take(bundles=[*every, every[0], "public/nowhere/0x00000000_0xffffffff"])
     assert taken["bundles"] == [str(bundle) for bundle in two.b.owner.owned()]
     assert set((await two.b.exporters(taken)).values()) == {"b"}
     assert await two.b.rows(taken, "metadata") == []
+    monkeypatch.setattr(two.inside["b"].admin.catalog, "known_namespaces", list)  # it has not heard of any yet
+    assert (await two.b.take(bundles=every))["bundles"] == []
     nothing = await two.b.take(bundles=[])
     assert nothing["bundles"] == []
     assert two.files()["b"] == 1

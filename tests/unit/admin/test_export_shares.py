@@ -8,8 +8,10 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from meridian_broker.admin.export.copying import Names
 from meridian_broker.admin.export.shares import BordersChanged, Shares, numbered, parse_bundle
 from meridian_broker.ownership.bundles import LAST, Bundle, Bundles
+from meridian_broker.wire.pulsar.topic_name import parse
 
 NAMESPACES = ("public/default", "public/other")
 BROKERS = ("", "a", "b", "c")
@@ -89,6 +91,22 @@ def test_a_namespace_that_was_divided_anew_is_refused() -> None:
     shares = Shares(Bundles.equal("public/default", 3).every())
     with pytest.raises(BordersChanged, match="public/default/0x"):
         shares.follow({"public/default": Bundles.equal("public/default", 2)})
+
+
+@given(st.sets(st.integers(0, 500), max_size=60), st.sampled_from([1, 3, 4, 300, 1024]))
+def test_each_name_is_within_one_bundle(numbers: set[int], count: int) -> None:
+    every = [f"persistent://public/default/topic-{number}" for number in numbers]
+    names = Names()
+    for name in every:
+        names.add(parse(name))
+    bundles = Bundles.equal("public/default", count)
+    found = {bundle: names.within(bundle) for bundle in bundles.every()}
+    assert sorted(name for some in found.values() for name in some) == names.every() == sorted(every)
+    for bundle, some in found.items():
+        assert some == sorted(some)
+        assert names.has(bundle) == bool(some)
+        assert {bundles.of(parse(name)) for name in some} <= {bundle}
+    assert names.within(Bundle("public/other", 0, LAST)) == []
 
 
 def test_a_namespace_that_is_gone_stays_missing() -> None:

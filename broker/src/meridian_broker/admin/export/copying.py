@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -26,24 +25,30 @@ from meridian_broker.admin.http.state import AdminState
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.sync import paths
-from meridian_broker.ownership.bundles import LAST, Bundle, place_of
+from meridian_broker.ownership.bundles import Bundle, place_of
 from meridian_broker.topics.errors import TopicError
 from meridian_broker.topics.journal.changes import Change
 from meridian_broker.wire.pulsar import topic_name
+from meridian_broker.wire.pulsar.topic_name import TopicName
 
 log = logging.getLogger(__name__)
 
 TURN_SECONDS: Final = 0.002
 """Maximum duration of one turn of copying."""
+STRIPE_BITS: Final = 24
+"""A stripe is 2^24 places: there are 256 in a namespace."""
 ATTEMPTS: Final = 3
 """A topic that is closed or rolled over while it is copied is copied again."""
 
 
 class Names:
-    """The topics that a request means, by where they are in the hash ranges of their namespaces."""
+    """The topics that a request means, by where they are in the hash ranges of their namespaces.
+
+    They are kept in stripes of that range, so a bundle's are found without going through all or sorting all at once.
+    """
 
     def __init__(self) -> None:
-        self._places: dict[str, list[tuple[int, str]]] = {}
+        self._stripes: dict[str, dict[int, list[tuple[int, str]]]] = {}
 
     @classmethod
     async def listed(cls, state: AdminState, wanted: Callable[[str], bool], namespaces: Iterable[str]) -> Names:
@@ -51,32 +56,40 @@ class Names:
         made = cls()
         began = time.monotonic()
         for namespace in namespaces:
-            found = []
             for name in await state.catalog.topics.names(namespace):
-                if not name.local_name.startswith("__") and wanted(full := str(name)):
-                    found.append((place_of(name), full))
+                if not name.local_name.startswith("__") and wanted(str(name)):
+                    made.add(name)
                 if time.monotonic() - began > TURN_SECONDS:
                     await asyncio.sleep(0)
                     began = time.monotonic()
-            if found:
-                made._places[namespace] = sorted(found)
         return made
+
+    def add(self, name: TopicName) -> None:
+        place = place_of(name)
+        stripes = self._stripes.setdefault(name.namespace_name, {})
+        stripes.setdefault(place >> STRIPE_BITS, []).append((place, str(name)))
 
     @property
     def namespaces(self) -> list[str]:
         """Those that have such topics."""
-        return list(self._places)
+        return list(self._stripes)
 
     def every(self) -> list[str]:
         """All of them, sorted."""
-        return sorted(name for found in self._places.values() for _, name in found)
+        return sorted(name for some in self._stripes.values() for stripe in some.values() for _, name in stripe)
 
     def within(self, bundle: Bundle) -> list[str]:
         """Those of a bundle, sorted."""
-        found = self._places.get(bundle.namespace, [])
-        upper = bundle.upper + (bundle.upper == LAST)
-        first, end = bisect_left(found, (bundle.lower, "")), bisect_left(found, (upper, ""))
-        return sorted(name for _, name in found[first:end])
+        return sorted(self._in(bundle))
+
+    def has(self, bundle: Bundle) -> bool:
+        """Whether any are in it."""
+        return any(True for _ in self._in(bundle))
+
+    def _in(self, bundle: Bundle) -> Iterator[str]:
+        stripes = self._stripes.get(bundle.namespace, {})
+        for number in range(bundle.lower >> STRIPE_BITS, (bundle.upper >> STRIPE_BITS) + 1):
+            yield from (name for place, name in stripes.get(number, ()) if place in bundle)
 
 
 class Copying:

@@ -149,11 +149,12 @@ class Exports:
         wanted, bundles = topic_filter(topics), sorted(set(bundles))
         async with self._taking_part:
             taken_ms = _now_ms()
-            namespaces = sorted({bundle.namespace for bundle in bundles} & set(self._state.catalog.known_namespaces()))
-            names = await Names.listed(self._state, wanted, namespaces)
+            known = set(self._state.catalog.known_namespaces())  # it cannot open the topics of others, not yet
+            here = [bundle for bundle in bundles if bundle.namespace in known]
+            names = await Names.listed(self._state, wanted, sorted({bundle.namespace for bundle in here}))
             copying = await Copying.begin(self._state, self._path())
             try:
-                had = [bundle for bundle in bundles if await copying.bundle(bundle, names.within(bundle))]
+                had = [bundle for bundle in here if await copying.bundle(bundle, names.within(bundle))]
                 own = await copying.finish(with_metadata=False)
             except BaseException:
                 copying.abandon()

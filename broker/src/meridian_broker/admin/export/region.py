@@ -84,7 +84,8 @@ class Collecting:
         wanted: list[Bundle] = []
         for namespace in names.namespaces:
             bundles = await self._owner.bundles(namespace)
-            wanted += [bundle for bundle in bundles.every() if names.within(bundle)]
+            wanted += [bundle for bundle in bundles.every() if names.has(bundle)]
+            await asyncio.sleep(0)  # there may be many namespaces
         self._shares = Shares(wanted)
         began = monotonic()
         for number in range(ROUNDS):

@@ -43,8 +43,10 @@ class Shares:
             now = bundles.get(bundle.namespace)
             if now is None:
                 continue
-            within = [one for one in now.every() if bundle.lower <= one.lower and one.upper <= bundle.upper]
-            if not within or (within[0].lower, within[-1].upper) != (bundle.lower, bundle.upper):
+            within = [now.at(bundle.lower)]
+            while within[-1].upper < bundle.upper:
+                within.append(now.at(within[-1].upper))
+            if (within[0].lower, within[-1].upper) != (bundle.lower, bundle.upper):
                 raise BordersChanged(f"{bundle} is not one any more")
             self.missing.remove(bundle)
             self.missing.update(within)
