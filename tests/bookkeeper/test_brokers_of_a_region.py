@@ -8,8 +8,10 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pulsar
+import pyarrow as pa
 import pytest
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from support.brokers import region_clients
@@ -53,6 +55,15 @@ def test_a_broker_suspended_past_its_lease_writes_nothing_and_its_clients_go_to_
         assert sorted(everything(new_client, "orders")) == sorted([*bodies, *late])
 
 
+def exported(broker: BrokerProcess, taken: dict[str, Any]) -> list[str]:
+    """The topics in an export, sorted."""
+    found: list[str] = []
+    for partition in range(taken["partitions"]["topics"]):
+        stream = broker.http("GET", f"/meridian/v1/export/{taken['snapshot']}/topics?partition={partition}").body
+        found += pa.ipc.open_stream(stream).read_all()["topic"].to_pylist()
+    return sorted(found)
+
+
 def test_the_topics_of_a_killed_broker_are_served_by_the_other_one(region: Region) -> None:
     names = [f"topic-{number}" for number in range(8)]
     with connected(region.url) as client:
@@ -61,6 +72,13 @@ def test_the_topics_of_a_killed_broker_are_served_by_the_other_one(region: Regio
         victim, other = region.brokers["a"], region.brokers["b"]
         victim.kill()
         began = time.monotonic()
+        refused = 0
+        while (answer := other.http("POST", "/meridian/v1/export")).status != 200:
+            assert answer.status == 503
+            assert "the topics of bundle public/default/0x" in answer.json["reason"]
+            refused += 1
+        assert refused
+        assert exported(other, answer.json) == [f"persistent://public/default/{name}" for name in names]
         for name in names:
             region.taken_by(other, name)
         assert time.monotonic() - began < 10 * LEASE_SECONDS
