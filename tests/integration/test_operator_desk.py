@@ -14,13 +14,15 @@ from typing import Any, cast
 
 import kopf
 import pytest
+from meridian_operator.api.geo_topic import GEO_TOPIC
 from meridian_operator.api.settings import Settings
 from meridian_operator.handlers.desk import Desk
-from meridian_operator.handlers.geo_topics import GeoTopics
+from meridian_operator.handlers.geo_topics import GeoTopics, claim_of
 from meridian_operator.handlers.subject import Views
 from meridian_operator.handlers.world import World
 from meridian_operator.kube.client import KubeClient
 from meridian_operator.plan.budget import Budget
+from meridian_operator.plan.claims import Claim
 from meridian_operator.plan.observed import RegionSeen, TopicName
 from meridian_operator.regions.directory import Tokens
 from support.brokers.broker_regions import until
@@ -96,5 +98,32 @@ async def test_no_timer_lies_between_reconcile_now_and_the_look(monkeypatch: pyt
             assert await asyncio.to_thread(world.looked.wait, 20)
         finally:
             monkeypatch.undo()
+            await desk.close()
+            await kube.close()
+
+
+async def test_an_object_that_was_created_again_does_not_wait_for_the_one_before() -> None:
+    """The watch was interrupted: kopf lists the new object, and goes on counting the claim of the one that is gone."""
+    with KubeApi() as api:
+        kube = KubeClient(lambda: kopf.ConnectionInfo(server=f"http://127.0.0.1:{api.port}", token="a-token"))
+        desk = Desk(World(NO_REGIONS, Tokens(None), kube, lambda: 0.0, Budget(100, 100, time.monotonic), SETTINGS))
+        topic = "persistent://public/default/orders"
+        claims: list[Claim] = []
+
+        def hear(created: str) -> None:
+            spec, meta = {"topic": topic, "regions": ["east", "west"]}, {"creationTimestamp": created}
+            api.create("geotopics", "orders", spec=spec, metadata=meta)
+            body = api.get("geotopics", "orders") or {}
+            claims.append(claim_of(body["metadata"], GEO_TOPIC))
+            desk.heard(GeoTopics(), "ADDED", body, Views({topic: claims}, {}, {}, {}))
+
+        try:
+            hear("2026-01-01T00:00:00Z")
+            await until(lambda: desk.ready() == {("GeoTopic", "False", "RegionNotListed"): 1})
+            api.lose("geotopics", "orders")
+            hear("2026-02-01T00:00:00Z")
+            await until(lambda: not any(reason == "" for _, _, reason in desk.ready()))
+            assert desk.ready() == {("GeoTopic", "False", "RegionNotListed"): 1}
+        finally:
             await desk.close()
             await kube.close()

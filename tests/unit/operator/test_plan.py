@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from meridian_operator.api.geo_topic import GeoTopicSpec
+from meridian_broker.server.settings import BY_KEY
+from meridian_operator.api.crd import document
+from meridian_operator.api.geo_topic import GEO_TOPIC, GeoTopicSpec
 from meridian_operator.api.quantities import duration_ms, size_bytes
 from meridian_operator.api.replicated_subscription import ReplicatedSubscriptionSpec
 from meridian_operator.api.shared import Condition
@@ -279,11 +282,11 @@ HELD = History(established=frozenset(REGIONS))
 
 
 def test_the_oldest_claim_rules_and_the_next_one_inherits() -> None:
-    first, second = Claim("2026-01-01", "b", "x"), Claim("2026-01-02", "a", "x")
+    first, second = Claim("2026-01-01", "b", "x", "GeoTopic", "1"), Claim("2026-01-02", "a", "x", "GeoTopic", "2")
     assert ruler([second, first]) == first
-    assert heir([second, first], "b", "x") == second
-    assert heir([second._replace(leaving=True), first], "b", "x") is None
-    assert (ruler([]), heir([first], "b", "x")) == (None, None)
+    assert heir([second, first], "1") == second
+    assert heir([second._replace(leaving=True), first], "1") is None
+    assert (ruler([]), heir([first], "1")) == (None, None)
 
 
 def test_what_vanished_everywhere_is_not_made_again_unasked() -> None:
@@ -375,10 +378,18 @@ def test_the_mode_of_a_topic_is_a_policy_of_each_region() -> None:
     assert back.changes == tuple(changes.RemovePolicy(name, NAME, "subscriptionSync") for name in REGIONS)
 
 
-@pytest.mark.parametrize("interval", ["snapshotInterval", "snapshotTimeout"])
-def test_times_of_snapshots_are_settings_of_brokers(interval: str) -> None:
-    told = geo_topic.refusal(geo(subscriptionSync={"mode": "Snapshot", interval: "5s"}))
-    assert told is not None and f"subscriptionSync.{interval}" in told[1]
+@pytest.mark.parametrize(
+    "field", [{"snapshotInterval": "5s"}, {"snapshotTimeout": "5s"}, {"snapshotCacheSize": 5}], ids=lambda one: min(one)
+)
+def test_how_snapshots_are_taken_is_a_setting_of_brokers(field: dict[str, Any]) -> None:
+    told = geo_topic.refusal(geo(subscriptionSync={"mode": "Snapshot", **field}))
+    assert told is not None and f"subscriptionSync.{min(field)}" in told[1]
+    named = re.search(r"set (\w+) of the brokers", told[1])
+    assert named is not None and named[1] in BY_KEY, "no broker has this setting"
+    schema: Any = document(GEO_TOPIC)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    for part in ("spec", "subscriptionSync", min(field)):
+        schema = schema["properties"][part]
+    assert schema["description"].startswith("Not supported") and named[1] in schema["description"]
 
 
 def test_a_subscription_in_snapshot_mode_waits_for_its_topic_s_mode() -> None:

@@ -101,7 +101,7 @@ class Schema(Model):
             "FULL_TRANSITIVE",
         ]
         | None
-    ) = Field(default=None, description="Compatibility required of new versions; absent: the namespace's setting.")
+    ) = Field(default=None, description="Not supported yet: brokers accept every new version.")
 
 
 class SubscriptionSync(Model):
@@ -116,9 +116,18 @@ class SubscriptionSync(Model):
     )
 
     mode: SyncMode = SyncMode.EXACT
-    snapshot_interval: Duration | None = None
-    snapshot_timeout: Duration | None = None
-    snapshot_cache_size: Annotated[int, Field(ge=3, le=1000)] | None = None
+    snapshot_interval: Duration | None = Field(
+        default=None,
+        description="Not supported yet. Set replicatedSubscriptionsSnapshotFrequencyMillis of the brokers.",
+    )
+    snapshot_timeout: Duration | None = Field(
+        default=None,
+        description="Not supported yet. Set replicatedSubscriptionsSnapshotTimeoutSeconds of the brokers.",
+    )
+    snapshot_cache_size: Annotated[int, Field(ge=3, le=1000)] | None = Field(
+        default=None,
+        description="Not supported yet. Set replicatedSubscriptionsSnapshotMaxCachedPerSubscription of the brokers.",
+    )
 
 
 class GeoTopicSpec(Model):

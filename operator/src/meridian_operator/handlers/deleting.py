@@ -31,9 +31,9 @@ async def farewell(subject: Subject[Spec], wish: Wish[Spec], world: World, repor
     if not wish.is_allowed:
         return _released(body, Event("NothingDeleted", f"{not_allowed(wish)}. {what} is left unchanged", warning=True))
     first = ruler(subject.claims(wish))
-    if first is not None and not first.is_of(*wish.claim):
+    if first is not None and first.uid != wish.uid:
         return _released(body, Event("NothingDeleted", f"{first} is in control of {what}, which is left unchanged"))
-    other = heir(subject.claims(wish), *wish.claim)
+    other = heir(subject.claims(wish), wish.uid)
     if other is not None:
         return _released(body, Event("HandedOver", f"{what} stays: {other} names it too and is now in control"))
     if is_on(body, PAUSED):

@@ -59,6 +59,8 @@ class Desk:
         topic = str((body.get("spec") or {}).get("topic", ""))
         care = self._cares.get(of)
         if care is not None and (change == "DELETED" or care.uid != meta["uid"]):
+            if change != "DELETED":  # deleted and created again, and the watch missed the deletion
+                self._world.gone.add(care.uid)
             self._end(of, care)
             care = None
         if change == "DELETED":

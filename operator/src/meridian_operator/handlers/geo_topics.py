@@ -9,7 +9,7 @@ from typing import Any, Final
 import kopf
 
 from meridian_operator.api.geo_topic import GEO_TOPIC, GeoTopicRegion, GeoTopicSpec, GeoTopicStatus, RemoteStatus
-from meridian_operator.api.shared import GROUP, VERSION, ReconciledStatus
+from meridian_operator.api.shared import GROUP, VERSION, Kind, ReconciledStatus
 from meridian_operator.handlers.subject import Look, Subject, Wish
 from meridian_operator.plan import geo_topic
 from meridian_operator.plan.claims import Claim
@@ -23,17 +23,18 @@ RESOURCE: Final = (GROUP, VERSION, GEO_TOPIC.plural)
 @kopf.index(*RESOURCE)
 def geo_topics(meta: Mapping[str, Any], spec: Mapping[str, Any], **_: Any) -> Any:
     """Topic -> claims of the objects that name it."""
-    return {spec.get("topic"): claim_of(meta)}
+    return {spec.get("topic"): claim_of(meta, GEO_TOPIC)}
 
 
-def claim_of(meta: Mapping[str, Any]) -> Claim:
+def claim_of(meta: Mapping[str, Any], kind: Kind) -> Claim:
     """The claim that an object makes by existing."""
     return Claim(
         str(meta["creationTimestamp"]),
         meta["namespace"],
         meta["name"],
+        kind.kind,
+        str(meta["uid"]),
         leaving=bool(meta.get("deletionTimestamp")),
-        uid=str(meta["uid"]),
     )
 
 
@@ -47,7 +48,10 @@ class GeoTopics(Subject[GeoTopicSpec]):
         return f"topic {wish.spec.topic}"
 
     def claims(self, wish: Wish[GeoTopicSpec]) -> Iterable[Claim]:
-        return [claim for claim in wish.views.geo_topics.get(wish.spec.topic, ()) if wish.counts(claim)]
+        """Of the GeoTopics, and of the ShadowTopics in the same regions: a topic is one or the other."""
+        regions = {*wish.spec.regions, *wish.history.established}
+        shadows = [one for region in regions for one in wish.views.shadow_topics.get((wish.spec.topic, region), ())]
+        return [one for one in (*wish.views.geo_topics.get(wish.spec.topic, ()), *shadows) if wish.counts(one)]
 
     def names(self, wish: Wish[GeoTopicSpec]) -> list[str]:
         return list(wish.spec.regions)

@@ -31,7 +31,7 @@ Sync = Wish[MetadataSyncPolicySpec]
 @kopf.index(*RESOURCE)
 def sync_policies(meta: Mapping[str, Any], spec: Mapping[str, Any], **_: Any) -> Any:
     """Region -> claims of the objects that name it: a region has one event topic."""
-    return {name: claim_of(meta) for name in spec.get("regions", ())}
+    return {name: claim_of(meta, METADATA_SYNC_POLICY) for name in spec.get("regions", ())}
 
 
 class MetadataSyncPolicies(Subject[MetadataSyncPolicySpec]):

@@ -46,7 +46,7 @@ async def look(subject: Subject[Spec], body: Mapping[str, Any], views: Views, wo
     if leaving:
         return await farewell(subject, wish, world, report)
     first = ruler(subject.claims(wish))
-    rules = wish.is_allowed and (first is None or first.is_of(*wish.claim))
+    rules = wish.is_allowed and (first is None or first.uid == wish.uid)
     if holds != (rules and spec.deletion_policy is DeletionPolicy.DELETE):
         # Before anything is created: the deletion must find everything that this object creates.
         return Answer(finalizers=_toggled(meta.get("finalizers") or ()), again_seconds=AGAIN_SECONDS)

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import kopf
 
+from meridian_operator.api.geo_topic import GEO_TOPIC
 from meridian_operator.api.replicated_subscription import (
     REPLICATED_SUBSCRIPTION,
     ReplicatedSubscriptionSpec,
@@ -30,13 +31,13 @@ RESOURCE: Final = (GROUP, VERSION, REPLICATED_SUBSCRIPTION.plural)
 @kopf.index(*RESOURCE)
 def replicated_subscriptions(meta: Mapping[str, Any], spec: Mapping[str, Any], **_: Any) -> Any:
     """(topic, subscription) -> claims of the objects that name it."""
-    return {(spec.get("topic"), spec.get("subscription")): claim_of(meta)}
+    return {(spec.get("topic"), spec.get("subscription")): claim_of(meta, REPLICATED_SUBSCRIPTION)}
 
 
 @kopf.index(GROUP, VERSION, "geotopics")
 def topic_regions(meta: Mapping[str, Any], spec: Mapping[str, Any], **_: Any) -> Any:
     """Topic -> claims of the objects that name it, with their regions, for subscriptions that list none."""
-    return {spec.get("topic"): (claim_of(meta), tuple(spec.get("regions", ())))}
+    return {spec.get("topic"): (claim_of(meta, GEO_TOPIC), tuple(spec.get("regions", ())))}
 
 
 class ReplicatedSubscriptions(Subject[ReplicatedSubscriptionSpec]):

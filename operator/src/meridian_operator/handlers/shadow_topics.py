@@ -27,7 +27,7 @@ Shadow = Wish[ShadowTopicSpec]
 @kopf.index(*RESOURCE)
 def shadow_topics(meta: Mapping[str, Any], spec: Mapping[str, Any], **_: Any) -> Any:
     """(topic, region) -> claims of the objects that name it."""
-    return {(spec.get("topic"), spec.get("region")): claim_of(meta)}
+    return {(spec.get("topic"), spec.get("region")): claim_of(meta, SHADOW_TOPIC)}
 
 
 @kopf.index(GROUP, VERSION, "geotopics")
@@ -53,7 +53,7 @@ class ShadowTopics(Subject[ShadowTopicSpec]):
         return [replace(one, source=other.topic) for one, other in zip(seen, of_source, strict=True)]
 
     def what(self, wish: Shadow) -> str:
-        return f"shadow {wish.spec.topic} in {wish.spec.region}"
+        return f"shadow {wish.spec.topic} of {wish.spec.source} in {wish.spec.region}"
 
     def claims(self, wish: Shadow) -> Iterable[Claim]:
         """Of the ShadowTopics, and of the GeoTopics: a topic is one or the other."""
@@ -87,7 +87,8 @@ class ShadowTopics(Subject[ShadowTopicSpec]):
         return shadow_topic.plan(wish.spec, _source(wish) or "", _here(wish, seen), wish.history)
 
     def deletion(self, wish: Shadow, seen: Sequence[RegionSeen], _abandoned: Sequence[str]) -> Plan:
-        return shadow_topic.deletion(_source(wish), wish.spec.topic, _here(wish, seen))
+        recorded = str((wish.body.get("status") or {}).get("source", ""))
+        return shadow_topic.deletion(_source(wish) or recorded, wish.spec.topic, _here(wish, seen))
 
     def report(self, wish: Shadow, look: Look) -> tuple[list[Finding], ReconciledStatus]:
         source = _source(wish) or ""

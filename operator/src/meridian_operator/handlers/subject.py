@@ -74,6 +74,10 @@ class Wish(Generic[Spec]):
         meta = self.body["metadata"]
         return meta["namespace"], meta["name"]
 
+    @property
+    def uid(self) -> str:
+        return str(self.body["metadata"]["uid"])
+
     tenant: str
     """The tenant that the object has to be allowed to manage; ``*``: all."""
 

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several objects may name the same topic or subscription: the oldest is in control, and only it touches a region."""
+"""Several objects may name the same topic or subscription: the oldest is in control, and only it touches a region.
+
+They may be of different kinds, so an object is told by its UID: another kind's may have the same name.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,13 @@ class Claim(NamedTuple):
     created: str
     namespace: str
     name: str
+    kind: str
+    uid: str
     leaving: bool = False
     """The object is being deleted."""
-    uid: str = ""
 
     def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
-
-    def is_of(self, namespace: str, name: str) -> bool:
-        return (self.namespace, self.name) == (namespace, name)
+        return f"{self.kind} {self.namespace}/{self.name}"
 
 
 def ruler(claims: Iterable[Claim]) -> Claim | None:
@@ -29,6 +30,6 @@ def ruler(claims: Iterable[Claim]) -> Claim | None:
     return min(claims, default=None)
 
 
-def heir(claims: Iterable[Claim], namespace: str, name: str) -> Claim | None:
+def heir(claims: Iterable[Claim], uid: str) -> Claim | None:
     """The claim that takes control when the given object is deleted; None: no other object has one."""
-    return min((one for one in claims if not one.leaving and not one.is_of(namespace, name)), default=None)
+    return min((one for one in claims if not one.leaving and one.uid != uid), default=None)

@@ -62,18 +62,16 @@ def policies(spec: GeoTopicSpec) -> dict[str, Any]:
 def refusal(spec: GeoTopicSpec) -> tuple[str, str] | None:
     """Why this spec cannot be carried out: reason and sentence; None: it can."""
     sync, schema = spec.subscription_sync, spec.topic_schema
-    fields = []
-    for name, value in (
-        ("snapshotInterval", sync.snapshot_interval),
-        ("snapshotTimeout", sync.snapshot_timeout),
-        ("snapshotCacheSize", sync.snapshot_cache_size),
+    for name, value, instead in (
+        ("snapshotInterval", sync.snapshot_interval, "replicatedSubscriptionsSnapshotFrequencyMillis"),
+        ("snapshotTimeout", sync.snapshot_timeout, "replicatedSubscriptionsSnapshotTimeoutSeconds"),
+        ("snapshotCacheSize", sync.snapshot_cache_size, "replicatedSubscriptionsSnapshotMaxCachedPerSubscription"),
     ):
         if value is not None:
-            fields.append(f"subscriptionSync.{name}")
+            text = f"subscriptionSync.{name} is not supported: remove it, and set {instead} of the brokers"
+            return "NotSupported", text
     if schema is not None and schema.compatibility is not None:
-        fields.append("schema.compatibility")
-    if fields:
-        return "NotSupported", f"this version does not support {', '.join(fields)}: remove it from the spec"
+        return "NotSupported", "schema.compatibility is not supported: remove it. Brokers accept every new version"
     if schema is not None and not schema.definition and schema.type != "STRING":
         return "InvalidSpec", f"schema.definition is empty: a schema of type {schema.type} needs one"
     return None
@@ -149,7 +147,7 @@ def left(spec: GeoTopicSpec, seen: Sequence[RegionSeen], history: History) -> li
 
 def deletion(spec: GeoTopicSpec, seen: Sequence[RegionSeen], abandoned: Sequence[str] = ()) -> Plan:
     """The changes to make when the object is deleted with policy Delete: none until every region answers; then one
-    region is asked to delete, and informs the others.
+    region is asked to delete, and informs the others. A region where the topic is a shadow is left alone.
 
     :param seen: the regions that are not abandoned.
     :param abandoned: regions not waited for. The others unlink them first: a region refuses to delete a topic while it
@@ -157,12 +155,13 @@ def deletion(spec: GeoTopicSpec, seen: Sequence[RegionSeen], abandoned: Sequence
     """
     topic = TopicName.parse(spec.topic)
     problems = [(region.name, region.reason, _unreachable(region)) for region in seen if not region.reachable]
-    having = [region for region in seen if region.topic is not None]
+    ours = [region for region in seen if region.topic is None or region.topic.shadow is None]
+    having = [region for region in ours if region.topic is not None]
     if problems or not having:
         return Plan((), tuple(problems))
-    alone = sorted(region.name for region in seen)
+    alone = sorted(region.name for region in ours)
     changes: list[Change] = []
-    if abandoned:
+    if abandoned or len(ours) < len(seen):
         changes += [
             SetPolicy(region.name, topic, REPLICATION, alone)
             for region in having
@@ -208,6 +207,14 @@ def _problem(spec: GeoTopicSpec, topic: TopicName, region: RegionSeen) -> tuple[
         return (
             "RegionUnknown",
             f"{region.name} does not know {', '.join(unknown)}: add it to region.peers of that release",
+        )
+    if region.topic is not None and region.topic.shadow is not None:
+        return (
+            "TopicExists",
+            (
+                f"{topic} exists in {region.name} and is a shadow of {region.topic.shadow.source}: "
+                "choose another name, or delete it there"
+            ),
         )
     if region.topic is not None and (region.topic.partitions > 0) != (spec.partitions is not None):
         has = f"{region.topic.partitions} partitions" if region.topic.partitions else "no partitions"

@@ -29,11 +29,11 @@ def refusal(spec: ReplicatedSubscriptionSpec, names: Sequence[str], of_topic: Se
 
     :param of_topic: the regions of the topic's GeoTopic; empty: it has none.
     """
-    fields = []
     if spec.partial_snapshot_after is not None:
-        fields.append("partialSnapshotAfter")
-    if fields:
-        return "NotSupported", f"this version does not support {', '.join(fields)}: remove it from the spec"
+        return "NotSupported", (
+            "partialSnapshotAfter is not supported: remove it. To go on without a lost region, run "
+            f"`meridian topics snapshots {spec.topic} --without REGION`"
+        )
     if spec.sync_mode == SyncMode.SNAPSHOT and spec.dispatch_scope == "Origin":
         return "InvalidSpec", "dispatchScope Origin requires syncMode Exact"
     if spec.witness is not None and spec.dispatch_scope != "Origin":

@@ -66,8 +66,11 @@ def plan(spec: ShadowTopicSpec, source: str, seen: Sequence[RegionSeen], history
     return Plan(tuple(changes), tuple(problems))
 
 
-def deletion(source: str | None, topic: str, seen: Sequence[RegionSeen]) -> Plan:
-    """The changes to make when the object is deleted with policy Delete. A topic that is not this shadow stays."""
+def deletion(source: str, topic: str, seen: Sequence[RegionSeen]) -> Plan:
+    """The changes to make when the object is deleted with policy Delete. A topic that is not this shadow stays.
+
+    :param source: the topic that the shadow is of, by the spec or by the last status; empty: unknown.
+    """
     problems = [
         (region.name, region.reason, f"{region.name} could not be asked: {region.problem}")
         for region in seen
@@ -79,9 +82,7 @@ def deletion(source: str | None, topic: str, seen: Sequence[RegionSeen]) -> Plan
         tuple(
             DeleteTopic(region.name, TopicName.parse(topic), region.topic.partitions > 0)
             for region in seen
-            if region.topic is not None
-            and region.topic.shadow is not None
-            and (source is None or region.topic.shadow.source == source)
+            if region.topic is not None and region.topic.shadow is not None and region.topic.shadow.source == source
         )
     )
 

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ShadowTopics beside GeoTopics: whoever does not control a topic neither changes nor deletes it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from meridian_operator.handlers.deleting import FINALIZER
+from meridian_operator.handlers.reconciling import look
+from meridian_operator.handlers.reporting import Answer
+from meridian_operator.handlers.subject import Views
+from meridian_operator.plan.changes import DeleteTopic, SetPolicy
+from meridian_operator.plan.claims import Claim
+from meridian_operator.plan.observed import Link, ShadowSeen, TopicSeen
+from support.kubernetes.field_effects import NAMES, SUBJECTS, TIME, TOPIC, Witnessed
+
+VIEW = f"{TOPIC}-view"
+EARLIER, LATER = "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z"
+GEO = {"topic": VIEW, "regions": list(NAMES), "deletionPolicy": "Delete"}
+SHADOW = {"source": TOPIC, "region": "ap", "topic": VIEW, "deletionPolicy": "Delete"}
+SEEN = TopicSeen(0, shadow=ShadowSeen(TOPIC, connected=True, holds=True, backlog=0, gap=0))
+
+
+def views(*, geo: str = "", shadow: str = "", name: str = "shadow") -> Views:
+    """What the watches have seen: objects of these ages, if any, that name the same topic.
+
+    :param name: of the ShadowTopic.
+    """
+    return Views(
+        geo_topics={VIEW: [Claim(geo, "y", "geo", "GeoTopic", "geo")]} if geo else {},
+        replicated_subscriptions={},
+        topic_regions={},
+        sync_policies={},
+        shadow_topics={(VIEW, "ap"): [Claim(shadow, "y", name, "ShadowTopic", "shadow")]} if shadow else {},
+    )
+
+
+def looked(kind: str, created: str, seen: Views, world: Witnessed, **more: Any) -> Answer:
+    """One look at an object; with ``deleted``, at its deletion."""
+    uid = "geo" if kind == "GeoTopic" else "shadow"
+    meta = {"name": uid, "namespace": "y", "uid": uid, "generation": 1, "creationTimestamp": created}
+    meta |= {"finalizers": [FINALIZER]}
+    if more.pop("deleted", False):
+        meta |= {"deletionTimestamp": TIME}
+    body = {"metadata": meta, "spec": GEO if kind == "GeoTopic" else SHADOW} | more
+    return asyncio.run(look(SUBJECTS[kind], body, seen, world))  # type: ignore[arg-type]
+
+
+def ready(answer: Answer) -> str:
+    return next((one["reason"] for one in answer.status.get("conditions", ()) if one["type"] == "Ready"), "")
+
+
+@pytest.mark.parametrize("name", ["shadow", "geo"], ids=["names that differ", "one name for both"])
+def test_a_geo_topic_younger_than_a_shadow_of_its_name_has_no_effect(name: str) -> None:
+    both = views(geo=LATER, shadow=EARLIER, name=name)
+    world = Witnessed(topic=SEEN)
+    answer = looked("GeoTopic", LATER, both, world)
+    assert answer.finalizers == (), "it takes nothing with it when it is deleted"
+    gone = looked("GeoTopic", LATER, both, world, deleted=True)
+    assert (world.made, gone.finalizers, gone.event and gone.event.reason) == ([], (), "NothingDeleted")
+    assert ready(looked("ShadowTopic", EARLIER, both, Witnessed(topic=SEEN))) == "AsSpecified"
+
+
+def test_a_shadow_elsewhere_is_none_of_a_geo_topic_s_business() -> None:
+    both = views(geo=LATER, shadow=EARLIER)
+    elsewhere = replace(both, shadow_topics={(VIEW, "sa"): both.shadow_topics[VIEW, "ap"]})
+    world = Witnessed()
+    looked("GeoTopic", LATER, elsewhere, world)
+    assert world.made
+
+
+def test_a_geo_topic_does_nothing_to_a_shadow_and_deletes_none() -> None:
+    alone = views(geo=EARLIER)
+    world = Witnessed(topic=SEEN)
+    answer = looked("GeoTopic", EARLIER, alone, world)
+    assert (ready(answer), world.made) == ("TopicExists", [])
+    gone = looked("GeoTopic", EARLIER, alone, world, deleted=True)
+    assert (world.made, gone.finalizers) == ([], ())
+
+
+def test_where_one_region_has_a_shadow_of_that_name_the_others_delete_theirs_without_it() -> None:
+    links = tuple(Link(name, True, 0, 0) for name in NAMES)
+    world = Witnessed(topic=TopicSeen(0, policies={"replication": list(NAMES)}, links=links))
+    world.by_region["ap"] = SEEN
+    looked("GeoTopic", EARLIER, views(geo=EARLIER), world, deleted=True)
+    assert [(type(one), one.region) for one in world.made] == [
+        (SetPolicy, "eu"),
+        (SetPolicy, "us"),
+        (DeleteTopic, "eu"),
+    ]
+    assert {tuple(one.value) for one in world.made if isinstance(one, SetPolicy)} == {("eu", "us")}
+
+
+@pytest.mark.parametrize(
+    ("recorded", "deleted"),
+    [({"source": TOPIC}, True), ({"source": f"{TOPIC}-of-others"}, False), ({}, False)],
+    ids=["its own", "somebody else's", "never looked at"],
+)
+def test_without_its_source_s_geo_topic_a_shadow_deletes_what_it_has_made(
+    recorded: dict[str, str], deleted: bool
+) -> None:
+    """The GeoTopic whose name is the source was deleted first, so only the status tells which topic it was."""
+    world = Witnessed(topic=SEEN)
+    spec = SHADOW | {"source": "orders"}
+    looked("ShadowTopic", EARLIER, views(shadow=EARLIER), world, deleted=True, spec=spec, status=recorded)
+    assert bool(world.made) is deleted
