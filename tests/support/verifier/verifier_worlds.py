@@ -18,6 +18,7 @@ from meridian_verifier.align.facts import EARLIEST, Cursor, Link, Place, RegionS
 from meridian_verifier.align.findings import Finding, Flow, Strip
 from meridian_verifier.align.gather import gather
 from meridian_verifier.align.loss import losses
+from meridian_verifier.align.pulsar import beside_pulsar
 from meridian_verifier.align.rewinds import owed_elsewhere
 from meridian_verifier.align.strips import strips
 from meridian_verifier.source.tables import TABLES, combined
@@ -374,9 +375,10 @@ class Simulation:
         self.rng.shuffle(rows)
         return pa.Table.from_pylist(rows, combined(RANGE_TABLES))
 
-    def examined(self, named: Sequence[str] = REGIONS) -> tuple[list[Finding], list[Flow]]:
-        """What the rules say of this world, all origins together."""
-        return examined(self.world(named), _told_by(self.entries(), named), _told_by(self.ranges(), named))
+    def examined(self, named: Sequence[str] = REGIONS, world: World | None = None) -> tuple[list[Finding], list[Flow]]:
+        """What the rules say of this world, all origins together. :param world: what is known of it, if more."""
+        seen = world or self.world(named)
+        return examined(seen, _told_by(self.entries(), named), _told_by(self.ranges(), named))
 
 
 def examined(world: World, entries: pa.Table, ranges: pa.Table) -> tuple[list[Finding], list[Flow]]:
@@ -386,6 +388,7 @@ def examined(world: World, entries: pa.Table, ranges: pa.Table) -> tuple[list[Fi
         evidence = gather(TOPIC, origin, world, _of(entries, origin), _of(ranges, origin))
         missing, some = completeness(evidence)
         found += [*missing, *missing_acks(evidence), *losses(evidence), *owed_elsewhere(evidence)]
+        found += beside_pulsar(evidence)
         flows += some
     return found, flows
 

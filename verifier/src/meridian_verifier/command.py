@@ -51,6 +51,11 @@ INTERRUPTED: Final = 130
     type=click.Path(exists=True, dir_okay=False),
     help="File with a token for the export (`meridian tokens create --scope export`).",
 )
+@click.option(
+    "--pulsar-token-file",
+    type=click.Path(exists=True, dir_okay=False),
+    help="File with a token for regions of Apache Pulsar, which may read statistics of topics.",
+)
 @click.option("--master", default="local[2]", show_default=True, help="The Spark master.")
 @click.option(
     "--spark-conf", multiple=True, metavar="KEY=VALUE", help="A Spark setting; it overrides this program's own. Repeat."
@@ -80,6 +85,7 @@ def verify(
     ca_dir: Path | None,
     report_dir: Path | None,
     token_file: str | None,
+    pulsar_token_file: str | None,
     master: str,
     spark_conf: tuple[str, ...],
     verdict_configmap: str | None,
@@ -110,7 +116,7 @@ def verify(
     from meridian_verifier.report.summary import summary
     from meridian_verifier.report.terminal import show
 
-    request = Request(named, topics, round(max_lag * 1000), lags, master, token_file, settings)
+    request = Request(named, topics, round(max_lag * 1000), lags, master, token_file, settings, pulsar_token_file)
     try:
         with console.status("starting") as status:
 

@@ -27,6 +27,7 @@ from meridian_verifier.align.facts import World
 from meridian_verifier.align.findings import Finding, Flow, Reason, Strip
 from meridian_verifier.align.gather import gather
 from meridian_verifier.align.loss import losses
+from meridian_verifier.align.pulsar import beside_pulsar
 from meridian_verifier.align.rewinds import owed_elsewhere
 from meridian_verifier.align.shadows import compared, lost_in_shadow
 from meridian_verifier.align.shared_metadata import Written, differences, within
@@ -216,6 +217,7 @@ def _judge_group(
         findings += missing_acks(evidence)
         findings += losses(evidence)
         findings += owed_elsewhere(evidence)
+        findings += beside_pulsar(evidence)
         rows = [("finding", _json(found)) for found in findings]
         rows += [("flow", _json(flow)) for flow in flows]
         rows += [("strip", _json(strip)) for strip in strips(evidence, drawn.get(topic, ()))]

@@ -15,7 +15,7 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from meridian_verifier.align.facts import TopicState, World
+from meridian_verifier.align.facts import PulsarRegion, TopicState, World
 from meridian_verifier.align.findings import Finding
 from meridian_verifier.align.patience import MaxLags, behind, superseded, undecided
 from meridian_verifier.align.shadows import differences
@@ -24,7 +24,8 @@ from meridian_verifier.align.verdicts import Key, Verdict, counted, judge, rewou
 from meridian_verifier.examine import Outcome, examine, examine_metadata
 from meridian_verifier.session import start_session
 from meridian_verifier.source.client import RegionClient, read_token
-from meridian_verifier.source.regions import Region
+from meridian_verifier.source.pulsar import PulsarClient
+from meridian_verifier.source.regions import PULSAR, Region
 from meridian_verifier.source.snapshots import Moment, take_moment
 
 ROUNDS: Final = 3
@@ -60,6 +61,18 @@ class Request:
     token_file: str | None = None
     spark_settings: Mapping[str, str] = field(default_factory=dict)
     """Spark settings that override our own."""
+    pulsar_token_file: str | None = None
+    """For regions of Apache Pulsar, which never get the other one."""
+
+    @property
+    def meridian(self) -> list[Region]:
+        """The regions that export."""
+        return [region for region in self.regions if region.kind != PULSAR]
+
+    @property
+    def pulsar(self) -> list[Region]:
+        """The regions of Apache Pulsar."""
+        return [region for region in self.regions if region.kind == PULSAR]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +120,7 @@ def _wait_for_slow_ones(
     """Compare subjects that are behind, and may be, with S1 again when their time is over."""
     waited = lags.shortest_ms
     clients = _clients(request)
+    strangers = _strangers(request)
     for look in range(LOOKS):
         slow = {key: lag for key, lag in behind(verdict, lags, waited).items() if lag <= LONGEST_MS}
         if not slow:
@@ -116,7 +130,7 @@ def _wait_for_slow_ones(
         tell(f"{late} behind, but no longer than allowed: comparing again {waited / 1000:g} s after S1")
         threading.Event().wait(max(0.0, first.at + waited / 1000 - time.monotonic()))
         topics = _with_sources(first, {topic for topic, _ in slow})
-        later = take_moment(clients, _pattern(topics) or request.topics)
+        later = take_moment(clients, _pattern(topics) or request.topics, strangers)
         verdict = superseded(verdict, _compare(spark, request, _only(first, set(topics)), later, tell), slow)
     return undecided(verdict, behind(verdict, lags, waited))
 
@@ -151,7 +165,7 @@ def _compare(spark: SparkSession, request: Request, first: Moment, second: Momen
         subscriptions = sum(len(world.subscriptions(topic)) for topic in topics)
         tell(f"comparing {counted(len(topics), 'topic')}, {counted(subscriptions, 'replicated subscription')}")
         snapshots = {name: [first.taken[name], second.taken[name]] for name in world.later}
-        outcome = examine(spark, request.regions, snapshots, world, request.token_file)
+        outcome = examine(spark, request.meridian, snapshots, world, request.token_file)
     for problem in outcome.problems.values():
         tell(f"not read to the end: {problem}")
     world = dataclasses.replace(world, unreachable={**outcome.problems, **world.unreachable})
@@ -181,7 +195,7 @@ def _with_metadata(
         there = {pair for pair in compared if all(name in second.taken for name in pair)}
         snapshots = {name: [first.taken[name], second.taken[name]] for pair in there for name in pair}
         asked = {pair: folders[pair] for pair in sorted(there)}
-        outcome = examine_metadata(spark, request.regions, snapshots, asked, request.token_file)
+        outcome = examine_metadata(spark, request.meridian, snapshots, asked, request.token_file)
         for problem in outcome.problems.values():
             tell(f"not read to the end: {problem}")
         read = {pair for pair in there if not outcome.problems.keys() & set(pair)}
@@ -196,18 +210,23 @@ def _with_metadata(
 
 def _clients(request: Request) -> list[RegionClient]:
     token = read_token(request.token_file)
-    return [RegionClient(region, token) for region in request.regions]
+    return [RegionClient(region, token) for region in request.meridian]
+
+
+def _strangers(request: Request) -> list[PulsarClient]:
+    token = read_token(request.pulsar_token_file)
+    return [PulsarClient(region, token) for region in request.pulsar]
 
 
 def take_snapshots(request: Request, apart_ms: int, tell: Tell) -> tuple[Moment, Moment]:
     """S1 and S2, at least ``apart_ms`` apart. When a rewind came between, S2 becomes S1 and another is taken."""
-    clients = _clients(request)
+    clients, strangers = _clients(request), _strangers(request)
     tell(f"snapshot S1 of {', '.join(region.name for region in request.regions)}")
-    first = take_moment(clients, request.topics)
+    first = take_moment(clients, request.topics, strangers)
     for round_number in range(1, ROUNDS + 1):
         tell(f"waiting {apart_ms / 1000:g} s, then snapshot S2")
         threading.Event().wait(apart_ms / 1000)
-        second = take_moment(clients, request.topics)
+        second = take_moment(clients, request.topics, strangers)
         if round_number == ROUNDS or not rewound(world_of(request, first, second)):
             break
         tell("a subscription was rewound in between: comparing again")
@@ -221,9 +240,13 @@ def world_of(request: Request, first: Moment, second: Moment) -> World:
     """Both moments as one value; a region missing from either is unreachable, and left out of both."""
     unreachable = {**first.unreachable, **second.unreachable}
     return World(
-        tuple(region.name for region in request.regions),
+        tuple(region.name for region in request.meridian),
         {name: state for name, state in first.states.items() if name not in unreachable},
         {name: state for name, state in second.states.items() if name not in unreachable},
         unreachable,
         request.max_lag_ms,
+        {
+            region.name: PulsarRegion(first.pulsar.get(region.name, {}), second.pulsar.get(region.name, {}))
+            for region in request.pulsar
+        },
     )

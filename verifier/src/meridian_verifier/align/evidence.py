@@ -104,6 +104,10 @@ class Evidence:
         place = topic.last_origins.get(self.origin, default) if topic else default
         return self.coordinates.key(*place)
 
+    def place_key(self, places: Mapping[str, Place]) -> int:
+        """Key of what such a map says of this origin."""
+        return self.coordinates.key(*places.get(self.origin, EARLIEST))
+
     def high_water(self, region: str) -> int:
         """Up to where the region has this origin's entries at S2: above it is lag, below it a hole is a loss (R62)."""
         held = self.stored.get(region)

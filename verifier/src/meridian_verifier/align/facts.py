@@ -93,6 +93,36 @@ class RegionState:
 
 
 @dataclass(frozen=True, slots=True)
+class PulsarCursor:
+    """A subscription in a region of Apache Pulsar, in that region's own ids."""
+
+    replicated: bool
+    mark_delete: Place
+    deleted: tuple[Range, ...] = ()
+    """What is acknowledged beyond it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PulsarTopic:
+    """A topic in a region of Apache Pulsar."""
+
+    end: Place
+    """Its last entry."""
+    links: Mapping[str, bool] = field(default_factory=dict)
+    """Other regions to which it replicates the topic: whether it is connected."""
+    cursors: Mapping[str, PulsarCursor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PulsarRegion:
+    """A region of Apache Pulsar at S1 and S2: topics that a region of Meridian replicates to it, as far as it has
+    them."""
+
+    earlier: Mapping[str, PulsarTopic] = field(default_factory=dict)
+    later: Mapping[str, PulsarTopic] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class World:
     """All regions at the two snapshots S1 (``earlier``) and S2 (``later``), at least ``max_lag_ms`` apart."""
 
@@ -102,6 +132,14 @@ class World:
     unreachable: Mapping[str, str]
     """Regions that could not be asked for either snapshot, each with the sentence that says why."""
     max_lag_ms: int
+    pulsar: Mapping[str, PulsarRegion] = field(default_factory=dict)
+    """Regions of Apache Pulsar that were named, too; those that did not answer are empty, and ``unreachable``. They
+    export nothing, so they are in none of the others."""
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """Every region that was named, for people."""
+        return *self.asked, *self.pulsar
 
     def topics(self) -> list[str]:
         """Every topic some region listed at S2, sorted."""
@@ -126,7 +164,7 @@ class World:
 
     def not_asked(self, topic: str) -> list[str]:
         """Regions of the topic that this check was not asked to cover, sorted."""
-        return sorted(self.replicated_to(topic) - set(self.asked))
+        return sorted(self.replicated_to(topic) - set(self.named))
 
     def not_read(self, topic: str) -> list[str]:
         """Regions that may hold evidence about the topic and were not read to the end, sorted: regions of the topic

@@ -55,6 +55,9 @@ class Reason(StrEnum):
     """A shadow has entries that its source has not: beyond the source's end, or deleted there before S1 (R62)."""
     SHADOW_CURSOR_AHEAD = "ShadowCursorAhead"
     """A subscription of a shadow stands beyond the source's end: it passed what was not there."""
+    AHEAD_OF_SOURCE = "AheadOfSource"
+    """The target counts an entry as acked that its origin, a region of Apache Pulsar, still owes, and no region of
+    Meridian received that ack (R63)."""
     METADATA_BEHIND = "MetadataBehind"
     """A path of shared metadata has an older write in the target at S2 than in the source at S1 (R63)."""
     METADATA_MISSING = "MetadataMissing"
@@ -63,6 +66,8 @@ class Reason(StrEnum):
     """One write of a path, two values (R63)."""
     UNREACHABLE = "Unreachable"
     """Unknown: the region could not be asked."""
+    NOT_COMPARABLE = "NotComparable"
+    """Unknown: a region of Apache Pulsar does not tell what would have to be compared."""
     SOURCE_NOT_READ = "SourceNotRead"
     """Unknown: the source of the shadow was not in the export."""
     NOT_ASKED = "NotAsked"

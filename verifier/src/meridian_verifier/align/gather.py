@@ -88,6 +88,11 @@ def _named_places(world: World, topic: str, origin: str) -> Iterator[Place]:
                     yield ends.get(origin, EARLIEST)
                 for hole in state.holes.get(origin, ()):
                     yield from hole
+        if origin in world.pulsar and topic in world.pulsar[origin].later:
+            for cursor in world.pulsar[origin].later[topic].cursors.values():
+                yield cursor.mark_delete
+                for stretch in cursor.deleted:
+                    yield from stretch
         if origin in moment and topic in moment[origin].topics:
             for stretches in moment[origin].topics[topic].skipped.values():
                 for stretch in stretches:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 WITHIN_A_LIFE: Final = frozenset({Reason.MISSING_ACK, Reason.PASSED_UNACKED, Reason.ENTRY_DOUBLED, Reason.OUT_OF_ORDER})
 """Proven by one region's evidence, or by regions that hold the same life of the topic."""
+OF_FIRST_HAND: Final = frozenset({Reason.OVERCLAIMED, Reason.AHEAD_OF_SOURCE})
+"""Proven by what no region received."""
 
 
 def trusted(world: World, findings: Iterable[Finding], flows: Iterable[Flow]) -> list[Finding]:
@@ -32,7 +34,7 @@ def trusted(world: World, findings: Iterable[Finding], flows: Iterable[Flow]) ->
         for found in findings
         if _was_read(world, found)
         and (found.topic not in split or found.reason in WITHIN_A_LIFE)
-        and (found.reason is not Reason.OVERCLAIMED or _is_all_on_record(world, found, restored))
+        and (found.reason not in OF_FIRST_HAND or _is_all_on_record(world, found, restored))
     ]
 
 
@@ -45,9 +47,15 @@ def unjudged(world: World, topics: Iterable[str], flows: Sequence[Flow]) -> Mapp
     notes = {}
     for topic in topics:
         strangers = world.not_asked(topic)
-        former = [region for region in world.not_read(topic) if region not in (*strangers, *world.unreachable)]
+        left = [region for region in world.not_read(topic) if region not in (*strangers, *world.unreachable)]
+        former = [region for region in left if region not in world.pulsar]
         said = [f"{region} was not asked, though the topic is replicated to it" for region in strangers]
         said += [f"Overclaimed was not judged: {region} stored entries, and was not asked" for region in former]
+        said += [
+            f"Overclaimed was not judged: {region} runs Apache Pulsar, which keeps no record of acks it received"
+            for region in left
+            if region in world.pulsar
+        ]
         said += [
             f"Overclaimed was not judged: {region} was restored from an older copy"
             for region in restored.get(topic, ())
@@ -71,7 +79,8 @@ def _was_read(world: World, found: Finding) -> bool:
 
 def _is_all_on_record(world: World, found: Finding, restored: set[str]) -> bool:
     """Whether every ack that a region of the topic ever received can be found in some region's evidence."""
-    if world.unreachable or world.not_read(found.topic) or found.topic in restored:
+    unread = [region for region in world.not_read(found.topic) if region != found.source or region not in world.pulsar]
+    if world.unreachable or unread or found.topic in restored:
         return False
     epochs = {
         cursors[found.subscription].epoch

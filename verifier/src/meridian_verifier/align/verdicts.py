@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from meridian_verifier.align.findings import LOSS, METADATA, Finding, Flow, Reason, Strip
+from meridian_verifier.align.pulsar import judged
 from meridian_verifier.align.shadows import compared, without_source
 from meridian_verifier.align.trust import trusted, unjudged
 
@@ -101,7 +102,7 @@ class Verdict:
         return [
             found
             for found in self.findings
-            if found.target == region and (found.source == region or found.source not in self.world.asked)
+            if found.target == region and (found.source == region or found.source not in self.world.named)
         ]
 
     @property
@@ -115,7 +116,8 @@ def judge(world: World, findings: Sequence[Finding], flows: Sequence[Flow], stri
     readable = [flow for flow in flows if flow.region not in world.unreachable]
     drawn = [strip for strip in strips if strip.region not in world.unreachable]
     kept = trusted(world, findings, flows)
-    return assemble(world, [*_pairs(world, kept), *_shadows(world, kept)], kept, readable, drawn)
+    pairs = [*_pairs(world, kept), *_with_pulsar(world, kept), *_shadows(world, kept)]
+    return assemble(world, pairs, kept, readable, drawn)
 
 
 def with_metadata(verdict: Verdict, pairs: Collection[tuple[str, str]], findings: Sequence[Finding]) -> Verdict:
@@ -126,12 +128,12 @@ def with_metadata(verdict: Verdict, pairs: Collection[tuple[str, str]], findings
     told: dict[tuple[str, str], dict[Reason, None]] = {pair: {} for pair in sorted(pairs)}
     for found in findings:
         told[found.source, found.target][found.reason] = None
-    judged = [
+    verdicts = [
         PairVerdict(METADATA, "", *pair, State.MISALIGNED if reasons else State.ALIGNED, tuple(reasons))
         for pair, reasons in told.items()
     ]
     return assemble(
-        verdict.world, [*verdict.pairs, *judged], [*verdict.findings, *findings], verdict.flows, verdict.strips
+        verdict.world, [*verdict.pairs, *verdicts], [*verdict.findings, *findings], verdict.flows, verdict.strips
     )
 
 
@@ -240,6 +242,24 @@ def _pair(
         sum(found.entries for found in concerned),
         sum(found.messages for found in concerned),
     )
+
+
+def _with_pulsar(world: World, findings: Sequence[Finding]) -> Iterator[PairVerdict]:
+    """Pairs of which one region runs Apache Pulsar."""
+    for topic in world.topics():
+        about = [found for found in findings if found.topic == topic]
+        for one in judged(world, topic, about):
+            head = one.subscription, one.source, one.target
+            concerned = [found for found in about if (found.subscription, found.source, found.target) == head]
+            yield PairVerdict(
+                topic,
+                *head,
+                State.MISALIGNED if one.is_wrong else State.UNKNOWN if one.reasons else State.ALIGNED,
+                one.reasons,
+                sum(found.entries for found in concerned),
+                sum(found.messages for found in concerned),
+                world.unreachable.get(one.source, world.unreachable.get(one.target, "")),
+            )
 
 
 def _shadows(world: World, findings: Sequence[Finding]) -> Iterator[PairVerdict]:

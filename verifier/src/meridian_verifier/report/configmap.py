@@ -73,7 +73,7 @@ def whole(verdict: Verdict) -> Json:
     return {
         "verdict": verdict.state.value,
         "summary": verdict.summary[:NOTE],
-        "regions": list(verdict.world.asked),
+        "regions": list(verdict.world.named),
         "unreachable": {region: problem[:NOTE] for region, problem in verdict.world.unreachable.items()},
     }
 

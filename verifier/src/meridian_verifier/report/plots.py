@@ -24,7 +24,7 @@ TOPIC_LETTERS: Final = 36
 
 def matrix(verdict: Verdict) -> str:
     """Regions against regions: the worst verdict of each ordered pair over all topics and subscriptions."""
-    regions = verdict.world.asked
+    regions = verdict.world.named
     width, height = _LABEL + _CELL_WIDTH * len(regions), 46 + _CELL_HEIGHT * len(regions)
     parts = [_svg(width, height, "matrix of regions")]
     parts.append(f'<text x="{_LABEL + 6}" y="14" class="faint">… must be acked or dropped in</text>')
@@ -57,6 +57,8 @@ def _pair_cell(verdict: Verdict, source: str, target: str) -> tuple[str, str, st
             return "unknown", "?", "not reached", ""
         if own:
             return "misaligned", "✗", own[0].reason.value, f"{sum(one.entries for one in own):,} entries, itself"
+        if source in verdict.world.pulsar:
+            return "own", "", "Apache Pulsar", "positions only"
         held = sum(flow.entries for flow in verdict.flows if flow.region == source)
         return "own", "", f"{held:,}", "entries held"
     pairs = [pair for pair in verdict.pairs if (pair.source, pair.target) == (source, target)]

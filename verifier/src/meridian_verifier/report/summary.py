@@ -21,7 +21,7 @@ def summary(verdict: Verdict, timing: Timing, report: str | None) -> dict[str, A
         "state": verdict.state.value,
         "aligned": aligned,
         "summary": verdict.summary,
-        "regions": list(verdict.world.asked),
+        "regions": list(verdict.world.named),
         "unreachable": dict(verdict.world.unreachable),
         "not_asked": {
             topic: strangers for topic in verdict.world.topics() if (strangers := verdict.world.not_asked(topic))

@@ -45,12 +45,12 @@ def _matrix(verdict: Verdict) -> Table:
     """Regions against regions: the worst verdict of each pair; on the diagonal, of the region itself."""
     table = Table(title="Does the column's region have what is acked in the row's region?", title_justify="left")
     table.add_column("")
-    for target in verdict.world.asked:
+    for target in verdict.world.named:
         table.add_column(markup(target), justify="center")
-    for source in verdict.world.asked:
+    for source in verdict.world.named:
         cells = [
             _alone(verdict, source) if source == target else _worst(verdict, source, target)
-            for target in verdict.world.asked
+            for target in verdict.world.named
         ]
         table.add_row(markup(source), *cells)
     return table

@@ -78,7 +78,7 @@ class RegionClient:
             return Taken(str(answer["snapshot"]), int(answer["taken_ms"]), partitions, _shared(answer.get("metadata")))
         except _FAULTS as error:
             raise RegionUnreachable(
-                self.region.name, f"no snapshot from {self.region.admin_url}: {_said(error)}"
+                self.region.name, f"no snapshot from {self.region.admin_url}: {said(error)}"
             ) from error
 
     def rows(self, snapshot: str, table: str, partition: int) -> Iterator[pa.RecordBatch]:
@@ -97,7 +97,7 @@ class RegionClient:
                 gone = isinstance(error, urllib.error.HTTPError) and error.code < 500
                 if gone or attempt == ATTEMPTS:
                     raise RegionUnreachable(
-                        self.region.name, f"table {table} ended early, after {received} rows: {_said(error)}"
+                        self.region.name, f"table {table} ended early, after {received} rows: {said(error)}"
                     ) from error
             time.sleep(BACKOFF_SECONDS * attempt)
 
@@ -117,16 +117,17 @@ class RegionClient:
             headers["Content-Type"] = "application/json"
         request = urllib.request.Request(self.region.admin_url + path, data=body, headers=headers)
         if self._opener is None:
-            self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), self._https())
+            self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), https(self.region))
         return self._opener.open(request, timeout=seconds)
 
-    def _https(self) -> urllib.request.HTTPSHandler:
-        """:raises OSError: the region's authorities cannot be used."""
-        file = self.region.ca_file or None
-        try:
-            return urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=file))
-        except OSError as error:  # ssl.SSLError is one
-            raise OSError(f"the certificate authorities in {file} cannot be used: {error}") from error
+
+def https(region: Region) -> urllib.request.HTTPSHandler:
+    """Believes the region's authorities. :raises OSError: they cannot be used."""
+    file = region.ca_file or None
+    try:
+        return urllib.request.HTTPSHandler(context=ssl.create_default_context(cafile=file))
+    except OSError as error:  # ssl.SSLError is one
+        raise OSError(f"the certificate authorities in {file} cannot be used: {error}") from error
 
 
 def _shared(said: Any) -> Shared | None:
@@ -156,7 +157,8 @@ def read_token(path: str | None) -> str | None:
     return Path(path).read_text(encoding="utf-8").strip() if path else None
 
 
-def _said(error: Exception) -> str:
+def said(error: Exception) -> str:
+    """What went wrong, for people."""
     if isinstance(error, urllib.error.HTTPError):
         return f"HTTP {error.code} {error.reason}"
     if isinstance(error, urllib.error.URLError):

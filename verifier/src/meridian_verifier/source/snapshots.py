@@ -7,14 +7,26 @@ import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from meridian_verifier.align.facts import EARLIEST, Cursor, Hole, Link, Place, Range, RegionState, TopicState
+from meridian_verifier.align.facts import (
+    EARLIEST,
+    Cursor,
+    Hole,
+    Link,
+    Place,
+    PulsarTopic,
+    Range,
+    RegionState,
+    TopicState,
+)
 from meridian_verifier.source.client import RegionClient, RegionUnreachable, Taken
+from meridian_verifier.source.pulsar import PulsarClient
 from meridian_verifier.source.tables import TABLES, conform
 
 T = TypeVar("T")
+C = TypeVar("C", RegionClient, PulsarClient)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,33 +38,48 @@ class Moment:
     unreachable: Mapping[str, str]
     at: float
     """When it was complete, in seconds of this machine's monotonic clock."""
+    pulsar: Mapping[str, Mapping[str, PulsarTopic]] = field(default_factory=dict)
+    """Regions of Apache Pulsar that answered."""
 
 
-def take_moment(clients: Sequence[RegionClient], topics: str | None) -> Moment:
-    """Ask all regions at once. A region that does not answer is recorded, not raised."""
+def take_moment(clients: Sequence[RegionClient], topics: str | None, pulsar: Sequence[PulsarClient] = ()) -> Moment:
+    """Ask all regions at once. A region that does not answer is recorded, not raised.
+
+    :param pulsar: asked after the others, for the topics that these replicate to it.
+    """
 
     def ask(client: RegionClient) -> tuple[Taken, RegionState]:
         taken = client.take(topics)
         return taken, read_state(client, taken)
 
     answers = _each(clients, ask)
-    good = {name: answer for name, answer in answers.items() if not isinstance(answer, RegionUnreachable)}
+    good, silent = _apart(answers)
+    states = {name: state for name, (_, state) in good.items()}
+    strangers, also_silent = _apart(_each(pulsar, lambda client: client.read(_sent_to(client.region.name, states))))
     return Moment(
-        {name: taken for name, (taken, _) in good.items()},
-        {name: state for name, (_, state) in good.items()},
-        {name: str(error) for name, error in answers.items() if isinstance(error, RegionUnreachable)},
-        time.monotonic(),
+        {name: taken for name, (taken, _) in good.items()}, states, silent | also_silent, time.monotonic(), strangers
     )
 
 
-def _each(clients: Sequence[RegionClient], ask: Callable[[RegionClient], T]) -> dict[str, T | RegionUnreachable]:
-    def guarded(client: RegionClient) -> T | RegionUnreachable:
+def _sent_to(region: str, states: Mapping[str, RegionState]) -> set[str]:
+    """The topics that some region replicates there."""
+    return {name for state in states.values() for name, topic in state.topics.items() if region in topic.links}
+
+
+def _apart(answers: Mapping[str, T | RegionUnreachable]) -> tuple[dict[str, T], dict[str, str]]:
+    """Answers, and what the others said instead."""
+    good = {name: answer for name, answer in answers.items() if not isinstance(answer, RegionUnreachable)}
+    return good, {name: str(error) for name, error in answers.items() if isinstance(error, RegionUnreachable)}
+
+
+def _each(clients: Sequence[C], ask: Callable[[C], T]) -> dict[str, T | RegionUnreachable]:
+    def guarded(client: C) -> T | RegionUnreachable:
         try:
             return ask(client)
         except RegionUnreachable as error:
             return error
 
-    with ThreadPoolExecutor(max_workers=len(clients)) as pool:
+    with ThreadPoolExecutor(max_workers=max(len(clients), 1)) as pool:
         return dict(zip([client.region.name for client in clients], pool.map(guarded, clients), strict=True))
 
 
