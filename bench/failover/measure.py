@@ -7,6 +7,7 @@ import argparse
 import json
 import math
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -18,9 +19,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "core"))
 from clusters import Cluster, by_command
 from disasters import NAMES, Disasters
+from pairs import PAIRS
 from picture import write_report
 from processes import Regions
+from side_by_side import compare, figures, limits, table, unavailable
 from stories import Lag, Moved, Stories
+from support.brokers.pulsar_process import pulsar_missing
 from wired import Wired
 
 HOLDS = {"none_held": 0.0, "1_percent_held_2_s": 2.0, "1_percent_held_for_ever": math.inf}
@@ -29,6 +33,7 @@ KILLED_PERCENT = 0.1
 IDLE_BYTES_PER_SECOND = 50_000
 IDLE_SUBSCRIPTIONS = 100_000
 PARTS = ("lag", "moves", "disasters")
+FETCH = Path(__file__).resolve().parents[2] / "scripts" / "pulsar"
 
 
 @dataclass
@@ -85,7 +90,9 @@ def main() -> int:
     lag: Lag | None = None
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-failover-")))
-        if options.a:
+        if options.pairs:
+            measure_pairs(bench, options, directory)
+        elif options.a:
             a, b = Cluster("A", *options.a), Cluster("B", *options.b)
             a.kill = by_command(options.kill_a)
             a.bring_back = by_command(options.bring_back_a) or a.bring_back
@@ -176,6 +183,15 @@ def measure_disasters(bench: Bench, disasters: Disasters, quick: bool) -> None:
     bench.figure("idle_settled_in_seconds", idle.settled_seconds)
 
 
+def measure_pairs(bench: Bench, options: argparse.Namespace, directory: Path) -> None:
+    """The same moves between each two clusters, side by side."""
+    results = compare(options.pairs, options.quick, directory, lambda text: print(text, file=sys.stderr, flush=True))
+    bench.title(table(results))
+    bench.figures |= {name: round(value, 3) for name, value in figures(results).items()}
+    for name, (value, limit) in limits(results).items():
+        bench.at_most(name, value, limit)
+
+
 def _ours(regions: Regions, name: str) -> Cluster:
     listed = regions.listed[name]
 
@@ -189,8 +205,15 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench/failover/run", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a look in less than four minutes")
     parser.add_argument("--json", action="store_true", help="one JSON object in the last line")
-    parser.add_argument("--prepare", action="store_true", help="nothing has to be prepared; for symmetry with others")
+    parser.add_argument("--prepare", action="store_true", help="fetch what --pairs with Apache Pulsar need, and end")
     parser.add_argument("--only", action="append", choices=PARTS, help="only this part; repeat for more")
+    parser.add_argument(
+        "--pairs",
+        nargs="*",
+        choices=PAIRS,
+        metavar="FROM-TO",
+        help=f"moves between pairs of clusters, side by side: {', '.join(PAIRS)}; all when none is named",
+    )
     parser.add_argument("--report", type=Path, metavar="FILE.html", help="write a page with the lag drawn, and figures")
     parser.add_argument("--a", nargs=2, metavar=("SERVICE_URL", "ADMIN_URL"), help="the cluster that is left")
     parser.add_argument("--b", nargs=2, metavar=("SERVICE_URL", "ADMIN_URL"), help="the cluster that goes on")
@@ -203,7 +226,11 @@ def _options() -> argparse.Namespace:
         parser.error("--a and --b go together")
     options.only = options.only or PARTS
     if options.prepare:
-        raise SystemExit(0)
+        raise SystemExit(subprocess.run([FETCH], check=False).returncode)
+    if options.pairs is not None:
+        options.pairs = options.pairs or list(PAIRS)
+        if reason := unavailable(options.pairs, pulsar_missing()):
+            parser.error(reason)
     return options
 
 
