@@ -13,6 +13,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +36,7 @@ TURN_SECONDS = 0.01
 AFTER_SECONDS = 2.0
 """Publishing goes on for so long after the move."""
 RECEIVE_MS = 50
+OPENED_TOGETHER = 8
 LEFT, GONE_TO = "left", "gone to"
 
 
@@ -264,8 +266,7 @@ class Moves:
             for case in cases
             for number in range(case.topics)
         ]
-        for topic in topics:
-            self._open(topic.name)
+        self._open([topic.name for topic in topics])
         client = source.client()
         consumers = [Consumer(client, topic) for topic in topics]
         publisher = Publisher(self._clusters, topics)
@@ -329,14 +330,22 @@ class Moves:
             moved = time.monotonic()
         return moved
 
-    def _open(self, topic: str) -> None:
+    def _open(self, topics: Sequence[str]) -> None:
         """One message of each cluster is in both: replication runs."""
-        for cluster in self._clusters:
-            client = cluster.client()
-            client.create_producer(topic).send(b"-1,")
+        clients = [cluster.client() for cluster in self._clusters]
+
+        def begin(topic: str) -> None:
+            for client in clients:
+                producer = client.create_producer(topic)
+                producer.send(b"-1,")
+                producer.close()
+
+        with ThreadPoolExecutor(max_workers=OPENED_TOGETHER) as pool:
+            list(pool.map(begin, topics))
+        for cluster, client in zip(self._clusters, clients, strict=True):
             client.close()
-        for cluster in self._clusters:
-            wait(lambda: cluster.entries(topic) >= 2, f"a message of each cluster in {cluster.name}", FORWARD_SECONDS)  # noqa: B023
+            for topic in topics:
+                wait(lambda: cluster.entries(topic) >= 2, f"messages of both in {cluster.name}", FORWARD_SECONDS)  # noqa: B023
 
 
 def _places(client: pulsar.Client, topic: Topic) -> dict[int, tuple[int, int]]:

@@ -26,7 +26,7 @@ Results = dict[str, dict[str, Outcome]]
 
 def together(quick: bool) -> list[Case]:
     """Moves in good order, all at once."""
-    topics, seconds = (3, 8.0) if quick else (8, 20.0)
+    topics, seconds = (3, 7.0) if quick else (8, 20.0)
     return [
         Case("plain", topics, 60, seconds),
         Case("1_percent_held_2_s", topics, 60, seconds, hold_seconds=2.0),
