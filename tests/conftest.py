@@ -22,10 +22,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 from support.brokers.broker_process import BrokerProcess, RegionsProcess
 from support.brokers.logged_errors import no_errors_but
+from support.checkout.reentrant_ast import parse_nothing_in_tracebacks
 
 COMPUTING = Path(__file__).parent / "unit"
 
 signal.signal(signal.SIGTERM, signal.default_int_handler)
+parse_nothing_in_tracebacks()
 settings.register_profile(
     "desk",
     deadline=None,
