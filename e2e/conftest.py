@@ -127,7 +127,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def empty(cluster: Cluster) -> None:
     """Take away what an earlier run, perhaps one that was cut off, has left."""
-    kinds = "geotopics replicatedsubscriptions metadatasyncpolicies"
+    kinds = "geotopics shadowtopics replicatedsubscriptions metadatasyncpolicies"
     cluster.run(
         f"for kind in {kinds}; do kubectl get crd $kind.meridian.dev >/dev/null 2>&1 || continue; "
         "kubectl delete $kind --all --all-namespaces --wait=false >/dev/null; "

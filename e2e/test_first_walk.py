@@ -22,6 +22,7 @@ import pulsar
 import pytest
 from conftest import NAMESPACES, ROOT, Cluster
 from deleting import CASES, Topics
+from growing import Growing
 from policies import Policies, only_ours
 from restoring import RESTORES, Restoring
 from rotating import Connect, Rotation
@@ -310,7 +311,7 @@ def test_wrong_objects_are_refused_with_a_sentence(cluster: Cluster) -> None:
     assert "size and time must both be 0, or neither" in refused({"retention": {"time": "72h", "size": "0"}})
 
 
-def test_kinds_without_effect_say_so(cluster: Cluster) -> None:
+def test_a_shadow_reads_its_source(cluster: Cluster) -> None:
     shadow = {
         "apiVersion": "meridian.dev/v1alpha1",
         "kind": "ShadowTopic",
@@ -320,6 +321,8 @@ def test_kinds_without_effect_say_so(cluster: Cluster) -> None:
     (cluster.directory / "shadow.json").write_text(json.dumps(shadow))
     cluster.run("kubectl apply -f shadow.json")
     cluster.wait(lambda: "Reading" in cluster.run("kubectl get shadowtopics"), "the shadow to read its source")
+    moved = cluster.run("""! kubectl patch shadowtopic/copy --type=merge -p '{"spec":{"region":"us-west"}}' 2>&1""")
+    assert "the region is immutable" in moved
     cluster.run("kubectl delete -f shadow.json")
 
 
@@ -519,6 +522,10 @@ def test_metadata_are_made_once_and_a_conflict_is_shown(cluster: Cluster) -> Non
     (lost,) = call(cluster, "us-east", "GET", "/meridian/v1/metadata/conflicts")["conflicts"]
     assert (lost["won"]["value"], lost["lost"]["value"]) == (80, 70)
     sharing.delete()
+
+
+def test_a_volume_grows_and_its_pod_goes_on(cluster: Cluster) -> None:
+    Growing(cluster).grow()
 
 
 def test_to_end_it_all(cluster: Cluster) -> None:
