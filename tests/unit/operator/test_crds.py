@@ -11,6 +11,10 @@ from typing import Any
 import pytest
 import yaml
 from meridian_operator.api.crd import KINDS, document, text
+from meridian_operator.api.geo_topic import GEO_TOPIC
+from meridian_operator.api.metadata_sync_policy import METADATA_SYNC_POLICY
+from meridian_operator.api.replicated_subscription import REPLICATED_SUBSCRIPTION
+from meridian_operator.api.shadow_topic import SHADOW_TOPIC
 from meridian_operator.api.shared import Kind
 
 ROOT = Path(__file__).parents[3]
@@ -79,6 +83,27 @@ def test_what_users_write_is_refused_with_a_sentence(kind: Kind) -> None:
         for rule in schema.get("x-kubernetes-validations", ()):
             if "self.matches(r'" in rule["rule"]:
                 re.compile(rule["rule"].partition("r'")[2].removesuffix("')"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (GEO_TOPIC, ["topic"]),
+        (REPLICATED_SUBSCRIPTION, ["subscription", "topic"]),
+        (SHADOW_TOPIC, ["region", "source", "topic"]),
+        (METADATA_SYNC_POLICY, []),
+    ],
+    ids=lambda one: one.kind if isinstance(one, Kind) else "",
+)
+def test_an_object_does_not_move_on_from_what_it_has_made(kind: Kind, names: list[str]) -> None:
+    """It would be left behind, and nobody would delete it."""
+    spec = version(kind)["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
+    immutable = [
+        name
+        for name, schema in spec.items()
+        if any(rule["rule"] == "self == oldSelf" for rule in schema.get("x-kubernetes-validations", ()))
+    ]
+    assert sorted(immutable) == names
 
 
 def test_why_an_object_is_not_ready_is_a_column(kind: Kind) -> None:

@@ -34,7 +34,12 @@ class ShadowTopicSpec(Model):
             "x-kubernetes-validations": [rule("self == oldSelf", "the source is immutable: create another ShadowTopic")]
         },
     )
-    region: RegionName = Field(description="The region that hosts both source and shadow.")
+    region: RegionName = Field(
+        description="The region that hosts both source and shadow.",
+        json_schema_extra={
+            "x-kubernetes-validations": [rule("self == oldSelf", "the region is immutable: create another ShadowTopic")]
+        },
+    )
     topic: Annotated[
         TopicName,
         Field(
