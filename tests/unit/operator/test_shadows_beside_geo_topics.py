@@ -8,13 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from meridian_operator.api.geo_topic import GeoTopicSpec
 from meridian_operator.handlers.deleting import FINALIZER
 from meridian_operator.handlers.reconciling import look
 from meridian_operator.handlers.reporting import Answer
 from meridian_operator.handlers.subject import Views
+from meridian_operator.plan import geo_topic
 from meridian_operator.plan.changes import DeleteTopic, SetPolicy
 from meridian_operator.plan.claims import Claim
-from meridian_operator.plan.observed import Link, ShadowSeen, TopicSeen
+from meridian_operator.plan.history import History
+from meridian_operator.plan.observed import Link, RegionSeen, ShadowSeen, TopicSeen
+from meridian_operator.plan.outcome import Plan
 from support.kubernetes.field_effects import NAMES, SUBJECTS, TIME, TOPIC, Witnessed
 
 VIEW = f"{TOPIC}-view"
@@ -107,3 +111,20 @@ def test_without_its_source_s_geo_topic_a_shadow_deletes_what_it_has_made(
     spec = SHADOW | {"source": "orders"}
     looked("ShadowTopic", EARLIER, views(shadow=EARLIER), world, deleted=True, spec=spec, status=recorded)
     assert bool(world.made) is deleted
+
+
+def test_a_region_that_leaves_and_has_a_shadow_of_that_name_is_not_unlinked() -> None:
+    """And it does not count as one that holds a copy: where all copies are lost, the topic has vanished."""
+    spec = GeoTopicSpec.model_validate(GEO | {"regions": ["eu", "us"]})
+    history = History(established=frozenset(NAMES))
+    whole = TopicSeen(0, policies={"replication": ["eu", "us"]})
+    seen = [RegionSeen(name, "", known_regions=frozenset(NAMES), topic=whole) for name in ("eu", "us")]
+    shadow = RegionSeen("ap", "", known_regions=frozenset(NAMES), topic=SEEN)
+    assert geo_topic.plan(spec, [*seen, shadow], history) == Plan()
+    assert geo_topic.established(spec, [*seen, shadow], history) == ["eu", "us"]
+    assert geo_topic.left(spec, [*seen, shadow], history) == []
+    lost = [replace(one, topic=None) for one in seen]
+    wider = GeoTopicSpec.model_validate(GEO)
+    planned = geo_topic.plan(wider, [*lost, shadow], history)
+    assert planned.changes == ()
+    assert {reason for _, reason, _ in planned.problems} == {"Vanished", "TopicExists"}

@@ -89,7 +89,7 @@ def plan(spec: GeoTopicSpec, seen: Sequence[RegionSeen], history: History = NOTH
     wanted = policies(spec)
     given_up = sorted(set(history.managed) - wanted.keys())
     named = [region for region in seen if region.name in spec.regions]
-    held = any(region.topic is not None for region in named)
+    held = any(region.copy is not None for region in named)
     silent = any(region.name in history.established for region in named if not region.reachable)
     for region in named:
         problem = _problem(spec, topic, region)
@@ -119,15 +119,15 @@ def plan(spec: GeoTopicSpec, seen: Sequence[RegionSeen], history: History = NOTH
 
 def is_linked(region: RegionSeen) -> bool:
     """Does a region that was removed from the topic still replicate it, as far as is known?"""
-    if region.topic is None:
+    if region.copy is None:
         return not region.reachable
-    return region.topic.policies.get(REPLICATION) != [region.name]
+    return region.copy.policies.get(REPLICATION) != [region.name]
 
 
 def established(spec: GeoTopicSpec, seen: Sequence[RegionSeen], history: History) -> list[str]:
     """Regions known to hold the topic, for the status. Unreachable regions stay in the list, and so do removed regions
     that still replicate. If every region that answers has lost the topic, the list stays as it was."""
-    holding = {region.name for region in seen if region.topic is not None and region.name in spec.regions}
+    holding = {region.name for region in seen if region.copy is not None and region.name in spec.regions}
     if not holding:
         return sorted(history.established)
     silent = {region.name for region in seen if not region.reachable}
@@ -140,7 +140,7 @@ def left(spec: GeoTopicSpec, seen: Sequence[RegionSeen], history: History) -> li
     gone = {
         region.name
         for region in seen
-        if region.name not in spec.regions and region.topic is not None and not is_linked(region)
+        if region.name not in spec.regions and region.copy is not None and not is_linked(region)
     }
     return sorted((gone | set(history.left)) - set(spec.regions))
 
@@ -155,8 +155,8 @@ def deletion(spec: GeoTopicSpec, seen: Sequence[RegionSeen], abandoned: Sequence
     """
     topic = TopicName.parse(spec.topic)
     problems = [(region.name, region.reason, _unreachable(region)) for region in seen if not region.reachable]
-    ours = [region for region in seen if region.topic is None or region.topic.shadow is None]
-    having = [region for region in ours if region.topic is not None]
+    ours = [region for region in seen if region.topic is None or region.copy is not None]
+    having = [region for region in ours if region.copy is not None]
     if problems or not having:
         return Plan((), tuple(problems))
     alone = sorted(region.name for region in ours)
@@ -165,10 +165,10 @@ def deletion(spec: GeoTopicSpec, seen: Sequence[RegionSeen], abandoned: Sequence
         changes += [
             SetPolicy(region.name, topic, REPLICATION, alone)
             for region in having
-            if region.topic is not None and region.topic.policies.get(REPLICATION) != alone
+            if region.copy is not None and region.copy.policies.get(REPLICATION) != alone
         ]
     first = having[0]
-    partitioned = first.topic is not None and first.topic.partitions > 0
+    partitioned = first.copy is not None and first.copy.partitions > 0
     changes.append(DeleteTopic(first.name, topic, partitioned=partitioned))
     return Plan(tuple(changes))
 

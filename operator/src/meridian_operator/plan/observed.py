@@ -134,5 +134,10 @@ class RegionSeen:
     """The topic that ``topic`` is, or is to be, a shadow of; None: as for ``sync``, or there is none."""
 
     @property
+    def copy(self) -> TopicSeen | None:
+        """The region's copy of a replicated topic; None: it has none, and what it may have of that name is a shadow."""
+        return None if self.topic is None or self.topic.shadow is not None else self.topic
+
+    @property
     def reachable(self) -> bool:
         return not self.problem
