@@ -3,23 +3,31 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from meridian_operator.api.metadata_sync_policy import MetadataSyncPolicySpec, MetadataSyncPolicyStatus, PolicyRegion
+from meridian_operator.handlers.deleting import FINALIZER
+from meridian_operator.handlers.metadata_sync_policies import MetadataSyncPolicies
+from meridian_operator.handlers.reconciling import look
 from meridian_operator.handlers.reporting import Answer, Report
+from meridian_operator.handlers.subject import Views
 from meridian_operator.plan import changes, metadata_sync
+from meridian_operator.plan.claims import Claim
 from meridian_operator.plan.history import History
 from meridian_operator.plan.metadata_sync import EVENT_TOPIC, SCOPES
 from meridian_operator.plan.observed import RegionSeen, SyncSeen
 from meridian_operator.plan.outcome import READY, Finding
 from pydantic import ValidationError
+from support.kubernetes.field_effects import NAMES, TIME, Witnessed
 
 EVENTS = "persistent://public/default/metadata-events"
 CHOSEN = {EVENT_TOPIC: EVENTS, SCOPES: "namespaces,tenants"}
 ON = SyncSeen(CHOSEN, enabled=True, synced=True)
 OFF = SyncSeen()
+YOUNGER = Claim("2026-02-01T00:00:00Z", "y", "second", "MetadataSyncPolicy", "second")
 
 
 def policy(*regions: str, **fields: Any) -> MetadataSyncPolicySpec:
@@ -154,6 +162,23 @@ def test_what_keeps_regions_from_being_in_sync_is_told_once() -> None:
 
 def test_suspended_regions_are_not_in_doubt() -> None:
     assert metadata_sync.synced(policy(suspend=True), [region("eu", OFF)]).reason == "Suspended"
+
+
+@pytest.mark.parametrize(
+    ("others", "off", "reason"),
+    [([], ["ap", "eu", "us"], ""), (["eu"], ["ap", "us"], ""), ([*NAMES], [], "HandedOver")],
+    ids=["none", "one region", "all regions"],
+)
+def test_it_ends_in_the_regions_that_no_other_policy_names(others: list[str], off: list[str], reason: str) -> None:
+    spec = {"regions": [*NAMES], "deletionPolicy": "Delete"}
+    meta = {"name": "all", "namespace": "y", "uid": "all", "generation": 1, "creationTimestamp": TIME}
+    body = {"metadata": meta | {"deletionTimestamp": TIME, "finalizers": [FINALIZER]}, "spec": spec}
+    own = Claim(TIME, "y", "all", "MetadataSyncPolicy", "all")
+    claims = {name: [own, YOUNGER] if name in others else [own] for name in NAMES}
+    world = Witnessed(sync=ON)
+    answer = asyncio.run(look(MetadataSyncPolicies(), body, Views({}, {}, {}, claims), world))  # type: ignore[arg-type]
+    assert sorted({one.region for one in world.made}) == off
+    assert (answer.event.reason if answer.event else "") == reason
 
 
 def test_what_cannot_be_synchronized_is_refused() -> None:

@@ -17,7 +17,7 @@ from meridian_operator.handlers.reporting import Answer, Report
 from meridian_operator.handlers.subject import Spec, Subject, Wish
 from meridian_operator.handlers.world import World
 from meridian_operator.kube.client import Event
-from meridian_operator.plan.claims import heir, ruler
+from meridian_operator.plan.claims import ruler
 
 FINALIZER: Final = f"{GROUP}/finalizer"
 """Set only on objects that are in control and have deletion policy Delete."""
@@ -33,7 +33,7 @@ async def farewell(subject: Subject[Spec], wish: Wish[Spec], world: World, repor
     first = ruler(subject.claims(wish))
     if first is not None and first.uid != wish.uid:
         return _released(body, Event("NothingDeleted", f"{first} is in control of {what}, which is left unchanged"))
-    other = heir(subject.claims(wish), wish.uid)
+    other = subject.heir(wish)
     if other is not None:
         return _released(body, Event("HandedOver", f"{what} stays: {other} names it too and is now in control"))
     if is_on(body, PAUSED):
@@ -45,7 +45,7 @@ async def farewell(subject: Subject[Spec], wish: Wish[Spec], world: World, repor
 async def _delete(subject: Subject[Spec], wish: Wish[Spec], world: World, report: Report) -> Answer:
     body, what = wish.body, subject.what(wish)
     since = str(body["metadata"]["deletionTimestamp"])
-    names = subject.names(wish) or sorted(wish.history.established)
+    names = subject.ending(wish)
     given_up = abandoned(body, names)
     asked = [name for name in names if name not in given_up]
     planned = subject.deletion(wish, await subject.see(wish, world, asked), given_up)

@@ -20,7 +20,7 @@ from meridian_operator.handlers.geo_topics import claim_of
 from meridian_operator.handlers.subject import Look, Subject, Wish
 from meridian_operator.handlers.world import World
 from meridian_operator.plan import metadata_sync
-from meridian_operator.plan.claims import Claim
+from meridian_operator.plan.claims import Claim, heir
 from meridian_operator.plan.observed import RegionSeen, SyncSeen, TopicName
 from meridian_operator.plan.outcome import Finding, Plan
 
@@ -57,6 +57,18 @@ class MetadataSyncPolicies(Subject[MetadataSyncPolicySpec]):
 
     def names(self, wish: Sync) -> list[str]:
         return list(wish.spec.regions)
+
+    def heir(self, wish: Sync) -> Claim | None:
+        """Where others name some of the regions only, it ends in the rest."""
+        return None if self.ending(wish) else super().heir(wish)
+
+    def ending(self, wish: Sync) -> list[str]:
+        claims = wish.views.sync_policies
+        return [
+            name
+            for name in wish.spec.regions
+            if heir((one for one in claims.get(name, ()) if wish.counts(one)), wish.uid) is None
+        ]
 
     def place(self, wish: Sync) -> tuple[TopicName, str | None]:
         return TopicName.parse(wish.spec.event_topic), None

@@ -14,7 +14,7 @@ from meridian_operator.api.replicated_subscription import ReplicatedSubscription
 from meridian_operator.api.settings import Settings, tenant_of
 from meridian_operator.api.shadow_topic import ShadowTopicSpec
 from meridian_operator.api.shared import Kind, ReconciledStatus
-from meridian_operator.plan.claims import Claim
+from meridian_operator.plan.claims import Claim, heir
 from meridian_operator.plan.history import History
 from meridian_operator.plan.observed import RegionSeen, TopicName
 from meridian_operator.plan.outcome import Finding, Plan
@@ -118,6 +118,14 @@ class Subject(ABC, Generic[Spec]):
     @abstractmethod
     def names(self, wish: Wish[Spec]) -> list[str]:
         """The regions that should have it."""
+
+    def heir(self, wish: Wish[Spec]) -> Claim | None:
+        """The claim that takes control of all of it when the object is deleted; None: no other object has one."""
+        return heir(self.claims(wish), wish.uid)
+
+    def ending(self, wish: Wish[Spec]) -> list[str]:
+        """The regions where it ends when the object is deleted with policy Delete."""
+        return self.names(wish) or sorted(wish.history.established)
 
     @abstractmethod
     def place(self, wish: Wish[Spec]) -> tuple[TopicName, str | None]:
