@@ -7,6 +7,7 @@ import argparse
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -84,6 +85,7 @@ class Bench:
 
 def main() -> int:
     options = _options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # ends the clusters, too
     load_before = os.getloadavg()[0]
     began = time.monotonic()
     bench = Bench(say=not options.json)

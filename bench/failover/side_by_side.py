@@ -57,7 +57,10 @@ def compare(names: Sequence[str], quick: bool, directory: Path, say: Callable[[s
             results[pair.name] = {}
             for cases in (together(quick), *([case] for case in alone(pair, quick))):
                 say(f"{pair.name}: {', '.join(case.name for case in cases)}")
-                results[pair.name] |= moves.run(cases)
+                found = moves.run(cases)
+                results[pair.name] |= found
+                for name, one in found.items():
+                    say(f"  {name}: {one.lost} lost, {one.again_seconds:.2f} s of traffic again")
     return results
 
 
