@@ -9,15 +9,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from meridian_verifier.align.completeness import completeness
 from meridian_verifier.align.containment import missing_acks
-from meridian_verifier.align.facts import World
+from meridian_verifier.align.facts import PulsarRegion, World
 from meridian_verifier.align.findings import Finding, Flow
 from meridian_verifier.align.gather import gather
 from meridian_verifier.align.loss import losses
+from meridian_verifier.align.pulsar import beside_pulsar
 from meridian_verifier.align.rewinds import owed_elsewhere
 from meridian_verifier.align.shadows import compared, differences, lost_in_shadow
 from meridian_verifier.align.verdicts import Verdict, judge
 from meridian_verifier.source.client import RegionClient
-from meridian_verifier.source.regions import Region
+from meridian_verifier.source.pulsar import PulsarClient
+from meridian_verifier.source.regions import PULSAR, Region
 from meridian_verifier.source.snapshots import Moment, take_moment
 from meridian_verifier.source.tables import TABLES, combined, conform
 
@@ -27,13 +29,21 @@ def live_findings(admin_urls: Mapping[str, str], topic: str) -> list[Finding]:
     return list(live_verdict(admin_urls, topic).findings)
 
 
-def live_verdict(admin_urls: Mapping[str, str], topic: str, *, shadows: str = "") -> Verdict:
-    """The verdict on one topic, in regions that are quiet. :param shadows: names some of its shadows."""
+def live_verdict(
+    admin_urls: Mapping[str, str], topic: str, *, shadows: str = "", pulsar_urls: Mapping[str, str] | None = None
+) -> Verdict:
+    """The verdict on one topic, in regions that are quiet.
+
+    :param shadows: names some of its shadows.
+    :param pulsar_urls: regions of Apache Pulsar.
+    """
     clients = [RegionClient(Region(name, url)) for name, url in admin_urls.items()]
     pattern = f"re:{topic}|{shadows}" if shadows else topic
-    first, second = take_moment(clients, pattern), take_moment(clients, pattern)
+    strangers = [PulsarClient(Region(name, url, kind=PULSAR)) for name, url in (pulsar_urls or {}).items()]
+    first, second = (take_moment(clients, pattern, strangers) for _ in range(2))
     assert not first.unreachable and not second.unreachable
-    world = World(tuple(admin_urls), first.states, second.states, {}, 0)
+    pulsar = {name: PulsarRegion(first.pulsar[name], second.pulsar[name]) for name in pulsar_urls or {}}
+    world = World(tuple(admin_urls), first.states, second.states, {}, 0, pulsar)
     entries = _table(clients, second, "entries", TABLES["entries"], {})
     ranges = pa.concat_tables(
         [
@@ -50,6 +60,7 @@ def live_verdict(admin_urls: Mapping[str, str], topic: str, *, shadows: str = ""
         )
         missing, some = completeness(evidence)
         found += [*missing, *missing_acks(evidence), *losses(evidence), *owed_elsewhere(evidence)]
+        found += beside_pulsar(evidence)
         flows += some
     return judge(world, [*found, *differences(world), *_lost_in_shadows(world, topic, entries, ranges)], flows, [])
 
