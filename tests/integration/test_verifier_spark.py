@@ -15,8 +15,9 @@ from meridian_verifier.job import Request, verify_in
 from meridian_verifier.report.page import page
 from meridian_verifier.session import start_session
 from meridian_verifier.source.datasource import MeridianDataSource
-from meridian_verifier.source.regions import Region
+from meridian_verifier.source.regions import PULSAR, Region
 from pyspark.sql import SparkSession
+from support.verifier.stand_in_pulsar import answering, ok
 from support.verifier.verifier_regions import ServedRegion, encoded, serve, text
 from support.verifier.verifier_worlds import SUBSCRIPTIONS, Acks, Simulation, whole
 
@@ -160,6 +161,23 @@ def test_a_region_that_is_down_is_unknown_and_the_others_are_judged(
     assert verdict.exit_code == 1
     assert "nowhere" in verdict.world.unreachable
     assert any("could not ask: nowhere" in sentence for sentence in said)
+
+
+def test_a_region_of_apache_pulsar_is_read_by_its_positions(spark: SparkSession, regions: list[ServedRegion]) -> None:
+    """It says that it owes everything: what it acknowledged in the made-up world, the others count for nothing."""
+    east, *others = regions
+    place = {"markDeletePosition": "-1:-1", "individuallyDeletedMessages": "[]"}
+    inside = {"lastConfirmedEntry": "900000:0", "cursors": dict.fromkeys(SUBSCRIPTIONS, place)}
+    stats = {"subscriptions": {name: {"isReplicated": True} for name in SUBSCRIPTIONS}, "replication": {}}
+    with answering(lambda path: ok(inside if path.endswith("internalStats") else stats)) as (url, _):
+        apache = Region(east.region, url, kind=PULSAR)
+        verdict, _ = verify_in(spark, request(others, apache), lambda _: None)
+    found = {(one.reason, one.source) for one in verdict.findings if one.topic == SOUND}
+    assert found == {(Reason.AHEAD_OF_SOURCE, east.region)}
+    assert verdict.exit_code == 1 and not verdict.losses
+    between = [pair for pair in verdict.pairs if pair.topic == SOUND and east.region not in (pair.source, pair.target)]
+    assert between and {pair.state for pair in between} == {State.ALIGNED}
+    assert "Apache Pulsar" in page(verdict)
 
 
 def test_an_export_that_breaks_off_is_unknown_and_nothing_in_it_counts_as_missing(

@@ -5,10 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ from meridian_verifier.source import pulsar as source
 from meridian_verifier.source.client import RegionUnreachable
 from meridian_verifier.source.pulsar import PulsarClient, topic_of
 from meridian_verifier.source.regions import Region, RegionsError, read_regions_file
+from support.verifier.stand_in_pulsar import answering, ok
 from support.verifier.verdict_worlds import A, B, world
 from support.verifier.verdict_worlds import topic as state_of
 from support.verifier.verifier_worlds import REGIONS, SUBSCRIPTIONS, TOPIC, Entry, Simulation, whole
@@ -190,40 +188,6 @@ def test_positions_and_ranges_are_read() -> None:
     assert topic.end == (7, 20) and topic.links == {"west": True} and set(topic.cursors) == {"a b", "alone"}
     assert topic.cursors["a b"] == PulsarCursor(True, (7, -1), (((7, 3), (7, 5)), ((7, 6), (7, 7)), ((7, 9), (8, 1))))
     assert not topic.cursors["alone"].replicated
-
-
-@contextmanager
-def answering(answer: Any) -> Iterator[tuple[str, list[tuple[str, str | None]]]]:
-    """A REST port. :param answer: by path, status, headers and body."""
-    asked: list[tuple[str, str | None]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append((self.path, self.headers["Authorization"]))
-            status, headers, body = answer(self.path)
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            """Quiet."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", asked
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-def ok(value: Any) -> tuple[int, dict[str, str], bytes]:
-    return 200, {}, json.dumps(value).encode()
 
 
 def usual(path: str) -> tuple[int, dict[str, str], bytes]:
