@@ -94,7 +94,7 @@ async def test_a_killed_process_owes_what_it_wrote_and_another_region_learns_it(
     async with opened(other, new_place(other)) as store:
         clock = HybridClock(lambda: NOW_MS, "eu")
         known = Known(store, lambda: asyncio.sleep(0))
-        applier = Applier(store, clock, lambda: NOW_MS, is_synced, lambda: ("eu", "us"), Kept(store, known))
+        applier = Applier(store, clock, lambda: NOW_MS, is_synced, lambda: frozenset(("eu", "us")), Kept(store, known))
         for message in messages:
             await applier.apply(message)
         assert await states_in(store) == states

@@ -11,6 +11,8 @@
     deliver us>eu               everything from us that eu has not applied; ``deliver`` alone: everything everywhere
     repeat us>eu 0              a message arrives again
     poison us>eu BYTES          eu gets a message from us that is nothing but these bytes
+    retention 3600              tombstones wait for a region that is away for so many seconds
+    stay 7200 us eu / ap        so many seconds pass; us and eu hear each other, ap hears itself, and nobody else does
     tick 10 / clock us 60000    time passes / the clock of us is so far ahead
     crash us                    its brokers die and start again
     release us                  decide about parked states whose time has come
@@ -120,6 +122,12 @@ class SyncScript:
 
     def do_tick(self, ms: str) -> None:
         self.world.now_ms += int(ms)
+
+    def do_retention(self, seconds: str) -> None:
+        self.world.retention_ms = int(seconds) * 1000
+
+    def do_stay(self, seconds: str, *names: str) -> None:
+        self.world.stay(int(seconds) * 1000, *(group.split() for group in " ".join(names).split("/")))
 
     def do_clock(self, region: str, ms: str) -> None:
         self.world.regions[region].skew_ms = int(ms)

@@ -34,6 +34,7 @@ PATHS = (
 OF_TOPIC = keys.topic_policies(parse("persistent://t/n/x")) + "/message_ttl_in_seconds"
 """A path that ends with a topic, whose deletion each region carries out by itself, when it hears of it."""
 STEPS = 400
+RETENTION_MS = 3_600_000
 
 
 class SyncSeed:
@@ -54,7 +55,8 @@ class SyncSeed:
         self._cuts = self.random.choice((0.0, 0.1, 0.3))
         has_wrong_clock = self.random.random() < 0.2
         has_restores = self.random.random() < 0.3
-        self._has_checks = has_restores or self.random.random() < 0.3
+        has_absences = len(names) > 2 and not has_restores and self.random.random() < 0.4
+        self._has_checks = has_restores or has_absences or self.random.random() < 0.3
         """Regions compare what they know from time to time. In the other stories events alone have to be enough."""
         self._actions: list[tuple[int, Callable[[str], None]]] = [
             (60, self._advance),
@@ -78,6 +80,9 @@ class SyncSeed:
             self._actions.append((1, self._wrong_clock))
         if self._has_checks:
             self._actions.append((1, self._catch_up))
+        if has_absences:
+            self.world.retention_ms = RETENTION_MS
+            self._actions += [(2, self._absence)]
         if has_restores:
             self._actions += [(1, self._copy), (1, self._restore)]
 
@@ -209,6 +214,15 @@ class SyncSeed:
     def _finish(self, name: str, running: Coroutine[Any, Any, Any]) -> None:
         with suppress(Contended):
             self.world.finish(name, running)
+
+    def _absence(self, name: str) -> None:
+        """One region does not hear the others, nor they it, for less or more time than tombstones wait for it."""
+        rest = [one for one in self.world.names if one != name]
+        ms = self.random.choice((RETENTION_MS // 4, RETENTION_MS, 3 * RETENTION_MS))
+        with suppress(Contended):
+            self.world.stay(ms, rest, *self.random.choice(([], [[name]])))
+        for one in rest:
+            self._finish(one, self.world.regions[one].brokers[0].applier.forget())
 
     def _skew(self, name: str) -> None:
         self.world.regions[name].skew_ms = self.random.choice((0, 0, 5, 3000, -3000))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import chain, product
 from types import coroutine
 from typing import Any
 
@@ -30,11 +30,11 @@ from meridian_broker.metadata.sync.digests import Place, Summary
 from meridian_broker.metadata.sync.events import Changes, Event, Mark, decode
 from meridian_broker.metadata.sync.known import Known
 from meridian_broker.metadata.sync.parked import from_parked
-from meridian_broker.metadata.sync.publishing import Publisher
+from meridian_broker.metadata.sync.publishing import PAUSE_MS, Publisher
 from meridian_broker.metadata.sync.reading import read_moment
 from meridian_broker.metadata.sync.recording import RecordingStore
 from meridian_broker.metadata.sync.stamped import BEGINNING, Moment, Stamped, from_store, moment, newest
-from meridian_broker.positions.clock import HybridClock
+from meridian_broker.positions.clock import HybridClock, Stamp
 
 START_MS = 1_000_000_000_000
 
@@ -57,6 +57,8 @@ class StoreInMemory:
         self.records: dict[str, Record] = {}
         self.highest: dict[str, Stamped] = {}
         """By path, the latest state that was ever here."""
+        self.set_aside: set[tuple[str, Stamp]] = set()
+        """Paths and stamps of values that were listed because a deletion that regions have forgotten may be later."""
         self._version = 0
 
     async def get(self, path: str) -> Record | None:
@@ -94,6 +96,10 @@ class StoreInMemory:
             if isinstance(operation, Put):
                 self._version += 1
                 self.records[operation.path] = Record(operation.value, self._version)
+                if operation.path.startswith(paths.CONFLICTS):
+                    conflict = conflict_from_store(operation.path, operation.value)
+                    if not conflict.won.stamp.region:
+                        self.set_aside.add((operation.path.removeprefix(paths.CONFLICTS), conflict.lost.stamp))
             else:
                 self.records.pop(operation.path, None)
         for path in {operation.path for operation in operations}:
@@ -219,6 +225,8 @@ class SyncWorld:
 
     def __init__(self, names: Sequence[str], brokers: int = 1) -> None:
         self.now_ms = START_MS
+        self.retention_ms = 0
+        """How long tombstones wait for a region that is away; 0: as long as it is."""
         self.names = list(names)
         self.topic: dict[str, list[bytes]] = {name: [] for name in names}
         self.tasks: list[Task] = []
@@ -266,7 +274,15 @@ class SyncWorld:
             clock,
             RecordingStore(region.store, clock, is_synced),
             Publisher(region.store, clock, notify),
-            Applier(region.store, clock, now_ms, is_synced, lambda: self.names, WaitingInMemory(region.store)),
+            Applier(
+                region.store,
+                clock,
+                now_ms,
+                is_synced,
+                lambda: frozenset(self.names),
+                WaitingInMemory(region.store),
+                lambda: self.retention_ms,
+            ),
         )
 
     # -- what they do
@@ -355,6 +371,18 @@ class SyncWorld:
             await one.publisher.continue_after(comparison.digest.mark)
         return await take(comparison, other, one.applier, one_after_another, paths.SCOPES)
 
+    def stay(self, ms: int, *groups: Sequence[str]) -> None:
+        """So much time passes, in which the regions of each group hear each other, and nobody else hears anybody."""
+        until = self.now_ms + ms
+        while self.now_ms < until:
+            self.now_ms = min(until, self.now_ms + PAUSE_MS // 2)
+            for _ in range(2):
+                for name in chain(*groups):
+                    self.finish(name, self.mark(name))
+                for name, source in chain(*(product(group, group) for group in groups)):
+                    for index in self.regions[name].readers[source].waiting(len(self.topic[source])):
+                        self.finish(name, self.deliver(name, source, index))
+
     # -- what is there
 
     def horizon(self, name: str) -> Moment:
@@ -418,16 +446,19 @@ class SyncWorld:
                 self.finish(name, self.regions[name].brokers[0].applier.release())
 
     def check_agreement(self, *, was_restored: bool = False) -> None:
-        """Every region has the latest state of each path that is known anywhere, or was ever published.
+        """Every region has the latest state of each path that is known anywhere, or was ever published, unless it was
+        listed for people because a deletion that regions have forgotten may be later.
 
         :param was_restored: what was published counts only if a store has it: all may have gone back to before it.
         """
         latest: dict[str, Stamped] = {}
-        found = [(path, state) for one in self.regions.values() for path, state in one.store.states().items()]
+        found: list[tuple[str, Stamped]] = []
         for messages in [] if was_restored else self.topic.values():
             for message in map(decode, messages):
                 found += [(event.path, event.state) for event in message.events] if isinstance(message, Changes) else []
-        for path, state in found:
+        stored = [(path, state) for one in self.regions.values() for path, state in one.store.states().items()]
+        listed = {one for region in self.regions.values() for one in region.store.set_aside}
+        for path, state in [*stored, *((path, state) for path, state in found if (path, state.stamp) not in listed)]:
             latest[path] = max(state, latest.get(path, state), key=lambda one: one.rank)
         wanted = {path: json.loads(state.value) for path, state in sorted(latest.items()) if state.value is not None}
         for name in self.names:

@@ -12,7 +12,13 @@ from meridian_broker.metadata.records import encode
 from meridian_broker.metadata.store import Record
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.catching_up import compared, settle, take
-from meridian_broker.metadata.sync.choice import CONFIGURATION_EVENT_TOPIC, EVENT_TOPIC, SCOPES, SyncChoice
+from meridian_broker.metadata.sync.choice import (
+    CONFIGURATION_EVENT_TOPIC,
+    EVENT_TOPIC,
+    SCOPES,
+    TOMBSTONE_RETENTION,
+    SyncChoice,
+)
 from meridian_broker.metadata.sync.standing import NameTaken, PeerState, Standing, off_clock
 from meridian_broker.positions.clock import Stamp
 from support.worlds.sync_world import PeerInMemory, StoreInMemory, SyncWorld, known_in, one_after_another, tenant_role
@@ -141,7 +147,8 @@ def test_a_value_that_cannot_be_served_keeps_no_other_back(world: SyncWorld) -> 
 
 
 def choice(**given: str) -> SyncChoice:
-    return SyncChoice({EVENT_TOPIC: "", CONFIGURATION_EVENT_TOPIC: "", SCOPES: "tenants,namespaces"} | given)
+    usual = {EVENT_TOPIC: "", CONFIGURATION_EVENT_TOPIC: "", SCOPES: "tenants,namespaces", TOMBSTONE_RETENTION: "0"}
+    return SyncChoice(usual | given)
 
 
 def test_new_settings_hold_at_once_and_bad_ones_change_nothing() -> None:
@@ -164,6 +171,7 @@ def test_new_settings_hold_at_once_and_bad_ones_change_nothing() -> None:
         {EVENT_TOPIC: "no topic/at all"},
         {EVENT_TOPIC: "a", CONFIGURATION_EVENT_TOPIC: "b"},
         {SCOPES: "ledgers"},
+        {TOMBSTONE_RETENTION: "3599"},
     ],
 )
 def test_settings_that_make_no_sense_are_refused(given: dict[str, str]) -> None:

@@ -15,6 +15,7 @@ from meridian_broker.metadata.sync.converging import (
     Verdict,
     before,
     decide,
+    expelled,
     hidden,
     horizon_of,
     is_forgettable,
@@ -99,6 +100,26 @@ def test_the_horizon_is_what_every_region_has_heard_of_every_region(
     horizon = horizon_of("abc", heard)
     assert all(horizon <= heard.get(one, {}).get(other, BEGINNING) for one in "abc" for other in "abc")
     assert horizon == BEGINNING or any(horizon in marks.values() for marks in heard.values())
+
+
+@many
+@given(st.dictionaries(st.sampled_from("abcd"), st.dictionaries(st.sampled_from("abcd"), moments)), st.integers(0, 5))
+def test_most_regions_expel_those_that_none_of_them_hears(
+    heard: dict[str, dict[str, tuple[int, int]]], since_ms: int
+) -> None:
+    gone = expelled("abcd", heard, since_ms)
+    last = {one: [marks[one] for marks in heard.values() if one in marks] for one in "abcd"}
+    assert all(last[one] and max(last[one]) < (since_ms, 0) for one in gone)
+    fresh = [one for one in "abcd" if any(mark >= (since_ms, 0) for mark in last[one])]
+    assert not gone or len(fresh) > 2
+    if len(fresh) > 2:
+        silent = [one for one in "abcd" if one not in fresh and any(mark > BEGINNING for mark in last[one])]
+        assert gone == frozenset(silent)
+
+
+def test_of_two_regions_none_is_expelled() -> None:
+    assert not expelled("ab", {"a": {"a": (9, 0), "b": (1, 0)}, "b": {"b": (1, 0)}}, 5)
+    assert expelled("abc", {"a": {"a": (9, 0), "b": (9, 0), "c": (1, 0)}}, 5) == {"c"}
 
 
 def test_a_restamped_tombstone_is_never_forgotten() -> None:

@@ -73,7 +73,9 @@ class World:
         self.kept = Kept(self.reads, self.known)
         clock = HybridClock(lambda: self.now_ms, "eu")
         shared = lambda path: paths.scope_of(path) is not None  # noqa: E731
-        self.applier = Applier(self.reads, clock, lambda: self.now_ms, shared, lambda: ("eu", "us"), self.kept)
+        self.applier = Applier(
+            self.reads, clock, lambda: self.now_ms, shared, lambda: frozenset(("eu", "us")), self.kept
+        )
         self.tasks = [
             asyncio.create_task(one())
             for one in (self.known.follow_deletions, self.kept.follow_parked, self.kept.follow_conflicts)

@@ -17,7 +17,7 @@ from meridian_operator.handlers.subject import Views
 from meridian_operator.plan import changes, metadata_sync
 from meridian_operator.plan.claims import Claim
 from meridian_operator.plan.history import History
-from meridian_operator.plan.metadata_sync import EVENT_TOPIC, SCOPES
+from meridian_operator.plan.metadata_sync import EVENT_TOPIC, SCOPES, TOMBSTONE_RETENTION
 from meridian_operator.plan.observed import RegionSeen, SyncSeen
 from meridian_operator.plan.outcome import READY, Finding
 from pydantic import ValidationError
@@ -66,6 +66,19 @@ def test_a_plan_carried_out_leaves_nothing_to_do(spec: MetadataSyncPolicySpec, b
     assert [one.sync is not None and one.sync.enabled for one in after] == [not spec.suspend] * 2
 
 
+def test_the_retention_is_the_objects_too() -> None:
+    """Removed with the object's other settings, and when the object no longer names it."""
+    planned = metadata_sync.plan(policy(tombstoneRetention="3d"), [region("us", ON)]).changes
+    assert [one.sentence() for one in planned] == [f"us: set {TOMBSTONE_RETENTION} to 259200"]
+    kept = replace(ON, chosen=CHOSEN | {TOMBSTONE_RETENTION: "259200"})
+    assert metadata_sync.plan(policy(tombstoneRetention="3d"), [region("us", kept)]).settled
+    planned = metadata_sync.plan(policy(), [region("us", kept)]).changes
+    assert [one.sentence() for one in planned] == [f"us: remove {TOMBSTONE_RETENTION}"]
+    refused = metadata_sync.refusal(policy(tombstoneRetention="30m"))
+    assert refused is not None and "the minimum is 1h" in refused[1]
+    assert metadata_sync.refusal(policy(tombstoneRetention="0s")) is None
+
+
 def test_scopes_are_set_before_the_topic_and_removed_after_it() -> None:
     """In between a region would share more than the object says."""
     spec = policy(scopes=["tenants"])
@@ -80,10 +93,10 @@ def test_a_region_that_leaves_is_switched_off_and_then_forgotten() -> None:
     seen = [region("eu", ON), region("us", ON), region("ap", ON)]
     planned = metadata_sync.plan(spec, seen)
     assert {one.region for one in planned.changes} == {"ap"}
-    assert metadata_sync.established(spec, seen, history) == ["ap", "eu", "us"]
+    assert metadata_sync.established(seen, history) == ["ap", "eu", "us"]
     after = [*seen[:2], carried_out(seen[2], planned.changes)]
-    assert metadata_sync.established(spec, after, history) == ["eu", "us"]
-    assert metadata_sync.established(spec, [*seen[:2], silent("ap")], history) == ["ap", "eu", "us"]
+    assert metadata_sync.established(after, history) == ["eu", "us"]
+    assert metadata_sync.established([*seen[:2], silent("ap")], history) == ["ap", "eu", "us"]
 
 
 def test_settings_that_an_object_does_not_control_stay() -> None:

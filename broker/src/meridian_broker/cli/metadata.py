@@ -136,6 +136,8 @@ def _state(one: Mapping[str, Any] | None) -> str:
 
 
 def _side(one: Mapping[str, Any]) -> str:
+    if one["deleted"] and not one["region"]:
+        return "a deletion, which may have been earlier or later,"
     return f"{'the deletion' if one['deleted'] else one['value']} of {one['region']}"
 
 
@@ -148,6 +150,8 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
             f"published {found['published']}, applied {found['applied']}, stale {found['stale']}, "
             f"conflicts {found['conflicts']}, waiting to be sent {found['outbox']}"
         )
+        away = [region for region, peer in found["peers"].items() if peer.get("expelled")]
+        lines += [f"{region} was away for so long that deletions are not remembered for it any more" for region in away]
     return lines
 
 

@@ -29,6 +29,7 @@ from meridian_broker.metadata.sync.kept import Kept
 from meridian_broker.metadata.sync.known import Known
 from meridian_broker.metadata.sync.publishing import Publisher, pause_after
 from meridian_broker.metadata.sync.recording import RecordingStore
+from meridian_broker.metadata.sync.stamped import BEGINNING
 from meridian_broker.metadata.sync.standing import NameTaken, PeerState, Standing
 from meridian_broker.positions.clock import HybridClock
 
@@ -77,7 +78,15 @@ class Session:
         self.publisher = Publisher(store, clock, topic.notify)
         self.known = Known(store, lambda: asyncio.sleep(0))
         self.kept = Kept(store, self.known)
-        self.applier = Applier(store, clock, shared.now_ms, choice.is_synced, self.regions, self.kept)
+        self.applier = Applier(
+            store,
+            clock,
+            shared.now_ms,
+            choice.is_synced,
+            self.regions,
+            self.kept,
+            lambda: choice.tombstone_retention_ms,
+        )
         self.peers: dict[str, PeerState] = {}
         self.publish_problem: str | None = None
         self._owed: dict[str, Record] = {}
@@ -288,6 +297,12 @@ class Session:
             mark = comparison.digest.mark
             if mark > await self._standing.own_mark():
                 await self.publisher.continue_after(mark)
+            if BEGINNING < mark < comparison.digest.horizon:
+                log.warning(
+                    "this region was away for longer than %s keeps deletions: taking what is there; what was written "
+                    "here meanwhile, and is unknown there, is listed by `meridian metadata conflicts`",
+                    region,
+                )
             differences = comparison.differences(await self._undecided(comparison, region))
             joined = await self._join(region, comparison, differences)
             state.is_joined, state.differences = comparison.digest.scopes <= joined, len(differences)

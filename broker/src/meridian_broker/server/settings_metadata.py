@@ -8,8 +8,14 @@ from pathlib import Path
 
 from meridian_broker.engines.etcd.address import BadAddress, Login, parse_endpoints
 from meridian_broker.metadata.errors import Invalid
-from meridian_broker.metadata.sync.choice import CONFIGURATION_EVENT_TOPIC, EVENT_TOPIC, SCOPES, SyncChoice
-from meridian_broker.server.setting_fields import DYNAMIC, SettingsError
+from meridian_broker.metadata.sync.choice import (
+    CONFIGURATION_EVENT_TOPIC,
+    EVENT_TOPIC,
+    SCOPES,
+    TOMBSTONE_RETENTION,
+    SyncChoice,
+)
+from meridian_broker.server.setting_fields import DYNAMIC, SettingsError, whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +38,11 @@ class MetadataSettings:
     all their policies, `topicPolicies` with the policies of topics, `partitionedTopics` with the partitioned topics
     that are not persistent, `schemas` with the schemas of topics, `clusters` with
     what regions there are. A region ignores events of other scopes."""
+
+    metadata_sync_tombstone_retention_seconds: int = whole(604_800, 0, 315_360_000, dynamic=True)
+    """How long deletions are remembered for a region that is away, 3600 at least. A region that most others have not
+    heard for longer is not waited for, and joins as a new one when it is back. 0: they are remembered for as long as it
+    is away."""
 
     metadata_store_user: str = ""
     """User name at etcd. Empty: etcd asks for none. `meridian secure-etcd` makes the user and switches etcd's
@@ -68,6 +79,7 @@ class MetadataSettings:
                 EVENT_TOPIC: self.metadata_sync_event_topic,
                 CONFIGURATION_EVENT_TOPIC: self.configuration_metadata_sync_event_topic,
                 SCOPES: self.metadata_sync_scopes,
+                TOMBSTONE_RETENTION: str(self.metadata_sync_tombstone_retention_seconds),
             }
         )
 

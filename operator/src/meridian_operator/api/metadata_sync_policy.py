@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from meridian_operator.api.quantities import Duration
 from meridian_operator.api.shared import (
     AGE_COLUMN,
     MESSAGE_COLUMN,
@@ -37,6 +38,11 @@ class MetadataSyncPolicySpec(Model):
     scopes: Annotated[
         list[Scope], Field(min_length=1, max_length=6, json_schema_extra={"x-kubernetes-list-type": "set"})
     ] = Field(default=["tenants", "namespaces"], description="What is kept in sync. Namespaces include their policies.")
+    tombstone_retention: Duration | None = Field(
+        default=None,
+        description="How long deletions are remembered for a region that is away, 1h at least; 0s: without limit. "
+        "Left out: as the brokers are configured, a week unless they say otherwise.",
+    )
     suspend: bool = Field(
         default=False,
         description="Switches synchronization off in all regions. They are compared when it is switched on again.",

@@ -111,5 +111,5 @@ def _status(wish: Sync, look: Look) -> MetadataSyncPolicyStatus:
         regions_ready=f"{len(good)}/{len(names)}",
         regions=rows[:16],
         conflicts=max((row.conflicts for row in rows), default=0),
-        established=metadata_sync.established(wish.spec, look.seen, wish.history),
+        established=metadata_sync.established(look.seen, wish.history),
     )

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from meridian_operator.api.metadata_sync_policy import MetadataSyncPolicySpec
+from meridian_operator.api.quantities import duration_ms
 from meridian_operator.plan.changes import Change, RemoveSetting, SetSetting
 from meridian_operator.plan.history import History
 from meridian_operator.plan.observed import RegionSeen, TopicName
@@ -15,6 +16,10 @@ from meridian_operator.plan.outcome import SYNCED, Finding, Plan
 
 EVENT_TOPIC: Final = "metadataSyncEventTopic"
 SCOPES: Final = "metadataSyncScopes"
+TOMBSTONE_RETENTION: Final = "metadataSyncTombstoneRetentionSeconds"
+KEYS: Final = (EVENT_TOPIC, SCOPES, TOMBSTONE_RETENTION)
+"""Settings that an object controls, in the order in which they are removed."""
+SHORTEST_MS: Final = 3_600_000
 CATCHING_UP: Final = "CatchingUp"
 """Reason of Synced: it resolves by itself."""
 SYNC_BLOCKED: Final = "SyncBlocked"
@@ -25,6 +30,8 @@ def refusal(spec: MetadataSyncPolicySpec) -> tuple[str, str] | None:
     """Why this spec cannot be carried out: reason and sentence; None: it can."""
     if re.search(r"-partition-\d+$", spec.event_topic):
         return "InvalidSpec", f"eventTopic {spec.event_topic} is a partition of a topic: name a whole topic"
+    if spec.tombstone_retention is not None and 0 < duration_ms(spec.tombstone_retention) < SHORTEST_MS:
+        return "InvalidSpec", f"tombstoneRetention {spec.tombstone_retention} is too short: the minimum is 1h, or 0s"
     return None
 
 
@@ -41,7 +48,7 @@ def plan(spec: MetadataSyncPolicySpec, seen: Sequence[RegionSeen]) -> Plan:
             continue
         wanted = _settings(spec) if region.name in spec.regions and not spec.suspend else {}
         changes += _toward(spec, region.name, region.sync.chosen, wanted)
-        if wanted == _ours(spec, region.sync.chosen) and region.sync.enabled != bool(wanted):
+        if wanted == _ours(region.sync.chosen) and region.sync.enabled != bool(wanted):
             if wanted:
                 waiting.append(f"{region.name} has not switched synchronization on yet")
             else:
@@ -80,27 +87,29 @@ def synced(spec: MetadataSyncPolicySpec, seen: Sequence[RegionSeen]) -> Finding:
     return Finding(SYNCED, "True", "InSync", f"all {len(known)} regions have the same metadata")
 
 
-def established(spec: MetadataSyncPolicySpec, seen: Sequence[RegionSeen], history: History) -> list[str]:
+def established(seen: Sequence[RegionSeen], history: History) -> list[str]:
     """Regions where this object has switched synchronization on."""
-    on = {region.name for region in seen if region.sync is not None and _ours(spec, region.sync.chosen)}
+    on = {region.name for region in seen if region.sync is not None and _ours(region.sync.chosen)}
     return sorted(on | (history.established & {region.name for region in seen if region.sync is None}))
 
 
 def _settings(spec: MetadataSyncPolicySpec) -> dict[str, str]:
-    return {SCOPES: ",".join(sorted(spec.scopes)), EVENT_TOPIC: spec.event_topic}
+    kept = spec.tombstone_retention
+    retention = {} if kept is None else {TOMBSTONE_RETENTION: str(duration_ms(kept) // 1000)}
+    return {SCOPES: ",".join(sorted(spec.scopes)), **retention, EVENT_TOPIC: spec.event_topic}
 
 
-def _ours(spec: MetadataSyncPolicySpec, chosen: Mapping[str, str]) -> dict[str, str]:
+def _ours(chosen: Mapping[str, str]) -> dict[str, str]:
     """Of the settings that were changed at run time, those that an object controls."""
-    return {key: chosen[key] for key in _settings(spec) if key in chosen}
+    return {key: chosen[key] for key in KEYS if key in chosen}
 
 
 def _toward(
     spec: MetadataSyncPolicySpec, region: str, chosen: Mapping[str, str], wanted: Mapping[str, str]
 ) -> list[Change]:
-    """The scopes come first, so that nothing else is shared in between; the topic goes first."""
+    """The scopes come first, so that nothing else is shared in between. Of those that go the topic is the first."""
     topic = TopicName.parse(spec.event_topic)
-    removed = [key for key in (EVENT_TOPIC, SCOPES) if key in chosen and key not in wanted]
+    removed = [key for key in KEYS if key in chosen and key not in wanted]
     return [
         *(RemoveSetting(region, topic, key) for key in removed),
         *(SetSetting(region, topic, key, value) for key, value in wanted.items() if chosen.get(key) != value),

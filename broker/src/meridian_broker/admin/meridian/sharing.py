@@ -57,7 +57,11 @@ async def figures(admin: AdminState, session: Session) -> Json:
     """The figures of ``status``."""
     kept, owed = session.kept, session.owed
     verdicts = session.applier.counts.verdicts
-    peers = {region: await _peer(admin, session, region, peer) for region, peer in session.peers.items()}
+    expelled = await session.applier.expelled()
+    peers = {
+        region: await _peer(admin, session, region, peer) | {"expelled": region in expelled}
+        for region, peer in session.peers.items()
+    }
     problems = [one for one in (session.topic.problem, session.publish_problem) if one]
     if kept.parked_paths:
         problems.append(f"{kept.parked_paths} stamps are from the future: see `meridian metadata conflicts`")

@@ -10,7 +10,7 @@ carries it out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -26,16 +26,19 @@ from meridian_broker.metadata.sync.converging import (
     Verdict,
     before,
     decide,
+    expelled,
     horizon_of,
     is_forgettable,
     overwrites_unseen,
     written,
 )
+from meridian_broker.metadata.sync.digests import forgotten
 from meridian_broker.metadata.sync.events import MAX_COUNTER, Changes, Event, Mark, Message
 from meridian_broker.metadata.sync.grouping import in_bursts, in_transactions
 from meridian_broker.metadata.sync.kept import Waiting
 from meridian_broker.metadata.sync.merging import is_merged, is_same_topic, loses_nothing, united
 from meridian_broker.metadata.sync.parked import from_parked, parked_to_store
+from meridian_broker.metadata.sync.publishing import PAUSE_MS
 from meridian_broker.metadata.sync.reading import Seen, read, with_tombstones
 from meridian_broker.metadata.sync.recording import owing, stamp_after
 from meridian_broker.metadata.sync.shapes import fault_of
@@ -87,12 +90,14 @@ class Applier:
         clock: HybridClock,
         now_ms: Callable[[], int],
         is_synced: Callable[[str], bool],
-        regions: Callable[[], Collection[str]],
+        regions: Callable[[], frozenset[str]],
         waiting: Waiting,
+        retention_ms: Callable[[], int] = lambda: 0,
     ) -> None:
         """
         :param store: the region's own, not a recording one: what is applied here needs not be sent again.
         :param regions: all regions that take part, this one included.
+        :param retention_ms: how long tombstones wait for a region that is away; 0: as long as it is.
         """
         self._store = store
         self._clock = clock
@@ -100,6 +105,7 @@ class Applier:
         self._is_synced = is_synced
         self._regions = regions
         self._waiting = waiting
+        self._retention_ms = retention_ms
         self.counts = Applied()
         self.latest: dict[str, Latest] = {}
         """By region, the last message with events of it."""
@@ -202,6 +208,7 @@ class Applier:
                 for event, verdict in zip(events, verdicts, strict=True):
                     if verdict is Verdict.APPLIED:
                         self._clock.observe(event.state.stamp, MAX_AHEAD_MS)
+                await self._list_unheard(events, verdicts, seen)
                 return
         raise Contended(f"applying {events[0].path}: others changed it {ATTEMPTS} times in the meantime")
 
@@ -229,7 +236,23 @@ class Applier:
     async def heard_of_all(self) -> Moment:
         """Up to where every region was heard; ``BEGINNING``: not every one was yet."""
         heard = await self.heard()
-        return min((heard.get(region, BEGINNING) for region in self._regions()), default=BEGINNING)
+        awaited = self._regions() - await self.expelled()
+        return min((heard.get(region, BEGINNING) for region in awaited), default=BEGINNING)
+
+    async def expelled(self) -> frozenset[str]:
+        """The regions for which nothing waits here, because they were away for longer than tombstones are kept."""
+        retention_ms, now_ms = self._retention_ms(), self._now_ms()
+        seen = await read(self._store, [paths.MARK, paths.PRESENT])
+        if not retention_ms or now_ms - seen.moment(paths.MARK)[0] > PAUSE_MS:
+            return frozenset()
+        present = seen.records[paths.PRESENT]
+        since_ms = now_ms - retention_ms
+        if present is None or int(decode(paths.PRESENT, present.value)[0]) > since_ms:
+            return frozenset()  # this region was away itself
+        marks = await self._marks()
+        heard = {region: heard for region, (_, heard) in marks.items()}
+        heard[self._clock.region] = {region: upto for region, (upto, _) in marks.items()}
+        return expelled(self._regions(), heard, since_ms)
 
     async def forget(self) -> int:
         """Remove tombstones that no region needs any more. Returns how many.
@@ -239,7 +262,7 @@ class Applier:
         marks = await self._marks()
         heard = {region: heard for region, (_, heard) in marks.items()}
         heard[self._clock.region] = await self.heard()
-        horizon = horizon_of(self._regions(), heard)
+        horizon = horizon_of(self._regions() - await self.expelled(), heard)
         seen = await read(self._store, [paths.HORIZON])
         if horizon <= (now := seen.moment(paths.HORIZON)):
             horizon = now
@@ -298,6 +321,27 @@ class Applier:
         stamp = stamp_after(self._clock, max(seen.moment(paths.MARK), moment(event.state.stamp)))
         state = event.state.with_value(value, stamp)
         return [*seen.storing(path, state), owing(path, seen, {path: written(event.state)}, stamp)]
+
+    async def _list_unheard(self, events: Sequence[Event], verdicts: Sequence[Verdict], seen: Seen) -> None:
+        """List for people what was not taken, and is no repeat: a value from before the horizon, at a path of which
+        nothing is known, that no mark of its writer covers. The writer was expelled (R44). If it turns out to know of
+        every deletion and still has the value, a comparison takes it, and nothing is listed any more.
+        """
+        horizon = seen.moment(paths.HORIZON)
+        for event, verdict in zip(events, verdicts, strict=True):
+            if event.state.value is None or moment(event.state.stamp) > horizon or seen.state(event.path) is not None:
+                continue
+            where, of_writer = paths.conflict(event.path), paths.region(event.source)
+            now = await read(self._store, [where, of_writer])
+            listed, mark = now.records[where], now.records[of_writer]
+            is_heard = mark is None or moment(event.state.stamp) <= read_mark(of_writer, mark.value)[0]
+            checks = [*now.checks().values()]
+            if verdict is Verdict.STALE and listed is None and not is_heard:
+                record = conflict_records.to_store(event.state, forgotten(horizon))
+                self.counts.conflicts += await self._store.transact(checks, [Put(where, record)])
+            lost = None if listed is None else conflict_records.from_store(where, listed.value).lost
+            if verdict is Verdict.APPLIED and lost is not None and lost.stamp == event.state.stamp:
+                await self._store.transact(checks, [Delete(where)])
 
     async def _hear(self, mark: Mark) -> None:
         """A mark further in the future than a stamp may be is from a wrong clock, and promises nothing."""

@@ -15,6 +15,9 @@ from meridian_broker.wire.pulsar.errors import InvalidTopicNameError
 EVENT_TOPIC: Final = "metadataSyncEventTopic"
 CONFIGURATION_EVENT_TOPIC: Final = "configurationMetadataSyncEventTopic"
 SCOPES: Final = "metadataSyncScopes"
+TOMBSTONE_RETENTION: Final = "metadataSyncTombstoneRetentionSeconds"
+SHORTEST_SECONDS: Final = 3600
+"""Regions that synchronize their clocks poorly, or restart, are not away for so long."""
 
 
 @dataclass
@@ -22,12 +25,14 @@ class SyncChoice:
     """Which topic carries metadata, and which scopes."""
 
     values: Mapping[str, str]
-    """The three settings above, as they are in force. By ``follow``."""
+    """The settings above, as they are in force. By ``follow``."""
     refusal: str | None = None
     """Why this region must not write shared metadata now; None: it may."""
     topic: str = ""
     """Empty: metadata are not synchronized."""
     scopes: frozenset[str] = frozenset()
+    tombstone_retention_ms: int = 0
+    """How long tombstones wait for a region that is away; 0: as long as it is."""
 
     def __post_init__(self) -> None:
         """:raises Invalid: the settings make no sense."""
@@ -45,7 +50,11 @@ class SyncChoice:
         scopes = frozenset(name.strip() for name in values[SCOPES].split(",") if name.strip())
         if unknown := scopes - set(paths.SCOPES):
             raise Invalid(f"{SCOPES}: {', '.join(sorted(unknown))}: expected some of {', '.join(paths.SCOPES)}")
+        seconds = int(values[TOMBSTONE_RETENTION])
+        if 0 < seconds < SHORTEST_SECONDS:
+            raise Invalid(f"{TOMBSTONE_RETENTION} is {seconds}: the minimum is {SHORTEST_SECONDS}, or 0 for no limit")
         self.values, self.topic, self.scopes = values, next(iter(topics), ""), scopes
+        self.tombstone_retention_ms = seconds * 1000
 
     def is_synced(self, path: str) -> bool:
         return bool(self.topic) and paths.scope_of(path) in self.scopes

@@ -42,9 +42,14 @@ def from_store(path: str, data: bytes) -> Conflict:
     """:raises MetadataError: the record is damaged."""
     value, _ = decode(path, data)
     try:
-        return Conflict(*(Shown(Stamp.parse(one["stamp"]), one["value"], one["deleted"]) for one in _both(value)))
+        return Conflict(*(Shown(_stamp(one["stamp"]), one["value"], one["deleted"]) for one in _both(value)))
     except (KeyError, TypeError, ValueError) as error:
         raise MetadataError(f"{path} holds {data[:60]!r}, which no version of Meridian wrote: restore it") from error
+
+
+def _stamp(text: str) -> Stamp:
+    """That of a deletion which all have forgotten (``digests``) names no region."""
+    return Stamp.parse(f"{text}-")._replace(region="") if text.endswith("@") else Stamp.parse(text)
 
 
 def _both(value: Any) -> tuple[Any, Any]:

@@ -14,6 +14,13 @@ region has heard every region's mark beyond a moment, nothing up to that moment 
 the *horizon*, tombstones up to it may go (R44), and a state from before it at a path of which nothing is known is a
 repeat of something deleted since. The horizon is stored before the first tombstone goes. That of a restamped path
 stays, because the path's next value has to be of its generation.
+
+**Absence.** A region that is away would keep tombstones for good. So one that nobody has heard for a long time is
+*expelled*: the others no longer wait for it (R44). Most regions have to be in touch for that, so when the network falls
+into parts, one of them at most goes on without the others; and a region that was away itself cannot tell who was. An
+expelled region that is back finds that a horizon has passed its last mark, and takes what the others have
+(``catching_up``). What it wrote meanwhile, at paths of which they know nothing, may follow something that they deleted
+and forgot: nobody can tell, so it is listed for people.
 """
 
 from __future__ import annotations
@@ -92,6 +99,19 @@ def horizon_of(regions: Collection[str], heard: Mapping[str, Mapping[str, Moment
     :param heard: by region, the marks that it has heard, its own included.
     """
     return min((heard.get(one, {}).get(other, BEGINNING) for one in regions for other in regions), default=BEGINNING)
+
+
+def expelled(regions: Collection[str], heard: Mapping[str, Mapping[str, Moment]], since_ms: int) -> frozenset[str]:
+    """Those of ``regions`` that nobody has heard since then, if most of them have been.
+
+    A region that was never heard is awaited: it may be about to join.
+
+    :param heard: as for ``horizon_of``.
+    """
+    last = {one: max((marks.get(one, BEGINNING) for marks in heard.values()), default=BEGINNING) for one in regions}
+    silent = frozenset(one for one, mark in last.items() if BEGINNING < mark < (since_ms, 0))
+    present = sum(mark >= (since_ms, 0) for mark in last.values())
+    return silent if present * 2 > len(last) else frozenset()
 
 
 def is_forgettable(deletion: Stamped, horizon: Moment) -> bool:

@@ -51,6 +51,8 @@ OWNERS: Final = SYNC + "owners"
 """By region, the identity of the store that shares metadata under its name."""
 MARK: Final = SYNC + "mark"
 """No write that commits from now on has a stamp up to this one."""
+PRESENT: Final = SYNC + "present"
+"""Since when, in milliseconds, this region has written marks without a long pause."""
 HORIZON: Final = SYNC + "horizon"
 """Up to this moment every region has heard of everything, and tombstones may be gone."""
 

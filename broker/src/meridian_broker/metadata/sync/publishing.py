@@ -31,6 +31,9 @@ from meridian_broker.positions.clock import HybridClock, Stamp
 ATTEMPTS: Final = 64
 """How often a mark is written again because another broker of the region wrote one."""
 
+PAUSE_MS: Final = 600_000
+"""A region that has written no mark for longer was away. Marks are seconds apart."""
+
 PACE_SECONDS: Final = 0.02
 """Between two messages of this region: what is written meanwhile is sent together, so a burst costs others little. The
 first write after a pause is sent at once."""
@@ -100,7 +103,10 @@ class Publisher:
             seen = await read(self._store, [paths.MARK])
             floor = max(at_least, seen.moment(paths.MARK))
             upto = moment(self._clock.next(Stamp(*floor, self._clock.region)))
-            if await self._store.transact(list(seen.checks().values()), [Put(paths.MARK, encode(list(upto)))]):
+            writes = [Put(paths.MARK, encode(list(upto)))]
+            if upto[0] - seen.moment(paths.MARK)[0] > PAUSE_MS:
+                writes.append(Put(paths.PRESENT, encode(upto[0])))
+            if await self._store.transact(list(seen.checks().values()), writes):
                 return upto
         raise Contended(f"writing a mark: others changed it {ATTEMPTS} times in the meantime; try again later")
 
