@@ -131,3 +131,30 @@ def test_regions_with_different_kinds_of_stores(etcd_server: EtcdServer, tmp_pat
 
             wait_until(has_it, f"{path} in {one.region}")
             assert one.http("GET", f"/admin/v2/tenants/of-{maker.region}").json["adminRoles"] == [maker.region]
+
+
+def test_a_partitioned_shadow_stays_in_its_region(regions: RegionsProcess) -> None:
+    """The other region may have a topic of that name."""
+    topics = "/admin/v2/persistent/public/default"
+    for region in REGIONS:
+        scopes = "tenants,namespaces,topicPolicies,partitionedTopics"
+        write(regions, region, "POST", f"/admin/v2/brokers/configuration/metadataSyncScopes/{scopes}")
+    wait_until(lambda: is_synced(regions), "the regions to be in step")
+    write(regions, "us", "PUT", f"{topics}/orders/partitions", 2)
+    shadow = {"topic": "persistent://public/default/view"}
+    write(regions, "us", "POST", f"{topics}/orders/shadowTopics", shadow)
+    assert get(regions, "us", f"{topics}/view/partitions")["partitions"] == 2
+    write(regions, "us", "PUT", "/admin/v2/non-persistent/public/default/later/partitions", 3)
+
+    def has_later() -> bool:
+        found = get(regions, "eu", "/admin/v2/non-persistent/public/default/later/partitions")
+        return found is not None and found["partitions"] == 3
+
+    wait_until(has_later, "what was made after it, in eu")
+    assert (get(regions, "eu", f"{topics}/view/partitions") or {"partitions": 0})["partitions"] == 0
+    write(regions, "eu", "PUT", f"{topics}/view/partitions", 5)
+    wait_until(lambda: is_synced(regions), "the regions to be in step")
+    assert get(regions, "us", f"{topics}/view/partitions")["partitions"] == 2
+    write(regions, "eu", "DELETE", f"{topics}/view/partitions")
+    wait_until(lambda: is_synced(regions), "the regions to be in step")
+    assert get(regions, "us", f"{topics}/orders/shadowTopics") == ["persistent://public/default/view"]
