@@ -15,6 +15,7 @@ import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
+from importlib import import_module
 from itertools import chain, zip_longest
 from pathlib import Path
 
@@ -25,6 +26,14 @@ from support.brokers.logged_errors import no_errors_but
 from support.checkout.reentrant_ast import parse_nothing_in_tracebacks
 
 COMPUTING = Path(__file__).parent / "unit"
+IMPORTED_LATE = (
+    "hypothesis.internal.conjecture.optimiser",
+    "hypothesis.strategies._internal.random",
+    "hypothesis.strategies._internal.types",
+)
+"""By hypothesis, while a test runs. In a fresh checkout pytest parses each of its modules on import, and a parse by
+Python 3.11 fails ("AST constructor recursion depth mismatch") if the garbage collector runs during it and finalizes
+something that has to be reported, because formatting the report's traceback parses as well."""
 
 signal.signal(signal.SIGTERM, signal.default_int_handler)
 parse_nothing_in_tracebacks()
@@ -45,6 +54,8 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     afterwards nor while they load, where that takes up to a third of the time."""
     gc.disable()
     try:
+        for module in IMPORTED_LATE:
+            import_module(module)
         return (yield)
     finally:
         gc.freeze()

@@ -8,6 +8,7 @@ block while it lives, and hands out each of the others once.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import os
@@ -69,6 +70,13 @@ def _are_free(*ports: int) -> bool:
             except OSError:
                 return False
     return True
+
+
+@atexit.register
+def _give_back() -> None:
+    """An open socket found by the interpreter as it ends is reported among what went wrong in a run."""
+    while _held:
+        _held.pop().close()
 
 
 _columns: Final = _each_column()

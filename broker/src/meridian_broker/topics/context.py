@@ -237,14 +237,17 @@ class TopicContext:
 
     # -- work ----------------------------------------------------------------------------------------------------
 
-    def serve(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def serve(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         """Run work that a client waits for. If it fails, the topic is fenced: the client comes back and is served
-        again, where a task that ended in silence would leave it waiting."""
+        again, where a task that ended in silence would leave it waiting.
+
+        :param work: called when the task begins: one that is cancelled before then leaves no coroutine unawaited.
+        """
         self.scheduler.spawn(self._or_fence(work, name), name)
 
-    async def _or_fence(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    async def _or_fence(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
         try:
-            await work
+            await work()
         except (LedgerError, MetadataError, TopicError) as error:
             self.fence(f"failed to {name}: {error}")
         except Exception as error:

@@ -7,6 +7,7 @@ several turns of the loop, they return the rest of it (``acknowledging.Rest``).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.store import LedgerNotFound
@@ -43,9 +44,8 @@ def individual(
     missing = _attempt(cursor, acker, positions, stale, parts, confirmed)
     if missing is None:
         return None
-    return acknowledging.once_indexed(
-        cursor, missing, lambda: _attempt(cursor, acker, positions, stale, parts, confirmed)
-    )
+    attempt = partial(_attempt, cursor, acker, positions, stale, parts, confirmed)
+    return partial(acknowledging.once_indexed, cursor, missing, attempt)
 
 
 def _attempt(

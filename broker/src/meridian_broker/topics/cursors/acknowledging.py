@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from meridian_broker.ledgers.store import LedgerError
@@ -21,13 +22,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Rest = Coroutine[Any, Any, None]
-"""The rest of an acknowledgement whose entries have to be looked up first. Raises ``LedgerError`` if that fails."""
+Rest = Callable[[], Coroutine[Any, Any, None]]
+"""Finishes an acknowledgement whose entries have to be looked up first. Raises ``LedgerError`` if that fails."""
 
 
 def go_on_later(cursor: Cursor, rest: Rest, confirmed: Done | None) -> None:
     """Do the rest of an acknowledgement in the background."""
-    work = _go_on(cursor, cursor.looking_up().begin(), rest, confirmed)
+    work = partial(_go_on, cursor, cursor.looking_up().begin(), rest, confirmed)
     cursor.context.serve(work, "look acknowledged entries up")
 
 
@@ -37,7 +38,7 @@ async def _go_on(cursor: Cursor, number: int, rest: Rest, confirmed: Done | None
     """
     failure: LedgerError | None = None
     try:
-        await rest
+        await rest()
     except Exception as error:
         failure = error if isinstance(error, LedgerError) else LedgerError(f"cannot look up its entry: {error}")
         log.warning("%s, %s: lost an acknowledgement: %s", cursor.context.name, cursor.name, failure)
@@ -176,7 +177,7 @@ def up_to(
         return None
     if resent is not None:  # it does not cover what is sent from here on
         exceptions.resent = resent.copy()
-    return _take_steps(cursor, delta, steps, wanted, confirmed)
+    return partial(_take_steps, cursor, delta, steps, wanted, confirmed)
 
 
 def _claim_up_to(

@@ -11,6 +11,7 @@ removed them are claimed as well (``view_deliveries.py``).
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from pyroaring import BitMap
@@ -19,7 +20,7 @@ from meridian_broker.ledgers.entry import NO_ORIGIN, EntryHeader, unpack
 from meridian_broker.ledgers.index import Place
 from meridian_broker.ledgers.scheduling import next_turn
 from meridian_broker.ledgers.store import LedgerNotFound
-from meridian_broker.positions import ZERO, AckSet
+from meridian_broker.positions import ZERO, AckSet, Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.cursors import acknowledging, log_walks
 from meridian_broker.topics.cursors.view_acks import Claim, Epochs, LookUps, UpTo, note
@@ -201,8 +202,11 @@ class CompactedReading:
         if covered:
             told = None if others else confirmed
             epoch = acker.epoch
-            job = self._acknowledge(lambda place: ZERO if place in stale else epoch, covered, batches or {}, told)
-            self._look_ups.add(job, told)
+
+            def epochs(place: Position) -> Stamp:
+                return ZERO if place in stale else epoch
+
+            self._look_ups.add(partial(self._acknowledge, epochs, covered, batches or {}, told), told)
         return others
 
     def acknowledge_up_to(
@@ -220,7 +224,7 @@ class CompactedReading:
         withheld = frozenset[Position]() if pieces is None else pieces.acknowledged(position)[0]
         as_now = None if resent is None else resent.copy()
         upto = UpTo(acker, position, part, behind, as_now, held, withheld)
-        self._look_ups.add(self._acknowledge_up_to(upto, confirmed), confirmed)
+        self._look_ups.add(partial(self._acknowledge_up_to, upto, confirmed), confirmed)
         return True
 
     async def _acknowledge(
@@ -246,7 +250,7 @@ class CompactedReading:
         await self._acknowledge_taken_out(ack)
         rest = acknowledging.up_to(self._cursor, ack.acker, ack.behind, ack.position, ack.part, confirmed, ack.resent)
         if rest is not None:
-            await rest
+            await rest()
 
     async def _acknowledge_view(self, ack: UpTo) -> None:
         """Claim the entries of the view up to a position. Withheld chunks are claimed by ``acknowledging.up_to`` once

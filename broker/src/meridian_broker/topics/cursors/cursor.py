@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import MARKER, publish_time_ms
@@ -266,7 +267,7 @@ class Cursor(CursorState):
         """
         if not self._is_loading:
             self._is_loading = True
-            self.context.serve(self._load(position), "move a cursor on")
+            self.context.serve(partial(self._load, position), "move a cursor on")
 
     async def _load(self, position: Position) -> None:
         context = self.context

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from meridian_broker.ledgers.entry import EntryHeader
 from meridian_broker.ledgers.index import Place
@@ -19,6 +19,7 @@ from meridian_broker.topics.cursors.view_deliveries import ViewDeliveries
 if TYPE_CHECKING:
     from meridian_broker.ledgers.store import Done
     from meridian_broker.topics.cursors.ack_state import AckState
+    from meridian_broker.topics.cursors.acknowledging import Rest
     from meridian_broker.topics.cursors.cursor import Cursor
     from meridian_broker.topics.cursors.resent import Resent
 
@@ -80,14 +81,14 @@ class LookUps:
 
     def __init__(self, cursor: Cursor) -> None:
         self._cursor = cursor
-        self._jobs: deque[tuple[int, Coroutine[Any, Any, None], Done | None]] = deque()
+        self._jobs: deque[tuple[int, Rest, Done | None]] = deque()
         self._working = False
 
-    def add(self, job: Coroutine[Any, Any, None], confirmed: Done | None) -> None:
+    def add(self, job: Rest, confirmed: Done | None) -> None:
         self._jobs.append((self._cursor.looking_up().begin(), job, confirmed))
         if not self._working:
             self._working = True
-            self._cursor.context.serve(self._work(), "look acknowledged entries up in a compacted view")
+            self._cursor.context.serve(self._work, "look acknowledged entries up in a compacted view")
 
     async def _work(self) -> None:
         """A waiting caller gets a failure as its answer. Without one the topic is fenced, so that the consumer
@@ -100,7 +101,7 @@ class LookUps:
                 number, job, confirmed = self._jobs.popleft()
                 failure: LedgerError | None = lost
                 try:
-                    await job
+                    await job()
                     failure = None
                 except LedgerError as error:
                     failure = error
@@ -117,8 +118,7 @@ class LookUps:
         finally:
             self._working = False
             jobs, self._jobs = self._jobs, deque()
-            for number, job, _ in jobs:
-                job.close()
+            for number, _, _ in jobs:
                 look_ups.end(number, lost)
             notify_all([confirmed for _, _, confirmed in jobs if confirmed is not None], lost)
         if unheard is not None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from meridian_broker.ledgers.store import LedgerCorrupt, LedgerError, LedgerUnreadable
@@ -172,7 +173,7 @@ class Dispatcher:
         found = self.cursor.source.tail_after(self.read, limit, TURN_BYTES)
         if found is None:
             self._reading = True
-            work = self._fetch(self.read, limit, self._generation)
+            work = partial(self._fetch, self.read, limit, self._generation)
             self.cursor.context.serve(work, "read entries for a subscription")
         elif self._covered is not None:
             return self._sift(found)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Container
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import deliver_at_ms
@@ -125,7 +126,7 @@ class KeySharedDispatcher(InFlightDispatcher):
             self._forget_passed()
             if any(lanes.first_waiting(consumer) for consumer in ready):
                 self._sending = True
-                work = self._send_waiting(self._generation)
+                work = partial(self._send_waiting, self._generation)
                 cursor.context.serve(work, "send entries that waited")
                 return
         if lanes.waiting >= LOOK_AHEAD or (self._delays is not None and self._delays.full):

@@ -56,7 +56,7 @@ class RemoteAcks:
         self._timer = None
         if self._cursor.context.failure is None:
             self._is_looking = True
-            self._cursor.context.serve(self._look(), "release what was acknowledged elsewhere")
+            self._cursor.context.serve(self._look, "release what was acknowledged elsewhere")
 
     async def _look(self) -> None:
         delivery = self._delivery

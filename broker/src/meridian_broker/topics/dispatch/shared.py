@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import CHUNK, HEADER
@@ -138,7 +139,7 @@ class SharedDispatcher(InFlightDispatcher):
         if self._reading_replay:
             return
         self._reading_replay = True
-        self.cursor.context.serve(self._replay_turn(self._generation), "send entries again")
+        self.cursor.context.serve(partial(self._replay_turn, self._generation), "send entries again")
 
     async def _replay_turn(self, generation: int) -> None:
         cursor, delivery, log = self.cursor, self.delivery, self.cursor.context.log

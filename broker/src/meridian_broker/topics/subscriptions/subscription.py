@@ -9,6 +9,7 @@ entries go out through a dispatcher, acknowledgements go to the cursor, and deci
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from meridian_broker.ledgers.entry import messages as messages_of
@@ -338,10 +339,10 @@ class Subscription:
         if rest is None:
             self.unblock(consumer)
         else:
-            acknowledging.go_on_later(self.cursor, self._and_unblock(consumer, rest), confirmed)
+            acknowledging.go_on_later(self.cursor, partial(self._and_unblock, consumer, rest), confirmed)
 
     async def _and_unblock(self, consumer: Consumer, rest: acknowledging.Rest) -> None:
-        await rest
+        await rest()
         self.unblock(consumer)
 
     def acknowledge_cumulative(
