@@ -148,6 +148,8 @@ def test_what_a_shadow_refuses(broker: BrokerProcess, client: pulsar.Client) -> 
         answer = broker.http(method, f"{BASE}/taken-view/{path}")
         assert answer.status == 405 and full("taken") in answer.reason, answer.text
     client.subscribe("taken-view", "s").close()
+    with pytest.raises(pulsar.NotAllowedError):
+        client.subscribe("taken-view", "r", replicate_subscription_state_enabled=True)
     switch = f"{BASE}/taken-view/subscription/s/replicatedSubscriptionStatus"
     assert broker.http("POST", switch, True).status == 412  # of a topic of one region, as of any
     assert broker.http("PUT", f"{BASE}/taken-view/subscription/r?replicated=true").status == 405

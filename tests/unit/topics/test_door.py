@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ from meridian_broker.ledgers.entry import (
     unpack,
 )
 from meridian_broker.ledgers.index import LedgerIndex, RegionCodes
+from meridian_broker.positions import Stamp
 from meridian_broker.positions.claims import BATCH_LIMIT
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.replication.progress.messages import ExchangeLimits
@@ -353,9 +355,12 @@ def test_a_subscription_that_is_let_in_fits_into_its_records(name: str, properti
         validation.subscription(name, properties.items())
     except NotAllowed:
         return
-    record = SubscriptionRecord(name, properties=properties)
-    encoded = encode_record(record)
-    assert decode_record(changes.decode(changes.encode(Kind.SUBSCRIPTION, name, 1, encoded)).payload) == record
+    created = Stamp(1_700_000_000_000, 3, "us-east")
+    for record in (SubscriptionRecord(name, properties=properties), SubscriptionRecord(name, created=created)):
+        encoded = encode_record(record)
+        assert decode_record(changes.decode(changes.encode(Kind.SUBSCRIPTION, name, 1, encoded)).payload) == record
+    fields = {"name": name, "replicated": False, "flag_stamp": [0, 0, ""], "created": created, "properties": {}}
+    assert encoded == json.dumps(fields, separators=(",", ":")).encode()
 
 
 def test_the_largest_subscription_fits_beside_its_progress_into_a_message_to_another_region() -> None:

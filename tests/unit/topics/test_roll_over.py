@@ -74,6 +74,22 @@ async def test_a_ledger_is_rolled_over_by_the_number_of_its_records(monkeypatch:
     assert len(one.topic.progress_log.ledgers) == 1
 
 
+async def test_a_new_subscription_does_not_wait_for_the_snapshot_of_the_others() -> None:
+    one = await region(**{f"s{number}": False for number in range(100)})
+    log = one.topic.progress_log
+    await one.ack("s0", [0], 0)
+    log._roll()
+    await until(lambda: log._snapshot_bytes > 0)
+    await log.prepare()
+    one.topic.subscribing.create_subscription("new", EARLIEST)
+    assert not log._rolls.is_idle, "the snapshot is not written yet"
+    before = one.state()
+    await one.settle()
+    await one.kill()
+    await one.start()
+    assert one.state() == before
+
+
 async def test_a_close_on_a_full_disk_tells_everybody_who_waits() -> None:
     store, refused = MemoryLedgerStore(), list[LedgerError | None]()
     log = ProgressLog(store, TopicRecord(), 1, LoopScheduler(), lambda: ())

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Generic, Literal, TypeVar
 
 from meridian_broker.metadata import keys
@@ -279,7 +280,13 @@ def _fold_cluster(tree: Tree) -> ClusterRecord | None:
 def _stands(tree: Mapping[str, Record]) -> bool:
     """Whether a namespace with these records exists, can be read, and is not being deleted."""
     base = tree.get("")
+    return base is not None and _says_it_stands(base.value)
+
+
+@lru_cache(maxsize=1024)
+def _says_it_stands(record: bytes) -> bool:
+    """Remembered, since each subscription that is made asks."""
     try:
-        return base is not None and not decode("a namespace", base.value)[0].get("deleting", False)
+        return not decode("a namespace", record)[0].get("deleting", False)
     except MetadataError:
         return False

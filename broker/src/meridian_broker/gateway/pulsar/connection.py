@@ -469,9 +469,9 @@ class Connection(FlowControl):
                 shared = encode.SharedMessage(entry, position, consumer.subscription.topic.partition, offset)
                 self.broker.last_delivered = shared
             header = shared.header(consumer.consumer_id)
-            self._out.append(header)
-            self._out_bytes += len(header)
-            self.write(shared.body)
+            self.write(header)
+            if shared.body is not None:
+                self.write(shared.body)
             if self._out_bytes - self._handed_on >= EARLY_BYTES:
                 self._hand_on()
             return

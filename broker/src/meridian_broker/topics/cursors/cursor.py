@@ -312,7 +312,8 @@ class Cursor(CursorState):
             if place is not None:
                 if len(known) >= REMEMBERED:
                     known.clear()
-                known[position] = CommonAck(position, place) if position in known else None
+                again = position in known
+                known[position] = CommonAck(position, place, context.log.before(position)) if again else None
             return False
         self._delta = common
         self.owner.release(acker, position)
@@ -362,9 +363,11 @@ class Cursor(CursorState):
         if self.progress.ack(ZERO, common.region, common.after, common.upto):
             if owner.is_there:
                 context.progress_log.append_acked(owner.record.name, common.encoded)
-            self.advance()
-            if self.mark_delete == common.position:
-                self.mark_delete = common.position  # one object for all
+            if self.mark_delete == common.before and common.position >= context.log.last_confirmed:
+                self.mark_delete = common.position  # as ``advance`` would, and one object for all
+                owner.moved(common.position)
+            else:
+                self.advance()
 
     def flush_pending(self) -> None:
         """As ``flush``, if there is anything pending."""

@@ -93,7 +93,7 @@ class SingleDispatcher(Dispatcher):
         if entries:
             self._send(active, entries)
             cursor = self.cursor
-            if cursor.compacted is not None or cursor.context.log.after(self.read) is not None:
+            if cursor.compacted is not None or self.read < cursor.context.log.last_confirmed:
                 self.delivery.dispatch_soon()
 
     def _take(self, entries: list[Stored]) -> None:

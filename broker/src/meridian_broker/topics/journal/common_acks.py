@@ -23,11 +23,12 @@ REMEMBERED: Final = 64
 class CommonAck:
     """The acknowledgement of one entry by a subscription that was never rewound nor deleted."""
 
-    __slots__ = ("after", "delta", "encoded", "position", "region", "upto")
+    __slots__ = ("after", "before", "delta", "encoded", "position", "region", "upto")
 
-    def __init__(self, position: Position, place: Place) -> None:
-        """:param position: of the entry, in this region."""
+    def __init__(self, position: Position, place: Place, before: Position) -> None:
+        """:param position: of the entry, in this region. :param before: the last entry before it."""
         self.position = position
+        self.before = before
         self.region, self.after, self.upto = place
         self.delta: Final = Progress()
         """Shared: copy it before it is added to."""

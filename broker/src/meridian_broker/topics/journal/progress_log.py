@@ -74,6 +74,7 @@ class ProgressLog:
         """After how many changes the snapshot was found to be too large for the record."""
         self._writer: Writer | None = None
         self._rolls = UnderWay()
+        self._is_resting = False
         self._snapshot_bytes = 0
         """Size of the snapshot in the current ledger. What was appended behind it:"""
         self._since_bytes = self._since_records = 0
@@ -119,7 +120,8 @@ class ProgressLog:
         :raises MetadataUnavailable: none can be created now, because the metadata store is full or unreachable.
         """
         self._changed_ms = self._scheduler.now_ms()
-        await self._scheduler.answer(self._rolls.when_over)  # it may be going to rest
+        if self._writer is None or self._is_resting:  # else a snapshot is being written, which takes what is made now
+            await self._scheduler.answer(self._rolls.when_over)
         if self._writer is None and self.failure is None:
             self._roll()
             await self._scheduler.answer(self._rolls.when_over)
@@ -339,7 +341,7 @@ class ProgressLog:
         :raises MetadataError: the record was not written. Unless another owner wrote it, nothing is lost by that: the
             next change begins another ledger.
         """
-        number = self._rolls.begin()
+        number, self._is_resting = self._rolls.begin(), True
         self._write_gathered()
         try:
             asked = self._asked
@@ -363,6 +365,7 @@ class ProgressLog:
             self._refuse_held(error)
             raise
         finally:
+            self._is_resting = False
             self._rolls.end(number)
             if self._held:
                 self._roll()

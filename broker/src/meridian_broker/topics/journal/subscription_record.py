@@ -23,6 +23,7 @@ NAME_BYTES_MAX: Final = (1 << 16) - 1
 """Limit of names in records of the progress log. Names from clients have a lower limit (``bounds/clients.py``)."""
 
 _ENCODE: Final = json.JSONEncoder(separators=(",", ":")).encode
+_TEXT: Final = json.encoder.encode_basestring_ascii
 _NONE: Final[Mapping[str, str]] = {}
 """The value for nearly all subscriptions: one shared object."""
 _NOBODY_VOTES: Final = VoterSets()
@@ -98,6 +99,9 @@ def encode_record(record: SubscriptionRecord) -> bytes:
     """Encode a record. If it was never deleted, or no scope was set, the result is what versions without tombstones
     and scopes wrote.
     """
+    is_usual = not (record.replicated or record.properties or record.witness or record.voter_sets.lists)
+    if is_usual and record.flag_stamp == record.deleted == record.scope_stamp == ZERO:
+        return _encode_usual(record)
     fields: dict[str, object] = {
         "name": record.name,
         "replicated": record.replicated,
@@ -115,6 +119,16 @@ def encode_record(record: SubscriptionRecord) -> bytes:
     if record.voter_sets.lists:
         fields["voters"] = quorums.to_json(record.voter_sets)
     return _ENCODE(fields).encode()
+
+
+def _encode_usual(record: SubscriptionRecord) -> bytes:
+    """What ``encode_record`` makes of a record with nothing but a name and its creation, in a tenth of the time: a
+    snapshot has tens of thousands of them."""
+    time_ms, counter, region = record.created
+    return (
+        f'{{"name":{_TEXT(record.name)},"replicated":false,"flag_stamp":[0,0,""],'
+        f'"created":[{time_ms},{counter},{_TEXT(region)}],"properties":{{}}}}'
+    ).encode()
 
 
 def decode_record(data: bytes) -> SubscriptionRecord:

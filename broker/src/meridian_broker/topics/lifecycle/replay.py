@@ -61,8 +61,8 @@ def take(topic: Topic, changes: list[Change], on_acked: OnAcked | None = None) -
         subscription = topic.subscriptions.get(name)
         if subscription is None and on_acked is None and not lost.is_any:
             continue
-        # Many subscriptions may share one payload (``ACKED_BY_MANY``), and what is read of it may be joined to.
-        delta = last.copy() if last is not None and payload is last_payload else Progress.decode(payload)
+        # Many subscriptions may share one payload (``ACKED_BY_MANY``): what is read of it is not changed.
+        delta = last if last is not None and payload is last_payload else Progress.decode(payload)
         last, last_payload = delta, payload
         subscription = subscription or lost.unknown(name, delta.beginning.life)
         if kind == Kind.ACKED and on_acked is not None:
@@ -77,11 +77,13 @@ def take(topic: Topic, changes: list[Change], on_acked: OnAcked | None = None) -
 class _Sum:
     """Consecutive changes of one subscription's progress."""
 
-    __slots__ = ("_acked", "_merged", "_subscription")
+    __slots__ = ("_acked", "_is_acked_own", "_merged", "_subscription")
 
     def __init__(self, subscription: Subscription) -> None:
         self._subscription = subscription
         self._acked: Progress | None = None
+        self._is_acked_own = False
+        """It may be changed: until there are two, it is a change itself, which other subscriptions may share."""
         self._merged: Progress | None = None
 
     def add(self, kind: Kind, time_ms: int, delta: Progress) -> None:
@@ -91,8 +93,10 @@ class _Sum:
         if kind == Kind.ACKED:
             self._subscription.cursor.was_acked_at(time_ms)
             if self._acked is None:
-                self._acked = delta
+                self._acked, self._is_acked_own = delta, False
             else:
+                if not self._is_acked_own:
+                    self._acked, self._is_acked_own = self._acked.copy(), True
                 self._acked.join(delta)
         elif self._merged is None:
             self._merged = delta

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 _SHORT_END: Final = len(SHORT)
 _U64: Final = (1 << 64) - 1
 _HEAD: Final = struct.Struct(">II")
+_NUMBER_BYTES: Final = 10
+"""The longest varint."""
+COPIED_BYTES: Final = 512
+"""Up to this size, copying a body behind each header costs less than another buffer to write."""
 
 _ledger_fields: dict[int, bytes] = {}
 
@@ -142,23 +146,32 @@ class SharedMessage:
     thousands of subscriptions are sent it one after the other.
     """
 
-    __slots__ = ("body", "entry", "length", "place", "position")
+    __slots__ = ("_after", "_before", "body", "entry", "length", "position")
 
     def __init__(self, entry: bytes, position: tuple[int, int], partition: int, offset: int) -> None:
         """:param offset: where the body begins in the entry."""
         self.entry = entry
         self.position = position
-        place = message_id(*position, partition)
-        self.place = b"\x12" + SHORT[len(place)] + place
-        self.body = memoryview(entry)[offset:]
         self.length = len(entry) - offset
+        place = message_id(*position, partition)
+        self._after = b"\x12" + SHORT[len(place)] + place
+        self._before = [self._before_number(size) for size in range(_NUMBER_BYTES + 1)]
+        """By the size of the consumer's number."""
+        self.body: memoryview | None = memoryview(entry)[offset:]
+        """To be written behind the header; None: it is part of that."""
+        if self.length <= COPIED_BYTES:
+            self._after += self.body
+            self.body = None
+
+    def _before_number(self, size: int) -> bytes:
+        inner_length = 1 + size + len(self._after)  # of at most 40 bytes
+        head = _HEAD.pack(inner_length + 8 + self.length, inner_length + 4)
+        return b"".join((head, b"\x08\x09\x4a", SHORT[inner_length], b"\x08"))
 
     def header(self, consumer_id: int) -> bytes:
-        """As ``message_header`` of a message that is sent whole and for the first time."""
+        """As ``message_header`` of a message that is sent whole and for the first time; a small body follows it."""
         number = SHORT[consumer_id] if 0 <= consumer_id < _SHORT_END else varint(consumer_id)
-        inner_length = 1 + len(number) + len(self.place)  # of at most 40 bytes
-        head = _HEAD.pack(inner_length + 8 + self.length, inner_length + 4)
-        return b"".join((head, b"\x08\x09\x4a", SHORT[inner_length], b"\x08", number, self.place))
+        return self._before[len(number)] + number + self._after
 
 
 NO_MESSAGE: Final = SharedMessage(b"", (-1, -1), -1, 0)
