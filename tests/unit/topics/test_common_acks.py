@@ -94,6 +94,31 @@ async def test_many_acknowledgements_of_one_entry_are_few_records() -> None:
     assert all(s.cursor.mark_delete == one.stored[1] for s in one.topic.subscriptions.values())
 
 
+async def test_acknowledgements_of_entries_in_a_row_are_few_records_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer that is behind acknowledges several entries in one turn."""
+    names = [f"s{number}" for number in range(2 * MANY)]
+    one = await region(**dict.fromkeys(names, False))
+    for name in names[:2]:
+        for number in range(12):
+            one.acknowledge(name, [number])
+            await one.settle()
+    wrote, log = one.topic.progress_log._since_bytes, one.topic.progress_log
+    built: list[Position] = []
+    before = ReadableLog.before
+    monkeypatch.setattr(ReadableLog, "before", lambda log, at: built.append(at) or before(log, at))
+    for name in names[2:]:
+        for number in range(12):  # over several ledgers
+            one.acknowledge(name, [number])
+    await one.settle()
+    assert log._since_bytes - wrote < 12 * len(names)
+    assert not built
+    state = one.state()
+    await one.kill()
+    await one.start()
+    assert one.state() == state
+    assert {s.cursor.mark_delete for s in one.topic.subscriptions.values()} == {one.stored[-1]}
+
+
 async def test_nothing_is_confirmed_before_the_record_is_on_disk() -> None:
     names = [f"s{number}" for number in range(8)]
     one = await region(**dict.fromkeys(names, False))

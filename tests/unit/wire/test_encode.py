@@ -177,6 +177,20 @@ def test_a_shared_message_is_what_each_consumer_would_be_sent_alone(
         assert frame == encode.message_header(one, place, len(body)) + body
 
 
+def test_entries_that_are_sent_in_turns_are_encoded_once_each() -> None:
+    shared, entries = encode.SharedMessages(), [b"head" + bytes(size) for size in range(5)]
+    first = [shared.of(one, (7, number), -1, 4) for number, one in enumerate(entries)]
+    for _ in range(3):
+        assert [shared.of(one, (7, number), -1, 4) for number, one in enumerate(entries)] == first
+    other = b"head" + bytes(3)  # of another topic that had the same position, or read anew
+    assert shared.of(other, (7, 3), -1, 4).entry is other
+    for number in range(3 * encode.SHARED):
+        shared.of(other, (8, number), -1, 4)
+        shared.of(bytes(encode.SHARED_BYTES + 1), (9, number), -1, 4)
+    assert len(shared._known) <= encode.SHARED
+    assert not [position for position in shared._known if position[0] == 9], "large ones are not kept"
+
+
 @THOROUGH
 @given(u64, st.sampled_from(list(ServerError)), st.text(max_size=20))
 def test_answers(request: int, code: ServerError, text: str) -> None:

@@ -18,7 +18,7 @@ from meridian_broker.gateway.pulsar.flow import BYTES, WRITE_BYTES, turn_bytes
 from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.topics.errors import NotAllowed
 from meridian_broker.topics.service.service import TopicService
-from meridian_broker.wire.pulsar.encode import NO_MESSAGE, SharedMessage
+from meridian_broker.wire.pulsar.encode import SharedMessages
 
 LONG_ANSWERS: Final = 4
 """Topic lists and schemas that are built at the same time; each may be megabytes."""
@@ -80,8 +80,8 @@ class Broker:
     """Lookups and partition queries under way."""
     long_answers: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(LONG_ANSWERS))
     """Held while an answer that may be long is built."""
-    last_delivered: SharedMessage = NO_MESSAGE
-    """The entry that was sent last. A broadcast sends it to the next consumer, too."""
+    delivered: SharedMessages = field(default_factory=SharedMessages)
+    """The entries that were sent last. A broadcast sends them to the next consumer, too."""
     turn_bytes: int = WRITE_BYTES
     """Limit on what each connection may write in a turn of the loop."""
     publish_bytes: int = 0

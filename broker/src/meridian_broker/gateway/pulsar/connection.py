@@ -464,10 +464,7 @@ class Connection(FlowControl):
     ) -> None:
         offset = entry[2] << 8 | entry[3]
         if not redeliveries and remaining is None and not consumer.consumer_epoch:
-            shared = self.broker.last_delivered
-            if shared.entry is not entry or shared.position != position:
-                shared = encode.SharedMessage(entry, position, consumer.subscription.topic.partition, offset)
-                self.broker.last_delivered = shared
+            shared = self.broker.delivered.of(entry, position, consumer.subscription.topic.partition, offset)
             header = shared.header(consumer.consumer_id)
             self.write(header)
             if shared.body is not None:

@@ -298,10 +298,12 @@ class Cursor(CursorState):
         return delta
 
     def claim_common(self, acker: AckState, position: Position, confirmed: Done | None) -> bool:
-        """Claim one whole entry as other subscriptions did. False: nothing was done, it has to be claimed by itself."""
-        if self._delta is not None or not self.durable or self.resent is not None or acker.epoch is not ZERO:
+        """Claim one whole entry as other subscriptions did, perhaps behind those of this turn. False: nothing was done,
+        it has to be claimed by itself."""
+        delta = self._delta
+        if not self.durable or self.resent is not None or acker.epoch is not ZERO:
             return False
-        if not self._is_plain():
+        if (delta is not None and not isinstance(delta, CommonAck)) or not self._is_plain():
             return False
         context = self.context
         known = context.progress_log.common_acks
@@ -314,6 +316,8 @@ class Cursor(CursorState):
                     known.clear()
                 again = position in known
                 known[position] = CommonAck(position, place, context.log.before(position)) if again else None
+            return False
+        if delta is not None and (common := delta.and_then(common)) is None:
             return False
         self._delta = common
         self.owner.release(acker, position)
@@ -356,7 +360,7 @@ class Cursor(CursorState):
             self.flush()
 
     def _flush_common(self, common: CommonAck) -> None:
-        """As ``flush`` of one entry, which many acknowledge, and of nothing else."""
+        """As ``flush`` of what many acknowledge, and of nothing else."""
         self._delta, self._entries = None, 0
         context, owner = self.context, self.owner
         self.last_acked_ms = context.scheduler.now_ms()

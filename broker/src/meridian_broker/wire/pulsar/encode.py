@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 _SHORT_END: Final = len(SHORT)
 _U64: Final = (1 << 64) - 1
 _HEAD: Final = struct.Struct(">II")
-_NUMBER_BYTES: Final = 10
-"""The longest varint."""
 COPIED_BYTES: Final = 512
 """Up to this size, copying a body behind each header costs less than another buffer to write."""
+SHARED: Final = 64
+"""Messages that are remembered, and ..."""
+SHARED_BYTES: Final = 16 << 10
+"""... their size; of larger ones, only the last."""
 
 _ledger_fields: dict[int, bytes] = {}
 
@@ -146,7 +148,7 @@ class SharedMessage:
     thousands of subscriptions are sent it one after the other.
     """
 
-    __slots__ = ("_after", "_before", "body", "entry", "length", "position")
+    __slots__ = ("_after", "_before", "_inner_length", "body", "entry", "length", "position")
 
     def __init__(self, entry: bytes, position: tuple[int, int], partition: int, offset: int) -> None:
         """:param offset: where the body begins in the entry."""
@@ -155,7 +157,8 @@ class SharedMessage:
         self.length = len(entry) - offset
         place = message_id(*position, partition)
         self._after = b"\x12" + SHORT[len(place)] + place
-        self._before = [self._before_number(size) for size in range(_NUMBER_BYTES + 1)]
+        self._inner_length = 1 + len(self._after)  # without the number: of at most 30 bytes
+        self._before: dict[int, bytes] = {}
         """By the size of the consumer's number."""
         self.body: memoryview | None = memoryview(entry)[offset:]
         """To be written behind the header; None: it is part of that."""
@@ -163,18 +166,42 @@ class SharedMessage:
             self._after += self.body
             self.body = None
 
-    def _before_number(self, size: int) -> bytes:
-        inner_length = 1 + size + len(self._after)  # of at most 40 bytes
-        head = _HEAD.pack(inner_length + 8 + self.length, inner_length + 4)
-        return b"".join((head, b"\x08\x09\x4a", SHORT[inner_length], b"\x08"))
-
     def header(self, consumer_id: int) -> bytes:
         """As ``message_header`` of a message that is sent whole and for the first time; a small body follows it."""
         number = SHORT[consumer_id] if 0 <= consumer_id < _SHORT_END else varint(consumer_id)
-        return self._before[len(number)] + number + self._after
+        before = self._before.get(len(number))
+        if before is None:
+            inner_length = self._inner_length + len(number)
+            head = _HEAD.pack(inner_length + 8 + self.length, inner_length + 4)
+            before = b"".join((head, b"\x08\x09\x4a", SHORT[inner_length], b"\x08"))
+            self._before[len(number)] = before
+        return before + number + self._after
 
 
-NO_MESSAGE: Final = SharedMessage(b"", (-1, -1), -1, 0)
+class SharedMessages:
+    """Those that were sent last: a consumer that is sent several entries at once is followed by others that are sent
+    the same."""
+
+    __slots__ = ("_known", "_last")
+
+    def __init__(self) -> None:
+        self._last = SharedMessage(b"", (-1, -1), -1, 0)
+        self._known: dict[tuple[int, int], SharedMessage] = {}
+
+    def of(self, entry: bytes, position: tuple[int, int], partition: int, offset: int) -> SharedMessage:
+        """Parameters as of ``SharedMessage``."""
+        last = self._last
+        if last.entry is entry and last.position == position:
+            return last
+        found = self._known.get(position)
+        if found is None or found.entry is not entry:
+            found = SharedMessage(entry, position, partition, offset)
+            if len(entry) <= SHARED_BYTES:
+                if len(self._known) >= SHARED:
+                    self._known.clear()
+                self._known[position] = found
+        self._last = found
+        return found
 
 
 def message_header(
