@@ -96,12 +96,12 @@ class Region:
             await asyncio.sleep(0)
             quiet = 0 if self.scheduler._tasks else quiet + 1
 
-    async def publish(self, count: int) -> None:
+    async def publish(self, count: int, extras: bytes = b"") -> None:
         def stored(_: Any, first: Any) -> None:
             self.stored.append(first)
 
         for _ in range(count):
-            self.topic.log.append_own([(0, 1, 0, 0, self.scheduler.ms, b"", b"x")], stored, [0])
+            self.topic.log.append_own([(0, 1, 0, 0, self.scheduler.ms, extras, b"x")], stored, [0])
             await self.settle()
 
     async def ack(self, name: str, numbers: Iterable[int], at_ms: int) -> None:

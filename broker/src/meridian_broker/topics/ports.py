@@ -131,8 +131,15 @@ class Snapshots(Protocol):
         """A consumer of a replicated subscription left, and what it acknowledged is durable."""
         ...
 
-    def received(self, body: bytes | memoryview, sender: str, /) -> None:
-        """A region's replicator brought a marker, and everything that arrived before it is durable here."""
+    def received(self, body: bytes | memoryview, sender: str, source: Position | None = None, /) -> None:
+        """A region's replicator brought a marker, and everything that arrived before it is durable here.
+
+        :param source: its position in the log of a region of Apache Pulsar, as far as that names it.
+        """
+        ...
+
+    def refuse(self, why: str, /) -> None:
+        """A region's replicator brought a marker that has no effect."""
         ...
 
 

@@ -14,11 +14,13 @@ from typing import Any, Final
 
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.metadata.policy_values import EXACT, SNAPSHOT
+from meridian_broker.positions import ZERO
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.replication.entries.replicator_status import ReplicatorStatus
 from meridian_broker.replication.progress.lag import Why
 from meridian_broker.replication.progress.statuses import PeerStatus
 from meridian_broker.topics.backfill.gaps import Gap
+from meridian_broker.topics.snapshots.host import TopicSnapshots
 from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.topics.topic import Topic
 
@@ -96,10 +98,30 @@ def _mode(subscription: Subscription) -> str:
     return SNAPSHOT if snapshots is not None and snapshots.replace_exchange_of(subscription.name) else EXACT
 
 
-def subscription_json(admin: AdminState, subscription: Subscription) -> Json:
-    """Meridian's own figures in a subscription's stats, beside Pulsar's."""
+NEVER_TOLD: Final = ("single acknowledgements", "rewinds", "deletions")
+"""What does not reach regions of Apache Pulsar (R32)."""
+
+
+def pulsar_json(subscription: Subscription, holes: int) -> Json:
+    """How regions of Apache Pulsar follow a subscription, and what of it they are not told (R32).
+
+    :param holes: ranges that are acknowledged behind mark-delete.
+    """
+    snapshots = subscription.topic.snapshots
+    if not subscription.replicated or not isinstance(snapshots, TopicSnapshots):
+        return {}
+    untold = [f"{holes} acknowledged ranges behind {subscription.cursor.mark_delete}"] if holes else []
+    if subscription.cursor.progress.epoch != ZERO:
+        untold.append("a rewind that was made here")
+    about = {"syncMode": SNAPSHOT, "reason": snapshots.problem(), "neverTold": NEVER_TOLD, "notTold": untold}
+    return dict.fromkeys(sorted(snapshots.without_records()), about)
+
+
+def subscription_json(admin: AdminState, subscription: Subscription, holes: int) -> Json:
+    """Meridian's own figures in a subscription's stats, beside Pulsar's. Otherwise as ``pulsar_json``."""
     found = peers(admin, subscription)
     return {
+        "pulsarRegions": pulsar_json(subscription, holes),
         "syncMode": _mode(subscription),
         "inSync": is_in_step(found),
         "setSize": subscription.cursor.progress.count_detail(),

@@ -207,7 +207,7 @@ class TopicStats:
             "subscriptionProperties": dict(subscription.record.properties),
             "markDeletePosition": str(stands.mark_delete),
             "regions": sorted(self.state.service.parts.regions_of(topic.name)) if subscription.replicated else [],
-            "meridian": lagging.subscription_json(self.state, subscription),
+            "meridian": lagging.subscription_json(self.state, subscription, len(stands.holes)),
         }
 
     def consumer(self, consumer: Consumer) -> Json:

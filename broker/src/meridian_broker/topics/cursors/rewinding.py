@@ -67,6 +67,18 @@ def merge(cursor: Cursor, delta: Progress, done: Callable[[str | None], None]) -
         floors.rise(cursor)
 
 
+def acknowledge_for(cursor: Cursor, delta: Progress, done: Callable[[str | None], None]) -> None:
+    """Join what was acknowledged in a region of Apache Pulsar, and make it durable. Only this region was told, so it
+    tells the other Meridian regions, and answers for it as for what its own consumers acknowledge (R60)."""
+    cursor.flush_pending()
+    if not cursor.join(delta):
+        cursor.context.progress_log.when_durable(lambda error: done(None if error is None else str(error)))
+        return
+    cursor.make_known(delta, [lambda error: done(None if error is None else str(error))])
+    cursor.advance()
+    cursor.owner.acked_elsewhere()
+
+
 def take_back(cursor: Cursor, delta: Progress, done_upto: Position = EARLIEST) -> None:
     """Carry out a seek: disconnect the consumers, join, write and send ``delta``, and restart the cursor.
 

@@ -64,8 +64,6 @@ class BrokerParts:
     """Whether backlog quotas are enforced."""
     snapshots: Callable[[], SnapshotSettings] = SnapshotSettings
     """Returns what holds for snapshots of subscriptions (PIP-33)."""
-    runs_pulsar: Callable[[str], bool] = lambda _: False
-    """Whether a region is one of Apache Pulsar's: subscriptions move there by snapshots, whatever a topic's mode."""
     carries_events: Callable[[str], bool] = lambda _: False
     """Whether a topic carries the metadata events of this region, so that no policy may limit it."""
 

@@ -8,7 +8,10 @@ alone, with its source in the header: it is not sent on, not even to where it ca
 One that names its source position is stored once. Positions only ever grow, so a message that is refused must not be
 passed over: its producer is closed, and what it sent behind it is ignored until it begins again.
 
-Markers of replicated subscriptions are confirmed and not stored.
+Markers of replicated subscriptions (PIP-33) are not stored. Each counts once everything that was brought before it is
+durable, and is confirmed then; one that is not understood has no effect. A request for a snapshot that is brought again
+is not answered again: Pulsar uses one id for both rounds, and would take the second answer to the first for one to the
+second (``replication/snapshots/taking.py``).
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from meridian_broker.bounds.clients import LATEST_TIME_MS
+from meridian_broker.bounds.snapshots import MARKER_BODY_BYTES
 from meridian_broker.ledgers.entry import CHUNK, sound_count
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions.position import EARLIEST, Position
@@ -25,6 +29,7 @@ from meridian_broker.topics.context import Settling
 from meridian_broker.topics.entry_metadata import own_entry
 from meridian_broker.topics.errors import NO_TRANSACTIONS, NotAllowed, TopicError
 from meridian_broker.topics.publishing.pulsar_places import PulsarPlaces
+from meridian_broker.wire.pulsar import markers
 from meridian_broker.wire.pulsar import metadata as message_metadata
 
 if TYPE_CHECKING:
@@ -32,10 +37,10 @@ if TYPE_CHECKING:
     from meridian_broker.topics.publishing.producer import Producer
     from meridian_broker.wire.pulsar.frames import Send
 
-log = logging.getLogger(__name__)
+POSITION_LIMIT: Final = 1 << 63
+"""Its brokers count ledgers and entries in signed numbers of 64 bits."""
 
-OF_A_MARKER: Final = 1 << 63
-"""In place of the highest sequence id, in receipts that name entries by their source."""
+log = logging.getLogger(__name__)
 
 
 class FromPulsar:
@@ -80,8 +85,7 @@ class FromPulsar:
         if send.message_id is not None or send.origin is not None:
             raise NotAllowed("only brokers of this deployment set message ids and origins (R7)")
         if send.marker or said.marker_type is not None:
-            marked = send._replace(highest_sequence_id=OF_A_MARKER) if producer.names_sources else send
-            self._answer_repeat(producer, marked)
+            self._take_marker(producer, region, send, said.marker_type)
             return 0
         source = source_of(send.body)
         told = send
@@ -112,6 +116,35 @@ class FromPulsar:
         self._topic.log.append_own([entry], done, [told])
         return messages
 
+    def _take_marker(self, producer: Producer, region: str, send: Send, kind: int | None) -> None:
+        topic = self._topic
+        source = source_of(send.body)
+        is_repeat = False
+        if kind == markers.REQUEST and source is not None:
+            is_repeat = self._places.is_repeat(region, source)
+            if not is_repeat:
+                self._places.given(region, source)
+        size = len(send.body)
+        body = b"" if is_repeat or size > MARKER_BODY_BYTES else bytes(send.body)
+
+        def count() -> None:
+            if is_repeat or topic.snapshots is None or topic.failure is not None:
+                return
+            if body:
+                topic.snapshots.received(body, region, source)
+            else:
+                topic.snapshots.refuse(f"{region} sent a marker of {size} bytes: {MARKER_BODY_BYTES} is the limit")
+
+        told = send._replace(highest_sequence_id=markers.RECEIPT) if producer.names_sources else send
+
+        def durable(error: LedgerError | None) -> None:
+            if error is None:
+                count()
+            # A place that nobody uses: Pulsar logs a warning where a marker is confirmed without one.
+            producer.done([told], max(topic.log.last_confirmed, Position(0, 0)) if error is None else error)
+
+        topic.log.when_durable(durable)
+
     def _answer_repeat(self, producer: Producer, send: Send) -> None:
         """A receipt, once everything given to the log before is durable: it may be among that."""
 
@@ -134,4 +167,4 @@ def source_of(body: bytes | memoryview) -> Position | None:
     if not separator or not all(part.isascii() and part.isdigit() and len(part) <= 19 for part in (ledger, entry)):
         return None
     position = Position(int(ledger), int(entry))
-    return position if max(position) < OF_A_MARKER else None
+    return position if max(position) < POSITION_LIMIT else None

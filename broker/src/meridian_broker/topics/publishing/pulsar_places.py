@@ -147,6 +147,13 @@ class PulsarPlaces:
         place.received = max(place.received, source)
         self._changed(place)
 
+    def asked(self, region: str, source: Position, recorded: Callable[[], None]) -> None:
+        """Its request at this position is about to be answered; ``recorded`` is called once it is known for a repeat
+        after a restart, too."""
+        place = self._of(region)
+        place.received = max(place.received, source)
+        self._write(region, place, recorded)
+
     # -- records -------------------------------------------------------------------------------------------------
 
     def _changed(self, place: _Place) -> None:
@@ -164,17 +171,18 @@ class PulsarPlaces:
         """Write what changed; not from a callback of the log, which may be about to tell of more."""
         for region, place in self._places.items():
             if place.is_new:
+                place.is_new = False
                 place.upto = self._topic.log.last_confirmed
                 self._write(region, place)
 
-    def _write(self, region: str, place: _Place) -> None:
-        place.is_new = False
+    def _write(self, region: str, place: _Place, then: Callable[[], None] = lambda: None) -> None:
         scanned = place.scanned
 
         def written(error: LedgerError | None) -> None:
             if error is None and self._places.get(region) is place:
                 place.on_record = max(place.on_record, scanned)
                 self._keep_from(region, place.on_record)
+                then()
 
         self._topic.progress_log.append(Kind.PULSAR, region, _encode(place), written)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.periodic import SomeFailed
@@ -30,16 +31,15 @@ class SnapshotRounds:
 
     def follow(self, topic: Topic) -> None:
         """The topic was opened, or has other rules or regions."""
-        if topic.shadow_of is not None or len(topic.regions()) < 2:
+        if topic.shadow_of is not None or not self._parts.is_in_other_regions(topic.name):
             if isinstance(topic.snapshots, TopicSnapshots):
                 topic.snapshots.stop()
             topic.move_by(None)
             return
         snapshots = topic.snapshots
         if not isinstance(snapshots, TopicSnapshots):
-            snapshots = TopicSnapshots(
-                topic, self._parts.snapshots, self._is_sending, self._parts.runs_pulsar, self._wake
-            )
+            pulsar_regions = partial(self._parts.pulsar_regions_of, topic.name)
+            snapshots = TopicSnapshots(topic, self._parts.snapshots, self._is_sending, pulsar_regions, self._wake)
             topic.move_by(snapshots)
         snapshots.follow()
 

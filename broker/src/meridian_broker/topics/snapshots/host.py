@@ -16,7 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from meridian_broker.bounds.snapshots import MARKER_REGIONS, REQUESTS_PER_SECOND
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.ledgers.throttling import TokenBucket
 from meridian_broker.metadata.policy_values import SNAPSHOT
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.snapshots.controller import SnapshotController
@@ -67,18 +69,18 @@ class TopicSnapshots:
         topic: Topic,
         settings: Callable[[], SnapshotSettings],
         is_sending: Callable[[str, str], bool],
-        runs_pulsar: Callable[[str], bool],
+        pulsar_regions: Callable[[], frozenset[str]],
         wake: Callable[[TopicSnapshots], None],
     ) -> None:
         """
         :param is_sending: whether entries of a topic reach a region now.
-        :param runs_pulsar: whether a region is one of Pulsar's, so that subscriptions move there by snapshots alone.
+        :param pulsar_regions: those of the topic that run Apache Pulsar: subscriptions move there by snapshots alone.
         :param wake: called when there is something to look at.
         """
         self.topic = topic
         self._settings = settings
         self._is_sending = is_sending
-        self._runs_pulsar = runs_pulsar
+        self._pulsar_regions = pulsar_regions
         self._wake = wake
         self.controller: SnapshotController | None = None
         self.last: Snapshot | None = None
@@ -91,7 +93,9 @@ class TopicSnapshots:
         """Why the last of them had none."""
         self.last_marker = EARLIEST
         self._logged_ms = -LOG_EVERY_MS
-        self._updates = Updates(topic, self._refuse)
+        self._updates = Updates(topic, pulsar_regions, self.refuse)
+        self._requests: dict[str, TokenBucket] = {}
+        """What each region may still ask."""
         self._given_up: frozenset[str] = frozenset()
         self._mode = topic.rules.subscription_sync
         self._regions: frozenset[str] = frozenset()
@@ -137,13 +141,13 @@ class TopicSnapshots:
             self._consumer_left = True
             self.moved(subscription)
 
-    def received(self, body: bytes | memoryview, sender: str) -> None:
+    def received(self, body: bytes | memoryview, sender: str, source: Position | None = None) -> None:
         if not self._settings().enabled:
             return
         try:
             marker = markers.read(body, metadata.scan(body))
         except metadata.BodyError as error:
-            self._refuse(f"{sender} sent a marker that cannot be read: {error}")
+            self.refuse(f"{sender} sent a marker that cannot be read: {error}")
             return
         if marker is None:
             return
@@ -151,17 +155,46 @@ class TopicSnapshots:
             return  # what it says is known by the exchange, or will be
         if isinstance(marker, SnapshotResponse) and not self._is_whole:
             return  # something that its region published before may still be missing here
-        if isinstance(marker, SnapshotRequest) and self._has_kept_from(sender):
-            self._refuse(
-                f"{sender} asks for a snapshot, but an operator dropped messages from its backlog, and would speak "
+        if isinstance(marker, SnapshotRequest):
+            if problem := self._objection(sender, source):
+                self.refuse(problem)
+                return
+            if source is not None:
+                self.topic.pulsar.asked(sender, source, lambda: self._take(marker, sender))
+                return
+        self._take(marker, sender)
+
+    def _objection(self, sender: str, source: Position | None) -> str:
+        """Why a region's request is not answered; empty: it is."""
+        now_ms = self.now_ms()
+        allowed = self._requests.get(sender)
+        if allowed is None:
+            if len(self._requests) >= MARKER_REGIONS:
+                self._requests.clear()
+            allowed = self._requests[sender] = TokenBucket(REQUESTS_PER_SECOND, 1000, now_ms)
+        if allowed.wait_ms(now_ms):
+            return f"{sender} asks for more than {REQUESTS_PER_SECOND} snapshots a second"
+        allowed.take(1, now_ms)
+        if self._has_kept_from(sender):
+            return (
+                f"{sender} asks for a snapshot, but an operator dropped messages from its backlog, and it would speak "
                 "for them, too: use the exact mode for this topic"
             )
+        if source is None and sender in self._pulsar_regions() and len(self.others()) > 1:
+            return (
+                f"{sender} asks for a snapshot of more than two regions without naming its own position, so a repeated "
+                "request cannot be told from the second one: it needs Pulsar 4.0.3, 3.0.10 or newer"
+            )
+        return ""
+
+    def _take(self, marker: Marker, sender: str) -> None:
+        if self.topic.failure is not None:
             return
         controller = self._controlled()
         before = controller.refused
         controller.received(marker, sender, self.topic.log.last_confirmed)
         if controller.refused > before:
-            self._refuse(
+            self.refuse(
                 f"{sender} sent a {type(marker).__name__} that speaks for another region, or of what is not here"
             )
         self._wake(self)
@@ -174,7 +207,7 @@ class TopicSnapshots:
         record = self.topic.metadata.record
         return region in record.skipped or region in record.skipped_before
 
-    def _refuse(self, why: str) -> None:
+    def refuse(self, why: str) -> None:
         self.refused += 1
         self.refusal = why
         now_ms = self.topic.scheduler.monotonic_ms()
@@ -191,7 +224,7 @@ class TopicSnapshots:
 
     def _moves(self, region: str) -> bool:
         """Whether what is acknowledged travels between that region and this one by snapshots."""
-        return self._mode == SNAPSHOT or self._runs_pulsar(region)
+        return self._mode == SNAPSHOT or region in self._pulsar_regions()
 
     def follow(self) -> None:
         """The topic has other rules or regions. What was acknowledged in one mode is not lost in the other: progress
@@ -346,7 +379,7 @@ class TopicSnapshots:
         return str(self.topic.clock.next())
 
     def others(self) -> frozenset[str]:
-        return self.topic.regions() - {self.topic.region}
+        return (self.topic.regions() | self._pulsar_regions()) - {self.topic.region}
 
     def given_up(self) -> frozenset[str]:
         back = {region for region in self._given_up if self._is_sending(self.topic.name, region)}
@@ -375,6 +408,9 @@ class TopicSnapshots:
         backfill, holes = self.topic.backfill, self.topic.log.holes
         is_asked = backfill is None or (backfill.is_complete and not backfill.joining.is_joining)
         return is_asked and not any(holes.ranges.values())
+
+    def without_records(self) -> frozenset[str]:
+        return self._pulsar_regions()
 
     def is_connected(self, region: str) -> bool:
         return self._is_whole and self._is_sending(self.topic.name, region)

@@ -5,6 +5,9 @@ An update says "everything up to here". It counts for the entries that its sende
 ``replicate_to`` or an operator kept from it, nor for those of a region that it took no account of, because that region
 was given up, or left the topic. They count in the oldest epoch, so an update does not undo a rewind made here, of
 which its sender does not know (R32).
+
+Nor does one by a region of Apache Pulsar count for messages of another such region. They are linked by themselves, and
+by default a link carries what is published from then on: nobody here knows which of those the sender ever had.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meridian_broker.ledgers.entry import DAMAGED, unpack
+from meridian_broker.ledgers.index import Place
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.positions import ZERO
 from meridian_broker.positions.position import EARLIEST, Position
@@ -46,12 +50,20 @@ class _Update(NamedTuple):
 class Updates:
     """Applies the updates of one topic, one after the other."""
 
-    def __init__(self, topic: Topic, refuse: Callable[[str], None]) -> None:
-        """:param refuse: told why an update has no effect."""
+    def __init__(
+        self, topic: Topic, pulsar_regions: Callable[[], frozenset[str]], refuse: Callable[[str], None]
+    ) -> None:
+        """
+        :param pulsar_regions: those of the topic that run Apache Pulsar.
+        :param refuse: told why an update has no effect.
+        """
         self._topic = topic
+        self._pulsar_regions = pulsar_regions
         self._refuse = refuse
         self._waiting: dict[_Update, Position] = {}
         """The furthest position of each."""
+        self._applied: dict[_Update, tuple[Subscription, Position]] = {}
+        """How far each was applied, so that what stays owed before that is not read again for each update."""
         self._is_busy = False
 
     def add(self, subscription: str, position: Position, sender: str, unknown: frozenset[str]) -> None:
@@ -101,11 +113,17 @@ class Updates:
             self._refuse(f"{update.sender} moves subscription {name!r}, which is not replicated here")
             return
         after = subscription.cursor.mark_delete
+        known, applied = self._applied.get(update, (None, EARLIEST))
+        if known is subscription:
+            after = max(after, applied)
         while after < position and topic.failure is None and subscription.is_there:
             following = await self._acknowledge(subscription, update, after, position)
             if following is None:
-                return
+                break
             after = following
+        if update not in self._applied and len(self._applied) >= WAITING_MAX:
+            self._applied.clear()
+        self._applied[update] = subscription, after
 
     async def _acknowledge(
         self, subscription: Subscription, update: _Update, after: Position, upto: Position
@@ -113,11 +131,10 @@ class Updates:
         """Acknowledge the next entries; returns how far that went. None: there are no more."""
         topic, cursor = self._topic, subscription.cursor
         read = await topic.log.read_after(after, SLICE, READ_BYTES)
-        if not read:
+        if not read or read[0][0] > upto:
             return None
         for ledger in {position.ledger for position, _ in read}:
             await topic.log.load_index(ledger)
-        known = topic.regions()
         skipped = self._skipped(update.sender)
         delta = cursor.progress.empty_delta()
         is_any = False
@@ -126,20 +143,30 @@ class Updates:
                 break
             after = position
             place = topic.log.place(position) if topic.log.holds(position) else None
-            if place is None or entry[1] & DAMAGED or place.region not in known:
-                continue
-            if not could_have_had(update.sender, update.unknown, place.region, unpack(entry).replicate_to):
-                continue
-            if place.region == topic.region and any(low < place.origin <= high for low, high in skipped):
+            if place is None or entry[1] & DAMAGED or not self._could_have_had(update, place, entry, skipped):
                 continue
             if not cursor.progress.is_acked(place.region, place.origin):
                 delta.ack(ZERO, place.region, place.prev, place.origin)
                 is_any = True
         if is_any:
-            refused = await topic.scheduler.answer(lambda ready: rewinding.merge(cursor, delta, ready))
+            join = rewinding.acknowledge_for if update.sender in self._pulsar_regions() else rewinding.merge
+            refused = await topic.scheduler.answer(lambda ready: join(cursor, delta, ready))
             if refused is not None:
                 raise LedgerError(refused)
         return after
+
+    def _could_have_had(
+        self, update: _Update, place: Place, entry: bytes, skipped: list[tuple[Position, Position]]
+    ) -> bool:
+        header, pulsar = unpack(entry), self._pulsar_regions()
+        origin = place.region if header.came_from is None else header.came_from[0]
+        if origin == update.sender:
+            return True
+        if origin in pulsar or origin not in self._topic.regions():
+            return False
+        if not could_have_had(update.sender, update.unknown, origin, header.replicate_to):
+            return False
+        return origin != self._topic.region or not any(low < place.origin <= high for low, high in skipped)
 
     def _skipped(self, sender: str) -> list[tuple[Position, Position]]:
         """Own entries that were never sent to a region, because an operator skipped them."""

@@ -23,9 +23,14 @@ from meridian_broker.bounds.snapshots import MARKER_BYTES, MARKER_REGIONS, SNAPS
 from meridian_broker.positions.position import Position
 from meridian_broker.wire.proto import markers_pb2 as pb
 from meridian_broker.wire.proto import pulsar_pb2
-from meridian_broker.wire.pulsar.metadata import MAGIC, Body, BodyError, MetadataView
+from meridian_broker.wire.pulsar.metadata import MAGIC, Body, BodyError, MetadataView, scan
 from meridian_broker.wire.shown import is_name, shown
 
+REQUEST: Final[int] = pb.REPLICATED_SUBSCRIPTION_SNAPSHOT_REQUEST
+"""The marker type of a request."""
+RESPONSE: Final[int] = pb.REPLICATED_SUBSCRIPTION_SNAPSHOT_RESPONSE
+RECEIPT: Final = 1 << 63
+"""In place of the highest sequence id: the receipt is a marker's, where others name entries by their source."""
 PRODUCER_NAME: Final = "pulsar.marker"
 """The producer of all markers, as Pulsar calls it."""
 
@@ -94,6 +99,11 @@ def marker_body(marker: Marker, publish_time_ms: int, only_to: str | None = None
     encoded = metadata.SerializeToString()
     covered = _COVERED.pack(len(encoded)) + encoded + content.SerializeToString()
     return _HEAD.pack(MAGIC, crc32c(covered)) + covered
+
+
+def kind(body: Body) -> int | None:
+    """The type of a marker that is stored here; None: it is none."""
+    return scan(body).marker_type
 
 
 def read(body: Body, view: MetadataView) -> Marker | None:
