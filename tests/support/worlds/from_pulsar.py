@@ -7,7 +7,9 @@ from typing import Any
 
 from meridian_broker.positions.position import Position
 from meridian_broker.topics.publishing.producer import Producer
-from meridian_broker.wire.pulsar.frames import Send
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar import encode, metadata
+from meridian_broker.wire.pulsar.frames import FrameDecoder, Send
 from support.worlds.topic_of_one_region import Region
 
 APACHE = "apache"
@@ -38,10 +40,24 @@ class Port:
         raise AssertionError
 
 
+def sent(number: int, source: str | None, **fields: Any) -> Send:
+    """A message as Pulsar's replicator sends it."""
+    said = pb.MessageMetadata(
+        producer_name="theirs", sequence_id=number, publish_time=1, **({"replicated_from": APACHE} | fields)
+    )
+    if source is not None:
+        said.properties.add(key=metadata.SOURCE_POSITION_PROPERTY, value=source)
+    body = metadata.build_body(said.SerializeToString(), b"x")
+    (send,) = FrameDecoder().feed(b"".join(encode.send(1, number, body)))
+    assert isinstance(send, Send)
+    return send
+
+
 async def entered(one: Region, *, names_sources: bool = True) -> tuple[Producer, Port]:
+    """It has connected."""
     port = Port()
     producer = Producer(
-        *(one.topic, port, 1, "pulsar.repl.apache-->us"),
+        *(one.topic, port, 1, f"pulsar.repl.{APACHE}-->{one.name}"),
         name_is_given=True,
         epoch=0,
         connected_since_ms=0,

@@ -135,6 +135,13 @@ def own_entry() -> bytes:
     return entry.pack_own(entry.BATCH, 7, 0xDEADBEEF, 0x01020304, TIME_MS, TIME_MS + 2, 3, 41, extras, BODY)
 
 
+def unchained_header() -> entry.EntryHeader:
+    """Of a message of a region of Apache Pulsar, as it is read back."""
+    origin = Position(1 << 52, 41)
+    header = foreign_header()._replace(flags=entry.FOREIGN | entry.UNCHAINED, region="apache", origin=origin)
+    return header._replace(prev=entry.before(origin), body_offset=71)
+
+
 def foreign_header() -> entry.EntryHeader:
     """``body_offset`` is what the packed header says."""
     return entry.EntryHeader(
@@ -394,6 +401,7 @@ def small_files() -> dict[str, bytes]:
         "dropped.bin": dropped().encode(),
         "entry-own.bin": own_entry(),
         "entry-foreign.bin": entry.pack_foreign(foreign_header()) + BODY,
+        "entry-unchained.bin": entry.pack_foreign(unchained_header()) + BODY,
         "topic-record-at-rest.bin": AT_REST.encode(),
         "offloaded-chunk.bin": offloaded()[0],
         "offloaded-index.bin": offloaded()[1].encode(),

@@ -42,9 +42,13 @@ class Clocked(LoopScheduler):
 class Region:
     """A topic of one region, its disk, and its time."""
 
-    def __init__(self, *, rests: bool = False) -> None:
-        """:param rests: its progress log gives its ledgers back when it does not change."""
+    def __init__(self, *, rests: bool = False, name: str = "us", ledger_entries: int = 5) -> None:
+        """:param rests: its progress log gives its ledgers back when it does not change.
+        :param ledger_entries: how many entries a ledger holds.
+        """
         self.rests = rests
+        self.name = name
+        self.ledger_entries = ledger_entries
         self.scheduler = Clocked()
         self.disk = MemoryDisk()
         self.record = TopicRecord()
@@ -55,8 +59,8 @@ class Region:
         self.fence += 1
         loop = asyncio.get_running_loop()
         self.store = store = MemoryLedgerStore(self.disk, schedule=lambda work: loop.call_soon(work))
-        limits = LogLimits(max_entries=5)
-        log = TopicLog("us", store, self.record, self.fence, limits, self.scheduler, CacheBudget(1 << 20))
+        limits = LogLimits(max_entries=self.ledger_entries)
+        log = TopicLog(self.name, store, self.record, self.fence, limits, self.scheduler, CacheBudget(1 << 20))
         await log.open(*self.record.spans)
 
         def new_log(topic: Topic) -> ProgressLog:
@@ -64,8 +68,8 @@ class Region:
                 *(store, self.record, self.fence, self.scheduler, lambda: replay.snapshot(topic)), rests=self.rests
             )
 
-        clock = HybridClock(self.scheduler.now_ms, "us")
-        self.topic = Topic("t", -1, "us", "", log, new_log, self.scheduler, clock, TopicLimits(), None)
+        clock = HybridClock(self.scheduler.now_ms, self.name)
+        self.topic = Topic("t", -1, self.name, "", log, new_log, self.scheduler, clock, TopicLimits(), None)
         await self.topic.progress_log.open(list(self.record.progress), (), self.record.snapshot)
         self.changes = [change async for some in self.topic.progress_log.changes(lambda _: None) for change in some]
         await replay.recover(self.topic, on_acked)

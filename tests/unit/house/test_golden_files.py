@@ -116,6 +116,7 @@ def test_entries_are_read() -> None:
     foreign = entry.unpack(golden("entry-foreign.bin"))
     assert foreign == world.foreign_header()
     assert golden("entry-foreign.bin")[foreign.body_offset :] == world.BODY
+    assert entry.unpack(golden("entry-unchained.bin")) == world.unchained_header()
 
 
 def test_copies_of_offloaded_ledgers_are_read() -> None:

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages that the replicator of a region of Apache Pulsar brings: stored once, for that region and this one."""
+"""Messages that the replicator of a region of Apache Pulsar brings, where there is no other region of Meridian."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,23 +10,9 @@ from meridian_broker.ledgers.entry import unpack
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.publishing.from_pulsar import source_of
 from meridian_broker.topics.publishing.pulsar_places import PulsarPlacesError
-from meridian_broker.wire.proto import pulsar_pb2 as pb
-from meridian_broker.wire.pulsar import encode, markers, metadata
-from meridian_broker.wire.pulsar.frames import FrameDecoder, Send
-from support.worlds.from_pulsar import APACHE, entered
+from meridian_broker.wire.pulsar import markers
+from support.worlds.from_pulsar import APACHE, entered, sent
 from support.worlds.topic_of_one_region import Region
-
-
-def sent(number: int, source: str | None, **fields: Any) -> Send:
-    said = pb.MessageMetadata(
-        producer_name="theirs", sequence_id=number, publish_time=1, **({"replicated_from": APACHE} | fields)
-    )
-    if source is not None:
-        said.properties.add(key=metadata.SOURCE_POSITION_PROPERTY, value=source)
-    body = metadata.build_body(said.SerializeToString(), b"x")
-    (send,) = FrameDecoder().feed(b"".join(encode.send(1, number, body)))
-    assert isinstance(send, Send)
-    return send
 
 
 async def opened() -> Region:
@@ -52,7 +36,7 @@ async def test_a_message_is_for_this_region_and_the_one_it_came_from() -> None:
     await one.settle()
     ((_, entry),) = await one.topic.log.read_after(EARLIEST, 10, 1 << 20)
     header = unpack(entry)
-    assert header.region is None, "it has no common origin (R2)"
+    assert header.region is None, "there is no region to have an origin in common with"
     assert header.came_from == (APACHE, Position(3, 7))
     assert header.replicate_to == ("us", APACHE)
     assert port.answers == [("stored", 3, 7)]

@@ -33,8 +33,10 @@ from meridian_broker.ledgers.entry import (
     DAMAGED,
     MARKER,
     NO_ORIGIN,
+    UNCHAINED,
     EntryFormatError,
     EntryHeader,
+    before,
     pack_foreign,
     pack_own,
     unpack,
@@ -293,7 +295,7 @@ class Rebuilding:
         last = self._last.get(region, EARLIEST)
         if origin < last:
             return  # it was fetched back late
-        if self._guessed:
+        if self._guessed and not header.flags & UNCHAINED:
             self._explain(region, header.prev, last)
         self._last[region] = origin
 
@@ -323,6 +325,8 @@ class Rebuilding:
         :param is_sure: False: that is only as of some moment, and there may have been more.
         """
         for region, last in origins_then.items():
+            if region in self._index.codes.unchained:
+                continue  # entries that no chain names, and that other regions do not have either
             if self._unknown and last > self._last.get(region, EARLIEST):
                 self._explain(region, last, self._last.get(region, EARLIEST))
         if self._guessed and (is_sure or own_then > self._last[self._region]):
@@ -373,6 +377,8 @@ class Rebuilding:
         last = self._last.get(header.region, EARLIEST)
         if header.region == self._region:
             return header if header.prev < header.origin < (self._index.ledger_id, 0) else None
+        if header.flags & UNCHAINED:
+            return header if header.origin > last and header.prev == before(header.origin) else None
         is_next = header.origin > last and (header.prev == last or is_break(header.prev, header.origin))
         return header if is_next else None
 

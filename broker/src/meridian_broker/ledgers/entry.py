@@ -42,6 +42,10 @@ NO_ORIGIN: Final = 0x10
 DAMAGED: Final = 0x20
 """Never stored: read, with ``MARKER``, in place of an entry that the disk damaged (``damage.py``)."""
 
+UNCHAINED: Final = 0x40
+"""With ``FOREIGN``: its origin is a region of Apache Pulsar, which reports no chain. What lies between two of its
+entries is unknown, so acknowledging one claims nothing but itself: its ``prev`` is ``before`` it (R3)."""
+
 EXTRA_REPLICATE_TO: Final = 1
 """Comma-joined region names this entry may go to; absent means all."""
 EXTRA_DELIVER_AT: Final = 2
@@ -67,6 +71,12 @@ _MESSAGES: Final = 4
 _PUBLISH_TIME: Final = 16
 """Offset in the header."""
 _MAX_OFFSET: Final = (1 << 16) - 1
+
+
+def before(origin: Position) -> Position:
+    """The ``prev`` of an entry without a chain: nothing but the entry itself lies behind it. The same in every
+    region."""
+    return Position(origin.ledger, origin.entry - 1)
 
 
 class EntryFormatError(ValueError):

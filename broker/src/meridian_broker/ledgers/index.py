@@ -16,7 +16,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterator
 from typing import Any, Final, NamedTuple
 
-from meridian_broker.ledgers.entry import MARKER, NO_ORIGIN, EntryHeader, sound_count
+from meridian_broker.ledgers.entry import MARKER, NO_ORIGIN, UNCHAINED, EntryHeader, sound_count
 from meridian_broker.ledgers.packed import Columns, PackedOrigins, zeros
 from meridian_broker.positions.position import EARLIEST, Position
 
@@ -45,10 +45,12 @@ class Place(NamedTuple):
 class RegionCodes:
     """Region names of one topic as small numbers; 0 is the region we are in."""
 
-    __slots__ = ("names",)
+    __slots__ = ("names", "unchained")
 
     def __init__(self, own: str) -> None:
         self.names: list[str] = [own]
+        self.unchained: set[str] = set()
+        """Regions of Apache Pulsar: their entries claim nothing but themselves."""
 
     def code(self, region: str) -> int:
         try:
@@ -143,6 +145,8 @@ class LedgerIndex:
             self._own()
         else:
             kind = RETURNED if header.region == self.codes.names[0] else self.codes.code(header.region)
+            if header.flags & UNCHAINED:
+                self.codes.unchained.add(header.region)
             self._append(kind, (*header.origin, *header.prev))
 
     def add_unknown(self) -> None:
@@ -250,7 +254,8 @@ class LedgerIndex:
         if not self.kinds.strip(b"\0"):
             self.kinds, self._columns = zeros(len(self.kinds)), None
         elif self._columns is not None and PackedOrigins.fits(self._columns):
-            self._packed = PackedOrigins(self.kinds, self._columns, (OWN, NO_PLACE))
+            unchained = {at for at, region in enumerate(self.codes.names) if region in self.codes.unchained}
+            self._packed = PackedOrigins(self.kinds, self._columns, (OWN, NO_PLACE), unchained)
             self._columns = None
         if self._sizes is not None and self._sizes.typecode == "I":
             most = max(self._sizes, default=0)

@@ -318,9 +318,9 @@ class TopicLog(ReadableLog):
         """Record the last entry of another region, unless it fills a hole."""
         last = self.last_origin.get(region, EARLIEST)
         if origin > last:
-            if last == EARLIEST < prev:
+            if last == EARLIEST < prev and region not in self.unchained:
                 self.joined.setdefault(region, prev)
-            if is_break(prev, origin):
+            if is_break(prev, origin) and region not in self.unchained:
                 self.holes.open(region, last, origin)
             self.last_origin[region] = origin
 

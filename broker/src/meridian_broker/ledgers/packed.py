@@ -13,6 +13,7 @@ from collections.abc import Collection
 from functools import lru_cache
 from typing import Final
 
+from meridian_broker.ledgers.entry import before
 from meridian_broker.positions.position import Position
 
 _WORD: Final = 1 << 32
@@ -24,21 +25,26 @@ Columns = tuple["array[int]", "array[int]", "array[int]", "array[int]"]
 class PackedOrigins:
     """The content of the four columns, in less memory."""
 
-    __slots__ = ("_entries", "_ledgers", "_prevs")
+    __slots__ = ("_entries", "_ledgers", "_prevs", "_unchained")
 
-    def __init__(self, kinds: bytes | bytearray, columns: Columns, without: Collection[int]) -> None:
-        """:param without: the region codes of entries that have nothing in the columns."""
+    def __init__(
+        self, kinds: bytes | bytearray, columns: Columns, without: Collection[int], unchained: Collection[int] = ()
+    ) -> None:
+        """:param without: the region codes of entries that have nothing in the columns.
+        :param unchained: those of regions whose entries claim nothing but themselves.
+        """
         ledgers, entries, prev_ledgers, prev_entries = columns
         self._entries = array("I", entries)
         self._ledgers: dict[int, tuple[list[int], list[int]]] = {}
         """By region code: the entries from which on their origins are in another ledger, and those ledgers."""
         self._prevs: dict[int, Position] = {}
+        self._unchained = frozenset(unchained)
         last: dict[int, Position] = {}
         for at, kind in enumerate(kinds):
             if kind in without:
                 continue
             prev = Position(prev_ledgers[at], prev_entries[at])
-            if last.get(kind) != prev:
+            if last.get(kind) != prev and kind not in self._unchained:
                 self._prevs[at] = prev
             last[kind] = Position(ledgers[at], entries[at])
             starts, runs = self._ledgers.setdefault(kind, ([], []))
@@ -56,6 +62,8 @@ class PackedOrigins:
         return Position(ledgers[bisect_right(starts, at) - 1], self._entries[at])
 
     def prev(self, kinds: bytes | bytearray, at: int) -> Position:
+        if kinds[at] in self._unchained:
+            return before(self.origin(kinds, at))
         exception = self._prevs.get(at)
         if exception is not None:
             return exception

@@ -69,6 +69,12 @@ class ReadableLog(Chain):
     def region(self) -> str:
         return self._codes.names[0]
 
+    @property
+    def unchained(self) -> set[str]:
+        """Regions of Apache Pulsar that bring entries, or did: each region stores those that it gets itself, and none
+        is sent them by another one."""
+        return self._codes.unchained
+
     # -- entries -------------------------------------------------------------------------------------------------
 
     def tail_after(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored] | None:

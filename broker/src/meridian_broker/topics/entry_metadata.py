@@ -7,7 +7,7 @@ import struct
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.bounds.clients import LATEST_TIME_MS, REPLICATE_TO_BYTES
-from meridian_broker.ledgers.entry import BATCH, MARKER, EntryHeader, pack_extras, sound_count
+from meridian_broker.ledgers.entry import BATCH, MARKER, UNCHAINED, EntryHeader, before, pack_extras, sound_count
 from meridian_broker.ledgers.pending import OwnEntry
 from meridian_broker.positions.position import Position
 from meridian_broker.wire.pulsar import metadata
@@ -65,7 +65,7 @@ def foreign_header(send: Send, stamp: OriginStamp, prev: Position, origin: Posit
     """
     said = metadata.scan(send.body)
     return EntryHeader(
-        stamp.flags & _FLAG_BITS,
+        stamp.flags & _FLAG_BITS & ~UNCHAINED,
         0,
         sound_count(stamp.messages),
         stamp.key_hash,
@@ -77,6 +77,30 @@ def foreign_header(send: Send, stamp: OriginStamp, prev: Position, origin: Posit
         origin,
         None if said.replicate_to is None else _as_many_as_fit(said.replicate_to),
         None if said.deliver_at_ms is None else min(said.deliver_at_ms, LATEST_TIME_MS),
+    )
+
+
+def unchained_header(
+    flags: int, view: MetadataView, body: bytes | memoryview, region: str, origin: Position, now_ms: int
+) -> EntryHeader:
+    """The header of a message of a region of Apache Pulsar, which has the position ``origin`` there.
+
+    :param view: what its metadata say, with values that are within the limits.
+    """
+    has_key = view.partition_key is not None or view.ordering_key is not None
+    return EntryHeader(
+        flags | UNCHAINED | (BATCH if view.is_batch else 0),
+        0,
+        view.num_messages,
+        metadata.key_hash(view) if has_key else 0,
+        metadata.checksum_everywhere(body, view),
+        view.publish_time_ms,
+        now_ms,
+        before(origin),
+        region,
+        origin,
+        None if view.replicate_to is None else _as_many_as_fit(view.replicate_to),
+        view.deliver_at_ms,
     )
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Protocol
 
 from meridian_broker.ledgers.damage import is_damaged
-from meridian_broker.ledgers.entry import EntryFormatError, EntryHeader, pack_foreign, unpack
+from meridian_broker.ledgers.entry import UNCHAINED, EntryFormatError, EntryHeader, pack_foreign, unpack
 from meridian_broker.ledgers.finding import origins_between, stored_at
 from meridian_broker.ledgers.holes import is_break
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
@@ -43,7 +43,10 @@ async def find(topic: TopicContext, backfill: Completeness | None, asker: str, w
     :raises LedgerError: the entries cannot be read.
     """
     is_own = want.origin == topic.region
-    if backfill is not None and want.origin not in topic.remotes:
+    if want.origin in topic.log.unchained:
+        if want.before == LATEST:
+            return Found((), is_chained=True, is_complete=False)  # a copy of one that is damaged may be asked for
+    elif backfill is not None and want.origin not in topic.remotes:
         backfill.left(want.origin)  # the asker has entries of it
     is_authority = is_own and want.before != LATEST  # of a hole: what its origin trimmed is missed nowhere
     end = topic.log.last_own if is_own else topic.log.last_origin.get(want.origin, EARLIEST)
@@ -93,6 +96,14 @@ def _as_foreign(stored: bytes, header: EntryHeader, region: str, origin: Positio
     return pack_foreign(header._replace(region=region, origin=origin)) + appended
 
 
+def _checksum(header: EntryHeader, region: str, origin: Position, body: bytes) -> int:
+    """:raises BodyError: the body is not valid."""
+    if header.flags & UNCHAINED:
+        message_metadata.origin_checksum(body, 0)
+        return message_metadata.checksum_everywhere(body, message_metadata.scan(body))
+    return message_metadata.origin_checksum(body, message_metadata.appended_bytes(body, region, *origin))
+
+
 def checked(entry: bytes, want: Want, after: Position) -> tuple[EntryHeader, bytes]:
     """Header and body of an entry that was requested.
 
@@ -104,8 +115,7 @@ def checked(entry: bytes, want: Want, after: Position) -> tuple[EntryHeader, byt
         if header.region != want.origin or header.origin is None or not after < header.origin < want.before:
             raise NotAllowed(f"asked for {want.origin} after {after}, got {header.region}/{header.origin}")
         body = entry[header.body_offset :]
-        appended = message_metadata.appended_bytes(body, want.origin, *header.origin)
-        if message_metadata.origin_checksum(body, appended) != header.origin_checksum:
+        if _checksum(header, want.origin, header.origin, body) != header.origin_checksum:
             raise OriginConflict(
                 f"entry {want.origin}/{header.origin} arrived with different bytes than its origin stored"
             )

@@ -178,7 +178,8 @@ class Backfill:
 
     def _gone(self, others: Set[str]) -> set[str]:
         """Regions outside the topic that may have been among its regions."""
-        return (self._topic.log.last_origin.keys() | self._former) - others
+        log = self._topic.log
+        return (log.last_origin.keys() | self._former) - others - log.unchained
 
     def ask_again(self, region: str) -> None:
         """The region named an entry of ours that is not here: ask it again."""
@@ -206,7 +207,10 @@ class Backfill:
 
     def look(self) -> Look:
         """Whether there is anything to ask for. ``BackfillRounds`` calls it for every topic every few seconds."""
-        others, joining = self._topic.remotes, self.joining.is_due
+        others: Set[str] = self._topic.remotes
+        if self._topic.log.unchained:
+            others = others - self._topic.log.unchained  # of those, no region has anything for another
+        joining = self.joining.is_due
         if not others:
             return DUE_NOW if joining else NOTHING_DUE
         if self._topic.is_ended and others <= self._asked and not joining:
@@ -295,7 +299,7 @@ class Backfill:
         held, lost = self._topic.log.last_origin, list[tuple[str, Hole]]()
         for region, end in self._topic.ends.items():
             last = held.get(region, EARLIEST)
-            if last < end and region not in self._searched:
+            if last < end and region not in self._searched | self._topic.log.unchained:
                 lost.append((region, (last, Position(end.ledger, end.entry + 1))))
         return lost
 
@@ -313,7 +317,8 @@ class Backfill:
             await self._bridge(gap, others - {gap.origin})
         unfed = self._unfed(others)
         self.joining.drained.clear()
-        for region in sorted((others | self._gone(others) | self.joining.origins) - {topic.region}):
+        origins = others | self._gone(others) | self.joining.origins
+        for region in sorted(origins - topic.log.unchained - {topic.region}):
             is_away = region in others and not self._peers.is_reachable(region)
             if region not in others or is_away or region in unfed:
                 last = topic.log.last_origin.get(region, EARLIEST)

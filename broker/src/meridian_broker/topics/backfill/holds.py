@@ -73,7 +73,7 @@ class RetentionHolds:
         """Why a ledger has to be kept: which region lacks entries of another region in it. Empty: none does."""
         others = backfill.others()
         for origin, last in self._topic.log.origins_through(chapter).items():
-            if last <= chapter.origins_before.get(origin, EARLIEST):
+            if last <= chapter.origins_before.get(origin, EARLIEST) or origin in self._topic.log.unchained:
                 continue
             for region in sorted(others - {origin}):
                 reason = await self._lacks(region, origin, last, backfill, asked)

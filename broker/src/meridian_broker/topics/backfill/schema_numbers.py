@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from meridian_broker.ledgers.entry import EntryHeader
+from meridian_broker.ledgers.entry import UNCHAINED, EntryHeader
 from meridian_broker.topics.backfill.questions import Peers
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import metadata as message_metadata
@@ -49,6 +49,8 @@ class SchemaNumbers:
         assert header.region is not None and header.origin is not None
         if not theirs or (ours := await self._ours(region, theirs)) == theirs:
             return body
+        if header.flags & UNCHAINED:
+            return message_metadata.with_schema_version(body, ours)
         origin = header.origin
         appended = message_metadata.appended_bytes(body, header.region, *origin)
         original = message_metadata.strip_appended(body, appended)

@@ -1,11 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages that the replicator of a region of Apache Pulsar brings.
 
-They have no common origin (R2): that region reports no chain, so what an acknowledgement claims of its messages could
-not be told to another one. So each is stored as an entry of this region, for this region and the one it came from
-alone, with its source in the header: it is not sent on, not even to where it came from.
+That region sends each message to every region of the topic by itself. One that names its *source position* has an
+origin, the same in all of them (R2), so its acknowledgement counts in all. But that region reports no chain: between
+two of its messages may lie markers, messages that it got from elsewhere, and some that it withholds from this region.
+So the acknowledgement of a message claims that message and nothing else (``UNCHAINED``, R3); reports of what is owed
+nowhere close the holes (R11).
 
-One that names its source position is stored once. Positions only ever grow, so a message that is refused must not be
+A message without a source position has no common origin. It is stored as an entry of this region, for this region and
+the one it came from alone, with its source in the header, and so is every message while the topic has no other region
+of Meridian: there is nobody to have something in common with, and nobody whose reports would close the holes. None of
+these messages is sent on, not even to where it came from.
+
+A message with a source position is stored once. Positions only ever grow, so a message that is refused must not be
 passed over: its producer is closed, and what it sent behind it is ignored until it begins again.
 
 Markers of replicated subscriptions (PIP-33) are not stored. Each counts once everything that was brought before it is
@@ -18,15 +25,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from meridian_broker.bounds.clients import LATEST_TIME_MS
 from meridian_broker.bounds.snapshots import MARKER_BODY_BYTES
 from meridian_broker.ledgers.entry import CHUNK, sound_count
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.positions.bitruns import ENTRY_LIMIT
+from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics.context import Settling
-from meridian_broker.topics.entry_metadata import own_entry
+from meridian_broker.topics.entry_metadata import own_entry, unchained_header
 from meridian_broker.topics.errors import NO_TRANSACTIONS, NotAllowed, TopicError
 from meridian_broker.topics.publishing.pulsar_places import PulsarPlaces
 from meridian_broker.wire.pulsar import markers
@@ -36,9 +44,6 @@ if TYPE_CHECKING:
     from meridian_broker.topics.context import TopicContext
     from meridian_broker.topics.publishing.producer import Producer
     from meridian_broker.wire.pulsar.frames import Send
-
-POSITION_LIMIT: Final = 1 << 63
-"""Its brokers count ledgers and entries in signed numbers of 64 bits."""
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +92,8 @@ class FromPulsar:
         if send.marker or said.marker_type is not None:
             self._take_marker(producer, region, send, said.marker_type)
             return 0
-        source = source_of(send.body)
+        # Of a region that stamps none, it would be one that a client copied from another message.
+        source = source_of(send.body) if producer.names_sources else None
         told = send
         if producer.names_sources:
             if source is None:
@@ -98,13 +104,19 @@ class FromPulsar:
             return 0
         self._check_pushed(region, len(send.body))
         messages = sound_count(said.num_messages)
+        flags = CHUNK if send.is_chunk else 0
         clamped = said._replace(
-            replicate_to=(self._topic.region, region),
             num_messages=messages,
             publish_time_ms=min(said.publish_time_ms, LATEST_TIME_MS),
             deliver_at_ms=None if said.deliver_at_ms is None else min(said.deliver_at_ms, LATEST_TIME_MS),
         )
-        entry = own_entry(CHUNK if send.is_chunk else 0, clamped, send.body, came_from=(region, source or EARLIEST))
+        if source is not None and len(self._topic.regions()) > 1:
+            now_ms = self._topic.scheduler.now_ms()
+            header = unchained_header(flags, clamped, send.body, region, source, now_ms)
+            self._topic.log.append_foreign(header, send.body, producer.done, told)
+            return messages
+        alone = clamped._replace(replicate_to=(self._topic.region, region))
+        entry = own_entry(flags, alone, send.body, came_from=(region, source or EARLIEST))
         if source is not None:
             self._places.given(region, source)
 
@@ -167,4 +179,4 @@ def source_of(body: bytes | memoryview) -> Position | None:
     if not separator or not all(part.isascii() and part.isdigit() and len(part) <= 19 for part in (ledger, entry)):
         return None
     position = Position(int(ledger), int(entry))
-    return position if max(position) < POSITION_LIMIT else None
+    return position if position.ledger < LATEST.ledger and position.entry < ENTRY_LIMIT else None

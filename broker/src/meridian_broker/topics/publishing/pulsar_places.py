@@ -5,8 +5,9 @@ Such a region reports nothing about itself, so both are kept here, in the progre
 
 * *Reached*, how far its replicator here was served. Retention keeps what is behind that on record, and a restart
   continues there.
-* *Received*, the position there of its last message that is stored here: messages up to it are repeats. Entries have
-  their source in their headers, so a record says up to which entry it includes them, and a restart reads those behind.
+* *Received*, the position there of its last message that is stored here: messages up to it are repeats. Of those that
+  have their source as their origin the log itself knows the last one, as of every other region. The others have their
+  source in their headers, so a record says up to which entry it includes them, and a restart reads those behind.
 
 A record is written within a second of a change, and when the topic is closed.
 
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import HEADER, unpack
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics.journal.changes import Kind
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class _Place:
         self.received = self.pushed = EARLIEST
         """Of its messages: the last durable one, the last one given to the log."""
         self.upto = EARLIEST
+        """``LATEST``: it is no region of the topic any more."""
         self.is_new = False
         """Something changed since the last record."""
 
@@ -70,6 +72,7 @@ class PulsarPlaces:
 
         :raises PulsarPlacesError: it cannot be read.
         """
+        self._topic.log.unchained.add(region)
         if not payload:
             self._places.pop(region, None)
             return
@@ -93,7 +96,8 @@ class PulsarPlaces:
                 self._learn(stored)
             at = found[-1][0]
         for place in self._places.values():
-            place.upto = self._topic.log.last_confirmed
+            if place.upto < LATEST:
+                place.upto = self._topic.log.last_confirmed
 
     def _learn(self, stored: bytes) -> None:
         if stored[2] << 8 | stored[3] == HEADER.size or (source := unpack(stored).came_from) is None:
@@ -128,14 +132,15 @@ class PulsarPlaces:
     def begin(self, region: str) -> None:
         """Its replicator has connected: put on record from where on entries are read after a restart. Wait until that
         is durable before the first of its messages is stored."""
-        if region not in self._places:
+        self._topic.log.unchained.add(region)
+        if region not in self._places or self._places[region].upto == LATEST:
             place = self._of(region)
             place.upto = self._topic.log.last_confirmed
             self._write(region, place)
 
     def is_repeat(self, region: str, source: Position) -> bool:
         """Whether its message at this position was given to the log before."""
-        return source <= self._of(region).pushed
+        return source <= max(self._of(region).pushed, self._topic.log.last_origin.get(region, EARLIEST))
 
     def given(self, region: str, source: Position) -> None:
         """Its message was given to the log."""
@@ -187,9 +192,12 @@ class PulsarPlaces:
         self._topic.progress_log.append(Kind.PULSAR, region, _encode(place), written)
 
     def left(self, region: str) -> None:
-        """It is no region of the topic any more: if it is one again, it begins anew."""
-        if self._places.pop(region, None) is not None:
-            self._topic.progress_log.append(Kind.PULSAR, region, b"")
+        """It is no region of the topic any more: if it is one again, it begins anew. What remains on record is that it
+        runs Apache Pulsar: its entries are still here."""
+        if region in self._places:
+            place = self._places[region] = _Place()
+            place.upto = LATEST
+            self._write(region, place)
 
     def snapshot(self) -> Iterator[tuple[Kind, str, bytes]]:
         """The records that a new progress ledger begins with."""

@@ -46,5 +46,5 @@ async def answer(opener: TopicOpener, asker: str, want: Want) -> Found:
         shared = sum(one.durable and one.replicated for one in topic.subscriptions.values())
         feed = feed._replace(end=topic.log.last_confirmed, subscriptions=shared)
     own = {opener.parts.region} if topic.log.last_own > EARLIEST else set()
-    origins = frozenset(topic.log.last_origin.keys() | own)
+    origins = frozenset((topic.log.last_origin.keys() - topic.log.unchained) | own)
     return found._replace(origins=origins, feed=feed, is_outside=is_outside)
