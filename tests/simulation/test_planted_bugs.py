@@ -100,6 +100,7 @@ BY_TESTS = {
     "one-bookie-without-an-entry-ends-the-ledger": "unit/ledgers/test_bookkeeper_promises.py",
     "one-error-ends-periodic-work": "unit/server/test_periodic_work.py",
     "progress-ledger-on-record-too-early": "unit/topics/test_roll_over.py",
+    "pulsar-message-claims-the-one-before": "unit/topics/test_pulsar_origins.py",
     "report-told-before-its-record": "unit/topics/test_floors.py",
     "snapshot-without-a-meridian-region": "unit/replication/test_snapshot_world.py",
     "sync-a-mark-is-sent-before-it-is-stored": "unit/metadata/test_sync_recording.py",

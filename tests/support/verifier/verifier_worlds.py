@@ -7,6 +7,7 @@ a correct system could be in, lag and all. A fault is then put into what the reg
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -122,6 +123,8 @@ class Simulation:
         """
         self.rng = random.Random(seed)
         self._is_old = old_brokers
+        self.unchained: frozenset[str] = frozenset()
+        """Origins that are said to run Apache Pulsar."""
         self._trims = trim
         self.epoch = ""
         """That of every subscription, in every region: its newest rewind."""
@@ -312,6 +315,7 @@ class Simulation:
             trimmed = None if self._is_old else region.trimmed
             ends = (region.trimmed_to, last, region.joined, links, cursors)
             topic = TopicState("", *ends, trimmed, region.holes, region.compacted_to, region.skipped, told=region.told)
+            topic = dataclasses.replace(topic, unchained=self.unchained)
             return RegionState(region.name, "s", 0, {TOPIC: topic})
 
         asked = {name: self.regions[name] for name in named}

@@ -41,10 +41,10 @@ def test_every_metric_of_lag_is_explained() -> None:
     assert [name for name in named if f"`{name}`" not in PAGE] == []
 
 
-HEADERS = [status_report.HERE, status_report.PAIRS, status_report.SHARES]
+HEADERS = [status_report.HERE, status_report.PAIRS, status_report.PULSAR, status_report.SHARES]
 
 
-@pytest.mark.parametrize("header", HEADERS, ids=["regions", "pairs", "shares"])
+@pytest.mark.parametrize("header", HEADERS, ids=["regions", "pairs", "pulsar", "shares"])
 def test_the_tables_of_the_command_are_those_of_the_page(header: tuple[str, ...]) -> None:
     assert " ".join(header).split() in [line.split() for line in PAGE.splitlines()]
 
@@ -64,6 +64,19 @@ def test_the_shares_of_a_subscription_are_shown_and_what_they_wait_for() -> None
         ["eu", "eu", "nobody", "-", "0", "nobody", "consumes", "here"],
         ["us", "us", "us", "5.2", "s", "4", "-"],
     ]
+
+
+def test_how_messages_of_a_region_of_pulsar_move_is_shown_and_is_no_problem() -> None:
+    old = {"region": "apache", "moves": "snapshot", "detail": "apache sends no source positions"}
+    new = {"region": "berlin", "moves": "exact", "detail": ""}
+    answer = {"regions": {"us": {"partitions": {"a": _seen(pulsar=[old, new]), "b": _seen(pulsar=[old, new])}}}}
+    shown = list(status_report.tables(answer, 0))[-1].splitlines()
+    assert [line.split() for line in shown] == [
+        " ".join(status_report.PULSAR).split(),
+        ["us", "apache", "by", "snapshot", "only", "apache", "sends", "no", "source", "positions"],
+        ["us", "berlin", "exactly", "-"],
+    ]
+    assert status_report.verdict(answer, 1000) == (0, [])
 
 
 def test_a_scope_that_is_not_in_force_is_a_problem() -> None:

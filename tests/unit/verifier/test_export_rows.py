@@ -42,7 +42,7 @@ def test_what_was_skipped_for_a_region_is_a_stretch_of_the_origins_entries() -> 
     record = {"region": "us", "topic": "t", **fields, "skipped": [["eu", "-1:-1", "7:1"]]}
     (row,) = rows_of("topics")(record)
     bounds = {"after_ledger": -1, "after_entry": -1, "upto_ledger": 7, "upto_entry": 1}
-    assert row[-2] == [{"remote": "eu", **bounds}]
+    assert row[-3] == [{"remote": "eu", **bounds}]
 
 
 def test_a_shadow_has_no_entries_of_its_own() -> None:
@@ -52,7 +52,13 @@ def test_a_shadow_has_no_entries_of_its_own() -> None:
     assert [(one.topic, one.count) for part in planner.entries for one in part] == [("orders", 5)]
     fields = {"ledgers": [], "subscriptions": [], "last_own": "-1:-1", "last_origin": {}, "trimmed_to": "-1:-1"}
     (row,) = rows_of("topics")({"region": "us", "topic": "view", **fields, "shadow_of": "orders"})
-    assert row[-1] == "orders"
+    assert row[-2:] == ("orders", [])
+
+
+def test_origins_without_a_chain_are_named() -> None:
+    fields = {"ledgers": [], "subscriptions": [], "last_own": "-1:-1", "last_origin": {}, "trimmed_to": "-1:-1"}
+    (row,) = rows_of("topics")({"region": "us", "topic": "orders", **fields, "unchained": ["apache"]})
+    assert row[-1] == ["apache"]
 
 
 def test_a_partition_of_entries_may_begin_inside_a_ledger() -> None:
@@ -268,7 +274,7 @@ def test_a_topics_line_becomes_rows_of_every_table() -> None:
     assert topic[10] == [{"region": ORIGIN, "ledger": 1, "entry": 2}]
     hole = {"after_ledger": 1, "after_entry": 5, "before_ledger": 1, "before_entry": 9}
     assert topic[11] == [{"region": ORIGIN, **hole}]
-    assert topic[12:] == (-1, -1, [], [], "")
+    assert topic[12:] == (-1, -1, [], [], "", [])
     shared = ["progress", "progress", "dropped", "passed", "passed"]
     assert [row[0] for row in rows_of("ranges")(record)] == shared
     record["ack_log"][0]["firsthand"] = True

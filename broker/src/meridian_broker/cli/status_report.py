@@ -22,6 +22,7 @@ PAIRS: Final = (
     "confirmed",
     "received",
 )
+PULSAR: Final = ("region", "messages from", "move", "why")
 SHARES: Final = ("share", "seen from", "dispatched by", "lease left", "owed", "waits for")
 REGIONS: Final = ("region", "progress link", "topics", "replicating", "backlog", "oldest")
 LINKS: Final = ("region", "connected", "backlog", "not there: entries", "bytes", "oldest", "held")
@@ -77,7 +78,8 @@ def verdict(answer: Json, most_ms: int) -> tuple[int, list[str]]:
 
 
 def tables(answer: Json, now_ms: int) -> Iterator[str]:
-    """For people: a table of regions, one of region pairs, and with dispatch scope ``origin`` one of shares."""
+    """For people: a table of regions, one of region pairs, with regions of Apache Pulsar one of how acknowledgements of
+    their messages move, and with dispatch scope ``origin`` one of shares."""
     regions = sorted(answer["regions"].items())
     rows = []
     for region, seen in regions:
@@ -93,10 +95,23 @@ def tables(answer: Json, now_ms: int) -> Iterator[str]:
     if pairs:
         yield ""
         yield table(PAIRS, pairs)
+    pulsar = {_from_pulsar(region, one) for region, seen in regions if "problem" not in seen for one in _pulsar(seen)}
+    if pulsar:
+        yield ""
+        yield table(PULSAR, sorted(pulsar))
     shares = [_share(region, *share) for region, seen in regions if "problem" not in seen for share in _shares(seen)]
     if shares:
         yield ""
         yield table(SHARES, sorted(shares))
+
+
+def _pulsar(seen: Json) -> Iterator[Json]:
+    return (one for part in parts_of(seen) for one in part.get("pulsar", ()))
+
+
+def _from_pulsar(region: str, one: Json) -> tuple[str, ...]:
+    moves = {"exact": "exactly", "snapshot": "by snapshot only"}.get(one["moves"], str(one["moves"]))
+    return region, str(one["region"]), moves, str(one["detail"]) or "-"
 
 
 def _shares(seen: Json) -> Iterator[tuple[str, list[Json]]]:

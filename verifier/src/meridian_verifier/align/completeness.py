@@ -39,7 +39,7 @@ def completeness(evidence: Evidence) -> tuple[list[Finding], list[Flow]]:
 
 def holes(evidence: Evidence, region: str) -> tuple[Mask, Mask, Mask]:
     """The known entries that the region should hold and does not: *missing* below its high-water, *skipped* by an
-    administrator, *behind* above the high-water."""
+    administrator, *behind* above the high-water. Of an origin without a chain none is missing."""
     keys = evidence.known.keys
     held = evidence.stored.get(region)
     due = (keys > evidence.low_water(region)) | evidence.awaited(region).holds(keys)
@@ -49,6 +49,8 @@ def holes(evidence: Evidence, region: str) -> tuple[Mask, Mask, Mask]:
     absent &= ~evidence.dropped_anywhere(region).holds(keys)
     skipped = absent & evidence.skipped(region).holds(keys)
     below, owed = keys <= evidence.high_water(region), absent & ~skipped
+    if not evidence.has_chain:
+        owed &= ~below  # nobody knows whether it was meant for the region; above, it may still come
     return owed & below, skipped, owed & ~below
 
 

@@ -97,6 +97,14 @@ class Evidence:
     compacted: Mapping[Holder, IntervalSet]
     """Ranges it may have passed at S2 without an ack, because its compacted view does not contain them. Local keys."""
 
+    @property
+    def has_chain(self) -> bool:
+        """Whether the origin says which of its entries each region is to have."""
+        return not any(
+            self.topic in state.topics and self.origin in state.topics[self.topic].unchained
+            for state in self.world.later.values()
+        )
+
     def place(self, region: str, moment: str, default: Place = EARLIEST) -> int:
         """Key of the last entry of this origin that ``region`` says it stored, at ``"earlier"`` or ``"later"``."""
         state = (self.world.earlier if moment == "earlier" else self.world.later).get(region)

@@ -71,6 +71,9 @@ class TopicState:
     told: Mapping[str, Mapping[str, Place]] = field(default_factory=dict)
     """Per subscription that follows by snapshots: per origin, up to where this region told the others that everything
     is acknowledged."""
+    unchained: frozenset[str] = frozenset()
+    """Origins that run Apache Pulsar. They send each message to every region by themselves, and do not say which ones
+    they withhold from a region or stopped waiting to send: what a region lacks, it may never have been meant to get."""
 
     @property
     def gave_back_compacted(self) -> bool:

@@ -87,7 +87,10 @@ def merged(parts: Iterable[Acked]) -> Acked:
 
 def _trimmed_unacked(evidence: Evidence) -> Iterable[Finding]:
     """(c) Entries other regions still hold, trimmed here, in neither progress nor drops; except those that others owe
-    since a rewind, which may have been acked before (``rewinds.py``)."""
+    since a rewind, which may have been acked before (``rewinds.py``). Of an origin without a chain nobody knows whether
+    they were ever here."""
+    if not evidence.has_chain:
+        return
     for holder in _replicated(evidence):
         region, subscription = holder
         state = evidence.world.later[region].topics[evidence.topic]

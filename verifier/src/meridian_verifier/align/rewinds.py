@@ -48,8 +48,11 @@ def _owed(evidence: Evidence, subscription: str, region: str) -> Mask:
 
 
 def _gone(evidence: Evidence, subscription: str, region: str) -> Mask:
-    """The known entries that a region had trimmed by S1, with no drop on record."""
+    """The known entries that a region had trimmed by S1, with no drop on record; none of an origin without a chain, for
+    nobody knows whether they were ever there."""
     keys, held = evidence.known.keys, evidence.stored.get(region)
+    if not evidence.has_chain:
+        return np.zeros(len(keys), dtype=np.bool_)
     state = evidence.world.earlier[region].topics[evidence.topic]
     trimmed = (state.trimmed_origins or {}).get(evidence.origin, EARLIEST)
     stretch = IntervalSet.of([evidence.joined(region)], [evidence.coordinates.key(*trimmed)])

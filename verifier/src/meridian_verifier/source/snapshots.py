@@ -106,6 +106,7 @@ def read_state(client: RegionClient, taken: Taken) -> RegionState:
             row["shadow_of"] or "",
             tuple((one["ledger"], one["entries"]) for one in row["ledgers"] or []),
             _told(row["told"]),
+            frozenset(row["unchained"] or ()),
         )
         for row in _rows(client, taken, "topics")
     }

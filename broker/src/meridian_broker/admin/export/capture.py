@@ -61,6 +61,7 @@ def capture_topic(state: AdminState, topic: Topic) -> Captured:
             "region": state.region,
             "incarnation": topic.incarnation,
             "shadow_of": topic.shadow_of or "",
+            "unchained": sorted(log.unchained & log.last_origin.keys()),
             "ledgers": [
                 {"id": ledger, "entries": entries, "size": size, "sealed": span.entries >= 0}
                 for (ledger, entries, size), span in zip(counts, spans, strict=True)

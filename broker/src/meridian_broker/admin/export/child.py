@@ -107,6 +107,7 @@ SCHEMAS: Final[dict[str, Any]] = {
             ),
             ("skipped", pa.list_(pa.struct([("remote", pa.string()), *_BOUNDS]))),
             ("shadow_of", pa.string()),
+            ("unchained", pa.list_(pa.string())),
         ]
     ),
     "cursors": pa.schema([("region", pa.string()), ("topic", pa.string()), *_CURSOR]),

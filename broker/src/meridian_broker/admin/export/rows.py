@@ -79,6 +79,7 @@ def topic_rows(record: Mapping[str, Any]) -> Iterator[Row]:
         _told(record.get("told", ())),
         _skipped(record.get("skipped", ())),
         record.get("shadow_of", ""),
+        record.get("unchained", []),
     )
 
 

@@ -98,6 +98,29 @@ def _mode(subscription: Subscription) -> str:
     return SNAPSHOT if snapshots is not None and snapshots.replace_exchange_of(subscription.name) else EXACT
 
 
+def from_pulsar(admin: AdminState, topic: Topic, subscription: Subscription) -> list[Json]:
+    """How acknowledgements of messages from each region of Apache Pulsar move to the other regions of Meridian (R2):
+    ``exact``, by ``snapshot`` only, or ``unknown``. Empty if nothing moves."""
+    if not subscription.durable or not subscription.replicated or len(topic.regions()) == 1:
+        return []
+    return [
+        dict(zip(("region", "moves", "detail"), (region, *_moves(topic, subscription, region)), strict=True))
+        for region in sorted(admin.service.parts.pulsar_regions_of(topic.name))
+    ]
+
+
+def _moves(topic: Topic, subscription: Subscription, region: str) -> tuple[str, str]:
+    connected = [one for one in topic.producers.values() if one.remote_region == region]
+    if any(one.names_sources is False for one in connected):
+        return SNAPSHOT, (
+            f"{region} sends no source positions (Apache Pulsar 4.0.3, 3.0.10 and newer do): its messages have no "
+            "common origin"
+        )
+    if not connected and region not in topic.log.last_origin:
+        return "unknown", f"{region} is not connected, and no message with an origin ever came from there"
+    return _mode(subscription), ""
+
+
 NEVER_TOLD: Final = ("single acknowledgements", "rewinds", "deletions")
 """What does not reach regions of Apache Pulsar (R32)."""
 

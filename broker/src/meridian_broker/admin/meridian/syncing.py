@@ -144,6 +144,7 @@ def _status(admin: AdminState, topic: Topic, subscription: Subscription, stands:
         **dispatched(admin, subscription),
         "synced": lagging.is_in_step(peers),
         "peers": [lagging.peer_json(admin, peer) for peer in peers],
+        "pulsar": lagging.from_pulsar(admin, topic, subscription),
     }
 
 
