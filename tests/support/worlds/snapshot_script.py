@@ -15,6 +15,7 @@ Messages are named by where they were published: ``us/0`` is the first of us. Ti
     fail us 1                   the next marker cannot be stored
     stop us / start us          the broker of a region dies / another one starts
     pulsar ap                   it applies updates as Pulsar does, without R31
+    apache ap                   it runs Apache Pulsar, and speaks nothing but that
     giveup us eu / takeback us eu  us takes snapshots without eu / with it again
     tick 1000                   let time pass
     trace on / trace off        show markers as they arrive
@@ -27,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from meridian_broker.replication.snapshots.controller import SnapshotController
 from meridian_broker.wire.pulsar.markers import (
     Marker,
     Place,
@@ -118,6 +120,9 @@ class SnapshotScript:
     def do_pulsar(self, region: str) -> None:
         self._region(region).is_pulsar = True
 
+    def do_apache(self, region: str) -> None:
+        self._region(region).become_pulsar()
+
     def do_giveup(self, region: str, lost: str) -> None:
         self._region(region).lost.add(lost)
         self._region(region).controller.regions_changed()
@@ -152,6 +157,7 @@ class SnapshotScript:
 
     def expect_counts(self, region: str) -> None:
         controller = self._region(region).controller
+        assert isinstance(controller, SnapshotController), "a region of Apache Pulsar does not say"
         counts = controller.counts
         parts = [f"completed {counts.completed}", f"timed out {counts.timed_out}", f"failed {counts.failed}"]
         parts.append(f"under way {controller.pending}")

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Regions whose subscriptions follow each other by snapshots alone (PIP-33), in one process and with one clock.
 
-Everything of ``replication/snapshots`` is real. Simulated are the logs, which are durable; replication, in order and at
+Everything of ``replication/snapshots`` is real; a region may run a model of Apache Pulsar instead
+(``pulsar_controller.py``). Simulated are the logs, which are durable; replication, in order and at
 least once, where messages that arrive again are known by their origin and markers are not; and consumers.
 
 At each update that a region applies the world checks that it acknowledges nothing which no consumer has acknowledged
@@ -20,6 +21,7 @@ from meridian_broker.positions.position import Position
 from meridian_broker.replication.snapshots.controller import SnapshotController
 from meridian_broker.replication.snapshots.ports import SnapshotRules, could_have_had
 from meridian_broker.wire.pulsar.markers import Marker, Snapshot
+from support.worlds.pulsar_controller import PulsarController
 
 LEDGER = 1
 
@@ -87,19 +89,27 @@ class SnapshotRegion:
         """Regions that its operator has given up."""
         self.is_pulsar = False
         """It applies updates as Pulsar does: to every entry, whether or not its sender could have had it."""
+        self.speaks_pulsar = False
+        """It is a region of Apache Pulsar in all that it does."""
         self.disk_ms = 1
         self.failing_writes = 0
         """So many of the next markers cannot be stored."""
         self.life = 0
         self.is_up = False
-        self.controller: SnapshotController
+        self.controller: SnapshotController | PulsarController
+        self.start()
+
+    def become_pulsar(self) -> None:
+        """Run Apache Pulsar from now on."""
+        self.is_pulsar = self.speaks_pulsar = True
         self.start()
 
     def start(self) -> None:
         """A broker that remembers nothing."""
         self.life += 1
         self.is_up = True
-        self.controller = SnapshotController(self, self._world.rules)
+        made = PulsarController if self.speaks_pulsar else SnapshotController
+        self.controller = made(self, self._world.rules)
         for name, one in self.subscriptions.items():
             self.controller.follow(name, _place(one.mark_delete))
         behind = min((one.mark_delete for one in self.subscriptions.values()), default=len(self.log))
