@@ -7,70 +7,20 @@ It needs Java 17 and the jars that `scripts/pulsar` fetches.
 from __future__ import annotations
 
 import os
-import re
-import subprocess
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pulsar
 import pytest
 from pulsar.schema import JsonSchema, Record, String
 from support.brokers.broker_process import BrokerProcess, wait_until
-from support.brokers.pulsar_process import PulsarProcess, pulsar_missing
+from support.brokers.pulsar_process import PulsarProcess
+from support.brokers.two_kinds import NAMESPACE, Side, numbered, publish
 
-PAGE = Path(__file__).parents[2] / "docs" / "with-pulsar.md"
-NAMESPACE = "shop/orders"
 SECONDS = 240
-Side = BrokerProcess | PulsarProcess
 
 
 class Letter(Record):  # type: ignore[misc]
     text = String()
-
-
-@pytest.fixture(scope="module")
-def apache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PulsarProcess]:
-    if reason := pulsar_missing():
-        pytest.skip(reason)
-    with PulsarProcess("apache", tmp_path_factory.mktemp("apache") / "data") as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def meridian(apache: PulsarProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """Added to the Pulsar as the page says."""
-    (commands,) = re.findall(r"```bash\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert len([line for line in commands.splitlines() if line]) <= 10
-    with BrokerProcess("meridian", tmp_path_factory.mktemp("meridian") / "data") as broker:
-        assert apache.http("PUT", "/admin/v2/tenants/shop", {"allowedClusters": ["apache"]}).status == 204
-        assert apache.http("PUT", f"/admin/v2/namespaces/{NAMESPACE}", {}).status == 204
-        places = {
-            "PULSAR": apache.admin_url,
-            "PULSAR_BROKERS": apache.service_url,
-            "MERIDIAN": broker.admin_url,
-            "MERIDIAN_BROKERS": broker.service_url,
-        }
-        done = subprocess.run(
-            ["bash", "-euc", commands], env=os.environ | places, capture_output=True, text=True, check=False, timeout=60
-        )
-        assert done.returncode == 0, done.stderr
-        try:
-            yield broker
-        finally:
-            print(broker.log()[-6000:])
-
-
-def publish(side: Side, topic: str, messages: list[bytes], **options: Any) -> None:
-    client = pulsar.Client(side.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
-    try:
-        producer = client.create_producer(topic, **options)
-        for message in messages:
-            producer.send_async(message, lambda *_: None, partition_key=message[:3].decode())
-        producer.flush()
-    finally:
-        client.close()
 
 
 def received(side: Side, topic: str, count: int) -> list[pulsar.Message]:
@@ -96,10 +46,6 @@ def assert_holds(side: Side, topic: str, expected: list[bytes]) -> None:
     assert not missing, f"{len(missing)} messages are missing, the first is {missing[0]!r}"
     repeated = {message: times for message, times in found.items() if times > 1}
     assert not repeated and len(found) == len(expected), f"delivered more than once: {repeated}"
-
-
-def numbered(name: str, count: int) -> list[bytes]:
-    return [f"{name}-{number:04}".encode() * 20 for number in range(count)]
 
 
 CODECS = [

@@ -47,10 +47,12 @@ class LocalLog:
         replicate_to: tuple[str, ...] | None = None,
         schema_version: bytes | None = None,
         size: int = 3,
+        body: bytes | None = None,
     ) -> Position:
         position = Position(self._ledger, self._next)
         self._next += 1
-        body = body_of(position.entry, schema_version=schema_version, size=size)
+        if body is None:
+            body = body_of(position.entry, schema_version=schema_version, size=size)
         checksum = metadata.origin_checksum(body, 0)
         if flags & entries.FOREIGN:
             header = entries.EntryHeader(

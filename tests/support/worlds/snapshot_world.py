@@ -136,6 +136,9 @@ class SnapshotRegion:
     def given_up(self) -> frozenset[str]:
         return frozenset(self.lost)
 
+    def without_records(self) -> frozenset[str]:
+        return frozenset(name for name, one in self._world.regions.items() if one.is_pulsar)
+
     def is_connected(self, region: str) -> bool:
         return self._world.links[self.region, region].is_up and self._world.regions[region].is_up
 

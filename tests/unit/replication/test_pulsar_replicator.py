@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.ledgers import entry as entries
@@ -13,7 +15,7 @@ from meridian_broker.replication.entries.replicator import Reached
 from meridian_broker.replication.entries.replicator_status import StopReason
 from meridian_broker.replication.entries.sending import Stamp
 from meridian_broker.wire.proto import pulsar_pb2 as pb
-from meridian_broker.wire.pulsar import metadata
+from meridian_broker.wire.pulsar import markers, metadata
 from meridian_broker.wire.pulsar.frames import FrameDecoder, Send
 from support.worlds.replicator_model import LOCAL, REMOTE, THIRD, LocalLog
 
@@ -26,10 +28,20 @@ class Pulsar:
     def __init__(self, log: LocalLog) -> None:
         self.log = log
         self.got: list[Position] = []
+        """Source positions, of markers too."""
+        self.began = EARLIEST
+        """The end of the log when the replicator was made."""
+        self.carries = False
         self.unconfirmed: list[Send] = []
 
     def connect(self, reached: Reached, *, largest: int = 0) -> PulsarReplicator:
-        self.core = PulsarReplicator("topic", LOCAL, REMOTE, "")
+        last_marker = (lambda: self.log.end) if self.carries else None
+        self.core = PulsarReplicator("topic", LOCAL, REMOTE, "", last_marker=last_marker, end=self.began)
+        return self.connect_again(reached, largest=largest)
+
+    def connect_again(self, reached: Reached, *, largest: int = 0) -> PulsarReplicator:
+        """The same replicator, with another producer."""
+        self.core.disconnected(None, 0)
         self.core.starting("")
         self.unconfirmed.clear()
         assert self.core.resume(1, reached, largest, self.log.end, self.log.own, 0)
@@ -153,3 +165,93 @@ def test_a_source_position_that_a_message_has_already_is_replaced() -> None:
     assert pairs == [("colour", "red"), (metadata.SOURCE_POSITION_PROPERTY, "7:3")]
     assert said.replicated_from == LOCAL
     assert bytes(send.body).endswith(b"payload")
+
+
+def marker_of(marker: markers.Marker, only_to: str | None = None) -> dict[str, Any]:
+    """What ``LocalLog.append`` needs."""
+    to = None if only_to is None else (only_to,)
+    return {"flags": entries.MARKER, "body": markers.marker_body(marker, 1, only_to), "replicate_to": to}
+
+
+REQUEST = marker_of(markers.SnapshotRequest("id", LOCAL))
+UPDATE = marker_of(markers.SubscriptionUpdate("s", (markers.Place(REMOTE, Position(1, 1)),)))
+ANSWER = marker_of(markers.SnapshotResponse("id", markers.Place(LOCAL, Position(7, 1))), REMOTE)
+ANSWER_TO_ANOTHER = marker_of(markers.SnapshotResponse("id", markers.Place(LOCAL, Position(7, 1))), THIRD)
+SNAPSHOT = marker_of(markers.Snapshot("id", Position(7, 1), ()), LOCAL)
+
+
+def carrying(log: LocalLog) -> Pulsar:
+    remote = Pulsar(log)
+    remote.carries = True
+    return remote
+
+
+def test_markers_are_carried_as_pulsar_carries_its_own() -> None:
+    log = LocalLog()
+    first = log.append()
+    remote = carrying(log)
+    core = remote.connect(NOWHERE)
+    request, update = log.append(**REQUEST), log.append(**UPDATE)
+    log.append(**SNAPSHOT)
+    log.append(**ANSWER_TO_ANOTHER)
+    remote.pump()
+    assert remote.got == [first, request, update]
+    sends = remote.unconfirmed
+    assert [send.marker for send in sends] == [False, True, True]
+    said = metadata.parse(sends[1].body)
+    assert (said.marker_type, said.replicated_from, said.producer_name) == (10, LOCAL, "pulsar.marker")
+    assert not core.receipt_of_marker(sends[1].sequence_id), "the first is no marker"
+    assert core.receipt_by_source(first)
+    assert not core.receipt_by_source(first), "a marker is not named by what is before it"
+    assert core.receipt_of_marker(sends[1].sequence_id) and core.receipt_of_marker(sends[2].sequence_id)
+    assert core.reached == (log.end, first)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["own", "request", "answer", "answer"]), st.integers(0, 3), st.sampled_from("-----cr")
+        ),
+        max_size=40,
+    )
+)
+def test_an_answer_is_sent_once_at_most_and_after_all_that_was_before_it(steps: list[tuple[str, int, str]]) -> None:
+    """Else the remote would take what it does not have, or an answer to another question, for granted."""
+    log = LocalLog()
+    remote = carrying(log)
+    remote.connect(NOWHERE)
+    answers: set[Position] = set()
+    stored: list[Position] = []
+    sent = 0
+    for kind, confirmed, then in steps:
+        match kind:
+            case "own":
+                log.append()
+            case "request":
+                log.append(**REQUEST)
+            case _:
+                answers.add(log.append(**ANSWER))
+        remote.pump()
+        remote.confirm(confirmed)
+        remote.pump()
+        for place in remote.got[sent:]:
+            if place in answers:
+                assert stored.count(place) == 0, "it was sent before"
+                reached = remote.core.reached.scanned
+                assert all(own <= reached for own in log.wanted if own < place), "what is before it is not confirmed"
+            stored.append(place)
+        sent = len(remote.got)
+        if then == "c":
+            remote.connect_again(remote.core.reached)
+        elif then == "r":
+            remote.began = log.end
+            remote.connect(remote.core.reached)
+    remote.pump()
+    while remote.unconfirmed:
+        remote.confirm(1)
+        remote.pump()
+    assert set(log.wanted) <= set(remote.got)
+    assert remote.core.reached.scanned == log.end
+    if all(then == "-" for *_, then in steps):
+        assert answers <= set(remote.got), "while nothing breaks each is sent"

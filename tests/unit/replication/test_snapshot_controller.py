@@ -30,6 +30,7 @@ class Host:
         self.known = frozenset(others)
         self.unconnected: set[str] = set()
         self.lost: set[str] = set()
+        self.pulsar: set[str] = set()
         self.end = 0
         self.ids = 0
         self.written: list[tuple[Marker, str | None]] = []
@@ -50,6 +51,9 @@ class Host:
 
     def given_up(self) -> frozenset[str]:
         return frozenset(self.lost)
+
+    def without_records(self) -> frozenset[str]:
+        return frozenset(self.pulsar)
 
     def is_connected(self, region: str) -> bool:
         return region not in self.unconnected
@@ -371,3 +375,33 @@ def test_what_a_region_could_have_had() -> None:
     assert not could_have_had("eu", none, "ap", ("us",))
     assert not could_have_had("eu", none, "us", ("us", "ap"))
     assert not could_have_had("eu", some, "ap", None)
+
+
+def test_a_subscription_that_is_behind_is_made_known_where_no_records_are_kept() -> None:
+    """Else a consumer that is the first there creates it at the end, and passes what is owed here."""
+    host = Host("eu", "apache")
+    host.pulsar = {"apache"}
+    controller = SnapshotController(host)
+    host.fails = False
+    named = SubscriptionUpdate("s", (Place("apache", EARLIEST),))
+
+    def take_snapshot() -> list[Marker]:
+        for _ in range(2):
+            ticked(controller, host, 1000)
+            asked = [one for one, _ in host.take() if isinstance(one, SnapshotRequest)]
+            if asked:
+                break
+        for _ in range(2):
+            for region in ("eu", "apache"):
+                answer(controller, host, asked[-1].snapshot_id, region)
+            written = [one for one, _ in host.take()]
+            asked = [one for one in written if isinstance(one, SnapshotRequest)]
+        return [one for one in written if not isinstance(one, Snapshot)]
+
+    controller.follow("s", EARLIEST)
+    assert take_snapshot() == [named]
+    controller.published()
+    assert take_snapshot() == [], "once is enough"
+    controller.moved("s", host.last_position())
+    ((update, _),) = host.take()
+    assert isinstance(update, SubscriptionUpdate) and len(update.places) == 2

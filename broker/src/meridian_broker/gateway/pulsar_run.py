@@ -12,6 +12,7 @@ from meridian_broker.gateway.replicator_run import ReplicatorRun, partitioned_to
 from meridian_broker.positions.position import Position
 from meridian_broker.replication.entries.replicator import Reached
 from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar import markers
 
 if TYPE_CHECKING:
     from meridian_broker.gateway.links import Backoff
@@ -41,11 +42,18 @@ class PulsarRun(ReplicatorRun):
         super().__init__(source, core, place, admin, backoff, now_ms)
 
     def receipt(self, receipt: pb.CommandSendReceipt) -> None:
-        if self._names_sources:
+        if self._names_sources and receipt.highest_sequence_id == markers.RECEIPT:
+            self._received(self._pulsar.receipt_of_marker(receipt.sequence_id))
+        elif self._names_sources:
             source = Position(receipt.sequence_id, receipt.highest_sequence_id)
             self._received(self._pulsar.receipt_by_source(source))
         else:
             super().receipt(receipt)
+
+    def _after_receipts(self) -> None:
+        super()._after_receipts()
+        if self._pulsar.has_due:
+            self._wake.set()
 
     def _tell_source(self) -> None:
         reached = self._core.reached

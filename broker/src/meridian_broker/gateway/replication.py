@@ -100,7 +100,12 @@ class ReplicatorRunner:
         about = (topic.name, topic.region, remote, topic.incarnation)
         if self._pulsar.has(remote):
             core = PulsarReplicator(
-                *about, queue_size=self._queue_size, own_before=topic.own_before, came_back=topic.came_back
+                *about,
+                queue_size=self._queue_size,
+                own_before=topic.own_before,
+                came_back=topic.came_back,
+                last_marker=topic.last_marker,
+                end=topic.last_confirmed(),
             )
         else:
             core = Replicator(

@@ -5,12 +5,19 @@ It does not report what it has of ours, as a Meridian region does (``replicator.
 on record here, and sending continues behind that. Entries after it that it had confirmed are sent again: it drops them
 if deduplication is on there, by the source position that each carries.
 
+Markers of snapshots (PIP-33) are carried, as Pulsar carries its own. Only an *answer* to a snapshot of the remote needs
+care: it says that the remote has everything of ours up to the place that it names. So it is held back until the remote
+has confirmed all that, and is sent once at most: not again after a reconnect, nor by a replicator that began after it
+was written. The remote would take an answer to its first round that arrives again for one to its second, and asks again
+for what it is not told.
+
 Nothing of the peer protocol is sent. Messages that came from any region of Apache Pulsar are not sent on, as Pulsar
 sends on only what was published in its own cluster.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -19,8 +26,11 @@ from meridian_broker.ledgers import entry as entries
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.entries.pulsar_sending import PulsarSendWriter
 from meridian_broker.replication.entries.replicator import QUEUE_SIZE, Reached, RemotePlace, Replicator, _Passed
-from meridian_broker.replication.entries.replicator_status import StopReason
+from meridian_broker.replication.entries.replicator_status import State, StopReason
+from meridian_broker.wire.pulsar import markers
 
+HELD_MAX: Final = 1000
+"""Answers that wait; the remote asks again for what goes unanswered."""
 _BEYOND: Final = FRAME_PADDING_BYTES - 1024
 """A message may be longer than announced by what a frame may be, less the command before it and what is added to its
 metadata. Chunks use the announced length up."""
@@ -39,12 +49,23 @@ class PulsarReplicator(Replicator):
         queue_size: int = QUEUE_SIZE,
         own_before: Callable[[int], Position] = lambda _: EARLIEST,
         came_back: Callable[[str, Position, Position], bool] = lambda *_: False,
+        last_marker: Callable[[], Position] | None = None,
+        end: Position = EARLIEST,
     ) -> None:
+        """:param end: of the log, now: no answer up to there is sent any more."""
         super().__init__(
-            *(topic, region, remote, incarnation), queue_size=queue_size, own_before=own_before, came_back=came_back
+            *(topic, region, remote, incarnation),
+            queue_size=queue_size,
+            own_before=own_before,
+            came_back=came_back,
+            last_marker=last_marker,
         )
         self._writer = PulsarSendWriter(region)
         self._largest = 0
+        self._answered = end
+        """No answer up to here is sent, or held back, any more."""
+        self._held: deque[tuple[Position, bytes]] = deque()
+        """Answers, stored, that wait for what is before them to be confirmed."""
 
     def resume(
         self, producer_id: int, reached: Reached, largest: int, end: Position, last_own: Position, now_ms: int
@@ -72,14 +93,48 @@ class PulsarReplicator(Replicator):
                     return []
                 batch = batch[:number]
                 break
-        return super().read(batch, last_own)
+        return super().read(batch, last_own) + self._due()
+
+    @property
+    def has_due(self) -> bool:
+        """Whether an answer that was held back may be sent: ``read`` returns it."""
+        if not self._held:
+            return False
+        place, _ = self._held[0]
+        return self._pending[0].position > place if self._pending else self._scanned >= place
+
+    def _due(self) -> list[bytes]:
+        frames: list[bytes] = []
+        while self.state is State.STARTED and self.has_due:
+            place, stored = self._held.popleft()
+            frames += super()._marker(place, stored)
+            if len(self._pending) > 1:
+                before = self._pending[-2]
+                self._pending[-1] = self._pending[-1]._replace(position=before.position, origin=before.origin)
+            else:
+                self._pending[-1] = self._pending[-1]._replace(position=self.confirmed, origin=self._confirmed_chain)
+        return frames
+
+    def _marker(self, place: Position, stored: bytes) -> tuple[bytes, ...]:
+        if markers.kind(stored[stored[2] << 8 | stored[3] :]) != markers.RESPONSE:
+            return super()._marker(place, stored)
+        if place > self._answered:
+            self._answered = place
+            if len(self._held) >= HELD_MAX:
+                self._held.popleft()
+            self._held.append((place, stored))
+        return ()
 
     def receipt_by_source(self, source: Position) -> bool:
         """As ``receipt``, of a remote that names the entry by its source position."""
         if not self._pending:
             return self.receipt(-1)
         sent = self._pending[0]
-        return self.receipt(sent.sequence if sent.origin == source else -1)
+        return self.receipt(sent.sequence if sent.messages and sent.origin == source else -1)
+
+    def receipt_of_marker(self, sequence: int) -> bool:
+        """As ``receipt``, of a marker, where entries are named by their source position."""
+        return self.receipt(sequence if self._pending and not self._pending[0].messages else -1)
 
     def _permitted(self, stored: bytes) -> bool:
         header = entries.unpack(stored)

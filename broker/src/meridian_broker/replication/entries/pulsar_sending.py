@@ -13,7 +13,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from meridian_broker.ledgers.entry import CHUNK
+from meridian_broker.ledgers.entry import CHUNK, MARKER
 from meridian_broker.replication.entries.sending import SendWriter, Stamp
 from meridian_broker.wire.pulsar import metadata
 from meridian_broker.wire.pulsar.varints import varint
@@ -54,6 +54,8 @@ class PulsarSendWriter(SendWriter):
             inner += b"\x18" + varint(stamp.messages)
         if stamp.flags & CHUNK:
             inner += b"\x38\x01"
+        if stamp.flags & MARKER:
+            inner += b"\x40\x01"
         command = b"\x08\x06\x32" + varint(len(inner)) + inner
         body_size = 6 + len(covered) + len(payload)
         head = _HEAD.pack(len(command) + 4 + body_size, len(command))

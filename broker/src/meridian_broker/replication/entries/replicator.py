@@ -471,7 +471,7 @@ class Replicator:
         header = entries.unpack(stored)
         return header.replaces is None and (header.replicate_to is None or self.remote in header.replicate_to)
 
-    def _marker(self, place: Position, stored: bytes) -> tuple[bytes, bytes]:
+    def _marker(self, place: Position, stored: bytes) -> tuple[bytes, ...]:
         _, flags, offset, messages, key_hash, checksum, published, stored_ms, _, _ = entries.HEADER.unpack_from(stored)
         stamp = Stamp(place, self._chain, self._sent_prev, checksum, messages, key_hash, published, stored_ms, flags)
         frame = self._writer.send(self._producer_id, self._sequence, stamp, stored, offset)

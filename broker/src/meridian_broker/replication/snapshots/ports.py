@@ -58,6 +58,10 @@ class SnapshotHost(Protocol):
         """
         ...
 
+    def without_records(self) -> frozenset[str]:
+        """Those of the others that know of a subscription only what updates say: regions of Apache Pulsar."""
+        ...
+
     def is_connected(self, region: str) -> bool:
         """Whether entries reach that region at the moment."""
         ...

@@ -5,6 +5,10 @@ Each subscription has a cache of snapshots. Once its mark-delete position is at 
 first, an update with the snapshot's places is written, and older snapshots are not needed any more. An update that
 could not be stored is written again later; while one is being written, only the newest of what follows is kept.
 
+A region of Apache Pulsar knows of a subscription only what updates say. A consumer that is the first there would create
+it at the end of the log, and so pass everything that is owed here. So a subscription that is behind the first snapshot
+gets an update that says nothing but its name: Pulsar creates it at the earliest message.
+
 Only a snapshot that names every other region of the topic counts (R30). So one that was taken before a region was
 added, and is still in the log, is not used; nor is a partial one, once the region that was given up is back.
 """
@@ -13,10 +17,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meridian_broker.positions.position import Position
+from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.snapshots.cache import SnapshotCache
 from meridian_broker.replication.snapshots.ports import SnapshotHost, SnapshotRules, needed
-from meridian_broker.wire.pulsar.markers import Snapshot, SubscriptionUpdate
+from meridian_broker.wire.pulsar.markers import Place, Snapshot, SubscriptionUpdate
 
 
 @dataclass(slots=True)
@@ -29,6 +33,8 @@ class _Followed:
     """The newest that an update is to be written for."""
     is_writing: bool = False
     retry_ms: int | None = None
+    is_told: bool = False
+    """Regions that keep no records know of it."""
 
 
 class SubscriptionUpdates:
@@ -78,6 +84,8 @@ class SubscriptionUpdates:
             one.cache.add(snapshot, at)
             if snapshot.position <= one.mark_delete:
                 self._use(subscription, one)
+            elif not one.is_told:
+                self._name(subscription, one)
 
     def retry(self) -> None:
         """Write again what could not be stored and is due."""
@@ -85,6 +93,19 @@ class SubscriptionUpdates:
         for subscription, one in list(self._followed.items()):
             if one.retry_ms is not None and one.retry_ms <= now_ms:
                 self._write(subscription, one)
+
+    def _name(self, subscription: str, one: _Followed) -> None:
+        regions = self._host.without_records()
+        if not regions:
+            return
+        one.is_told = True
+
+        def stored(position: Position | None) -> None:
+            if position is None:
+                one.is_told = False
+
+        places = tuple(Place(region, EARLIEST) for region in sorted(regions))
+        self._host.write(SubscriptionUpdate(subscription, places), None, stored)
 
     def _use(self, subscription: str, one: _Followed) -> None:
         snapshot = one.cache.take(one.mark_delete)
@@ -107,6 +128,7 @@ class SubscriptionUpdates:
                 return
             if position is not None:
                 self.written += 1
+                one.is_told = True
                 self._write(subscription, one)
                 return
             if one.unsent is None:
