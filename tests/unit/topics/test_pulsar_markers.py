@@ -14,6 +14,7 @@ from meridian_broker.ledgers.entry import MARKER, pack_extras, unpack
 from meridian_broker.positions import ZERO, Progress
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.cursors import seeking
+from meridian_broker.topics.entry_metadata import unchained_header
 from meridian_broker.topics.publishing.producer import Producer
 from meridian_broker.topics.snapshots.host import SnapshotSettings, TopicSnapshots
 from meridian_broker.wire.proto import pulsar_pb2 as pb
@@ -191,6 +192,22 @@ async def test_an_update_passes_nothing_that_its_sender_could_not_have_had() -> 
     await bring(one, producer, brought(SubscriptionUpdate("s", places), "3:1"))
     progress = one.topic.subscriptions["s"].cursor.progress
     assert [progress.is_acked("us", place) for place in one.stored] == [True, False, True, False, True]
+
+
+async def test_an_update_of_one_pulsar_does_not_count_for_messages_of_another() -> None:
+    """Their origin is the same in all regions of Meridian, but how those two are linked, nobody here knows (R31)."""
+    one = await opened(pulsar=[APACHE, OTHER])
+    said = pb.MessageMetadata(producer_name="p", sequence_id=1, publish_time=1)
+    body = metadata.build_body(said.SerializeToString(), b"x")
+    for region in (OTHER, APACHE):
+        header = unchained_header(0, metadata.scan(body), body, region, Position(4, 4), 1)
+        one.topic.log.append_foreign(header, body, lambda *_: None, None)
+    await one.settle()
+    producer, _ = await entered(one)
+    places = (Place("us", one.topic.log.last_confirmed), Place(OTHER, Position(8, 8)))
+    await bring(one, producer, brought(SubscriptionUpdate("s", places), "5:1"))
+    progress = one.topic.subscriptions["s"].cursor.progress
+    assert [progress.is_acked(region, Position(4, 4)) for region in (OTHER, APACHE)] == [False, True]
 
 
 async def test_an_update_does_not_undo_a_rewind() -> None:
