@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataUnavailable, VersionConflict
+from meridian_broker.metadata.topic_listing import Listing
 from meridian_broker.ownership import paths
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.directory import following
 from meridian_broker.topics.directory.patterns import TopicPattern
 from meridian_broker.topics.directory.watching import Watcher
-from meridian_broker.topics.errors import TopicFenced
+from meridian_broker.topics.errors import TopicElsewhere, TopicFenced
+from meridian_broker.topics.nonpersistent.topic import NonPersistentTopic
 from meridian_broker.topics.service import owned_topics, removal
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar.topic_name import TopicName, parse
@@ -280,15 +282,15 @@ async def test_a_new_owner_answers_for_no_topic_before_it_knows_which_there_are(
     await two.a.open(NAME)
     await two.b.load()
     registry, records = two.b.service.registry, two.b.catalog.topics
-    listing, is_listed, fails = records.names, asyncio.Event(), [MetadataUnavailable("the store is away")] * 2
+    listing, is_listed, fails = records.listing, asyncio.Event(), [MetadataUnavailable("the store is away")] * 2
 
-    async def listed_later(namespace: str) -> list[TopicName]:
+    async def listed_later(namespace: str) -> Listing:
         if fails:
             raise fails.pop()
         await is_listed.wait()
         return await listing(namespace)
 
-    monkeypatch.setattr(records, "names", listed_later)
+    monkeypatch.setattr(records, "listing", listed_later)
     monkeypatch.setattr(owned_topics, "SURVEY_SECONDS", 0.001)
     await two.a.give_up(NAME, two.b)
     assert two.b.owned.owns(str(NAME)) and not registry.is_served(str(NAME))
@@ -307,25 +309,94 @@ async def test_a_bundle_that_went_while_its_topics_were_listed_is_listed_again_w
     """What the first listing says is older than what another owner has created since."""
     await two.b.load()
     records, waiting = two.b.catalog.topics, list[asyncio.Event]()
-    listing = records.names
+    listing = records.listing
 
-    async def listed_later(namespace: str) -> list[TopicName]:
+    async def listed_later(namespace: str) -> Listing:
         found = await listing(namespace)
         waiting.append(asyncio.Event())
         await waiting[-1].wait()
         return found
 
-    monkeypatch.setattr(records, "names", listed_later)
+    monkeypatch.setattr(records, "listing", listed_later)
     await two.a.give_up(NAME, two.b)
     await wait_until(lambda: len(waiting) == 1)
     await two.b.give_up(NAME, two.a)
     assert two.b.owned.is_surveyed()
     await two.a.open(NAME)
     await two.a.give_up(NAME, two.b)
-    await wait_until(lambda: len(waiting) == 2)
     waiting[0].set()
-    for _ in range(10):
-        await asyncio.sleep(0)
+    await wait_until(lambda: len(waiting) == 2)
     assert not two.b.owned.is_surveyed(str(NAME)) and not two.b.service.registry.is_served(str(NAME))
     waiting[1].set()
     await wait_until(lambda: two.b.service.registry.is_served(str(NAME)))
+
+
+async def test_bundles_that_come_together_are_listed_together(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each listing has all topics of the namespace, which may be a hundred thousand, and bundles come by the dozen."""
+    names = [parse(f"topic-{number}") for number in range(20)]
+    bundles = (await two.a.owner.bundles(NAME.namespace_name)).every()
+    for bundle in bundles:
+        await two.a.owner.acquire(bundle)
+    for name in names:
+        await two.a.open(name)
+    await two.b.load()
+    records, listings = two.b.catalog.topics, list[asyncio.Event]()
+    listing = records.listing
+
+    async def listed_later(namespace: str) -> Listing:
+        found = await listing(namespace)
+        listings.append(asyncio.Event())
+        await listings[-1].wait()
+        return found
+
+    monkeypatch.setattr(records, "listing", listed_later)
+    for bundle in bundles:
+        await two.a.owner.give_up(bundle, two.b.name)
+    await wait_until(lambda: len(two.b.owner.owned()) == len(bundles))
+    assert len(listings) == 1 and not two.b.owned.is_surveyed()
+    listings[0].set()
+    await wait_until(lambda: len(listings) == 2)
+    listings[1].set()
+    await wait_until(lambda: two.b.owned.is_surveyed() and len(two.b.service.topics) == len(names))
+    assert len(listings) == 2
+
+
+async def test_only_the_owner_serves_a_topic_that_is_not_persistent(two: Two) -> None:
+    """Clients of two brokers would not meet, and nobody would tell them."""
+    name = parse("non-persistent://public/default/light")
+    await two.a.owner.acquire(await two.a.bundle(name))
+    serve = two.b.service.opener.served
+    with pytest.raises(TopicElsewhere):
+        await serve(name, create=True)
+    topic = await two.a.service.opener.served(name, create=True)
+    assert isinstance(topic, NonPersistentTopic)
+    await two.a.give_up(name, two.b)
+    with pytest.raises(TopicFenced):
+        topic.check_admits()
+    with pytest.raises(TopicFenced):
+        await two.a.service.opener.served(name, create=True)
+    assert str(name) not in two.a.service.registry.non_persistent.topics
+    await serve(name, create=True)
+
+
+async def test_a_topic_that_is_not_persistent_is_not_served_if_its_bundle_goes_meanwhile(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = parse("non-persistent://public/default/light")
+    await two.a.owner.acquire(await two.a.bundle(name))
+    partitioned = two.a.catalog.partitioned
+    find, is_looking, may_go_on = partitioned.find, asyncio.Event(), asyncio.Event()
+
+    async def found_later(base: TopicName) -> object:
+        is_looking.set()
+        await may_go_on.wait()
+        return await find(base)
+
+    monkeypatch.setattr(partitioned, "find", found_later)
+    serving = asyncio.create_task(two.a.service.opener.served(name, create=True))
+    await is_looking.wait()
+    await two.a.give_up(name, two.b)
+    may_go_on.set()
+    with pytest.raises(TopicFenced):
+        await serving
+    assert str(name) not in two.a.service.registry.non_persistent.topics

@@ -22,6 +22,17 @@ def test_each_place_is_in_exactly_one_bundle(bundles: Bundles, place: int) -> No
 
 
 @settings(max_examples=500)
+@given(BUNDLES, st.sampled_from(["t/n", "t/n2", "t2/n"]), st.sampled_from(["", "non-"]), st.integers(0, 1000))
+def test_a_full_name_tells_whether_a_topic_is_inside(
+    bundles: Bundles, namespace: str, domain: str, number: int
+) -> None:
+    topic = parse(f"{domain}persistent://{namespace}/\u00e9-{number}")
+    found = [bundle for bundle in bundles.every() if bundle.has(str(topic))]
+    assert found == ([bundles.of(topic)] if namespace == "t/n" else [])
+    assert not any(bundle.has(f"t/n/{number}") or bundle.has("t/n") for bundle in bundles.every())
+
+
+@settings(max_examples=500)
 @given(BUNDLES, PLACES, PLACES)
 def test_a_split_changes_no_other_bundle(bundles: Bundles, border: int, place: int) -> None:
     bundle = bundles.at(border)

@@ -14,6 +14,7 @@ from meridian_broker.ledgers.periodic import each
 from meridian_broker.ledgers.scheduling import SLICE
 from meridian_broker.metadata.rules import Rules
 from meridian_broker.metadata.topic_listing import Listing
+from meridian_broker.ownership.bundles import LAST, Bundle
 from meridian_broker.server.loop import LoopScheduler
 from meridian_broker.topics.backfill.backfill import Due, Look
 from meridian_broker.topics.context import Settling
@@ -24,6 +25,7 @@ from meridian_broker.topics.nonpersistent.topics import UNUSED_MS, NonPersistent
 from meridian_broker.topics.ports import EveryTopic
 from meridian_broker.topics.service.backfill_rounds import LOOKS, BackfillRounds, StoredEnds
 from meridian_broker.topics.service.leased_topics import LeasedTopics
+from meridian_broker.topics.service.owned_topics import OwnedTopics
 from meridian_broker.topics.service.policy_rounds import PolicyRounds
 from meridian_broker.topics.service.preloading import Loading
 from meridian_broker.topics.service.registry import TopicRegistry
@@ -204,6 +206,39 @@ async def test_topics_that_settle() -> None:
     work = settle(topics, LoopScheduler())
     assert await most_in_a_turn(work, lambda: rested.count + deaf.count) <= SLICE
     assert (rested.count, idle.count, slow.count, deaf.count) == (MANY + 1, MANY, 3, MANY + 1)
+
+
+async def test_topics_of_a_bundle_that_is_lost() -> None:
+    looked, fenced = Counter(), Counter()
+
+    class LookedAt(Bundle):
+        def has(self, topic: str) -> bool:
+            looked.done()
+            return super().has(topic)
+
+    def fence(*_: Any, **__: Any) -> None:
+        fenced.done()
+
+    some = parts()
+    registry = TopicRegistry(some)
+    topics = [SimpleNamespace(name=f"persistent://t/n/{number}", fence=fence) for number in range(MANY)]
+    registry.topics = {topic.name: topic for topic in topics}  # type: ignore[misc]
+    registry.non_persistent.topics = {f"{PREFIX}{number}": SimpleNamespace(fence=fenced.done) for number in range(MANY)}  # type: ignore[misc]
+    some.unfinished.unopened.update(registry.topics)
+
+    async def drop(topic: Any) -> None:
+        del registry.topics[topic.name]
+
+    regions = SimpleNamespace(leasing=SimpleNamespace(left=lambda _: None))
+    owned = OwnedTopics(SimpleNamespace(bind=lambda _: None))  # type: ignore[arg-type]
+    owned.bind(SimpleNamespace(parts=some, registry=registry, drop=drop, regions=regions))  # type: ignore[arg-type]
+    one, other = LookedAt("t/n", 0, LAST // 2), LookedAt("t/n", LAST // 2, LAST)
+    most = await most_in_a_turn(owned.drop(one), lambda: looked.count)
+    assert most <= 2 * SLICE  # one walk's end and the next one's beginning
+    assert all(map(other.has, registry.topics)) and 0 < len(registry.topics) < MANY
+    await owned.drop(other)
+    assert not (registry.topics or registry.non_persistent.topics or some.unfinished.unopened)
+    assert fenced.count == 2 * MANY
 
 
 async def test_a_topic_that_is_deleted_during_the_survey_is_not_missed_for_ever() -> None:

@@ -46,6 +46,10 @@ class Bundle:
     def __contains__(self, place: int) -> bool:
         return self.lower <= place < self.upper or place == self.upper == LAST
 
+    def has(self, topic: str) -> bool:
+        """Whether the topic of that full name belongs to it. Callers ask about all topics, so no name is parsed."""
+        return topic.partition("://")[2].startswith(f"{self.namespace}/") and crc32(topic.encode()) in self
+
     def parts(self, border: int) -> tuple[Bundle, Bundle]:
         """The two bundles that splitting it at a border yields."""
         return Bundle(self.namespace, self.lower, border), Bundle(self.namespace, border, self.upper)

@@ -87,6 +87,11 @@ class NonPersistentTopics:
             del self.topics[topic.name]
             topic.fence("the topic was unloaded or deleted")
 
+    def drop(self, name: str, reason: str) -> None:
+        """Disconnect the clients of one, if it is here."""
+        if (topic := self.topics.pop(name, None)) is not None:
+            topic.fence(reason)
+
     async def follow_policies(self) -> None:
         """The rules may have changed."""
         async for name, topic in in_slices(self._scheduler, self.topics.items()):

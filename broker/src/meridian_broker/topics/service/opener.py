@@ -115,7 +115,13 @@ class TopicOpener:
         if name.is_persistent:
             return await self.topic(name, create=create, incarnation=incarnation, created=created)
         self.registry.check_exists(name)
-        return await self.registry.non_persistent.topic(name, create=create)
+        await self.parts.ownership.acquire(name)
+        topic = await self.registry.non_persistent.topic(name, create=create)
+        if not self.parts.ownership.holds(name):  # the term ended while it was looked up
+            moved = "goes to another broker: look it up again"
+            self.registry.non_persistent.drop(str(name), moved)
+            raise TopicFenced(f"{name} {moved}")
+        return topic
 
     async def _open_source(self, name: TopicName) -> Topic | Followed | None:
         """Open the topic that ``name`` is a shadow of: before its lock is taken, and one of the places for loading.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.scheduling import in_slices, later, run_all
 from meridian_broker.metadata.store import MetadataError
-from meridian_broker.ownership.bundles import Bundle, place_of
+from meridian_broker.ownership.bundles import Bundle
 from meridian_broker.ownership.owner import NotServing
 from meridian_broker.ownership.waiting import Waiting
 from meridian_broker.topics.errors import TopicElsewhere, TopicFenced
@@ -52,8 +52,10 @@ class OwnedTopics:
 
     def __init__(self, owner: BundleOwner) -> None:
         self.owner = owner
-        self._surveys: dict[Bundle, object] = {}
-        """The bundles whose topics are being listed, by the run that does."""
+        self._surveys: set[Bundle] = set()
+        """The bundles whose topics are not known yet."""
+        self._listing: dict[str, set[Bundle]] = {}
+        """By namespace that is being listed, the bundles that the present listing is not, or no longer, true of."""
         self._opener: TopicOpener | None = None
 
     def bind(self, opener: TopicOpener) -> None:
@@ -99,13 +101,7 @@ class OwnedTopics:
             return True
 
     def is_surveyed(self, topic: str | None = None, /) -> bool:
-        if not self._surveys or topic is None:
-            return not self._surveys
-        try:
-            name = topic_name.parse(topic)
-        except InvalidTopicNameError:
-            return True
-        return not any(_is_in(name, bundle) for bundle in self._surveys)
+        return not self._surveys if topic is None else not any(bundle.has(topic) for bundle in self._surveys)
 
     @property
     def is_sole(self) -> bool:
@@ -118,36 +114,50 @@ class OwnedTopics:
 
     def gained(self, bundle: Bundle) -> None:
         """Arrange for the bundle's topics to be opened: delayed delivery and expiry do not wait for clients."""
-        run = self._surveys[bundle] = object()
-        self._bound.parts.scheduler.spawn(self._survey(bundle, run), f"list the topics of {bundle}")
+        self._surveys.add(bundle)
+        namespace = bundle.namespace
+        if namespace not in self._listing:
+            self._listing[namespace] = set()
+            self._bound.parts.scheduler.spawn(self._survey(namespace), f"list the topics of {namespace}")
+        else:
+            self._listing[namespace].add(bundle)
 
-    async def _survey(self, bundle: Bundle, run: object) -> None:
-        """List the bundle's topics on record, however often the store has to be asked."""
-        parts, pause = self._bound.parts, SURVEY_SECONDS
-        while self._surveys.get(bundle) is run:
-            try:
-                names = await parts.catalog.topics.names(bundle.namespace)
-            except MetadataError as error:
-                log.warning("the topics of %s stay closed until they can be listed, will retry: %s", bundle, error)
-                await later(parts.scheduler, pause)
-                pause = min(2 * pause, SURVEY_SECONDS_MAX)
-                continue
-            async for name in in_slices(parts.scheduler, names):
-                if self._surveys.get(bundle) is not run:
-                    return
-                if str(name) not in self._bound.registry.topics and self.holds(name):
-                    parts.unfinished.unopened.add(str(name))
-                    parts.unfinished.later(name)
-            if self._surveys.get(bundle) is run:
-                del self._surveys[bundle]
-                self._listed.wake(bundle)
+    async def _survey(self, namespace: str) -> None:
+        """List the topics on record of all bundles that were gained, however often the store has to be asked. Bundles
+        come many at a time, and whatever comes during a listing is served by the next one."""
+        scheduler, registry, pause = self._bound.parts.scheduler, self._bound.registry, SURVEY_SECONDS
+        try:
+            while bundles := {bundle for bundle in self._surveys if bundle.namespace == namespace}:
+                stale = self._listing[namespace] = set()
+                try:
+                    names = await registry.names(namespace)
+                except MetadataError as error:
+                    log.warning("topics of %s stay closed until they can be listed, will retry: %s", namespace, error)
+                    await later(scheduler, pause)
+                    pause = min(2 * pause, SURVEY_SECONDS_MAX)
+                    continue
+                async for name in in_slices(scheduler, names):
+                    if name not in registry.topics and not any(bundle.has(name) for bundle in stale):
+                        self._found(topic_name.parse(name))
+                for bundle in (bundles - stale) & self._surveys:
+                    self._surveys.discard(bundle)
+                    self._listed.wake(bundle)
+        finally:
+            del self._listing[namespace]
+
+    def _found(self, name: TopicName) -> None:
+        """A topic on record that is not open."""
+        if self.holds(name):
+            unfinished = self._bound.parts.unfinished
+            unfinished.unopened.add(str(name))
+            unfinished.later(name)
 
     async def open(self, bundle: Bundle) -> None:
         """Open the bundle's topics now: clients that were sent here wait for them."""
         if bundle in self._surveys:
             await self._listed.wait(bundle)
         opener = self._bound
-        names = [topic_name.parse(name) for name in _in(opener.parts.unfinished.unopened, bundle)]
+        names = [topic_name.parse(name) for name in await self._of(bundle, opener.parts.unfinished.unopened)]
 
         async def open_one(name: TopicName) -> None:
             if self.owner.term(bundle) is not None:
@@ -159,23 +169,27 @@ class OwnedTopics:
     async def close(self, bundle: Bundle) -> None:
         """Close the bundle's open topics cleanly."""
         opener = self._bound
-        self._close_non_persistent(bundle, MOVED)
-        await settle(self._open_in(bundle), opener.parts.scheduler)
-        jobs = [partial(closing.hand_over, opener, topic, MOVED) for topic in self._open_in(bundle)]
         try:
+            await self._close_non_persistent(bundle, MOVED)
+            await settle(await self._open_in(bundle), opener.parts.scheduler)
+            jobs = [partial(closing.hand_over, opener, topic, MOVED) for topic in await self._open_in(bundle)]
             await run_all(opener.parts.scheduler, jobs, "close a topic of a bundle")
         finally:
-            self._forget(bundle)
+            await self._forget(bundle)
 
     async def drop(self, bundle: Bundle) -> None:
         """Drop the bundle's open topics without another write."""
-        self._close_non_persistent(bundle, LOST)
+        topics, dropped = self._bound.registry.topics, []
         try:
-            for topic in self._open_in(bundle):
-                topic.fence(LOST, for_good=True)
+            await self._close_non_persistent(bundle, LOST)
+            async for name in in_slices(self._bound.parts.scheduler, topics):
+                if bundle.has(name) and (topic := topics.get(name)) is not None:
+                    topic.fence(LOST, for_good=True)
+                    dropped.append(topic)
+            for topic in dropped:
                 await self._bound.drop(topic)
         finally:
-            self._forget(bundle)
+            await self._forget(bundle)
 
     # -- inside --------------------------------------------------------------------------------------------------
 
@@ -185,24 +199,30 @@ class OwnedTopics:
             raise RuntimeError("a topic is owned before an opener is bound")
         return self._opener
 
-    def _open_in(self, bundle: Bundle) -> list[Topic]:
-        topics = self._bound.registry.topics
-        return [topics[name] for name in _in(topics, bundle)]
+    async def _of(self, bundle: Bundle, topics: Iterable[str]) -> list[str]:
+        """Those that belong to the bundle."""
+        return [name async for name in in_slices(self._bound.parts.scheduler, topics) if bundle.has(name)]
 
-    def _forget(self, bundle: Bundle) -> None:
+    async def _open_in(self, bundle: Bundle) -> list[Topic]:
+        topics = self._bound.registry.topics
+        return [topics[name] for name in await self._of(bundle, topics) if name in topics]
+
+    async def _forget(self, bundle: Bundle) -> None:
         """Keep nothing of the bundle's topics that their next owner may change."""
-        self._surveys.pop(bundle, None)
+        self._surveys.discard(bundle)
+        if bundle.namespace in self._listing:
+            self._listing[bundle.namespace].add(bundle)
         self._listed.wake(bundle)
         self._bound.regions.leasing.left(_TopicsOf(bundle))
         unfinished = self._bound.parts.unfinished
-        for name in _in(unfinished.unopened | unfinished.closed.keys(), bundle):
+        for name in await self._of(bundle, unfinished.unopened | unfinished.closed.keys()):
             unfinished.closed.pop(name, None)
             unfinished.forget(name)
 
-    def _close_non_persistent(self, bundle: Bundle, reason: str) -> None:
-        topics = self._bound.registry.non_persistent.topics
-        for name in _in(topics, bundle):
-            topics.pop(name).fence(reason)
+    async def _close_non_persistent(self, bundle: Bundle, reason: str) -> None:
+        here = self._bound.registry.non_persistent
+        for name in await self._of(bundle, here.topics):
+            here.drop(name, reason)
 
 
 class _TopicsOf(Container[str]):
@@ -212,13 +232,4 @@ class _TopicsOf(Container[str]):
         self._bundle = bundle
 
     def __contains__(self, topic: object) -> bool:
-        return _is_in(topic_name.parse(str(topic)), self._bundle)
-
-
-def _in(topics: Iterable[str], bundle: Bundle) -> list[str]:
-    """The topics that belong to the bundle."""
-    return [topic for topic in topics if _is_in(topic_name.parse(topic), bundle)]
-
-
-def _is_in(name: TopicName, bundle: Bundle) -> bool:
-    return name.namespace_name == bundle.namespace and place_of(name) in bundle
+        return self._bundle.has(str(topic))
