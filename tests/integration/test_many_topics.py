@@ -17,6 +17,8 @@ from meridian_broker.admin.http.requests import Refused
 from meridian_broker.admin.metrics import Scrapes
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.server.broker import BrokerProcess
+from meridian_broker.topics.lifecycle import opening
+from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar.errors import ServerError
 from meridian_broker.wire.pulsar.topic_name import parse
@@ -178,3 +180,22 @@ async def test_all_who_scrape_at_the_same_time_get_one_text(
     )
     assert sorted(answer.status for answer in answers) == [200] * 5 + [503]
     assert len(made) == 2
+
+
+async def test_few_topics_are_opened_at_a_time(inside: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else the broker does waits for a step of each of them, and a lease has to be renewed in time."""
+    under_way, most, opened = 0, 0, opening.open_topic
+
+    async def counted(*arguments: Any) -> Topic:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        try:
+            return await opened(*arguments)
+        finally:
+            under_way -= 1
+
+    monkeypatch.setattr(opening, "open_topic", counted)
+    names = [parse(f"{TOPIC}-opened-{number}") for number in range(200)]
+    await asyncio.gather(*(inside.service.opener.topic(name, create=True) for name in names))
+    assert 1 < most <= 64
