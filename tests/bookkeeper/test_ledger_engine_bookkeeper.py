@@ -193,6 +193,64 @@ async def test_a_bookie_that_hangs_is_replaced(ledgers: BookKeeperWorld) -> None
         bookies.resume(victim)
 
 
+class Follower:
+    """Another broker's reader of ledger 1, which is told when there is more."""
+
+    def __init__(self, reader: BookKeeperReader) -> None:
+        self.reader = reader
+        self._grown = asyncio.Event()
+        self.end = reader.follow(self._grown.set)
+
+    async def reads(self, entries: list[bytes]) -> None:
+        """Wait until it has been told of all of them. These are what it reads."""
+        async with asyncio.timeout(60):
+            while self.reader.last_confirmed() < len(entries) - 1:
+                await self._grown.wait()
+                self._grown.clear()
+        found: list[bytes] = []
+        while len(found) < len(entries):
+            found += await self.reader.read(len(found), len(entries) - 1, 1 << 20)
+        assert found == entries
+
+
+async def test_a_ledger_is_read_to_its_end_while_another_broker_writes_it(ledgers: BookKeeperWorld) -> None:
+    """The newest entry, too, which no later one tells of; and when a bookie hangs, is replaced, and the writer ends."""
+    other, bookies = await ledgers.start(), ledgers.bookies
+    writer = await ledgers.store.create(1, fence=1)
+    written = await appended(writer, 1)
+    follower = Follower(await other.open(1))
+    for _ in range(3):
+        writer.writer.announce()
+        await follower.reads(written)
+        written += await appended(writer, 100)
+    asked = bookies.number(writer.writer.writing.metadata.segments[-1].ensemble[0])
+    bookies.pause(asked)
+    try:
+        async with asyncio.timeout(60):
+            while len(writer.writer.writing.metadata.segments) == 1:
+                written += await appended(writer, 1)
+        writer.writer.announce()
+        await follower.reads(written)
+    finally:
+        bookies.resume(asked)
+    written += await appended(writer, 10)
+    await writer.seal()
+    await follower.reads(written)
+    follower.end()
+    await other.store.close()
+
+
+async def test_a_follower_reads_what_a_dead_writer_left_once_the_ledger_is_recovered(ledgers: BookKeeperWorld) -> None:
+    dead, other = await ledgers.start(), await ledgers.start()
+    written = await appended(await dead.create(1, fence=1), 50)
+    follower = Follower(await other.open(1))
+    await dead.store.close()
+    assert (await ledgers.store.recover(1, fence=2)).entries == 50
+    await follower.reads(written)
+    follower.end()
+    await other.store.close()
+
+
 async def test_a_new_owner_takes_a_ledger_from_a_live_writer(ledgers: BookKeeperWorld) -> None:
     store, other = ledgers.store, await ledgers.start()
     for ledger in range(5):
