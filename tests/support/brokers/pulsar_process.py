@@ -65,6 +65,14 @@ def pulsar_missing() -> str | None:
     return None if any(jars().glob("pulsar-broker-*.jar")) else f"{jars()} holds no Pulsar: run scripts/pulsar"
 
 
+def java(*options: str) -> list[str]:
+    """The command of one of its programs, but for the class and its arguments."""
+    options = ("-Xms256m", "-Xmx512m", "-XX:MaxDirectMemorySize=512m", "-Xshare:auto", *options)
+    opened = [f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED]
+    logs = ["-Dlog4j2.disable.jmx=true", f"-Dlog4j2.configurationFile={PULSAR / 'log4j2.xml'}"]
+    return ["java", *options, *opened, *logs, "-cp", f"{jars()}/*"]
+
+
 class PulsarProcess(KilledAtExit):
     """One cluster. It keeps its ports and its data over restarts. Use it as a context manager."""
 
@@ -92,16 +100,13 @@ class PulsarProcess(KilledAtExit):
         config = self._directory / "standalone.conf"
         lines = (_SMALL | chosen | self._settings).items()
         config.write_text("".join(f"{key}={value}\n" for key, value in lines), encoding="utf-8")
-        options = ["-Xms256m", "-Xmx512m", "-XX:MaxDirectMemorySize=512m", "-XX:TieredStopAtLevel=1", "-Xshare:auto"]
-        options += [f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED]
-        options += ["-Dlog4j2.disable.jmx=true", f"-Dlog4j2.configurationFile={PULSAR / 'log4j2.xml'}"]
         places = ["--metadata-dir", str(self._directory / "metadata")]
         places += ["--bookkeeper-dir", str(self._directory / "bookkeeper")]
         places += ["--bookkeeper-port", str(self._bookie_port)]
         main = ["org.apache.pulsar.PulsarStandaloneStarter", "-c", str(config), "-nfw", "-nss", "-a", "127.0.0.1"]
         with (self._directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                ["java", *options, "-cp", f"{jars()}/*", *main, *places],
+                [*java("-XX:TieredStopAtLevel=1"), *main, *places],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self._directory,
