@@ -105,7 +105,12 @@ async def test_acknowledgements_of_entries_in_a_row_are_few_records_as_well(monk
     wrote, log = one.topic.progress_log._since_bytes, one.topic.progress_log
     built: list[Position] = []
     before = ReadableLog.before
-    monkeypatch.setattr(ReadableLog, "before", lambda log, at: built.append(at) or before(log, at))
+
+    def counted(log: ReadableLog, at: Position) -> Position:
+        built.append(at)
+        return before(log, at)
+
+    monkeypatch.setattr(ReadableLog, "before", counted)
     for name in names[2:]:
         for number in range(12):  # over several ledgers
             one.acknowledge(name, [number])
