@@ -165,6 +165,34 @@ def test_a_client_at_the_wrong_broker_is_refused_at_once_and_looks_the_topic_up_
     assert time.monotonic() - began < 10.0  # the broker's patience with a topic that is about to be served
 
 
+def test_without_etcd_brokers_serve_until_their_leases_end_and_go_on_when_it_is_back(
+    region: Region, bookies: Bookies
+) -> None:
+    results: dict[bytes, pulsar.Result] = {}
+    with connected(region.url) as client:
+        producer = client.create_producer("orders", batching_enabled=False, send_timeout_millis=0)
+        producer.send(b"before")
+        bookies.etcd.kill()
+        try:
+            until, number = time.monotonic() + LEASE_SECONDS / 2, 0
+            while time.monotonic() < until:
+                producer.send(b"%d" % number)
+                number += 1
+            for broker in region.brokers.values():
+                wait_until(
+                    lambda broker=broker: ": the lease on this broker's bundles ended" in broker.log(), "its end"
+                )
+            producer.send_async(b"late", lambda result, _: results.setdefault(b"late", result))
+            stats = "/admin/v2/persistent/public/default/orders/stats"
+            assert 200 not in [broker.http("GET", stats).status for broker in region.brokers.values()]
+            assert not results
+        finally:
+            bookies.etcd.start()
+            bookies.until_registered()
+        wait_until(lambda: results == {b"late": pulsar.Result.Ok}, "the receipt of what nobody served", 120.0)
+        assert set(everything(client, "orders")) == {b"before", *(b"%d" % one for one in range(number)), b"late"}
+
+
 def test_bundles_are_split_and_go_where_they_are_sent(region: Region) -> None:
     a, b = region.brokers.values()
     names = sorted(f"127.0.0.1:{one.http_port}" for one in (a, b))

@@ -78,8 +78,7 @@ class Bookies:
             self._format()
             for number in range(1, count + 1):
                 self.start(number, wait=False)
-            for number in range(1, count + 1):
-                self._await(number)
+            self.until_registered()
         except BaseException:
             self.close()
             raise
@@ -113,6 +112,11 @@ class Bookies:
 
     def resume(self, number: int) -> None:
         self._processes[number].send_signal(signal.SIGCONT)
+
+    def until_registered(self) -> None:
+        """Wait until all of them can be used; after an outage of etcd they register again."""
+        for number in self._ports:
+            self._await(number)
 
     def name(self, number: int) -> str:
         """Its id in etcd."""
