@@ -23,6 +23,7 @@ from meridian_broker.wire.pulsar.frames import FrameDecoder, Send
 from meridian_broker.wire.pulsar.markers import (
     Marker,
     Place,
+    Snapshot,
     SnapshotRequest,
     SnapshotResponse,
     SubscriptionUpdate,
@@ -32,6 +33,8 @@ from support.worlds.topic_of_one_region import Region
 
 OTHER = "other-apache"
 SETTINGS = SnapshotSettings()
+TO = {SnapshotResponse: (APACHE,), Snapshot: ("us",)}
+"""Regions that a marker is for; all, for the others."""
 
 
 class Told:
@@ -78,18 +81,24 @@ def brought(marker: Marker, source: str | None, *, only_to: str | None = None, p
     return send._replace(marker=True)
 
 
-async def answers(one: Region) -> list[SnapshotResponse]:
-    found, at = list[SnapshotResponse](), EARLIEST
+async def written(one: Region) -> list[Marker]:
+    """Own markers."""
+    found, at = list[Marker](), EARLIEST
     while some := await one.topic.log.read_after(at, 1000, 1 << 20):
         for _, entry in some:
             if entry[1] & MARKER:
                 header = unpack(entry)
                 body = entry[header.body_offset :]
                 marker = markers.read(body, metadata.scan(body))
-                assert isinstance(marker, SnapshotResponse) and header.replicate_to == (APACHE,)
+                assert marker is not None
+                assert header.replicate_to == TO.get(type(marker))
                 found.append(marker)
         at = some[-1][0]
     return found
+
+
+async def answers(one: Region) -> list[SnapshotResponse]:
+    return [marker for marker in await written(one) if isinstance(marker, SnapshotResponse)]
 
 
 async def bring(one: Region, producer: Producer, *sends: Send) -> None:
@@ -273,3 +282,33 @@ async def test_what_pulsar_is_not_told_is_shown() -> None:
     (shown,) = lagging.pulsar_json(found, 2).values()
     assert [sentence.split(" ")[0] for sentence in shown["notTold"]] == ["2", "a"]
     assert lagging.pulsar_json(one.topic.subscribing.create_subscription("own", EARLIEST), 0) == {}
+
+
+async def test_a_subscription_that_is_through_moves_pulsar_and_one_that_is_behind_is_made_known() -> None:
+    one = await opened()
+    one.topic.exchange = Told()  # type: ignore[assignment]
+    snapshots = one.topic.snapshots
+    assert isinstance(snapshots, TopicSnapshots)
+    await one.publish(4)
+    for name in ("through", "behind"):
+        one.topic.subscribing.create_subscription(name, EARLIEST, replicated=True)
+    snapshots.follow()
+    producer, _ = await entered(one)
+    for _ in range(3):
+        snapshots.look()
+        await one.settle()
+    (request,) = await written(one)
+    assert isinstance(request, SnapshotRequest)
+    await bring(one, producer, brought(SnapshotResponse(request.snapshot_id, Place(APACHE, Position(3, 9))), "3:10"))
+    for _ in range(3):
+        snapshots.look()
+        await one.settle()
+    _, taken, *named = await written(one)
+    assert isinstance(taken, Snapshot) and taken.places == (Place(APACHE, Position(3, 9)),)
+    unknown = (Place(APACHE, EARLIEST),)
+    assert set(named) == {SubscriptionUpdate("behind", unknown), SubscriptionUpdate("through", unknown)}
+    await one.ack("through", range(4), 0)
+    for _ in range(3):
+        snapshots.look()
+        await one.settle()
+    assert (await written(one))[4:] == [SubscriptionUpdate("through", taken.places)]
