@@ -181,10 +181,32 @@ class TestNamespaces:
 
         scanned: list[str] = []
         counted = make()
+        await counted.refresh()
         counted._access.store = Counting(store)
         await counted.namespaces.set_policy("public/default", "message_ttl_in_seconds", 9)
-        assert scanned.count(keys.namespace("public/default") + "/") == 2
+        assert scanned == [keys.namespace("public/default") + "/"] * 2, "nothing else is read: the tenant is known"
         assert (await catalog.namespaces.get("public/default")).to_json()["message_ttl_in_seconds"] == 9
+
+    async def test_clusters_are_checked_when_they_change(self, make: Callable[[], Catalog], catalog: Catalog) -> None:
+        """By what is stored, not by what this broker knows of it."""
+        other = make()
+        await other.refresh()
+        tenant = await catalog.tenants.get("public")
+        await catalog.tenants.update("public", replace(tenant, allowed_clusters=frozenset({"us-east"})))
+        with pytest.raises(Invalid, match="not among the tenant's allowed clusters"):
+            await other.namespaces.set_policy("public/default", "replication_clusters", ["us-east", "eu"])
+        with pytest.raises(Invalid, match="at least one replication cluster"):
+            await other.namespaces.set_policy("public/default", "replication_clusters", [])
+        await other.namespaces.set_policy("public/default", "replication_clusters", ["us-east"])
+
+    async def test_without_its_tenant_a_namespace_takes_no_policy(
+        self, catalog: Catalog, store: SqliteMetadataStore
+    ) -> None:
+        """Another region deleted the tenant (R42)."""
+        await store.delete(keys.tenant("public"))
+        await catalog.refresh()
+        with pytest.raises(NotFound, match="tenant public does not exist"):
+            await catalog.namespaces.set_policy("public/default", "message_ttl_in_seconds", 9)
 
     async def test_a_policy_is_taken_away(self, catalog: Catalog) -> None:
         await catalog.namespaces.set_policy("public/default", "message_ttl_in_seconds", 9)

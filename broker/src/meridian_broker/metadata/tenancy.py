@@ -179,11 +179,15 @@ class Namespaces:
         :raises NotFound: the namespace does not exist.
         :raises Invalid: ``change`` returned something impossible.
         """
-        tenant, _ = await self._base_of_tenant(name.partition("/")[0])
-        path = keys.namespace(check_namespace(name))
+        path, tenant = keys.namespace(check_namespace(name)), name.partition("/")[0]
+        known = self._access.view.tenant(tenant)
+        if known is None or known.deleting:
+            await self._base_of_tenant(tenant)
         seen = await self._access.tree(path)
-        wanted = change(_namespace(seen, name))
-        await self._check_clusters(wanted, tenant)
+        present = _namespace(seen, name)
+        wanted = change(present)
+        if _clusters_of(wanted) != _clusters_of(present):
+            await self._check_clusters(wanted, (await self._base_of_tenant(tenant))[0])
 
         def changing(tree: Tree) -> dict[str, Any]:
             nonlocal wanted
@@ -246,6 +250,11 @@ class Namespaces:
         refused = sorted(wanted - tenant.allowed_clusters)
         if refused:
             raise Invalid(f"{', '.join(refused)}: not among the tenant's allowed clusters; allow it there first")
+
+
+def _clusters_of(record: NamespaceRecord) -> tuple[frozenset[str], frozenset[str]]:
+    """What has to go with the tenant and the clusters that there are."""
+    return record.replication_clusters, record.allowed_clusters
 
 
 def _namespace(tree: Tree, name: str) -> NamespaceRecord:
