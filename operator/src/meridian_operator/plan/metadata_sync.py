@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans for MetadataSyncPolicies: two settings in each region, and what the regions say about the result."""
+"""Plans for MetadataSyncPolicies: up to three settings in each region, and what the regions say about the result."""
 
 from __future__ import annotations
 
