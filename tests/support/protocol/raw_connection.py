@@ -34,10 +34,16 @@ class RawConnection:
         self._requests = itertools.count(1)
 
     @classmethod
-    async def open(cls, port: int, client_version: str = "raw") -> Self:
-        """Connect to loopback and shake hands."""
+    async def open(cls, port: int, client_version: str = "raw", *, names_sources: bool = False) -> Self:
+        """Connect to loopback and shake hands.
+
+        :param names_sources: as the replicator of a region of Apache Pulsar that stamps source positions.
+        """
         made = cls(*await asyncio.open_connection("127.0.0.1", port))
-        made.say(T.CONNECT, pb.CommandConnect(client_version=client_version, protocol_version=21))
+        asked = pb.CommandConnect(client_version=client_version, protocol_version=21)
+        if names_sources:
+            asked.feature_flags.supports_repl_dedup_by_lid_and_eid = True
+        made.say(T.CONNECT, asked)
         await made.hear(T.CONNECTED)
         return made
 

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages as the replicator of a region of Apache Pulsar sends them, to a real broker."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from meridian_broker.server.broker import BrokerProcess
+from meridian_broker.wire.proto import pulsar_pb2 as pb
+from meridian_broker.wire.pulsar import metadata
+from support.brokers.broker_process import http
+from support.protocol.admin_paths import subscription_path
+from support.protocol.raw_connection import RawConnection
+
+WEST = "west"
+APACHE = "apache"
+NOWHERE = {"serviceUrl": "http://127.0.0.1:1", "brokerServiceUrl": "pulsar://127.0.0.1:1", "kind": "pulsar"}
+
+
+async def sends(port: int, region: str, topic: str, sources: list[int], *, stamps: bool = True) -> RawConnection:
+    """Apache Pulsar connects to a region and sends the numbers of these positions."""
+    wire = await RawConnection.open(port, names_sources=stamps)
+    await wire.producer(topic, producer_name=f"pulsar.repl.{APACHE}-->{region}", user_provided_producer_name=True)
+    for source in sources:
+        said = pb.MessageMetadata(producer_name="theirs", sequence_id=source, publish_time=1, replicated_from=APACHE)
+        if stamps:
+            said.properties.add(key=metadata.SOURCE_POSITION_PROPERTY, value=f"3:{source}")
+        wire.send_body(source, metadata.build_body(said.SerializeToString(), str(source).encode()))
+        await wire.receipt()
+    return wire
+
+
+async def test_status_says_how_each_kind_moves(inside: BrokerProcess) -> None:
+    """One region is enough to say it; the other one cannot be reached."""
+    admin = f"http://127.0.0.1:{inside.settings.network.web_service_port}"
+    clusters = ["inside", WEST, APACHE]
+
+    async def call(method: str, path: str, body: object = ...) -> Any:
+        answer = await asyncio.to_thread(http, method, f"{admin}{path}", body)
+        assert answer.status in (200, 204), (path, answer.text)
+        return answer.json if answer.status == 200 else None
+
+    await call("PUT", f"/admin/v2/clusters/{APACHE}", NOWHERE)
+    await call("PUT", f"/admin/v2/clusters/{WEST}", {**NOWHERE, "kind": "meridian"})
+    await call("PUT", "/admin/v2/tenants/shop", {"allowedClusters": clusters})
+    await call("PUT", "/admin/v2/namespaces/shop/all", {"replication_clusters": clusters})
+    for name, stamps, moves in (("stamped", True, "exact"), ("unstamped", False, "snapshot")):
+        topic = f"persistent://shop/all/{name}"
+        await call("PUT", f"/admin/v2/persistent/shop/all/{name}/subscription/s?replicated=true", None)
+        (shown,) = (await call("GET", f"{subscription_path(topic, 's')}/status"))["pulsar"]
+        assert (shown["region"], shown["moves"]) == (APACHE, "unknown")
+        port = inside.settings.network.broker_service_port
+        wire = await sends(port, "inside", topic, [0, 1, 4], stamps=stamps)
+        (shown,) = (await call("GET", f"{subscription_path(topic, 's')}/status"))["pulsar"]
+        assert (shown["region"], shown["moves"]) == (APACHE, moves)
+        assert ("sends no source positions" in shown["detail"]) == (not stamps)
+        stats = await call("GET", f"/admin/v2/persistent/shop/all/{name}/stats")
+        assert stats["subscriptions"]["s"]["msgBacklog"] == 3
+        await wire.close()
