@@ -399,7 +399,7 @@ def test_a_shadow_is_made_after_its_source_and_deleted_with_its_object(kube: Kub
     assert near.call("GET", "watched/shadowTopics").json == ["persistent://public/default/watched-view"]
     status = (kube.get("shadowtopics", "view") or {})["status"]
     assert (status["source"], status["connected"]) == ("persistent://public/default/watched", True)
-    assert ("Normal", "Changed") in [event[:2] for event in kube.events("view")]
+    wait_until(lambda: ("Normal", "Changed") in [event[:2] for event in kube.events("view")], "the Event")
 
     assert near.call("PUT", "taken-before", {}).status == 204
     kube.create("shadowtopics", "rude", **shadow("watched", "taken-before"))
