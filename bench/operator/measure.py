@@ -107,7 +107,7 @@ class Cluster:
         return used
 
     def ready(self, plural: str) -> int:
-        found = [one for (kind, _, _), one in list(self.api.objects.items()) if kind == plural]
+        found = [one for (kind, _, _), one in self.api.objects.copy().items() if kind == plural]
         return sum(_ready(one) for one in found)
 
     def falsely_unreachable(self) -> int:
@@ -162,7 +162,7 @@ def making(world: Cluster, count: int, patience: float) -> None:
     for name, value in world.used().items():
         bench.figure(f"making_cpu_seconds_{name.replace(' ', '_').replace('-', '_')}", value - base[name])
     bench.figure("making_api_requests_per_object", len(api.requests) / count)
-    events = [one for (plural, _, _), one in list(api.objects.items()) if plural == "events"]
+    events = [one for (plural, _, _), one in api.objects.copy().items() if plural == "events"]
     bench.at_most("events_per_object", len(events) / count, 1)
     bench.at_most("falsely_unreachable_objects_while_made", world.falsely_unreachable(), 0)
 

@@ -99,7 +99,7 @@ class KubeApi:
         """Type, reason and message of the Events about an object, oldest first."""
         return [
             (one["type"], one["reason"], one["message"])
-            for (plural, _, _), one in list(self.objects.items())
+            for (plural, _, _), one in self.objects.copy().items()
             if plural == "events" and one["involvedObject"]["name"] == name
         ]
 
