@@ -105,7 +105,7 @@ class Collecting:
         try:
             self._shares.follow(self._owner.view.bundles)
         except BordersChanged as error:
-            raise NotWhole(f"while it was being exported, bundle {error}: repeat the request") from None
+            raise NotWhole(f"during the export, bundle {error}: repeat the request") from None
         records: dict[str, BrokerRecord] = {}
 
         def owner_of(bundle: Bundle) -> str:

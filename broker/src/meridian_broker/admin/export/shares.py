@@ -47,7 +47,7 @@ class Shares:
             while within[-1].upper < bundle.upper:
                 within.append(now.at(within[-1].upper))
             if (within[0].lower, within[-1].upper) != (bundle.lower, bundle.upper):
-                raise BordersChanged(f"{bundle} is not one any more")
+                raise BordersChanged(f"{bundle} no longer exists")
             self.missing.remove(bundle)
             self.missing.update(within)
 

@@ -212,7 +212,7 @@ def _with(request: web.Request, region: str) -> Session:
     """:raises NotFound: the region does not share metadata with this one."""
     session = session_of(request)
     if region not in session.regions() - {state(request).region}:
-        raise NotFound(f"{region[:100]!r} is no other region of {session.topic.topic}")
+        raise NotFound(f"{region[:100]!r} is not another region of {session.topic.topic}")
     return session
 
 

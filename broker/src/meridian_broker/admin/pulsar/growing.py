@@ -62,7 +62,7 @@ async def prepare(request: web.Request) -> web.Response:
     given = await body(request, limit=LARGE_BODY_BYTES)
     name = topic_of(request)
     if not isinstance(given, Mapping) or name.partition < 0:
-        raise Invalid("expected a partition, and what is told of the growth")
+        raise Invalid("expected the name of a partition and a description of the growth")
     partitions, version = given.get("partitions"), given.get("version")
     if not isinstance(partitions, int) or not isinstance(version, int):
         raise Invalid("partitions, version: expected whole numbers")

@@ -64,7 +64,7 @@ class FollowedNamespaces:
                 try:
                     await self._watch(namespace)
                 except MetadataError as error:
-                    log.warning("changes of the topics of %s are reported later: %s", namespace, error)
+                    log.warning("cannot read the topics of %s, will report changes later: %s", namespace, error)
                     self._answer(namespace, error)
                     await later(self._scheduler, RETRY_SECONDS)
         finally:

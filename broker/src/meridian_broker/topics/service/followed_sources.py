@@ -129,7 +129,7 @@ class FollowedSource:
                             return
                         learn(found)
                 except MetadataError as error:
-                    log.warning("%s is followed later: %s", self.name, error)
+                    log.warning("cannot follow %s, will retry: %s", self.name, error)
                     await later(self._parts.scheduler, RETRY_SECONDS)
         finally:
             self._watched.discard(what)
@@ -164,7 +164,7 @@ class FollowedSource:
                             return
                         await self._catch_up()
                 except (LedgerError, MetadataError, TopicError) as error:
-                    log.warning("%s is read on later: %s", self.name, error)
+                    log.warning("cannot read on in %s, will retry: %s", self.name, error)
                     await later(self._parts.scheduler, RETRY_SECONDS)
                     self._is_due = True
         finally:
@@ -216,7 +216,7 @@ class FollowedSource:
 
     async def _begin_again(self, why: str) -> None:
         """It is not the topic any more that was followed."""
-        log.info("%s %s: its shadows are opened again", self.name, why)
+        log.info("%s %s: reopening its shadows", self.name, why)
         old, self.log = self.log, self._new_log()
         self.terminated, self.ends, self._incarnation = None, {}, ""
         await old.close()
@@ -231,7 +231,7 @@ class FollowedSource:
             try:
                 await trimming.skip(shadow, gone)
             except LedgerError as error:  # what is not stored any more cannot be recorded one by one
-                log.warning("%s passes over what %s has deleted: %s", shadow.name, self.name, error)
+                log.warning("%s skips what %s deleted, but not entry by entry: %s", shadow.name, self.name, error)
         self.log.forget_gone()
 
     async def _answer(self, shadow: Topic) -> None:

@@ -243,7 +243,7 @@ async def look_after(opener: TopicOpener) -> None:
                     continue
             opener.parts.catalog.shadows.behind.add(record.shadow)
         except MetadataError as error:
-            log.warning("it is not known whether shadow %s exists: %s", record.shadow, error)
+            log.warning("cannot tell whether shadow %s exists: %s", record.shadow, error)
     await catch_up(opener)
 
 
@@ -257,7 +257,7 @@ async def follow_partitions(opener: TopicOpener, source: TopicName, owners: Owne
     shadows.behind |= {record.shadow for record in shadows.of(source)}
     await _catch_up(opener, owners)
     if owners is not None and (behind := [one.shadow for one in shadows.of(source) if one.shadow in shadows.behind]):
-        raise TopicFenced(f"{source} has its partitions, and its shadow {behind[0]} does not: repeat the request")
+        raise TopicFenced(f"{source} got its new partitions, but its shadow {behind[0]} did not: repeat the request")
 
 
 async def catch_up(opener: TopicOpener) -> None:

@@ -390,13 +390,13 @@ class TopicSnapshots:
     def give_up(self, regions: frozenset[str]) -> None:
         """Take snapshots without these regions, until told otherwise or the topic is opened again.
 
-        :raises NotAllowed: one of them is no other region of the topic, or entries reach it.
+        :raises NotAllowed: one of them is not another region of the topic, or entries reach it.
         """
         for region in sorted(regions):
             if region not in self.others():
-                raise NotAllowed(f"{region} is no other region of {self.topic.name}")
+                raise NotAllowed(f"{region} is not another region of {self.topic.name}")
             if self.is_connected(region):
-                raise NotAllowed(f"{region} is connected: it answers snapshots, and cannot be given up")
+                raise NotAllowed(f"{region} is connected and answers, so snapshots cannot go on without it")
         self._given_up = regions
         if self.controller is not None:
             self.controller.regions_changed()

@@ -233,5 +233,5 @@ def _position(message: pb.MarkersMessageIdData) -> Position:
     """A position of ``EARLIEST`` or later."""
     ledger, entry = ((number ^ _SIGN) - _SIGN for number in (message.ledger_id, message.entry_id))
     if ledger < -1 or entry < -1:
-        raise MarkerError(f"{message.ledger_id}:{message.entry_id} is no position")
+        raise MarkerError(f"{message.ledger_id}:{message.entry_id} is not a position")
     return Position(ledger, entry)
