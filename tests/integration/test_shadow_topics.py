@@ -198,6 +198,21 @@ def test_what_a_shadow_refuses(broker: BrokerProcess, client: pulsar.Client) -> 
     assert stats(broker, "taken-view")["meridian"]["shadow"]["autoResetBacklogEntries"] == 7
 
 
+def test_a_shadow_of_another_regions_topic_is_refused_with_what_to_do_instead(broker: BrokerProcess) -> None:
+    places = {
+        "/admin/v2/clusters/far": {"serviceUrl": "http://far:8080", "brokerServiceUrl": "pulsar://far:6650"},
+        "/admin/v2/tenants/away": {"allowedClusters": ["far"]},
+        "/admin/v2/namespaces/away/there": {"replication_clusters": ["far"]},
+    }
+    for path, body in places.items():
+        assert broker.http("PUT", path, body).status == 204
+    answer = broker.http("PUT", f"{BASE}/away-view", {SOURCE: "persistent://away/there/t"})
+    assert answer.status == 405 and "replicate the source" in answer.reason, answer.text
+    assert broker.http("GET", f"{BASE}/away-view/stats").status == 404
+    for path in reversed(places):
+        assert broker.http("DELETE", path).status == 204
+
+
 def test_everything_survives_a_restart_and_deletion_leaves_nothing(
     broker: BrokerProcess, client: pulsar.Client
 ) -> None:

@@ -63,6 +63,7 @@ public final class Interop extends Checks {
                 & check("chunks and access modes", this::chunksAndAccessModes)
                 & check("new partitions", this::newPartitions)
                 & check("read compacted", this::readCompacted)
+                & check("shadow topics", this::shadows)
                 & check("admin", this::administration);
     }
 
@@ -292,6 +293,47 @@ public final class Interop extends Checks {
         consumer(topic).readCompacted(true).subscribe().close();
         String volatileTopic = "non-persistent://public/default/compacted";
         refused(PulsarClientException.class, () -> consumer(volatileTopic).readCompacted(true).subscribe());
+    }
+
+    private void shadows() throws Exception {
+        String source = TOPICS + "sourced";
+        String shadow = TOPICS + "sourced-view";
+        admin.topics().createNonPartitionedTopic(source);
+        admin.topics().createShadowTopic(shadow, source);
+        equal(admin.topics().getShadowSource(shadow), source);
+        admin.topics().setShadowTopics(source, List.of(shadow));
+        equal(admin.topics().getShadowTopics(source), List.of(shadow));
+        try (Consumer<byte[]> consumer = consumer(shadow).subscribe()) {
+            for (MessageId sent : publish(client, source, 0, 5)) {
+                Message<byte[]> message = receive(consumer);
+                equal(message.getMessageId(), sent);
+                consumer.acknowledge(message);
+            }
+        }
+        refused(PulsarClientException.NotAllowedException.class, () -> client.newProducer().topic(shadow).create());
+        refused(PulsarAdminException.PreconditionFailedException.class, () -> admin.topics().delete(source));
+        admin.topics().removeShadowTopics(source);
+        equal(admin.topics().getShadowTopics(source), List.of());
+        admin.topics().delete(shadow);
+        admin.topics().delete(source);
+
+        String parted = TOPICS + "sourced-parts";
+        String view = TOPICS + "sourced-parts-view";
+        admin.topics().createPartitionedTopic(parted, 2);
+        admin.topics().createShadowTopic(view, parted);
+        equal(admin.topics().getPartitionedTopicMetadata(view).partitions, 2);
+        admin.topics().updatePartitionedTopic(parted, 3);
+        equal(admin.topics().getPartitionedTopicMetadata(view).partitions, 3);
+        try (Consumer<byte[]> consumer = consumer(view).subscribe()) {
+            Set<MessageId> sent = new HashSet<>(publish(client, parted, 0, 6));
+            Set<MessageId> received = new HashSet<>();
+            for (int at = 0; at < 6; at++) {
+                received.add(MessageId.fromByteArray(receive(consumer).getMessageId().toByteArray()));
+            }
+            equal(received, sent);
+        }
+        admin.topics().deletePartitionedTopic(view);
+        admin.topics().deletePartitionedTopic(parted);
     }
 
     private void administration() throws Exception {
