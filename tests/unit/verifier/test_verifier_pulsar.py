@@ -34,7 +34,7 @@ def with_pulsar(there: Mapping[str, PulsarCursor], **changed: Any) -> World:
     states = {}
     for name, other in ((A, B), (B, A)):
         links = {other: Link(True, 0, 0), PULSAR: Link(True, 0, 0)}
-        states[name] = dataclasses.replace(state_of(other), links=links, **changed)
+        states[name] = dataclasses.replace(state_of(other), **{"links": links, **changed})
     seen = PulsarRegion({TOPIC: told}, {TOPIC: told})
     return dataclasses.replace(world(states, states), pulsar={PULSAR: seen})
 
@@ -85,6 +85,9 @@ def test_a_link_that_is_down_both_times_is_wrong() -> None:
     both = dataclasses.replace(judged, pulsar={PULSAR: PulsarRegion({TOPIC: down}, {TOPIC: down})})
     assert pairs(both)["", PULSAR, A] == (State.MISALIGNED, (Reason.LINK_DOWN,))
     assert pairs(both)["", PULSAR, B][0] is State.UNKNOWN
+    links = {PULSAR: Link(False, 0, 0)}
+    plain = with_pulsar({"billing": cursor()}, links=links)
+    assert pairs(plain)["", A, PULSAR][0] is State.UNKNOWN, "a region exports no such link"
     once = dataclasses.replace(judged, pulsar={PULSAR: PulsarRegion({TOPIC: down}, up)})
     assert pairs(once)["", PULSAR, A][0] is State.UNKNOWN
 

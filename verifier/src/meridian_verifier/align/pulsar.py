@@ -116,18 +116,12 @@ def _pair(world: World, topic: str, subscription: str, source: str, target: str,
 
 
 def _link(world: World, topic: str, source: str, target: str) -> Iterator[Reason]:
-    """It was down at both snapshots."""
-    if source in world.pulsar:
-        told = world.pulsar[source]
-        moments = [moment[topic].links.get(target) for moment in (told.earlier, told.later) if topic in moment]
-    else:
-        links = [
-            moment[source].topics[topic].links
-            for moment in (world.earlier, world.later)
-            if topic in moment[source].topics
-        ]
-        moments = [one[target].connected for one in links if target in one]
-    if len(moments) == 2 and moments == [False, False]:
+    """Pulsar said at both snapshots that it was down. Regions of Meridian export links to each other only."""
+    told = world.pulsar.get(source)
+    moments = (
+        [moment[topic].links.get(target) for moment in (told.earlier, told.later) if topic in moment] if told else []
+    )
+    if moments == [False, False]:
         yield Reason.LINK_DOWN
 
 
