@@ -7,7 +7,9 @@ It needs Java 17 and the jars that `scripts/pulsar` fetches.
 from __future__ import annotations
 
 import os
+import subprocess
 from collections import Counter
+from pathlib import Path
 
 import pulsar
 import pytest
@@ -136,3 +138,64 @@ def test_a_copy_of_a_replicated_message_is_not_taken_for_a_repeat(
     finally:
         client.close()
     assert_holds(apache, topic, [b"first", b"copy"])
+
+
+@pytest.mark.timeout(SECONDS)
+def test_batches_of_every_codec_and_encrypted_messages_go_both_ways(
+    apache: PulsarProcess, meridian: BrokerProcess, tmp_path: Path
+) -> None:
+    private, public = tmp_path / "private.pem", tmp_path / "public.pem"
+    subprocess.run(["openssl", "genrsa", "-out", private, "2048"], check=True, capture_output=True)
+    subprocess.run(["openssl", "rsa", "-in", private, "-pubout", "-out", public], check=True, capture_output=True)
+    keys = pulsar.CryptoKeyReader(str(public), str(private))
+    for side, other in ((meridian, apache), (apache, meridian)):
+        name = "meridian" if side is meridian else "apache"
+        topic = f"persistent://{NAMESPACE}/codecs-of-{name}"
+        sent: list[bytes] = []
+        for codec in (pulsar.CompressionType.NONE, *CODECS):
+            messages = numbered(f"{codec.name}", 20)
+            publish(side, topic, messages, batching_enabled=True, compression_type=codec)
+            sent += messages
+        assert_holds(other, topic, sent)
+        secret = f"{topic}-encrypted"
+        publish(side, secret, [b"secret"], encryption_key="key", crypto_key_reader=keys)
+        client = pulsar.Client(other.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
+        try:
+            consumer = client.subscribe(
+                secret, "s", initial_position=pulsar.InitialPosition.Earliest, crypto_key_reader=keys
+            )
+            assert consumer.receive(60_000).data() == b"secret"
+        finally:
+            client.close()
+
+
+@pytest.mark.timeout(SECONDS)
+def test_partitions_grow_on_the_other_side(apache: PulsarProcess, meridian: BrokerProcess) -> None:
+    for side, other in ((meridian, apache), (apache, meridian)):
+        path = f"/admin/v2/persistent/{NAMESPACE}/grows-in-{'meridian' if side is meridian else 'apache'}/partitions"
+        topic = path.removeprefix("/admin/v2/").removesuffix("/partitions").replace("persistent/", "persistent://")
+        assert side.http("PUT", path, 1).status == 204
+        publish(side, topic, numbered("a", 10))
+        assert_holds(other, topic, numbered("a", 10))
+        assert side.http("POST", path, 4).status == 204
+        publish(side, topic, numbered("b", 40))
+        wait_until(lambda: other.http("GET", path).json["partitions"] == 4, "four partitions")  # noqa: B023
+        assert_holds(other, topic, numbered("b", 40))
+
+
+@pytest.mark.timeout(SECONDS)
+def test_a_namespace_that_is_missing_there_is_said_and_nothing_is_lost(
+    apache: PulsarProcess, meridian: BrokerProcess
+) -> None:
+    topic = "persistent://shop/late/one"
+    policy = {"replication_clusters": ["apache", "meridian"]}
+    assert meridian.http("PUT", "/admin/v2/namespaces/shop/late", policy).status == 204
+    publish(meridian, topic, numbered("a", 20))
+
+    def told() -> str:
+        shown = meridian.http("GET", f"/admin/v2/{topic.replace('://', '/')}/stats").json["replication"]["apache"]
+        return str(shown["lastError"] or "") if shown["replicationBacklog"] else ""
+
+    print(wait_until(told, "the reason"))
+    assert apache.http("PUT", "/admin/v2/namespaces/shop/late", {}).status == 204
+    assert_holds(apache, topic, numbered("a", 20))
