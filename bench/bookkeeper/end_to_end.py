@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -189,6 +190,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if (why := bookies_missing() or pulsar_missing()) is not None:
         raise SystemExit(f"bench: {why}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was started is ended, too
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="bench-beside-") as name, ExitStack() as stack:
         directory = Path(name)
