@@ -49,6 +49,16 @@ def wait_until_moved(side: Side, topic: str) -> None:
         print("backlogs", topic, [one for at, one in enumerate(seen) if at == 0 or seen[at - 1] != one])
 
 
+def wait_until_sent(meridian: BrokerProcess, topic: str) -> None:
+    """All of its messages are in Pulsar."""
+
+    def is_there() -> bool:
+        shown = meridian.http("GET", f"/admin/v2/{topic.replace('://', '/')}/stats").json["replication"]["apache"]
+        return bool(shown["connected"]) and shown["replicationBacklog"] == 0
+
+    wait_until(is_there, "the messages to be sent", 60.0)
+
+
 @contextlib.contextmanager
 def consumer(side: Side, topic: str, kind: pulsar.ConsumerType = pulsar.ConsumerType.Shared) -> Iterator[Any]:
     client = pulsar.Client(side.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))
@@ -102,6 +112,7 @@ def test_a_subscription_moves_and_comes_back_while_pulsar_is_killed(
         publish(meridian, topic, third)
         assert set(taken(here, set(third))) == set(third)
         apache.start()
+        wait_until_sent(meridian, topic)
         wait_until_moved(apache, topic)
     fourth = numbered("m4", 100) + numbered("p4", 100)
     publish(apache, topic, numbered("p4", 100))
