@@ -58,6 +58,25 @@ func TestProducersAndConsumersFollowNewPartitions(t *testing.T) {
 	equal(t, "partitions", len(stats.Partitions), 4)
 }
 
+// The client has no call of its own for shadows: a property makes one.
+func TestAPropertyMakesAShadowTopic(t *testing.T) {
+	t.Parallel()
+	client, admin, source, shadow := connect(t), connectAdmin(t), newTopic(), newTopic()
+	must(t, admin.Topics().Create(nameOf(t, source), 0))
+	having := map[string]string{"PULSAR.SHADOW_SOURCE": source}
+	must(t, admin.Topics().CreateWithProperties(nameOf(t, shadow), 0, having))
+	consumer := subscribe(t, client, pulsar.ConsumerOptions{Topic: shadow})
+	producer := produce(t, client, pulsar.ProducerOptions{Topic: source, DisableBatching: true})
+	sent := send(t, producer, pulsar.ProducerMessage{Payload: []byte("seen in both")})
+	message := receive(t, consumer)
+	equal(t, "content", string(message.Payload()), "seen in both")
+	equal(t, "ledger", message.ID().LedgerID(), sent.LedgerID())
+	equal(t, "entry", message.ID().EntryID(), sent.EntryID())
+	if err := admin.Topics().Delete(nameOf(t, source), true, true); err == nil {
+		t.Fatal("a topic that has a shadow was deleted")
+	}
+}
+
 func TestTenantsAndNamespaces(t *testing.T) {
 	t.Parallel()
 	admin := connectAdmin(t)
