@@ -162,6 +162,28 @@ def test_whoever_is_asked_answers_with_its_end_and_follows_up_once() -> None:
     assert isinstance(marker, SnapshotResponse)
 
 
+def test_an_answer_that_cannot_be_stored_is_written_again_while_it_is_waited_for() -> None:
+    host = Host("eu", "ap")
+    controller = SnapshotController(host)
+    host.fails = True
+    controller.received(SnapshotRequest("early", "eu"), "eu", Position(1, 5))
+    controller.received(SnapshotRequest("theirs", "eu"), "eu", Position(1, 5))
+    controller.received(SnapshotRequest("other", "ap"), "ap", Position(1, 6))
+    host.take()
+    ticked(controller, host, 999)
+    assert host.take() == []
+    host.known, host.fails = frozenset({"eu"}), False  # ap left the topic
+    ticked(controller, host, 1)
+    ((response, only_to),) = host.take()
+    assert (response, only_to) == (SnapshotResponse("theirs", Place("us", Position(1, 3))), "eu")
+    assert controller.deadline_ms is None
+    host.fails = True
+    controller.received(SnapshotRequest("never", "eu"), "eu", Position(1, 7))
+    ticked(controller, host, 60_000)
+    assert len(host.take()) == 30  # one a second, until eu has given up
+    assert controller.deadline_ms is None
+
+
 def test_a_region_speaks_for_itself_alone() -> None:
     host = Host("eu", "ap")
     controller, snapshot_id = begun(host)

@@ -18,12 +18,15 @@ that again after every call and every ``done``. Nothing waits, and nothing is ke
 that a subscription has not passed are found in the log again (``found``), and a first one is taken at once, because an
 update may have been lost.
 
+A topic that is just being filled stores no markers yet. An answer that could not be stored is written again until the
+other region has given up: Pulsar does not ask again before its own timeout, half a minute by default.
+
 A marker is believed only about the region that sent it (R7): what is refused has no effect, and is counted.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from meridian_broker.positions.position import Position
 from meridian_broker.replication.snapshots.ports import SnapshotHost, SnapshotRules, needed
@@ -40,6 +43,15 @@ from meridian_broker.wire.pulsar.markers import (
 
 PAUSE_MAX_MS: Final = 600_000
 """Longest pause before a topic at rest tries again: a region may be linked to this one and never answer."""
+
+
+class _Unanswered(NamedTuple):
+    """A region's request whose answer could not be stored."""
+
+    snapshot_id: str
+    again_ms: int
+    until_ms: int
+    """When that region waits no longer."""
 
 
 class SnapshotController:
@@ -60,6 +72,8 @@ class SnapshotController:
         """In a row, since a message was stored."""
         self._next_ms = host.now_ms()
         """When the next one may be."""
+        self._unanswered: dict[str, _Unanswered] = {}
+        """By region, the newest of them."""
         self.refused = 0
         """Markers of other regions that had no effect: they speak for somebody else, or of what is not here."""
 
@@ -90,12 +104,18 @@ class SnapshotController:
     def deadline_ms(self) -> int | None:
         """When ``tick`` is due; None: there is nothing to do until something happens."""
         due = [self._taker.deadline_ms, self._updates.deadline_ms, self._next_ms if self._wants_snapshot else None]
+        due.extend(one.again_ms for one in self._unanswered.values())
         return min((one for one in due if one is not None), default=None)
 
     def tick(self) -> None:
         """Do what is due."""
         self._taker.expire()
         self._updates.retry()
+        now_ms = self._host.now_ms()
+        for region in [region for region, one in self._unanswered.items() if one.again_ms <= now_ms]:
+            one = self._unanswered.pop(region)
+            if region in self._host.others():
+                self._answer(region, one.snapshot_id, one.until_ms)
         if self._wants_snapshot and self._next_ms <= self._host.now_ms():
             self._begin()
 
@@ -175,14 +195,23 @@ class SnapshotController:
         match marker:
             case SnapshotRequest(snapshot_id, source) if source == sender:
                 self._was_asked |= not snapshot_id.startswith(FOLLOW_UP)
-                place = Place(self._host.region, self._host.last_position())
-                self._host.write(SnapshotResponse(snapshot_id, place), sender, _whatever)
+                self._unanswered.pop(sender, None)
+                self._answer(sender, snapshot_id, self._host.now_ms() + self._rules.timeout_ms)
             case SnapshotResponse(_, place) if place.region == sender:
                 self._taker.answered(marker, at)
             case SubscriptionUpdate(subscription, places):
                 self._move(subscription, places, sender)
             case _:
                 self.refused += 1
+
+    def _answer(self, region: str, snapshot_id: str, until_ms: int) -> None:
+        def stored(position: Position | None) -> None:
+            again_ms = self._host.now_ms() + self._rules.interval_ms
+            if position is None and again_ms < until_ms and region not in self._unanswered:
+                self._unanswered[region] = _Unanswered(snapshot_id, again_ms, until_ms)
+
+        place = Place(self._host.region, self._host.last_position())
+        self._host.write(SnapshotResponse(snapshot_id, place), region, stored)
 
     def _move(self, subscription: str, places: tuple[Place, ...], sender: str) -> None:
         """An update moves nothing past the end of the log: that region knows entries which were lost here (R5)."""
@@ -194,7 +223,3 @@ class SnapshotController:
             return
         unknown = self._host.others() - {place.region for place in places} - {sender}
         self._host.acknowledge(subscription, position, sender, unknown)
-
-
-def _whatever(position: Position | None) -> None:
-    """An answer that could not be stored is asked for again: the snapshot times out."""

@@ -428,9 +428,14 @@ class TopicSnapshots:
 
     def write(self, marker: Marker, only_to: str | None, done: Callable[[Position | None], None]) -> None:
         topic, backfill = self.topic, self.topic.backfill
+
+        def not_now() -> None:
+            done(None)
+            self._wake(self)  # it may be tried again
+
         is_closed = topic.failure is not None or topic.is_ended or topic.settling is not Settling.NOT
         if is_closed or (backfill is not None and not backfill.is_complete):
-            topic.scheduler.defer(lambda: done(None))
+            topic.scheduler.defer(not_now)
             return
 
         def stored(_tokens: list[None], result: Position | LedgerError) -> None:
