@@ -237,6 +237,7 @@ def test_a_policy_of_a_topic_is_set_once_and_ends_with_the_topic(shared: Regions
     assert get(shared, "us", f"{ORDERS}/maxConsumers") == 7
     write(shared, "us", "DELETE", f"{ORDERS}?force=true")
     wait_until(lambda: get(shared, "eu", f"{ORDERS}/stats") is None, "the deletion in eu")
+    wait_in_step(shared)  # the end of its policies comes by another way
     write(shared, "eu", "PUT", ORDERS)
     write(shared, "eu", "POST", f"{ORDERS}/maxConsumers", 8)
     wait_until(lambda: get(shared, "us", f"{ORDERS}/maxConsumers") == 8, "the policy of the next topic in us")
