@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meridian_broker.ledgers.log import TopicLog
 from meridian_broker.ledgers.view import LogView
+from meridian_broker.metadata.errors import AlreadyExists
 from meridian_broker.metadata.shadow_topics import SOURCE
 from meridian_broker.positions import Stamp
 from meridian_broker.topics import validation
@@ -60,7 +61,12 @@ async def open_topic(
                 f"{name} was deleted in {parts.region} ({deleted or 'never'}), but the other region knows of "
                 f"another deletion ({incarnation or 'none'}): it is not recreated from there (R8)"
             )
-        await metadata.create(fence, joining=parts.is_multi_region(name), created=created, growing_to=growing_to)
+        try:
+            await metadata.create(fence, joining=parts.is_multi_region(name), created=created, growing_to=growing_to)
+        except AlreadyExists:  # the admin API made it meanwhile, which does not wait for whoever opens it
+            metadata, exists = await deletion.claimed(parts, name, fence, base.deleting)
+            if not exists:
+                raise
     if base.partitions is None:
         base = await _base_of(parts, name)  # it may have been made meanwhile
     adopted = await orphans.adopt(parts, name, metadata)
