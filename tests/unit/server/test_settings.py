@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from meridian_broker.engines.bookkeeper.certificates import BookieTls
 from meridian_broker.engines.etcd.address import Login
@@ -149,6 +149,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 @given(st.dictionaries(st.sampled_from(sorted(BY_KEY)), st.text(max_size=20), max_size=4))
+@example({"configurationMetadataSyncEventTopic": "0"})
 def test_any_text_gives_settings_or_a_refusal_that_names_a_key(pairs: dict[str, str]) -> None:
     try:
         settings = Settings.of(pairs)

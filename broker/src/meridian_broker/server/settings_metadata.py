@@ -94,8 +94,9 @@ class MetadataSettings:
         except Invalid as error:
             raise SettingsError(str(error)) from None
         if choice.topic and not has_peer_secret:
+            key = EVENT_TOPIC if self.metadata_sync_event_topic else CONFIGURATION_EVENT_TOPIC
             raise SettingsError(
-                "metadataSyncEventTopic: set peerTokenFile too, the same in all regions: without it, anybody who can "
+                f"{key}: set peerTokenFile too, the same in all regions: without it, anybody who can "
                 "write to the topic in any region could write this region's metadata"
             )
         kind, _, rest = url.partition(":")
