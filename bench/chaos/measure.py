@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``bench/chaos/run``: see the head of ``run``."""
+"""Three regions of real brokers, ordinary clients, and random trouble from a seed; then the books are balanced.
+
+Nothing may be lost, nothing delivered again without a reason, and each subscription stands at the same place everywhere.
+A failed run names its seed; the same seed makes the same trouble.
+"""
 
 from __future__ import annotations
 
@@ -70,10 +74,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a look in less than four minutes")
     parser.add_argument("--json", action="store_true", help="one JSON object in the last line")
     parser.add_argument("--prepare", action="store_true", help="nothing has to be prepared; for symmetry with others")
-    parser.add_argument("--first", type=int, default=1, metavar="SEED")
-    parser.add_argument("--seeds", type=int, default=10, help="so many from the first on")
+    parser.add_argument("--first", type=int, default=1, metavar="SEED", help="the first seed; 1")
+    parser.add_argument("--seeds", type=int, default=10, help="so many from the first on; 10")
     parser.add_argument("--rounds", type=int, help="of trouble and calm, for each seed; 3, or 2 when it is quick")
-    parser.add_argument("--seconds", type=float, default=8, help="of trouble in a round")
+    parser.add_argument("--seconds", type=float, default=8, help="of trouble in a round; 8")
     parser.add_argument("--keep", action="store_true", help="keep logs and disks of a seed that went wrong")
     options = parser.parse_args()
     options.rounds = options.rounds or (2 if options.quick else 3)
