@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Three regions of real brokers, ordinary clients, and random trouble from a seed; then the books are balanced.
 
-Nothing may be lost, nothing delivered again without a reason, and each subscription stands at the same place everywhere.
-A failed run names its seed; the same seed makes the same trouble.
+Nothing may be lost, nothing delivered again without a reason, and each subscription stands at the same place
+everywhere. A failed run names its seed; the same seed makes the same trouble.
 """
 
 from __future__ import annotations
