@@ -179,11 +179,15 @@ def test_a_shared_message_is_what_each_consumer_would_be_sent_alone(
 
 def test_entries_that_are_sent_in_turns_are_encoded_once_each() -> None:
     shared, entries = encode.SharedMessages(), [b"head" + bytes(size) for size in range(5)]
+    assert [shared.of(one, (7, number), -1, 4) for number, one in enumerate(entries)] == [None] * 5
     first = [shared.of(one, (7, number), -1, 4) for number, one in enumerate(entries)]
+    assert [one.entry for one in first if one is not None] == entries
     for _ in range(3):
         assert [shared.of(one, (7, number), -1, 4) for number, one in enumerate(entries)] == first
-    other = b"head" + bytes(3)  # of another topic that had the same position, or read anew
-    assert shared.of(other, (7, 3), -1, 4).entry is other
+    other = b"head" + bytearray(3)  # of another topic that had the same position, or read anew
+    assert other == entries[3] and shared.of(other, (7, 3), -1, 4) is None
+    again = shared.of(other, (7, 3), -1, 4)
+    assert again is not None and again.entry is other
     for number in range(3 * encode.SHARED):
         shared.of(other, (8, number), -1, 4)
         shared.of(bytes(encode.SHARED_BYTES + 1), (9, number), -1, 4)

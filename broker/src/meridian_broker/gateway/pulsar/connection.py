@@ -463,30 +463,30 @@ class Connection(FlowControl):
         self, consumer: Consumer, position: Position, entry: bytes, redeliveries: int, remaining: int | None
     ) -> None:
         offset = entry[2] << 8 | entry[3]
-        if not redeliveries and remaining is None and not consumer.consumer_epoch:
-            shared = self.broker.delivered.of(entry, position, consumer.subscription.topic.partition, offset)
-            header = shared.header(consumer.consumer_id)
-            self.write(header)
+        is_plain = not redeliveries and remaining is None and not consumer.consumer_epoch
+        partition = consumer.subscription.topic.partition
+        if is_plain and (shared := self.broker.delivered.of(entry, position, partition, offset)) is not None:
+            self.write(shared.header(consumer.consumer_id))
             if shared.body is not None:
                 self.write(shared.body)
-            if self._out_bytes - self._handed_on >= EARLY_BYTES:
-                self._hand_on()
-            return
-        words: list[int] = []
-        while remaining:
-            words.append(remaining & 0xFFFFFFFFFFFFFFFF)
-            remaining >>= 64
-        header = encode.message_header(
-            consumer.consumer_id,
-            encode.message_id(position[0], position[1], consumer.subscription.topic.partition),
-            len(entry) - offset,
-            redeliveries,
-            words,
-            consumer.consumer_epoch or None,
-        )
-        self._out.append(header)  # not by ``write``, to save a call per message: the next line schedules the flush
-        self._out_bytes += len(header)
-        self.write(memoryview(entry)[offset:])
+        else:
+            words: list[int] = []
+            while remaining:
+                words.append(remaining & 0xFFFFFFFFFFFFFFFF)
+                remaining >>= 64
+            header = encode.message_header(
+                consumer.consumer_id,
+                encode.message_id(position[0], position[1], partition),
+                len(entry) - offset,
+                redeliveries,
+                words,
+                consumer.consumer_epoch or None,
+            )
+            self._out.append(header)  # not by ``write``, to save a call per message: the next line schedules the flush
+            self._out_bytes += len(header)
+            self.write(memoryview(entry)[offset:])
+        if self._out_bytes - self._handed_on >= EARLY_BYTES:
+            self._hand_on()
 
     def disconnect_consumer(self, consumer: Consumer) -> None:
         if self.consumers is not None and self.consumers.get(consumer.consumer_id) is consumer:

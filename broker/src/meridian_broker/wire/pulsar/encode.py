@@ -180,28 +180,33 @@ class SharedMessage:
 
 class SharedMessages:
     """Those that were sent last: a consumer that is sent several entries at once is followed by others that are sent
-    the same."""
+    the same. The first time an entry is only noted: to most, there is one subscription."""
 
     __slots__ = ("_known", "_last")
 
     def __init__(self) -> None:
         self._last = SharedMessage(b"", (-1, -1), -1, 0)
-        self._known: dict[tuple[int, int], SharedMessage] = {}
+        self._known: dict[tuple[int, int], SharedMessage | bytes] = {}
+        """Entries that were sent once are here themselves."""
 
-    def of(self, entry: bytes, position: tuple[int, int], partition: int, offset: int) -> SharedMessage:
-        """Parameters as of ``SharedMessage``."""
+    def of(self, entry: bytes, position: tuple[int, int], partition: int, offset: int) -> SharedMessage | None:
+        """Parameters as of ``SharedMessage``. None: the entry was not sent lately, and this consumer may be the only
+        one, for which ``message_header`` costs half as much."""
         last = self._last
         if last.entry is entry and last.position == position:
             return last
-        found = self._known.get(position)
-        if found is None or found.entry is not entry:
-            found = SharedMessage(entry, position, partition, offset)
-            if len(entry) <= SHARED_BYTES:
-                if len(self._known) >= SHARED:
-                    self._known.clear()
-                self._known[position] = found
-        self._last = found
-        return found
+        known = self._known
+        found = known.get(position)
+        if found is entry:
+            found = known[position] = SharedMessage(entry, position, partition, offset)
+        if isinstance(found, SharedMessage) and found.entry is entry:
+            self._last = found
+            return found
+        if len(entry) <= SHARED_BYTES:
+            if len(known) >= SHARED:
+                known.clear()
+            known[position] = entry
+        return None
 
 
 def message_header(
