@@ -22,13 +22,14 @@ from meridian_broker.metadata.limits import check_transaction
 from meridian_broker.metadata.records import encode
 from meridian_broker.metadata.store import ABSENT, Change, Check, Delete, Lease, Put, Record, VersionConflict
 from meridian_broker.metadata.sync import paths
-from meridian_broker.metadata.sync.applying import Applier, read_mark
+from meridian_broker.metadata.sync.applying import Applier
 from meridian_broker.metadata.sync.catching_up import Digest, compared, take
 from meridian_broker.metadata.sync.conflicts import Conflict
 from meridian_broker.metadata.sync.conflicts import from_store as conflict_from_store
 from meridian_broker.metadata.sync.digests import Place, Summary
 from meridian_broker.metadata.sync.events import Changes, Event, Mark, decode
 from meridian_broker.metadata.sync.known import Known
+from meridian_broker.metadata.sync.marks import read_mark
 from meridian_broker.metadata.sync.parked import from_parked
 from meridian_broker.metadata.sync.publishing import PAUSE_MS, Publisher
 from meridian_broker.metadata.sync.reading import read_moment
@@ -174,6 +175,10 @@ class WaitingInMemory:
     def is_noted(self, path: str) -> bool:
         """It may be wrong, so it always says the same."""
         return False
+
+    def is_listed(self, path: str) -> bool:
+        """As ``is_noted``."""
+        return True
 
     async def _parked(self) -> list[tuple[str, Stamped]]:
         found = await self.store.scan(paths.PARKED + "/")

@@ -16,6 +16,7 @@ from meridian_broker.metadata.store import Change, Check, Delete, MetadataUnavai
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.applying import Applier
 from meridian_broker.metadata.sync.events import Changes, Event, Mark
+from meridian_broker.metadata.sync.grouping import EVENTS_TOGETHER
 from meridian_broker.metadata.sync.kept import Kept
 from meridian_broker.metadata.sync.known import Known
 from meridian_broker.metadata.sync.stamped import Stamped, canonical, to_store
@@ -32,6 +33,7 @@ class Reads:
     def __init__(self, store: SqliteMetadataStore) -> None:
         self._store = store
         self.paths: list[str] = []
+        self.requests = 0
 
     async def get(self, path: str) -> Record | None:
         self.paths.append(path)
@@ -39,6 +41,7 @@ class Reads:
 
     async def get_many(self, some: Sequence[str]) -> list[Record | None]:
         self.paths += some
+        self.requests += 1
         return await self._store.get_many(some)
 
     async def scan(self, prefix: str) -> list[tuple[str, Record]]:
@@ -143,3 +146,17 @@ async def test_conflicts_are_counted_as_they_come_and_go(world: World, store: Sq
     await wait_until(lambda: world.kept.conflicts == {path})
     await store.delete(paths.conflict(path))
     await wait_until(lambda: not world.kept.conflicts)
+
+
+async def test_old_values_of_a_region_that_knows_every_deletion_are_taken_without_looking_at_each(
+    world: World, store: SqliteMetadataStore
+) -> None:
+    await wait_until(lambda: world.known.deletions == STONES and world.kept._is_read and not world.kept.is_listed("/"))
+    horizon = (NOW_MS - 5000, 0)
+    await store.put(paths.HORIZON, encode(list(horizon)))
+    states = [Stamped(Stamp(NOW_MS - 9000, number, "us"), canonical({})) for number in range(EVENTS_TOGETHER)]
+    events = [Event(keys.tenant(f"old{state.stamp.counter:02d}"), state) for state in states]
+    await world.applier.take(events, are_new=True, alive_upto=horizon)
+    assert world.reads.requests == 1
+    found = await store.get_many([event.path for event in events])
+    assert None not in found

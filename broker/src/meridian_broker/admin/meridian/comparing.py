@@ -18,9 +18,9 @@ from meridian_broker.gateway.metadata_session import Session
 from meridian_broker.gateway.metadata_standby import HOLD_SECONDS
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.sync import paths
-from meridian_broker.metadata.sync.applying import read_mark
 from meridian_broker.metadata.sync.catching_up import BUCKETS_TOGETHER, PLACES_TOGETHER, STATES_TOGETHER
 from meridian_broker.metadata.sync.digests import BUCKETS, PARTS, Place
+from meridian_broker.metadata.sync.marks import read_mark
 from meridian_broker.metadata.sync.reading import Seen, read_moment
 
 LOOKS: Final = 10

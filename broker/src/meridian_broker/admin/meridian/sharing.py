@@ -18,12 +18,12 @@ from meridian_broker.metadata import keys
 from meridian_broker.metadata.errors import Invalid, NotFound
 from meridian_broker.metadata.store import MetadataStore, Record
 from meridian_broker.metadata.sync import paths
-from meridian_broker.metadata.sync.applying import read_mark
 from meridian_broker.metadata.sync.catching_up import Comparison
 from meridian_broker.metadata.sync.conflicts import Shown
 from meridian_broker.metadata.sync.conflicts import from_store as conflict_of
 from meridian_broker.metadata.sync.converging import Verdict
 from meridian_broker.metadata.sync.digests import Summary
+from meridian_broker.metadata.sync.marks import read_mark
 from meridian_broker.metadata.sync.parked import from_parked
 from meridian_broker.metadata.sync.reading import read, with_tombstones
 from meridian_broker.metadata.sync.stamped import Stamped

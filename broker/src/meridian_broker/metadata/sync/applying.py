@@ -32,10 +32,10 @@ from meridian_broker.metadata.sync.converging import (
     overwrites_unseen,
     written,
 )
-from meridian_broker.metadata.sync.digests import forgotten
 from meridian_broker.metadata.sync.events import MAX_COUNTER, Changes, Event, Mark, Message
 from meridian_broker.metadata.sync.grouping import in_bursts, in_transactions
 from meridian_broker.metadata.sync.kept import Waiting
+from meridian_broker.metadata.sync.marks import read_mark
 from meridian_broker.metadata.sync.merging import is_merged, is_same_topic, loses_nothing, united
 from meridian_broker.metadata.sync.parked import from_parked, parked_to_store
 from meridian_broker.metadata.sync.publishing import PAUSE_MS
@@ -43,6 +43,7 @@ from meridian_broker.metadata.sync.reading import Seen, read, with_tombstones
 from meridian_broker.metadata.sync.recording import owing, stamp_after
 from meridian_broker.metadata.sync.shapes import fault_of
 from meridian_broker.metadata.sync.stamped import BEGINNING, Moment, Stamped, from_store, moment
+from meridian_broker.metadata.sync.unheard import list_unheard
 from meridian_broker.positions.clock import HybridClock
 
 ATTEMPTS: Final = 64
@@ -208,7 +209,7 @@ class Applier:
                 for event, verdict in zip(events, verdicts, strict=True):
                     if verdict is Verdict.APPLIED:
                         self._clock.observe(event.state.stamp, MAX_AHEAD_MS)
-                await self._list_unheard(events, verdicts, seen)
+                self.counts.conflicts += await list_unheard(self._store, self._waiting, events, verdicts, seen)
                 return
         raise Contended(f"applying {events[0].path}: others changed it {ATTEMPTS} times in the meantime")
 
@@ -322,27 +323,6 @@ class Applier:
         state = event.state.with_value(value, stamp)
         return [*seen.storing(path, state), owing(path, seen, {path: written(event.state)}, stamp)]
 
-    async def _list_unheard(self, events: Sequence[Event], verdicts: Sequence[Verdict], seen: Seen) -> None:
-        """List for people what was not taken, and is no repeat: a value from before the horizon, at a path of which
-        nothing is known, that no mark of its writer covers. The writer was expelled (R44). If it turns out to know of
-        every deletion and still has the value, a comparison takes it, and nothing is listed any more.
-        """
-        horizon = seen.moment(paths.HORIZON)
-        for event, verdict in zip(events, verdicts, strict=True):
-            if event.state.value is None or moment(event.state.stamp) > horizon or seen.state(event.path) is not None:
-                continue
-            where, of_writer = paths.conflict(event.path), paths.region(event.source)
-            now = await read(self._store, [where, of_writer])
-            listed, mark = now.records[where], now.records[of_writer]
-            is_heard = mark is None or moment(event.state.stamp) <= read_mark(of_writer, mark.value)[0]
-            checks = [*now.checks().values()]
-            if verdict is Verdict.STALE and listed is None and not is_heard:
-                record = conflict_records.to_store(event.state, forgotten(horizon))
-                self.counts.conflicts += await self._store.transact(checks, [Put(where, record)])
-            lost = None if listed is None else conflict_records.from_store(where, listed.value).lost
-            if verdict is Verdict.APPLIED and lost is not None and lost.stamp == event.state.stamp:
-                await self._store.transact(checks, [Delete(where)])
-
     async def _hear(self, mark: Mark) -> None:
         """A mark further in the future than a stamp may be is from a wrong clock, and promises nothing."""
         if mark.upto[0] > self._now_ms() + MAX_AHEAD_MS:
@@ -395,10 +375,3 @@ def _parking(event: Event, verdict: Verdict, seen: Seen) -> list[Put | Delete]:
     if kept is not None and not kept.beats(event.state):
         return [Delete(where)]
     return []
-
-
-def read_mark(path: str, data: bytes) -> tuple[Moment, dict[str, Moment]]:
-    """A region's mark, and the marks of others that it has heard. :raises MetadataError: the record is damaged."""
-    shown, _ = decode(path, data)
-    heard = {str(region): (int(upto[0]), int(upto[1])) for region, upto in shown["heard"].items()}
-    return (int(shown["mark"][0]), int(shown["mark"][1])), heard

@@ -44,6 +44,10 @@ class Waiting(Protocol):
         """Whether a tombstone or a parked state of it is probably stored."""
         ...
 
+    def is_listed(self, path: str) -> bool:
+        """Whether a conflict of it may be stored."""
+        ...
+
 
 class Kept:
     """See the module's text. A task runs each of ``follow_parked`` and ``follow_conflicts``, again when they fail."""
@@ -54,6 +58,7 @@ class Kept:
         self._parked = Earliest()
         self._conflicts: set[str] = set()
         self._is_read = False
+        self._conflicts_read = False
 
     async def follow_parked(self) -> None:
         """:raises MetadataError: the store does not answer, or changes may have been missed. Call it again."""
@@ -66,6 +71,7 @@ class Kept:
 
     async def follow_conflicts(self) -> None:
         """:raises MetadataError: as ``follow_parked``."""
+        self._conflicts_read = False
         async for changes in _followed(self._store, paths.CONFLICTS + "/", self._conflicts.clear):
             for where, record in changes:
                 path = where.removeprefix(paths.CONFLICTS)
@@ -73,6 +79,7 @@ class Kept:
                     self._conflicts.discard(path)
                 else:
                     self._conflicts.add(path)
+            self._conflicts_read = True
 
     @property
     def parked_paths(self) -> int:
@@ -102,6 +109,9 @@ class Kept:
 
     def is_noted(self, path: str) -> bool:
         return self._known.is_deleted(path) or path in self._parked
+
+    def is_listed(self, path: str) -> bool:
+        return path in self._conflicts or not self._conflicts_read
 
     def _forget_parked(self) -> None:
         self._parked = Earliest()
