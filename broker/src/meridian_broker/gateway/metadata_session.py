@@ -27,7 +27,7 @@ from meridian_broker.metadata.sync.events import Changes, Message
 from meridian_broker.metadata.sync.events import decode as decode_message
 from meridian_broker.metadata.sync.kept import Kept
 from meridian_broker.metadata.sync.known import Known
-from meridian_broker.metadata.sync.publishing import Publisher, pause_after
+from meridian_broker.metadata.sync.publishing import Owed, Publisher, in_groups, pause_after
 from meridian_broker.metadata.sync.recording import RecordingStore
 from meridian_broker.metadata.sync.stamped import BEGINNING
 from meridian_broker.metadata.sync.standing import NameTaken, PeerState, Standing
@@ -162,9 +162,10 @@ class Session:
             self._owing.clear()
             begun = clock()
             try:
-                await self._send(dict(self._owed))
+                owed = dict(self._owed)
+                sent = await self._send(owed)
+                await together([self._delete(sent, owed), asyncio.sleep(pause_after(clock() - begun))])
                 self.publish_problem = None
-                await asyncio.sleep(pause_after(clock() - begun))
             except MetadataError as error:
                 self.publish_problem = str(error)
                 self._owing.set()
@@ -174,8 +175,18 @@ class Session:
                 self.publish_problem = "see the log"
                 await asyncio.sleep(RETRY_SECONDS)
 
-    async def _send(self, owed: Mapping[str, Record]) -> None:
-        await self.publisher.send(owed.items())
+    async def _send(self, owed: Mapping[str, Record]) -> list[Owed]:
+        """Returns the entries that were sent and are still in the outbox: those of the last message. The others are
+        deleted while the next one is sent."""
+        sent: list[Owed] = []
+        for some in in_groups(owed.items()):
+            await together([self.publisher.send(some), self.publisher.delete(sent)])
+            sent = some
+        return sent
+
+    async def _delete(self, sent: Sequence[Owed], owed: Mapping[str, Record]) -> None:
+        """:param owed: all that was sent."""
+        await self.publisher.delete(sent)
         for path, record in owed.items():
             if self._owed.get(path) is record:  # not one that was written meanwhile
                 del self._owed[path]

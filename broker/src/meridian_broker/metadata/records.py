@@ -31,6 +31,8 @@ REPLICATOR_ROLE: Final = "replicatorRole"
 
 Json = dict[str, Any]
 _ENCODE: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+_DECODE: Final = json.JSONDecoder().decode
+"""Records are UTF-8: ``json.loads`` looks for that in each of them."""
 
 
 def encode(value: Any, stamp: Stamp | None = None, *, as_format: int = FORMAT) -> bytes:
@@ -47,13 +49,22 @@ def decode(path: str, data: bytes, *, newest: int = FORMAT) -> tuple[Any, Stamp 
     :param newest: the greatest format that the caller can read.
     :raises MetadataError: it is of a newer format, or damaged.
     """
+    value, stamp, _ = opened(path, data, newest=newest)
+    return value, stamp
+
+
+def opened(path: str, data: bytes, *, newest: int = FORMAT) -> tuple[Any, Stamp | None, Json]:
+    """As ``decode``, and everything that is stored with the value.
+
+    :raises MetadataError: as ``decode``.
+    """
     try:
-        wrapped = json.loads(data)
+        wrapped = _DECODE(data.decode())
         found = wrapped["format"]
         if found > newest:
             raise MetadataError(f"{path} has format {found}, made by a newer version; this one reads {newest}: upgrade")
         stamp = wrapped.get("stamp")
-        return wrapped["value"], None if stamp is None else Stamp(int(stamp[0]), int(stamp[1]), str(stamp[2]))
+        return wrapped["value"], None if stamp is None else Stamp(int(stamp[0]), int(stamp[1]), str(stamp[2])), wrapped
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise MetadataError(f"{path} holds {data[:60]!r}, which no version of Meridian wrote: restore it") from error
 

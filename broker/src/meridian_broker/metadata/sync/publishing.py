@@ -24,7 +24,7 @@ from meridian_broker.metadata.sync.events import Changes, Event, Mark, Written
 from meridian_broker.metadata.sync.events import encode as encode_message
 from meridian_broker.metadata.sync.grouping import EVENTS_TOGETHER
 from meridian_broker.metadata.sync.outbox import OutboxEntry
-from meridian_broker.metadata.sync.reading import read, with_tombstones
+from meridian_broker.metadata.sync.reading import Seen, read
 from meridian_broker.metadata.sync.stamped import BEGINNING, Moment, moment
 from meridian_broker.positions.clock import HybridClock, Stamp
 
@@ -38,7 +38,7 @@ PACE_SECONDS: Final = 0.02
 """Between two messages of this region: what is written meanwhile is sent together, so a burst costs others little. The
 first write after a pause is sent at once."""
 PACE_SHARE: Final = 4
-"""The pause lasts so many times as long as the last message took: a region that has much to do sends less often, ..."""
+"""The pause lasts so many times as long as sending took: a region that has much to do sends less often, ..."""
 PACE_SECONDS_MAX: Final = 0.2
 """... down to this."""
 
@@ -68,18 +68,10 @@ class Publisher:
 
         :raises MetadataError: store or topic does not answer. What was not sent stays.
         """
-        return await self.send(await self._store.scan(paths.OUTBOX + "/"))
-
-    async def send(self, found: Iterable[tuple[str, Record]]) -> int:
-        """Send these entries of the outbox, as they were read, oldest first. Returns the number of events.
-
-        :raises MetadataError: as ``drain``.
-        """
-        owed = [Owed(outbox.from_store(path, record.value), path, record) for path, record in found]
         sent = 0
-        for some in in_groups(sorted(owed, key=lambda one: (one.entry.since, one.path))):
-            sent += await self._send(some)
-            await self._delete(some)
+        for some in in_groups(await self._store.scan(paths.OUTBOX + "/")):
+            sent += await self.send(some)
+            await self.delete(some)
         return sent
 
     async def mark(self, heard: Callable[[], Awaitable[Mapping[str, Moment]]]) -> Mark:
@@ -110,11 +102,15 @@ class Publisher:
                 return upto
         raise Contended(f"writing a mark: others changed it {ATTEMPTS} times in the meantime; try again later")
 
-    async def _send(self, some: Sequence[Owed]) -> int:
+    async def send(self, some: Sequence[Owed]) -> int:
+        """Send one group of entries. Returns the number of events.
+
+        :raises MetadataError: as ``drain``.
+        """
         united: dict[str, Written | None] = {}
         for one in reversed(some):
             united |= one.entry.replaced  # of a path in several entries, what the first one replaced
-        seen = await read(self._store, with_tombstones(united))
+        seen = await self._read(united)
         states = [(path, seen.state(path), replaced) for path, replaced in united.items()]
         events = [Event(path, state, replaced) for path, state, replaced in states if state is not None]
         for message in outbox.in_messages(events):
@@ -122,13 +118,26 @@ class Publisher:
         self.published += len(events)
         return len(events)
 
-    async def _delete(self, some: Sequence[Owed]) -> None:
-        """One to which a write was added stays, to be sent again."""
+    async def delete(self, some: Sequence[Owed]) -> None:
+        """These were sent. One to which a write was added stays, to be sent again.
+
+        :raises MetadataError: the store does not answer. They are sent again, which changes nothing.
+        """
+        if not some:
+            return
         checks = [Check(one.path, one.record.version) for one in some]
         if not await self._store.transact(checks, [Delete(one.path) for one in some]) and len(some) > 1:
             half = len(some) // 2
-            await self._delete(some[:half])
-            await self._delete(some[half:])
+            await self.delete(some[:half])
+            await self.delete(some[half:])
+
+    async def _read(self, wanted: Iterable[str]) -> Seen:
+        """A path with a value has no tombstone. One that gets its value back between the two reads is in the outbox
+        again."""
+        values = await read(self._store, wanted)
+        absent = [path for path, record in values.records.items() if record is None]
+        stones = await read(self._store, map(paths.tombstone, absent)) if absent else Seen({})
+        return Seen({**dict.fromkeys(map(paths.tombstone, values.records)), **values.records, **stones.records})
 
 
 def pause_after(took: float) -> float:
@@ -136,11 +145,16 @@ def pause_after(took: float) -> float:
     return min(max(PACE_SECONDS, PACE_SHARE * took), PACE_SECONDS_MAX)
 
 
-def in_groups(owed: Iterable[Owed]) -> list[list[Owed]]:
-    """In order, as few groups as are applied in one transaction each, unless one entry alone is larger."""
+def in_groups(found: Iterable[tuple[str, Record]]) -> list[list[Owed]]:
+    """Entries of the outbox as they were read: oldest first, and as few groups as are applied in one transaction each,
+    unless one entry alone is larger.
+
+    :raises MetadataError: an entry is damaged.
+    """
+    owed = [Owed(outbox.from_store(path, record.value), path, record) for path, record in found]
     groups: list[list[Owed]] = []
     size = 0
-    for one in owed:
+    for one in sorted(owed, key=lambda one: (one.entry.since, one.path)):
         added = len(one.entry.replaced)
         if not groups or size + added > EVENTS_TOGETHER:
             groups.append([])

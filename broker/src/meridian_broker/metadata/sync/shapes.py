@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from typing import Final
 
 from meridian_broker.metadata.access import check_name
@@ -15,6 +16,7 @@ from meridian_broker.metadata.store import Record
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.stamped import Stamped, to_store
 from meridian_broker.metadata.trees import BASE, Tree, fold_namespace, fold_tenant, fold_topic_policies
+from meridian_broker.positions.clock import ZERO
 
 _DEPTH = {
     paths.TENANTS: 4,
@@ -27,6 +29,11 @@ _DEPTH = {
 """Segments of the path of a tenant, of a namespace, and of a topic."""
 
 
+REMEMBERED: Final = 1024
+REMEMBERED_BYTES: Final = 256
+"""Many namespaces have the same few values. That so many of them are fit to be served is remembered, if they are no
+longer than this."""
+
 _ADDRESSES: Final = ("http://", "https://", "pulsar://", "pulsar+ssl://")
 """How the addresses of a cluster begin, in the order of its record."""
 
@@ -38,25 +45,39 @@ def fault_of(path: str, state: Stamped) -> str | None:
         return "it is not the path of anything"
     if state.value is None:
         return None
-    base = "/".join(segments[: _DEPTH[scope]])
-    records = {BASE: Record(b'{"format":1,"value":{}}', 1), path.removeprefix(base): Record(to_store(state), 1)}
-    tree = Tree(base, records)
+    leaf = "".join(f"/{one}" for one in segments[_DEPTH[scope] :])
     try:
         if scope == paths.CLUSTERS:
             return _fault_of_cluster(ClusterRecord.from_json(json.loads(state.value)), segments[3:])
+        if scope == paths.SCHEMAS:
+            return _fault_of_schema(SchemaRecord.from_json(json.loads(state.value)), segments[6:])
+    except Exception as error:  # whatever a value of another region does to a reader
+        return _described(error)
+    fault = _fault_of_leaf if len(leaf) + len(state.value) <= REMEMBERED_BYTES else _fault_of_leaf.__wrapped__
+    return fault(scope, leaf, state.value)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _fault_of_leaf(scope: str, leaf: str, value: bytes) -> str | None:
+    """:param leaf: the path below the tenant, namespace or topic."""
+    records = {BASE: Record(b'{"format":1,"value":{}}', 1), leaf: Record(to_store(Stamped(ZERO, value)), 1)}
+    tree = Tree("", records)
+    try:
         if scope == paths.TENANTS:
             fold_tenant(tree)
         elif scope == paths.PARTITIONED_TOPICS:
-            check_count(PartitionedTopicRecord.from_json(json.loads(state.value)).partitions)
-        elif scope == paths.SCHEMAS:
-            return _fault_of_schema(SchemaRecord.from_json(json.loads(state.value)), segments[6:])
+            check_count(PartitionedTopicRecord.from_json(json.loads(value)).partitions)
         elif scope == paths.TOPIC_POLICIES:
-            fold_topic_policies(Tree(base, {leaf: one for leaf, one in records.items() if leaf != BASE}))
+            fold_topic_policies(Tree("", {leaf: one for leaf, one in records.items() if leaf != BASE}))
         else:
             fold_namespace(tree)
-    except Exception as error:  # whatever a value of another region does to a reader
-        return f"{type(error).__name__}: {error}"
+    except Exception as error:  # as above
+        return _described(error)
     return None
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _fault_of_schema(schema: SchemaRecord, below: list[str]) -> str | None:

@@ -19,7 +19,7 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Final
 
-from meridian_broker.metadata.records import FORMAT, decode
+from meridian_broker.metadata.records import FORMAT, opened
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions.clock import ZERO, Stamp
 
@@ -29,6 +29,8 @@ Moment = tuple[int, int]
 """Time in milliseconds and counter of a stamp. All stamps of all regions up to a moment are those not after it."""
 
 BEGINNING: Final[Moment] = (0, 0)
+
+_CANONICAL: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, sort_keys=True).encode
 
 
 def moment(stamp: Stamp) -> Moment:
@@ -77,7 +79,7 @@ def newest(*states: Stamped | None) -> Stamped | None:
 
 def canonical(value: Any) -> bytes:
     """A JSON value as the bytes that travel and are compared."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, sort_keys=True).encode()
+    return _CANONICAL(value).encode()
 
 
 def from_store(path: str, data: bytes, *, is_deletion: bool = False) -> Stamped:
@@ -85,8 +87,8 @@ def from_store(path: str, data: bytes, *, is_deletion: bool = False) -> Stamped:
 
     :raises MetadataError: it is damaged or of a newer format.
     """
-    value, stamp = decode(path, data)
-    generation = json.loads(data).get("generation", 0)
+    value, stamp, stored = opened(path, data)
+    generation = stored.get("generation", 0)
     if not isinstance(generation, int) or not 0 <= generation <= MAX_GENERATION:
         raise MetadataError(f"{path} has generation {generation!r}, which no version of Meridian wrote: restore it")
     return Stamped(stamp or ZERO, None if is_deletion else canonical(value), generation)
@@ -94,11 +96,6 @@ def from_store(path: str, data: bytes, *, is_deletion: bool = False) -> Stamped:
 
 def to_store(state: Stamped) -> bytes:
     """The bytes to store at the path, or at its tombstone's, in the form of ``metadata.records``."""
-    wrapped: dict[str, Any] = {
-        "format": FORMAT,
-        "value": None if state.value is None else json.loads(state.value),
-        "stamp": list(state.stamp),
-    }
-    if state.generation:
-        wrapped["generation"] = state.generation
-    return json.dumps(wrapped, separators=(",", ":"), ensure_ascii=False).encode()
+    stamp = canonical(list(state.stamp))
+    generation = b',"generation":%d' % state.generation if state.generation else b""
+    return b'{"format":%d,"value":%b,"stamp":%b%b}' % (FORMAT, state.value or b"null", stamp, generation)
