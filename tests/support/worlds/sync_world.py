@@ -29,7 +29,7 @@ from meridian_broker.metadata.sync.conflicts import from_store as conflict_from_
 from meridian_broker.metadata.sync.digests import Place, Summary
 from meridian_broker.metadata.sync.events import Changes, Event, Mark, decode
 from meridian_broker.metadata.sync.known import Known
-from meridian_broker.metadata.sync.marks import read_mark
+from meridian_broker.metadata.sync.marks import read_mark, read_since
 from meridian_broker.metadata.sync.parked import from_parked
 from meridian_broker.metadata.sync.publishing import PAUSE_MS, Publisher
 from meridian_broker.metadata.sync.reading import read_moment
@@ -511,7 +511,9 @@ class PeerInMemory:
         heard = BEGINNING if mark is None else read_mark(asking, mark.value)[0]
         scopes = frozenset(shared)
         everyone = await world.regions[name].brokers[0].applier.heard_of_all()
-        return cls(name, known, store, Digest(scopes, known.buckets(scopes), world.horizon(name), heard, everyone))
+        since = [] if mark is None else read_since(asking, mark.value)
+        buckets, horizon = known.buckets(scopes), world.horizon(name)
+        return cls(name, known, store, Digest(scopes, buckets, horizon, heard, everyone, since=since))
 
     async def digest(self, scopes: Collection[str]) -> Digest:
         await step()

@@ -19,6 +19,7 @@ from meridian_broker.metadata.sync.choice import (
     TOMBSTONE_RETENTION,
     SyncChoice,
 )
+from meridian_broker.metadata.sync.marks import MARKS_KEPT
 from meridian_broker.metadata.sync.standing import NameTaken, PeerState, Standing, off_clock
 from meridian_broker.positions.clock import Stamp
 from support.worlds.sync_world import PeerInMemory, StoreInMemory, SyncWorld, known_in, one_after_another, tenant_role
@@ -57,6 +58,34 @@ def test_what_the_peer_had_heard_of_is_none(world: SyncWorld) -> None:
     deliver_all(world, "eu", "us")
     deliver_all(world, "eu", "us")
     write(world, "eu", 2)
+    world.finish("us", world.catch_up("us", "eu"))
+    assert world.values("us")[ROLE] == 2
+    assert world.conflicts("us") == {}
+
+
+def test_what_the_peer_heard_of_after_it_had_written_is_a_conflict(world: SyncWorld) -> None:
+    """As when both write while synchronization is off, and the mark of one overtakes its comparison."""
+    write(world, "us", 1)
+    write(world, "eu", 2)
+    world.finish("eu", world.catch_up("eu", "us"))
+    world.finish("us", world.mark("us"))
+    for _ in range(2):
+        deliver_all(world, "eu", "us")
+    world.finish("us", world.catch_up("us", "eu"))
+    conflict = world.conflicts("us")[ROLE]
+    assert (conflict.lost.value, conflict.won.value) == (1, 2)
+
+
+def test_marks_that_come_after_a_write_do_not_make_it_a_conflict(world: SyncWorld) -> None:
+    write(world, "us", 1)
+    world.finish("us", world.mark("us"))
+    for _ in range(2):
+        deliver_all(world, "eu", "us")
+    write(world, "eu", 2)
+    for _ in range(MARKS_KEPT - 1):
+        world.now_ms += 5000
+        world.finish("us", world.mark("us"))
+        deliver_all(world, "eu", "us")
     world.finish("us", world.catch_up("us", "eu"))
     assert world.values("us")[ROLE] == 2
     assert world.conflicts("us") == {}

@@ -35,7 +35,7 @@ from meridian_broker.metadata.sync.converging import (
 from meridian_broker.metadata.sync.events import MAX_COUNTER, Changes, Event, Mark, Message
 from meridian_broker.metadata.sync.grouping import in_bursts, in_transactions
 from meridian_broker.metadata.sync.kept import Waiting
-from meridian_broker.metadata.sync.marks import read_mark
+from meridian_broker.metadata.sync.marks import read_mark, read_since, write_mark
 from meridian_broker.metadata.sync.merging import is_merged, is_same_topic, loses_nothing, united
 from meridian_broker.metadata.sync.parked import from_parked, parked_to_store
 from meridian_broker.metadata.sync.publishing import PAUSE_MS
@@ -334,10 +334,11 @@ class Applier:
             record = seen.records[where]
             known, heard = (None, {}) if record is None else read_mark(where, record.value)
             if known is not None and known >= mark.upto:
+            since = () if record is None else read_since(where, record.value)
                 return
             united = {region: max(upto, heard.get(region, upto)) for region, upto in mark.heard.items()}
-            shown = {"mark": list(mark.upto), "heard": {region: list(upto) for region, upto in united.items()}}
-            if await self._store.transact([*seen.checks().values()], [Put(where, encode(shown))]):
+            shown = write_mark(mark.upto, united, [*since, (mark.upto, moment(self._clock.next()))])
+            if await self._store.transact([*seen.checks().values()], [Put(where, shown)]):
                 return
         raise Contended(f"noting what {mark.region} has heard: others changed it {ATTEMPTS} times in the meantime")
 

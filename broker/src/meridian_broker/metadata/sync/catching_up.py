@@ -28,6 +28,7 @@ from meridian_broker.metadata.sync.digests import Place, Summary, compare, forgo
 from meridian_broker.metadata.sync.events import Event, Written
 from meridian_broker.metadata.sync.grouping import EVENTS_TOGETHER, in_transactions
 from meridian_broker.metadata.sync.known import Known
+from meridian_broker.metadata.sync.marks import Since, heard_at
 from meridian_broker.metadata.sync.merging import is_merged, united
 from meridian_broker.metadata.sync.recording import RecordingStore
 from meridian_broker.metadata.sync.stamped import BEGINNING, Moment, Stamped, from_store, moment
@@ -57,6 +58,8 @@ class Digest:
     """Of the peer's store."""
     shared: frozenset[str] = frozenset()
     """All scopes that the peer shares."""
+    since: Sequence[Since] | None = None
+    """The last marks of the asking region, and when the peer heard them; None: an earlier version does not tell."""
 
 
 Together = Callable[[Iterable[Awaitable[None]]], Awaitable[None]]
@@ -232,9 +235,14 @@ async def _write_again(
 
 def _seen(comparison: Comparison, path: str, region: str) -> Written | None:
     """What the writer of the peer's state saw at the path, as far as can be told: our state, unless we wrote it and the
-    peer had not heard of that. Then the two regions wrote without knowing of each other."""
-    known = comparison.here.get(path)
-    if known is None or (known.stamp.region == region and moment(known.stamp) > comparison.digest.mark):
+    peer had not heard of that when its state was written. Then the two regions wrote without knowing of each other.
+
+    That it has heard of it since then tells nothing."""
+    known, state, digest = comparison.here.get(path), comparison.there.get(path), comparison.digest
+    heard = digest.mark
+    if digest.since is not None and state is not None:
+        heard = heard_at(digest.since, moment(state.stamp))
+    if known is None or (known.stamp.region == region and moment(known.stamp) > heard):
         return None
     return known.generation, known.stamp
 

@@ -1,14 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records of the marks that were heard from other regions (``events.Mark``)."""
+"""Records of the marks that were heard from other regions (``events.Mark``), and since when.
+
+Of a region that has heard a mark it is known what it knew from then on, not what it knew when it wrote something
+before. So some marks are kept with the moment, by this region's clock, at which they were heard.
+"""
 
 from __future__ import annotations
 
-from meridian_broker.metadata.records import decode
-from meridian_broker.metadata.sync.stamped import Moment
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from meridian_broker.metadata.records import decode, encode
+from meridian_broker.metadata.sync.stamped import BEGINNING, Moment
+
+MARKS_KEPT: Final = 16
+"""They come every few seconds, and regions are compared every minute."""
+
+Since = tuple[Moment, Moment]
+"""A mark, and when it was heard: later writes of this region have later stamps."""
 
 
 def read_mark(path: str, data: bytes) -> tuple[Moment, dict[str, Moment]]:
     """A region's mark, and the marks of others that it has heard. :raises MetadataError: the record is damaged."""
     shown, _ = decode(path, data)
     heard = {str(region): (int(upto[0]), int(upto[1])) for region, upto in shown["heard"].items()}
-    return (int(shown["mark"][0]), int(shown["mark"][1])), heard
+    return _moment(shown["mark"]), heard
+
+
+def read_since(path: str, data: bytes) -> tuple[Since, ...]:
+    """The last marks of a region, the newest one last. :raises MetadataError: the record is damaged."""
+    shown, _ = decode(path, data)
+    if "since" not in shown:  # of an earlier version
+        return ((_moment(shown["mark"]), BEGINNING),)
+    return tuple((_moment(mark), _moment(at)) for mark, at in shown["since"])
+
+
+def write_mark(upto: Moment, heard: Mapping[str, Moment], since: Sequence[Since]) -> bytes:
+    """
+    :param heard: marks of others that the region has heard.
+    :param since: as ``read_since``.
+    """
+    return encode(
+        {
+            "mark": list(upto),
+            "heard": {region: list(moment) for region, moment in heard.items()},
+            "since": [[list(mark), list(at)] for mark, at in since[-MARKS_KEPT:]],
+        }
+    )
+
+
+def heard_at(since: Sequence[Since], at: Moment) -> Moment:
+    """The mark that had been heard when this region made a write with such a stamp. ``BEGINNING``: none, or too long
+    ago to tell."""
+    return max((mark for mark, heard in since if heard < at), default=BEGINNING)
+
+
+def _moment(shown: Sequence[int]) -> Moment:
+    return int(shown[0]), int(shown[1])
