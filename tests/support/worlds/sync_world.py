@@ -232,6 +232,8 @@ class SyncWorld:
         self.now_ms = START_MS
         self.retention_ms = 0
         """How long tombstones wait for a region that is away; 0: as long as it is."""
+        self.callers: dict[str, str] = {}
+        """By region, the role that asks for writes there."""
         self.names = list(names)
         self.topic: dict[str, list[bytes]] = {name: [] for name in names}
         self.tasks: list[Task] = []
@@ -277,7 +279,7 @@ class SyncWorld:
         clock = HybridClock(now_ms, region.name)
         return Broker(
             clock,
-            RecordingStore(region.store, clock, is_synced),
+            RecordingStore(region.store, clock, is_synced, caller=lambda: self.callers.get(region.name, "")),
             Publisher(region.store, clock, notify),
             Applier(
                 region.store,

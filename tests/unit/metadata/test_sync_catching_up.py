@@ -76,6 +76,29 @@ def test_what_the_peer_heard_of_after_it_had_written_is_a_conflict(world: SyncWo
     assert (conflict.lost.value, conflict.won.value) == (1, 2)
 
 
+def test_a_conflict_names_who_asked_for_what_was_lost(world: SyncWorld) -> None:
+    world.callers = {"us": "ann", "eu": "bob"}
+    write(world, "us", 1)
+    write(world, "eu", 2)
+    world.finish("us", world.catch_up("us", "eu"))
+    assert world.conflicts("us")[ROLE].caller == "ann"
+    write(world, "us", None)
+    write(world, "eu", 3)
+    world.finish("eu", world.publish("eu"))
+    deliver_all(world, "us", "eu")
+    conflict = world.conflicts("us")[ROLE]
+    assert (conflict.lost.is_deletion, conflict.won.value, conflict.caller) == (True, 3, "ann")
+
+
+def test_what_another_region_wrote_names_nobody(world: SyncWorld) -> None:
+    world.callers = {"us": "ann"}
+    write(world, "us", 1)
+    world.finish("us", world.publish("us"))
+    deliver_all(world, "eu", "us")
+    assert b"ann" in world.regions["us"].store.records[ROLE].value
+    assert b"ann" not in world.regions["eu"].store.records[ROLE].value
+
+
 def test_marks_that_come_after_a_write_do_not_make_it_a_conflict(world: SyncWorld) -> None:
     write(world, "us", 1)
     world.finish("us", world.mark("us"))

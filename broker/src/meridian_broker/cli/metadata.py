@@ -74,7 +74,7 @@ def metadata_conflicts(console: Console, dismiss: str | None) -> None:
         console.tree(found)
     else:
         for one in found["conflicts"]:
-            say(f"{one['path']}: {_side(one['won'])} won over {_side(one['lost'])}")
+            say(f"{one['path']}: {_side(one['won'])} won over {_lost(one['lost'])}")
         for one in found["parked"]:
             say(f"{one['path']}: waits for {one['state']['stamp']}, a stamp of the future")
         for path in found["hidden"]:
@@ -139,6 +139,11 @@ def _side(one: Mapping[str, Any]) -> str:
     if one["deleted"] and not one["region"]:
         return "a deletion, which may have been earlier or later,"
     return f"{'the deletion' if one['deleted'] else one['value']} of {one['region']}"
+
+
+def _lost(one: Mapping[str, Any]) -> str:
+    asked = f", which {one['caller']} had asked for" if one.get("caller") else ""
+    return _side(one) + asked
 
 
 def _lines(found: Mapping[str, Any]) -> list[str]:

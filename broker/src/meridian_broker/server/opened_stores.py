@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from meridian_broker.admin.http.gatekeeping import CALLER
 from meridian_broker.engines.local.files import FilePort
 from meridian_broker.engines.pinned import PinnedLedgers
 from meridian_broker.gateway.metadata_sync import MetadataSync
@@ -62,7 +63,7 @@ async def open_stores(
     settings = live.current
     choice = settings.metadata.sync_choice()
     # The catalog writes through it what other regions have to learn.
-    recording = RecordingStore(metadata, clock, choice.is_synced, lambda: choice.refusal)
+    recording = RecordingStore(metadata, clock, choice.is_synced, lambda: choice.refusal, CALLER.get)
     sharing = MetadataSync(
         store=metadata,
         clock=clock,

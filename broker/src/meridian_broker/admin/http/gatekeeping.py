@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Collection, Mapping
+from contextvars import ContextVar
 from typing import Final
 
 from aiohttp import web
@@ -39,6 +40,8 @@ FOR_CLIENTS: Final = re.compile(
 )
 ROLE: Final = web.RequestKey("role", str)
 """The requester's role, for handlers, if it is known."""
+CALLER: Final[ContextVar[str]] = ContextVar("caller", default="")
+"""The same, for what a handler calls; empty: it is not known."""
 ADMITTED: Final = web.RequestKey("admitted", Admitted)
 """Where the proof of another region's call is kept for its answer."""
 PEER_CALLS: Final = web.AppKey("peer_calls", Mapping[Handler, str])
@@ -87,7 +90,11 @@ async def gatekeeper(request: web.Request, handler: Handler) -> web.StreamRespon
     if granted.scope == EXPORT_SCOPE and request.match_info.handler not in request.app[EXPORT_CALLS]:
         raise Refused(403, f"this token is for the export only and does not allow {request.method} {request.path}")
     if authentication.is_super_user(role):
-        return await handler(request)
+        earlier = CALLER.set(role)
+        try:
+            return await handler(request)
+        finally:
+            CALLER.reset(earlier)
     if request.method in ("GET", "HEAD") and FOR_CLIENTS.fullmatch(request.path):
         return await handler(request)
     raise Refused(403, f"role {role} is not one of superUserRoles, and only those may use the admin API")

@@ -138,7 +138,8 @@ async def conflicts(request: web.Request) -> web.Response:
     listed = []
     for path, record in await _records(store, paths.conflict, wanted[:SHOWN]):
         one = conflict_of(path, record.value)
-        listed.append({"path": path, "won": _shown(one.won), "lost": _shown(one.lost)})
+        lost = _shown(one.lost) | {"caller": one.caller or None}
+        listed.append({"path": path, "won": _shown(one.won), "lost": lost})
     count = len(listed) + len(wanted[SHOWN:])
     due = await session.kept.parked(EVER)
     waiting = [

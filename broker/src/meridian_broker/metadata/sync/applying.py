@@ -308,7 +308,8 @@ class Applier:
                 operations += self._storing(event, present, seen, is_unseen=is_unseen)
                 if present is not None and is_unseen and not loses_nothing(event.path, present, event.state):
                     conflicts += 1
-                    operations.append(Put(paths.conflict(event.path), conflict_records.to_store(present, event.state)))
+                    record = conflict_records.to_store(present, event.state, seen.caller(event.path))
+                    operations.append(Put(paths.conflict(event.path), record))
             operations += _parking(event, verdict, seen)
         return verdicts, operations, conflicts
 
@@ -333,8 +334,8 @@ class Applier:
             seen = await read(self._store, [where])
             record = seen.records[where]
             known, heard = (None, {}) if record is None else read_mark(where, record.value)
-            if known is not None and known >= mark.upto:
             since = () if record is None else read_since(where, record.value)
+            if known is not None and known >= mark.upto:
                 return
             united = {region: max(upto, heard.get(region, upto)) for region, upto in mark.heard.items()}
             shown = write_mark(mark.upto, united, [*since, (mark.upto, moment(self._clock.next()))])

@@ -32,18 +32,22 @@ class Conflict:
 
     lost: Shown
     won: Shown
+    caller: str = ""
+    """The role that asked for the write that was lost; empty: this region does not know."""
 
 
-def to_store(lost: Stamped, won: Stamped) -> bytes:
-    return encode({"lost": _shown(lost), "won": _shown(won)})
+def to_store(lost: Stamped, won: Stamped, caller: str = "") -> bytes:
+    """:param caller: as in ``Conflict``."""
+    return encode({"lost": _shown(lost), "won": _shown(won)} | ({"caller": caller} if caller else {}))
 
 
 def from_store(path: str, data: bytes) -> Conflict:
     """:raises MetadataError: the record is damaged."""
     value, _ = decode(path, data)
     try:
-        return Conflict(*(Shown(_stamp(one["stamp"]), one["value"], one["deleted"]) for one in _both(value)))
-    except (KeyError, TypeError, ValueError) as error:
+        lost, won = (Shown(_stamp(one["stamp"]), one["value"], one["deleted"]) for one in _both(value))
+        return Conflict(lost, won, str(value.get("caller", "")))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise MetadataError(f"{path} holds {data[:60]!r}, which no version of Meridian wrote: restore it") from error
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from meridian_broker.metadata.records import decode
 from meridian_broker.metadata.store import ABSENT, Check, Delete, MetadataStore, Put, Record
 from meridian_broker.metadata.sync import paths
-from meridian_broker.metadata.sync.stamped import BEGINNING, Moment, Stamped, from_store, newest, to_store
+from meridian_broker.metadata.sync.stamped import BEGINNING, Moment, Stamped, caller_of, from_store, newest, to_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,13 @@ class Seen:
         """Value or tombstone, whichever is newer."""
         return newest(self.value(path), self.tombstone(path))
 
+    def caller(self, path: str) -> str:
+        """Who asked for the state, if this region wrote it and knows; else empty."""
+        value, stone = self.value(path), self.tombstone(path)
+        where = paths.tombstone(path) if stone is not None and newest(value, stone) is stone else path
+        record = self.records[where]
+        return "" if record is None else caller_of(where, record.value)
+
     def moment(self, path: str) -> Moment:
         """A stored moment; ``BEGINNING`` when there is none."""
         record = self.records[path]
@@ -47,13 +54,16 @@ class Seen:
     def versions(self) -> dict[str, int]:
         return {path: self.version(path) for path in self.records}
 
-    def storing(self, path: str, state: Stamped) -> list[Put | Delete]:
-        """The operations that make ``state`` the path's."""
+    def storing(self, path: str, state: Stamped, caller: str = "") -> list[Put | Delete]:
+        """The operations that make ``state`` the path's.
+
+        :param caller: as for ``to_store``.
+        """
         stone = paths.tombstone(path)
         if state.value is None:
             deletion = [Delete(path)] if self.records[path] is not None else []
-            return [*deletion, Put(stone, to_store(state))]
-        return [Put(path, to_store(state)), *([Delete(stone)] if self.records[stone] is not None else [])]
+            return [*deletion, Put(stone, to_store(state, caller))]
+        return [Put(path, to_store(state, caller)), *([Delete(stone)] if self.records[stone] is not None else [])]
 
 
 async def read(store: MetadataStore, wanted: Iterable[str]) -> Seen:

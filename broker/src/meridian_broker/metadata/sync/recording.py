@@ -77,15 +77,19 @@ class RecordingStore(ForwardingStore):
         clock: HybridClock,
         is_synced: Callable[[str], bool],
         refusal: Callable[[], str | None] = lambda: None,
+        caller: Callable[[], str] = lambda: "",
     ) -> None:
         """
         :param is_synced: whether a path is in a scope that this region shares with others.
         :param refusal: why such paths must not be written now; None: they may.
+        :param caller: the role that asks for the present write; empty: nobody knows. It is stored with the value, for
+            whoever looks at a conflict that the write has lost (R45).
         """
         super().__init__(store)
         self._clock = clock
         self._is_synced = is_synced
         self._refusal = refusal
+        self._caller = caller
         self._lately: dict[str, Record] = {}
         """What was read of shared paths, and the mark; the oldest first."""
         self._wary = 0
@@ -196,7 +200,7 @@ class RecordingStore(ForwardingStore):
                 raise Invalid(f"nothing is known of {path}, neither here nor from another region")
             state = self._next_generation(present, seen)
             entry = owing(path, seen, {path: written(present)}, state.stamp)
-            operations = [*seen.storing(path, state), Delete(paths.parked(path)), entry]
+            operations = [*seen.storing(path, state, self._caller()), Delete(paths.parked(path)), entry]
             if await self._store.transact(list(seen.checks().values()), operations):
                 return state
         raise Contended(f"restamping {path}: others changed it {ATTEMPTS} times in the meantime; try again later")
@@ -251,7 +255,7 @@ class RecordingStore(ForwardingStore):
                 continue
             first = state.stamp if first is None else min(first, state.stamp)
             replaced[operation.path] = written(present)
-            complete += seen.storing(operation.path, state)
+            complete += seen.storing(operation.path, state, self._caller())
         if first is not None:
             complete.append(owing(shared[0], seen, replaced, first))
         all_checks = [*checks, *added.values()]

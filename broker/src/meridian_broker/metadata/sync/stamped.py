@@ -94,8 +94,21 @@ def from_store(path: str, data: bytes, *, is_deletion: bool = False) -> Stamped:
     return Stamped(stamp or ZERO, None if is_deletion else canonical(value), generation)
 
 
-def to_store(state: Stamped) -> bytes:
-    """The bytes to store at the path, or at its tombstone's, in the form of ``metadata.records``."""
+def to_store(state: Stamped, caller: str = "") -> bytes:
+    """The bytes to store at the path, or at its tombstone's, in the form of ``metadata.records``.
+
+    :param caller: the role that asked for the write. It stays in the region; empty: it is not known.
+    """
+    more = b',"generation":%d' % state.generation if state.generation else b""
+    if caller:
+        more += b',"caller":%b' % canonical(caller)
     stamp = canonical(list(state.stamp))
-    generation = b',"generation":%d' % state.generation if state.generation else b""
-    return b'{"format":%d,"value":%b,"stamp":%b%b}' % (FORMAT, state.value or b"null", stamp, generation)
+    return b'{"format":%d,"value":%b,"stamp":%b%b}' % (FORMAT, state.value or b"null", stamp, more)
+
+
+def caller_of(path: str, data: bytes) -> str:
+    """The role that asked for a write of this region; empty: it is not known, or another region wrote.
+
+    :raises MetadataError: as ``from_store``.
+    """
+    return str(opened(path, data)[2].get("caller", ""))
