@@ -13,6 +13,7 @@ from conftest import Cluster
 REGIONS: Final = ("us-east", "us-west", "eu-central")
 POLICY: Final = "metadatasyncpolicy/all"
 NAMESPACE: Final = "shop/orders"
+BROKER: Final = "meridian-broker"
 TTL: Final = f"/admin/v2/namespaces/{NAMESPACE}/messageTTL"
 Call = Callable[..., Any]
 """Region, method, path and body of a call of a region's admin API."""
@@ -69,6 +70,22 @@ class Sharing:
 
     def _says(self, region: str, path: str, value: Any) -> bool:
         return bool(self.call(region, "GET", path) == value)
+
+    def leave_alone(self, region: str) -> None:
+        """No broker of another region runs, so this one hears of nothing and tells nobody."""
+        others = [one for one in REGIONS if one != region]
+        for one in others:
+            self.cluster.run(f"kubectl -n {one} scale statefulset {BROKER} --replicas=0")
+        for one in others:
+            pods = f"kubectl -n {one} get pods -l statefulset.kubernetes.io/pod-name={BROKER}-0 -o name"
+            self.cluster.wait(lambda pods=pods: not self.cluster.run(pods).strip(), f"{one} to have no broker")
+        self.bring_back(region)
+
+    def bring_back(self, *regions: str) -> None:
+        for one in regions:
+            self.cluster.run(f"kubectl -n {one} scale statefulset {BROKER} --replicas=1")
+        for one in regions:
+            self.cluster.run(f"kubectl -n {one} rollout status statefulset/{BROKER} --timeout=180s", seconds=200)
 
     def conflict(self) -> str:
         """The Event that tells of it, once the object counts one."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pulsar
 import pytest
@@ -500,7 +501,8 @@ def test_a_deletion_takes_what_it_should_and_nothing_else(cluster: Cluster, case
 
 
 def test_metadata_are_made_once_and_a_conflict_is_shown(cluster: Cluster) -> None:
-    """Two regions set one policy while they do not hear of each other: all end with the later value."""
+    """Two regions set one policy while they are cut apart, and another one while synchronization is off: all end with
+    the later values."""
     sharing = Sharing(cluster, partial(call, cluster))
     sharing.permit()
     sharing.apply(suspend=False)
@@ -512,15 +514,25 @@ def test_metadata_are_made_once_and_a_conflict_is_shown(cluster: Cluster) -> Non
     sharing.until_all_say("/admin/v2/namespaces/shop", [NAMESPACE])
     sharing.until_all_say(TTL, 60)
     sharing.until_synced()
-    sharing.apply(suspend=True)
+    sharing.leave_alone("us-east")
     call(cluster, "us-east", "POST", TTL, 70)
+    sharing.leave_alone("us-west")
     call(cluster, "us-west", "POST", TTL, 80)
-    assert call(cluster, "us-east", "GET", TTL) == 70
-    sharing.apply(suspend=False)
+    sharing.bring_back(*PORTS)
     sharing.until_all_say(TTL, 80)
+    sharing.until_synced()
     assert "us-east has 1" in sharing.conflict()
-    (lost,) = call(cluster, "us-east", "GET", "/meridian/v1/metadata/conflicts")["conflicts"]
-    assert (lost["won"]["value"], lost["lost"]["value"]) == (80, 70)
+    conflicts = "/meridian/v1/metadata/conflicts"
+    (lost,) = call(cluster, "us-east", "GET", conflicts)["conflicts"]
+    assert (lost["won"]["value"], lost["lost"]["value"], lost["lost"]["caller"]) == (80, 70, "admin")
+    call(cluster, "us-east", "DELETE", f"{conflicts}?path={quote(lost['path'], safe='')}")
+    sharing.apply(suspend=True)
+    call(cluster, "us-east", "POST", TTL, 90)
+    call(cluster, "us-west", "POST", TTL, 100)
+    assert call(cluster, "us-east", "GET", TTL) == 90
+    sharing.apply(suspend=False)
+    sharing.until_all_say(TTL, 100)
+    cluster.wait(lambda: call(cluster, "us-east", "GET", conflicts)["count"] == 1, "us-east to have noted what it lost")
     sharing.delete()
 
 

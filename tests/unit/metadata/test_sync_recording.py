@@ -11,6 +11,7 @@ import pytest
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.limits import BadRequest
+from meridian_broker.metadata.records import decode as decode_record
 from meridian_broker.metadata.records import encode
 from meridian_broker.metadata.store import ABSENT, Check, Put, Record, VersionConflict
 from meridian_broker.metadata.sync import outbox, paths, recording
@@ -18,7 +19,8 @@ from meridian_broker.metadata.sync.applying import Poison
 from meridian_broker.metadata.sync.events import MAX_COUNTER, MAX_EVENTS, Changes, Event, Mark, decode
 from meridian_broker.metadata.sync.grouping import EVENTS_TOGETHER, in_transactions
 from meridian_broker.metadata.sync.outbox import OutboxEntry
-from meridian_broker.metadata.sync.stamped import Stamped, moment
+from meridian_broker.metadata.sync.recording import RecordingStore
+from meridian_broker.metadata.sync.stamped import Stamped, caller_of, moment
 from meridian_broker.positions.clock import Stamp
 from support.worlds.sync_world import START_MS, SyncWorld, Task, tenant_role
 
@@ -66,6 +68,19 @@ def test_what_belongs_to_one_region_is_written_as_it_is(world: SyncWorld) -> Non
     assert world.finish("us", store.transact([Check("/local/x", 1)], [Put("/local/x", b"2")]))
     assert world.finish("us", store.delete("/local/x"))
     assert not world.regions["us"].store.records
+
+
+def test_who_wrote_is_noted_even_while_nothing_is_shared(world: SyncWorld) -> None:
+    store, clock = world.regions["us"].store, world.regions["us"].brokers[0].clock
+    alone = RecordingStore(store, clock, lambda _path: False, caller=lambda: "ann")
+    put = Put(tenant_role("t", "r"), encode({"b": 1, "a": "ü"}, clock.next()))
+    local = Put("/local/brokers/b", encode(1, clock.next()))
+    assert world.finish("us", alone.transact([], [put, local]))
+    stored = store.records[put.path].value
+    assert decode_record(put.path, stored) == decode_record(put.path, put.value)
+    assert caller_of(put.path, stored) == "ann"
+    assert store.records[local.path].value == local.value
+    assert not world.outbox("us")
 
 
 def test_an_entry_names_what_other_regions_may_know(world: SyncWorld) -> None:

@@ -8,7 +8,8 @@ a scope it adds, all or nothing:
   The writer's own stamp stays if it is;
 - a tombstone for each deletion. One that follows from something else, such as the deletion of a topic, has the stamp
   of that, so that it removes nothing that was written since;
-- an entry of the outbox (``outbox``).
+- an entry of the outbox (``outbox``);
+- the role that asked for it, if it is known.
 
 So a process that dies anywhere leaves either nothing of a write, or the write and the duty to send it; and no write
 waits for the event topic. What was read is checked in the same transaction. If only that changed in the meantime, it
@@ -21,7 +22,7 @@ tombstone, no outbox entry, the mark that was seen last. The transaction checks 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Final
 
@@ -43,8 +44,8 @@ from meridian_broker.metadata.sync.converging import written
 from meridian_broker.metadata.sync.events import MAX_COUNTER, Written
 from meridian_broker.metadata.sync.outbox import OutboxEntry
 from meridian_broker.metadata.sync.reading import Seen, read, with_tombstones
-from meridian_broker.metadata.sync.stamped import MAX_GENERATION, Moment, Stamped, from_store, moment
-from meridian_broker.positions.clock import HybridClock, Stamp
+from meridian_broker.metadata.sync.stamped import MAX_GENERATION, Moment, Stamped, from_store, moment, to_store
+from meridian_broker.positions.clock import ZERO, HybridClock, Stamp
 
 ATTEMPTS: Final = 64
 """How often what was noted about a path is read again because it changed."""
@@ -101,7 +102,7 @@ class RecordingStore(ForwardingStore):
         """
         shared = sorted(operation.path for operation in operations if self._is_synced(operation.path))
         if not shared:
-            return await self._store.transact(checks, operations)
+            return await self._store.transact(checks, [self._named(operation) for operation in operations])
         if (refusal := self._refusal()) is not None:
             raise WritesRefused(refusal)
         if await self._transact_unread(checks, operations, shared):
@@ -123,6 +124,15 @@ class RecordingStore(ForwardingStore):
                 return True
             before = seen
         return False
+
+    def _named(self, operation: Put | Delete) -> Put | Delete:
+        """With its caller, if other regions may share the path once: then it may turn out to be one side of a
+        conflict."""
+        caller = self._caller()
+        if not caller or not isinstance(operation, Put) or paths.scope_of(operation.path) is None:
+            return operation
+        state = from_store(operation.path, operation.value)
+        return operation if state.stamp == ZERO else replace(operation, value=to_store(state, caller))
 
     async def _transact_unread(
         self, checks: Sequence[Check], operations: Sequence[Put | Delete], shared: list[str]
