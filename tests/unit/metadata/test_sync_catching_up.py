@@ -11,18 +11,31 @@ from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.records import encode
 from meridian_broker.metadata.store import Record
 from meridian_broker.metadata.sync import paths
+from meridian_broker.metadata.sync.applying import Applier
 from meridian_broker.metadata.sync.catching_up import compared, settle, take
 from meridian_broker.metadata.sync.choice import (
     CONFIGURATION_EVENT_TOPIC,
     EVENT_TOPIC,
+    MAX_CLOCK_SKEW,
     SCOPES,
     TOMBSTONE_RETENTION,
     SyncChoice,
 )
+from meridian_broker.metadata.sync.events import Changes, Event
 from meridian_broker.metadata.sync.marks import MARKS_KEPT
+from meridian_broker.metadata.sync.stamped import Stamped, canonical
 from meridian_broker.metadata.sync.standing import NameTaken, PeerState, Standing, off_clock
 from meridian_broker.positions.clock import Stamp
-from support.worlds.sync_world import PeerInMemory, StoreInMemory, SyncWorld, known_in, one_after_another, tenant_role
+from support.worlds.sync_world import (
+    PeerInMemory,
+    StoreInMemory,
+    SyncWorld,
+    WaitingInMemory,
+    is_synced,
+    known_in,
+    one_after_another,
+    tenant_role,
+)
 
 TENANT = keys.tenant("t")
 ROLE = tenant_role("t", "r")
@@ -199,7 +212,8 @@ def test_a_value_that_cannot_be_served_keeps_no_other_back(world: SyncWorld) -> 
 
 
 def choice(**given: str) -> SyncChoice:
-    usual = {EVENT_TOPIC: "", CONFIGURATION_EVENT_TOPIC: "", SCOPES: "tenants,namespaces", TOMBSTONE_RETENTION: "0"}
+    topics = {EVENT_TOPIC: "", CONFIGURATION_EVENT_TOPIC: ""}
+    usual = topics | {SCOPES: "tenants,namespaces", TOMBSTONE_RETENTION: "0", MAX_CLOCK_SKEW: "10"}
     return SyncChoice(usual | given)
 
 
@@ -236,7 +250,23 @@ def test_settings_that_make_no_sense_are_refused(given: dict[str, str]) -> None:
 )
 def test_only_the_one_whose_clock_differs_from_most_refuses(offsets_ms: tuple[int, ...], refuses: bool) -> None:
     peers = [PeerState(compared_ms=1, clock_offset_ms=offset) for offset in offsets_ms]
-    assert (off_clock("us", peers) is not None) == refuses
+    assert (off_clock("us", peers, 10_000) is not None) == refuses
+    assert off_clock("us", peers, 12_000) is None
+
+
+def test_how_far_ahead_a_stamp_may_be_can_be_chosen_while_brokers_run(world: SyncWorld) -> None:
+    chosen = choice(**{MAX_CLOCK_SKEW: "1"})
+    store, clock = world.regions["us"].store, world.regions["us"].brokers[0].clock
+    everyone, waiting = (lambda: frozenset(("us", "eu"))), WaitingInMemory(store)
+    now_ms = lambda: world.now_ms  # noqa: E731
+    applier = Applier(store, clock, now_ms, is_synced, everyone, waiting, max_ahead_ms=lambda: chosen.max_ahead_ms)
+    event = Event(TENANT, Stamped(Stamp(world.now_ms + 5000, 0, "eu"), canonical({})))
+    world.finish("us", applier.apply(Changes("eu", (event,))))
+    world.finish("us", applier.release())
+    assert TENANT not in world.values("us")
+    chosen.follow({**chosen.values, MAX_CLOCK_SKEW: "5"})
+    world.finish("us", applier.release())
+    assert world.values("us")[TENANT] == {}
 
 
 def test_a_name_belongs_to_the_first_store_until_it_is_given_away(world: SyncWorld) -> None:

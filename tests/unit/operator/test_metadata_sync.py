@@ -17,7 +17,7 @@ from meridian_operator.handlers.subject import Views
 from meridian_operator.plan import changes, metadata_sync
 from meridian_operator.plan.claims import Claim
 from meridian_operator.plan.history import History
-from meridian_operator.plan.metadata_sync import EVENT_TOPIC, SCOPES, TOMBSTONE_RETENTION
+from meridian_operator.plan.metadata_sync import EVENT_TOPIC, MAX_CLOCK_SKEW, SCOPES, TOMBSTONE_RETENTION
 from meridian_operator.plan.observed import RegionSeen, SyncSeen
 from meridian_operator.plan.outcome import READY, Finding
 from pydantic import ValidationError
@@ -77,6 +77,17 @@ def test_the_retention_is_the_objects_too() -> None:
     refused = metadata_sync.refusal(policy(tombstoneRetention="30m"))
     assert refused is not None and "the minimum is 1h" in refused[1]
     assert metadata_sync.refusal(policy(tombstoneRetention="0s")) is None
+
+
+def test_the_bound_for_clocks_is_the_objects_too() -> None:
+    planned = metadata_sync.plan(policy(maxClockSkew="2s"), [region("us", ON)]).changes
+    assert [one.sentence() for one in planned] == [f"us: set {MAX_CLOCK_SKEW} to 2"]
+    kept = replace(ON, chosen=CHOSEN | {MAX_CLOCK_SKEW: "2"})
+    assert metadata_sync.plan(policy(maxClockSkew="2s"), [region("us", kept)]).settled
+    planned = metadata_sync.plan(policy(), [region("us", kept)]).changes
+    assert [one.sentence() for one in planned] == [f"us: remove {MAX_CLOCK_SKEW}"]
+    for given, refused in {"0s": True, "500ms": True, "1s": False, "1h": False, "61m": True}.items():
+        assert (metadata_sync.refusal(policy(maxClockSkew=given)) is not None) == refused
 
 
 def test_scopes_are_set_before_the_topic_and_removed_after_it() -> None:

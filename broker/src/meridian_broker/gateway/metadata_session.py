@@ -86,6 +86,7 @@ class Session:
             self.regions,
             self.kept,
             lambda: choice.tombstone_retention_ms,
+            lambda: choice.max_ahead_ms,
         )
         self.peers: dict[str, PeerState] = {}
         self.publish_problem: str | None = None

@@ -11,6 +11,7 @@ from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.sync.choice import (
     CONFIGURATION_EVENT_TOPIC,
     EVENT_TOPIC,
+    MAX_CLOCK_SKEW,
     SCOPES,
     TOMBSTONE_RETENTION,
     SyncChoice,
@@ -43,6 +44,11 @@ class MetadataSettings:
     """How long deletions are remembered for a region that is away, 3600 at least. A region that most others have not
     heard for longer is not waited for, and joins as a new one when it is back. 0: they are remembered for as long as it
     is away."""
+
+    metadata_sync_max_clock_skew_seconds: int = whole(10, 1, 3600, dynamic=True)
+    """How far the clocks of regions may differ. A change whose stamp is further in the future than this waits until its
+    time has come, and a region that is off by more against most others changes no shared metadata. Set it alike in all
+    regions."""
 
     metadata_store_user: str = ""
     """User name at etcd. Empty: etcd asks for none. `meridian secure-etcd` makes the user and switches etcd's
@@ -79,6 +85,7 @@ class MetadataSettings:
                 EVENT_TOPIC: self.metadata_sync_event_topic,
                 CONFIGURATION_EVENT_TOPIC: self.configuration_metadata_sync_event_topic,
                 SCOPES: self.metadata_sync_scopes,
+                MAX_CLOCK_SKEW: str(self.metadata_sync_max_clock_skew_seconds),
                 TOMBSTONE_RETENTION: str(self.metadata_sync_tombstone_retention_seconds),
             }
         )

@@ -43,6 +43,11 @@ class MetadataSyncPolicySpec(Model):
         description="How long deletions are remembered for a region that is away, 1h at least; 0s: without limit. "
         "Left out: as the brokers are configured, a week unless they say otherwise.",
     )
+    max_clock_skew: Duration | None = Field(
+        default=None,
+        description="How far the clocks of regions may differ, 1s to 1h: changes from further in the future wait. "
+        "Left out: as the brokers are configured, 10s unless they say otherwise.",
+    )
     suspend: bool = Field(
         default=False,
         description="Switches synchronization off in all regions. They are compared when it is switched on again.",

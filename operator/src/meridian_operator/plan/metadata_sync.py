@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans for MetadataSyncPolicies: up to three settings in each region, and what the regions say about the result."""
+"""Plans for MetadataSyncPolicies: up to four settings in each region, and what the regions say about the result."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from meridian_operator.plan.outcome import SYNCED, Finding, Plan
 EVENT_TOPIC: Final = "metadataSyncEventTopic"
 SCOPES: Final = "metadataSyncScopes"
 TOMBSTONE_RETENTION: Final = "metadataSyncTombstoneRetentionSeconds"
-KEYS: Final = (EVENT_TOPIC, SCOPES, TOMBSTONE_RETENTION)
+MAX_CLOCK_SKEW: Final = "metadataSyncMaxClockSkewSeconds"
+KEYS: Final = (EVENT_TOPIC, SCOPES, TOMBSTONE_RETENTION, MAX_CLOCK_SKEW)
 """Settings that an object controls, in the order in which they are removed."""
 SHORTEST_MS: Final = 3_600_000
+SKEW_MS: Final = range(1_000, 3_600_001)
 CATCHING_UP: Final = "CatchingUp"
 """Reason of Synced: it resolves by itself."""
 SYNC_BLOCKED: Final = "SyncBlocked"
@@ -32,6 +34,8 @@ def refusal(spec: MetadataSyncPolicySpec) -> tuple[str, str] | None:
         return "InvalidSpec", f"eventTopic {spec.event_topic} is a partition of a topic: name a whole topic"
     if spec.tombstone_retention is not None and 0 < duration_ms(spec.tombstone_retention) < SHORTEST_MS:
         return "InvalidSpec", f"tombstoneRetention {spec.tombstone_retention} is too short: the minimum is 1h, or 0s"
+    if spec.max_clock_skew is not None and duration_ms(spec.max_clock_skew) not in SKEW_MS:
+        return "InvalidSpec", f"maxClockSkew {spec.max_clock_skew} is out of range: 1s to 1h are allowed"
     return None
 
 
@@ -94,9 +98,9 @@ def established(seen: Sequence[RegionSeen], history: History) -> list[str]:
 
 
 def _settings(spec: MetadataSyncPolicySpec) -> dict[str, str]:
-    kept = spec.tombstone_retention
-    retention = {} if kept is None else {TOMBSTONE_RETENTION: str(duration_ms(kept) // 1000)}
-    return {SCOPES: ",".join(sorted(spec.scopes)), **retention, EVENT_TOPIC: spec.event_topic}
+    durations = {TOMBSTONE_RETENTION: spec.tombstone_retention, MAX_CLOCK_SKEW: spec.max_clock_skew}
+    chosen = {key: str(duration_ms(one) // 1000) for key, one in durations.items() if one is not None}
+    return {SCOPES: ",".join(sorted(spec.scopes)), **chosen, EVENT_TOPIC: spec.event_topic}
 
 
 def _ours(chosen: Mapping[str, str]) -> dict[str, str]:

@@ -94,11 +94,13 @@ class Applier:
         regions: Callable[[], frozenset[str]],
         waiting: Waiting,
         retention_ms: Callable[[], int] = lambda: 0,
+        max_ahead_ms: Callable[[], int] = lambda: MAX_AHEAD_MS,
     ) -> None:
         """
         :param store: the region's own, not a recording one: what is applied here needs not be sent again.
         :param regions: all regions that take part, this one included.
         :param retention_ms: how long tombstones wait for a region that is away; 0: as long as it is.
+        :param max_ahead_ms: how far ahead of this region's clock a stamp may be.
         """
         self._store = store
         self._clock = clock
@@ -107,6 +109,7 @@ class Applier:
         self._regions = regions
         self._waiting = waiting
         self._retention_ms = retention_ms
+        self._max_ahead_ms = max_ahead_ms
         self.counts = Applied()
         self.latest: dict[str, Latest] = {}
         """By region, the last message with events of it."""
@@ -208,7 +211,7 @@ class Applier:
                 self._note_parked(operations)
                 for event, verdict in zip(events, verdicts, strict=True):
                     if verdict is Verdict.APPLIED:
-                        self._clock.observe(event.state.stamp, MAX_AHEAD_MS)
+                        self._clock.observe(event.state.stamp, self._max_ahead_ms())
                 self.counts.conflicts += await list_unheard(self._store, self._waiting, events, verdicts, seen)
                 return
         raise Contended(f"applying {events[0].path}: others changed it {ATTEMPTS} times in the meantime")
@@ -222,7 +225,7 @@ class Applier:
 
     async def release(self) -> None:
         """Decide again about parked states whose time has come. Call it periodically."""
-        for path in await self._waiting.parked((self._now_ms() + MAX_AHEAD_MS, MAX_COUNTER)):
+        for path in await self._waiting.parked((self._latest_ms(), MAX_COUNTER)):
             where = paths.parked(path)
             record = await self._store.get(where)
             if record is not None:
@@ -282,6 +285,10 @@ class Applier:
         is_done = bool(stones) and await self._store.transact(stones, [Delete(one.path) for one in stones])
         return len(stones) if is_done else 0
 
+    def _latest_ms(self) -> int:
+        """Later stamps are of the future."""
+        return self._now_ms() + self._max_ahead_ms()
+
     def _note_parked(self, operations: Sequence[Put | Delete]) -> None:
         """Before a watch tells, so that no mark counts meanwhile for more than was decided."""
         for one in operations:
@@ -292,7 +299,7 @@ class Applier:
     def _decide(
         self, events: Sequence[Event], seen: Seen, alive_upto: Moment
     ) -> tuple[list[Verdict], list[Put | Delete], int]:
-        latest = self._now_ms() + MAX_AHEAD_MS
+        latest = self._latest_ms()
         horizon = seen.moment(paths.HORIZON)
         if horizon <= alive_upto:  # what was deleted up to the horizon, that region does not have any more
             horizon = BEGINNING
@@ -326,7 +333,7 @@ class Applier:
 
     async def _hear(self, mark: Mark) -> None:
         """A mark further in the future than a stamp may be is from a wrong clock, and promises nothing."""
-        if mark.upto[0] > self._now_ms() + MAX_AHEAD_MS:
+        if mark.upto[0] > self._latest_ms():
             self.counts.verdicts[Verdict.PARKED] += 1
             return
         where = paths.region(mark.region)

@@ -9,6 +9,7 @@ from typing import Final
 
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.sync import paths
+from meridian_broker.metadata.sync.converging import MAX_AHEAD_MS
 from meridian_broker.wire.pulsar import topic_name
 from meridian_broker.wire.pulsar.errors import InvalidTopicNameError
 
@@ -16,6 +17,7 @@ EVENT_TOPIC: Final = "metadataSyncEventTopic"
 CONFIGURATION_EVENT_TOPIC: Final = "configurationMetadataSyncEventTopic"
 SCOPES: Final = "metadataSyncScopes"
 TOMBSTONE_RETENTION: Final = "metadataSyncTombstoneRetentionSeconds"
+MAX_CLOCK_SKEW: Final = "metadataSyncMaxClockSkewSeconds"
 SHORTEST_SECONDS: Final = 3600
 """Regions that synchronize their clocks poorly, or restart, are not away for so long."""
 
@@ -33,6 +35,8 @@ class SyncChoice:
     scopes: frozenset[str] = frozenset()
     tombstone_retention_ms: int = 0
     """How long tombstones wait for a region that is away; 0: as long as it is."""
+    max_ahead_ms: int = MAX_AHEAD_MS
+    """See ``converging.MAX_AHEAD_MS``."""
 
     def __post_init__(self) -> None:
         """:raises Invalid: the settings make no sense."""
@@ -54,7 +58,7 @@ class SyncChoice:
         if 0 < seconds < SHORTEST_SECONDS:
             raise Invalid(f"{TOMBSTONE_RETENTION} is {seconds}: the minimum is {SHORTEST_SECONDS}, or 0 for no limit")
         self.values, self.topic, self.scopes = values, next(iter(topics), ""), scopes
-        self.tombstone_retention_ms = seconds * 1000
+        self.tombstone_retention_ms, self.max_ahead_ms = seconds * 1000, int(values[MAX_CLOCK_SKEW]) * 1000
 
     def is_synced(self, path: str) -> bool:
         return bool(self.topic) and paths.scope_of(path) in self.scopes

@@ -33,7 +33,8 @@ from meridian_broker.metadata.sync.events import Event, Written
 from meridian_broker.metadata.sync.stamped import BEGINNING, Moment, Stamped, moment
 
 MAX_AHEAD_MS: Final = 10_000
-"""How far ahead of this region's clock a stamp may be. Hosts that synchronize their clocks differ by far less."""
+"""How far ahead of this region's clock a stamp may be, unless it is set. Hosts that synchronize their clocks differ by
+far less."""
 
 
 class Verdict(Enum):

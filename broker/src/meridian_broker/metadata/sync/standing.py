@@ -15,7 +15,6 @@ from meridian_broker.metadata.records import decode, encode
 from meridian_broker.metadata.store import ABSENT, Check, MetadataStore, MetadataUnavailable, Put, Record
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.choice import SyncChoice
-from meridian_broker.metadata.sync.converging import MAX_AHEAD_MS
 from meridian_broker.metadata.sync.reading import read, read_moment
 from meridian_broker.metadata.sync.stamped import BEGINNING, Moment
 
@@ -133,7 +132,7 @@ class Standing:
             one for region, one in peers.items() if one.compared_ms is not None and region not in self._taken_at
         ]
         refusal = taken[0] if len(taken) > len(accepted) else None
-        self._choice.refusal = refusal or off_clock(self._region, peers.values())
+        self._choice.refusal = refusal or off_clock(self._region, peers.values(), self._choice.max_ahead_ms)
 
 
 def _joined(where: str, record: Record) -> frozenset[str]:
@@ -143,13 +142,15 @@ def _joined(where: str, record: Record) -> frozenset[str]:
     return frozenset(value["scopes"]) if isinstance(value, dict) else frozenset((paths.TENANTS, paths.NAMESPACES))
 
 
-def off_clock(region: str, peers: Collection[PeerState]) -> str | None:
+def off_clock(region: str, peers: Collection[PeerState], max_ms: int) -> str | None:
     """Why a region whose clock is off against most regions must not write (R43); None: it is not.
 
     Of two regions nobody can tell which one is off.
+
+    :param max_ms: clocks that differ by no more than this are right.
     """
     offsets = [one.clock_offset_ms for one in peers if one.compared_ms is not None]
-    off = [one for one in offsets if abs(one) > MAX_AHEAD_MS]
+    off = [one for one in offsets if abs(one) > max_ms]
     if len(off) * 2 <= len(offsets) + 1:
         return None
     seconds = off[0] / 1000
