@@ -553,6 +553,11 @@ def test_another_broker_goes_on_with_shared_metadata(bookies: Bookies, tmp_path:
         wait_until(lambda: has(far, "before"), "the tenant in eu")
         (owner,) = active()
         other = us.other(owner)
+        applied = [one.http("GET", SHARED_METADATA).json["applied"] for one in (owner, other)]
+        make(far, "once")
+        wait_until(lambda: has(owner, "once") and has(other, "once"), "the tenant in us")
+        now = [one.http("GET", SHARED_METADATA).json["applied"] for one in (owner, other)]
+        assert now[0] > applied[0] and now[1] == applied[1], "one broker applies for both"
 
         def seen(there: BrokerProcess, maker: BrokerProcess, what: str) -> None:
             begun = time.monotonic()

@@ -133,6 +133,40 @@ def test_regions_with_different_kinds_of_stores(etcd_server: EtcdServer, tmp_pat
             assert one.http("GET", f"/admin/v2/tenants/of-{maker.region}").json["adminRoles"] == [maker.region]
 
 
+def test_regions_that_share_an_etcd_send_and_apply_each_change_once(etcd_server: EtcdServer, tmp_path: Path) -> None:
+    """Their keys are apart in it, so a change is sent by the region that made it, and by no other."""
+    url = f"etcd:{etcd_server.url}"
+    with contextlib.ExitStack() as stack:
+        regions = started(tmp_path, {"one": url, "two": url, "three": None}, SETTINGS, stack)
+
+        def shown(region: str) -> Any:
+            return regions[region].http("GET", "/meridian/v1/metadata/status").json
+
+        def are_synced() -> bool:
+            return all(shown(region).get("synced") for region in regions)
+
+        wait_until(are_synced, "the regions to be in step")
+        tenant = {"adminRoles": [], "allowedClusters": [*regions]}
+        assert regions["one"].http("PUT", "/admin/v2/tenants/shared", tenant).status == 204
+        assert regions["one"].http("PUT", "/admin/v2/namespaces/shared/n", {}).status == 204
+
+        def have(seconds: int | None) -> bool:
+            answers = [one.http("GET", "/admin/v2/namespaces/shared/n") for one in regions.values()]
+            found = [one.json.get("message_ttl_in_seconds") for one in answers if one.status == 200]
+            return found == [seconds] * len(regions)
+
+        wait_until(lambda: have(None) and are_synced(), "the namespace in all regions")
+        before = {region: shown(region) for region in regions}
+        assert regions["one"].http("POST", "/admin/v2/namespaces/shared/n/messageTTL", 7).status == 204
+        wait_until(lambda: have(7) and are_synced(), "the policy in all regions")
+
+        def more(figure: str) -> list[int]:
+            return [shown(region)[figure] - before[region][figure] for region in regions]
+
+        assert more("applied") == [0, 1, 1]
+        assert more("published")[1:] == more("conflicts")[1:] == [0, 0]
+
+
 def test_a_partitioned_shadow_stays_in_its_region(regions: RegionsProcess) -> None:
     """The other region may have a topic of that name."""
     topics = "/admin/v2/persistent/public/default"
