@@ -77,8 +77,7 @@ class Sharing:
         for one in others:
             self.cluster.run(f"kubectl -n {one} scale statefulset {BROKER} --replicas=0")
         for one in others:
-            pods = f"kubectl -n {one} get pods -l statefulset.kubernetes.io/pod-name={BROKER}-0 -o name"
-            self.cluster.wait(lambda pods=pods: not self.cluster.run(pods).strip(), f"{one} to have no broker")
+            self.cluster.wait(partial(self._has_no_broker, one), f"{one} to have no broker")
         self.bring_back(region)
 
     def bring_back(self, *regions: str) -> None:
@@ -86,6 +85,10 @@ class Sharing:
             self.cluster.run(f"kubectl -n {one} scale statefulset {BROKER} --replicas=1")
         for one in regions:
             self.cluster.run(f"kubectl -n {one} rollout status statefulset/{BROKER} --timeout=180s", seconds=200)
+
+    def _has_no_broker(self, region: str) -> bool:
+        pods = f"kubectl -n {region} get pods -l statefulset.kubernetes.io/pod-name={BROKER}-0 -o name"
+        return not self.cluster.run(pods).strip()
 
     def conflict(self) -> str:
         """The Event that tells of it, once the object counts one."""

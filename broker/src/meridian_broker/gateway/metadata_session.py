@@ -415,7 +415,7 @@ def _decoded(region: str, message: bytes) -> Message:
     return decoded
 
 
-async def together(works: Iterable[Awaitable[None]]) -> None:
+async def together(works: Iterable[Awaitable[object]]) -> None:
     """Do these at the same time. :raises MetadataError: one of them failed; all have ended."""
     for failure in await asyncio.gather(*works, return_exceptions=True):
         if isinstance(failure, BaseException):
