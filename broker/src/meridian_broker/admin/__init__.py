@@ -3,5 +3,5 @@
 
 Other rooms import only these modules of it::
 
-    elsewhere.users  http.state  server
+    elsewhere.users  http.gatekeeping  http.state  server
 """
