@@ -42,7 +42,9 @@ class Broker(BrokerOfTest):
         super().__init__(name, store, LEASE_SECONDS)
         self.url = url
         record = {"": {"admin_url": url}}
-        self.owner._described = lambda lease, draining: BrokerRecord(name, f"{name}#{lease}", record, draining=draining)
+        self.owner._membership.described = lambda lease, draining: BrokerRecord(
+            name, f"{name}#{lease}", record, draining=draining
+        )
         self.owner.bind(CountedTopics())
 
     async def ask(self, method: str, path: str, body: object = ...) -> HttpAnswer:
@@ -224,7 +226,7 @@ async def test_without_a_broker_there_is_no_export_until_its_bundles_are_owned(
     assert gone.status == 503
     assert "broker b" in gone.json["reason"]
     assert two.files()["a"] == 1
-    lease = two.b.owner._lease
+    lease = two.b.owner._membership.lease
     assert lease is not None
     await two.b.scheduler.close()
     await lease.revoke()  # it runs out

@@ -42,7 +42,7 @@ async def test_without_etcd_a_broker_serves_until_its_lease_ends_and_then_stops_
 ) -> None:
     async with owning("a", await connect(), lease_seconds=4.0) as a:
         before = await a.owner.acquire(FIRST)
-        lease = a.owner._lease
+        lease = a.owner._membership.lease
         assert lease is not None
         etcd_server.kill()
         until = lease.valid_until()
@@ -54,7 +54,7 @@ async def test_without_etcd_a_broker_serves_until_its_lease_ends_and_then_stops_
                 await a.owner.locate(topics(1)[0], authoritative=True)
         finally:
             etcd_server.start()
-        await wait_until(lambda: a.owner._lease not in (None, lease))
+        await wait_until(lambda: a.owner._membership.lease not in (None, lease))
         assert a.owner.term(FIRST) is None
         async with owning("b", await connect()) as b:
             # etcd counts its leases anew when it starts, so the old owner's record is there for a while longer.

@@ -43,7 +43,7 @@ async def taken_over(two: Two) -> Topic:
     """The second broker's copy, which it took while the first was suspended past its lease and has noticed nothing."""
     a, b = two.a, two.b
     a.miss_everything()
-    lease = a.owner._lease
+    lease = a.owner._membership.lease
     assert lease is not None
     await lease.revoke()
     bundle = await a.bundle(NAME)

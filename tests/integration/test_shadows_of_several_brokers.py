@@ -269,7 +269,7 @@ async def test_a_writer_that_dies_without_sealing_its_ledger_loses_the_shadow_no
     view = await shadow_of(two)
     await subscribe(view)
     two.a.miss_everything()
-    lease = two.a.owner._lease
+    lease = two.a.owner._membership.lease
     assert lease is not None
     await lease.revoke()
     bundle = await two.a.bundle(SOURCE_NAME)

@@ -67,9 +67,11 @@ class PlannedMoves(OwnedTopics):
     async def close(self, bundle: Bundle) -> None:
         topics = [topic for topic in self._broker.service.topics if place_of(topic_name.parse(topic)) in bundle]
         short = {topic.rpartition("/")[2] for topic in topics}
-        stopped, term = self._broker.world.model.stopping(self._broker, short), self.owner._terms.held(bundle)
+        stopped, term = self._broker.world.model.stopping(self._broker, short), self.owner._holding.terms.held(bundle)
         await super().close(bundle)
-        if self.owner._terms.held(bundle) is term:  # otherwise it ended meanwhile, and nothing was planned about that
+        if (
+            self.owner._holding.terms.held(bundle) is term
+        ):  # otherwise it ended meanwhile, and nothing was planned about that
             stopped()
 
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 from meridian_broker.metadata.store import Check, Delete, MetadataStore, MetadataUnavailable, Put
-from meridian_broker.ownership import owner, paths
+from meridian_broker.ownership import handing_over, paths
 from meridian_broker.ownership.bundles import Bundles, NotDivisible, place_of
 from meridian_broker.ownership.claims import NoSuchBundle, OwnedElsewhere
-from meridian_broker.ownership.owner import MOVES, NotServing
+from meridian_broker.ownership.handing_over import MOVES
+from meridian_broker.ownership.owner import NotServing
 from meridian_broker.ownership.records import BrokerRecord, OwnerRecord
 from support.contracts.metadata_contract import wait_until
 from support.contracts.ownership_brokers import BUNDLES, FLOOR, OwningBroker, owning, topics
@@ -195,7 +196,7 @@ class OwningContract:
             a.topics.may_close.clear()
             giving = asyncio.create_task(a.owner.give_up(FIRST, "b"))
             await wait_until(lambda: bool(a.topics.closed))
-            lease, alive = b.owner._lease, a.owner.view.brokers[paths.broker("b")]
+            lease, alive = b.owner._membership.lease, a.owner.view.brokers[paths.broker("b")]
             assert lease is not None
             await lease.revoke()
             await wait_until(lambda: a.owner.view.brokers.get(paths.broker("b")) != alive)
@@ -213,7 +214,7 @@ class OwningContract:
             a.topics.may_close.clear()
             giving = asyncio.create_task(a.owner.give_up(FIRST, "b"))
             await wait_until(lambda: bool(a.topics.closed))
-            term = a.owner._terms.held(FIRST)
+            term = a.owner._holding.terms.held(FIRST)
             assert term is not None
             await (await connect()).delete(paths.owner(FIRST))
             later = await c.owner.acquire(FIRST)
@@ -263,8 +264,8 @@ class OwningContract:
     async def test_a_broker_that_stops_does_not_wait_for_long(
         self, connect: Connect, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(owner, "ARRIVAL_SECONDS", 3600.0)
-        monkeypatch.setattr(owner, "PACED_SECONDS", 0.0)
+        monkeypatch.setattr(handing_over, "ARRIVAL_SECONDS", 3600.0)
+        monkeypatch.setattr(handing_over, "PACED_SECONDS", 0.0)
         async with owning("a", await connect()) as a, owning("b", await connect()) as b:
             await wait_until(lambda: len(a.owner.view.brokers) == 2)
             every = (await a.owner.bundles(NAMESPACE)).every()
@@ -327,13 +328,13 @@ class OwningContract:
     async def test_a_lease_that_is_gone_ends_every_term(self, connect: Connect) -> None:
         async with owning("a", await connect(), lease_seconds=4.0) as a:
             before = await a.owner.acquire(FIRST)
-            lease, told = a.owner._lease, list[bool]()
+            lease, told = a.owner._membership.lease, list[bool]()
             a.owner.on_seen = lambda namespaces: told.append(a.owner.is_alive) if namespaces is None else None
             assert lease is not None
             await lease.revoke()
             assert a.owner.term(FIRST) is None  # at once, whether or not anything was noticed
             await wait_until(lambda: a.topics.dropped == [FIRST] and not a.owner.owned())
-            await wait_until(lambda: a.owner._lease not in (None, lease))
+            await wait_until(lambda: a.owner._membership.lease not in (None, lease))
             assert False in told and a.owner.is_alive
             assert (await a.owner.acquire(FIRST)).fence > before.fence
 

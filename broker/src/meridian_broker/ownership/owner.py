@@ -3,52 +3,40 @@
 
 All of a broker's terms depend on one lease. While the store cannot be reached, the broker serves what it owns until the
 lease ends by its own clock. Then it drops everything, and starts over with a new lease as soon as the store answers.
-So a broker that was suspended drops its topics before it serves anything else. ``terms.py`` has the table of what can
-happen to a bundle, ``claims.py`` the transactions; this file watches the store and the clock and carries out what the
-table says.
+So a broker that was suspended drops its topics before it serves anything else.
+
+``terms.py`` has the table of what can happen to a bundle, and ``claims.py`` the transactions. What the table says is
+carried out here and in the parts that share ``holding.py``: ``membership.py`` watches the clock, ``following.py`` the
+store, and ``handing_over.py`` gives bundles up. This file claims bundles, splits them, and finds their owners.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import replace
-from functools import partial
+from contextlib import AbstractAsyncContextManager
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from meridian_broker.ledgers.scheduling import Scheduler, later, run_all
-from meridian_broker.metadata.store import Lease, LeaseExpired, MetadataError, MetadataStore
-from meridian_broker.ownership import paths
+from meridian_broker.ledgers.scheduling import Scheduler
+from meridian_broker.metadata.store import MetadataError, MetadataStore
 from meridian_broker.ownership.balancing import Balance
 from meridian_broker.ownership.bundles import Bundle, Bundles
 from meridian_broker.ownership.claims import MANY, Claims, NoSuchBundle, OwnedElsewhere
-from meridian_broker.ownership.placement import divide
-from meridian_broker.ownership.ports import NOBODY, BundleTopics, Heir
-from meridian_broker.ownership.records import BrokerRecord, OwnerRecord
-from meridian_broker.ownership.terms import Action, Event, State, Term, Terms
-from meridian_broker.ownership.view import View, namespaces_of
+from meridian_broker.ownership.following import Following
+from meridian_broker.ownership.handing_over import HandingOver
+from meridian_broker.ownership.holding import Holding
+from meridian_broker.ownership.membership import Membership
+from meridian_broker.ownership.ports import BundleTopics
+from meridian_broker.ownership.records import BrokerRecord
+from meridian_broker.ownership.terms import Action, Event, State, Term
+from meridian_broker.ownership.view import View
 from meridian_broker.ownership.waiting import Waiting
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
-RETRY_SECONDS: Final = 1.0
-"""Pause before a failed request to the store is repeated."""
-LOOKS_PER_LEASE: Final = 20
-"""How often the broker checks its lease within one lease time: the store may end it early."""
 HAND_OVER_SECONDS: Final = 5.0
 """How long a request waits at a bundle's next owner for the hand-over. It is not refused at once because refused
 clients back off exponentially."""
-ARRIVAL_SECONDS: Final = 1.0
-"""How long a broker that stops waits until the next owner has opened a bundle's topics, before it goes on."""
-PACED_SECONDS: Final = 10.0
-"""After how long a broker that stops does so no more: whatever the number of bundles, it has to end in time."""
-MOVES: Final = 4
-"""How many bundles a broker that stops hands over at once, from the moment when clients are sent away until the next
-owner has opened the topics. Each move has pauses, in which others make progress; but the more there are, the longer
-each takes, and its clients wait."""
-NOTICEABLE: Final = 0.05
-"""Change of load that the other brokers are told: each report is a write to the store that all of them see."""
 LOCATE_ATTEMPTS: Final = 4
 """How often a lookup is attempted while its bundle keeps being split."""
 
@@ -83,101 +71,90 @@ class BundleOwner:
         :param described: returns this broker's record, given the name of its lease and whether it is about to stop.
         :param alone: a lock; claims and splits run one at a time under it.
         """
-        self.view = View()
-        self._store = store
         self._scheduler = scheduler
         self._claims = claims
-        self._described = described
         self._alone = alone
-        self._lease_seconds = lease_seconds
-        self._terms = Terms()
         self._balance = Balance()
-        self._changing: set[Bundle] = set()
-        """Bundles whose owner's record this broker is changing."""
         self._wanted: dict[Bundle, None] = {}
         """Bundles that requests wait for."""
-        self._next: dict[Bundle, Heir] = {}
-        """The brokers that this broker's bundles are being handed to."""
         self._waiting = Waiting(scheduler, HAND_OVER_SECONDS)
         """Requests that wait for a bundle to be handed to this broker."""
-        self._leaving = Waiting(scheduler, ARRIVAL_SECONDS)
-        """Moves that wait until a bundle has arrived at the next broker."""
-        self._arriving: set[Bundle] = set()
-        """Bundles that were handed to this broker, and whose topics it is opening."""
-        self._lease: Lease | None = None
-        self._me: BrokerRecord | None = None
-        self._topics: BundleTopics | None = None
-        self._stopping = False
+        self._membership = Membership(store, scheduler, described, lease_seconds, self._lease_ended)
+        self._holding = Holding(scheduler, claims, self._membership)
+        self._going = HandingOver(scheduler, claims, self._membership, self._holding, alone)
+        self._following = Following(
+            store,
+            scheduler,
+            claims,
+            self._membership,
+            self._holding,
+            lambda namespaces: self.on_seen(namespaces),
+            self._waiting,
+            self._going.leaving,
+        )
         self.on_seen: Callable[[Collection[str] | None], None] = lambda _: None
         """Called after ``view`` changed, with the namespaces in which it did, or None for all; the brokers may have
         changed, too. Also, with None, when the lease has ended: ``view`` may be old from then on."""
 
     def bind(self, topics: BundleTopics) -> None:
         """Set what opens and closes topics. :raises RuntimeError: it was set before."""
-        if self._topics is not None:
-            raise RuntimeError("the topics of this broker were bound before")
-        self._topics = topics
+        self._holding.bind(topics)
 
     async def start(self) -> None:
         """Register among the region's brokers, and stay so. :raises MetadataError: the store does not answer."""
-        await self._register()
-        self.view = View.of(await self._store.scan(paths.ROOT))
-        self._scheduler.spawn(self._keep(), "keep the lease on this broker's bundles")
-        self._scheduler.spawn(self._follow(), "follow who owns which bundles")
+        await self._membership.register()
+        await self._following.begin()
+        self._scheduler.spawn(self._membership.keep(), "keep the lease on this broker's bundles")
+        self._scheduler.spawn(self._following.run(), "follow who owns which bundles")
+
+    def _lease_ended(self) -> None:
+        terms = self._holding.terms
+        log.error("the lease on this broker's bundles ended: dropping %d bundles", len(terms))
+        for bundle in terms:
+            self._holding.ended(bundle)
+        self.on_seen(None)
+
+    # -- how bundles are given up: see ``HandingOver`` -----------------------------------------------------------------
 
     async def leave(self) -> None:
         """Prepare to stop: take no more bundles, and announce the brokers that get the present ones."""
-        self._stopping = True
-        async with self._alone:  # waits for a claim or split that is under way
-            lease = self._lease
-        if lease is None:
-            return
-        with suppress(MetadataError):
-            await self._tell(lease)
-        others = [one for one in self.view.candidates() if one.broker != self.name]
-        going = divide((bundle for bundle in self._terms if bundle not in self._next), others)
-        await self._announce(going)
+        await self._going.leave()
 
     async def hand_over(self) -> None:
-        """Prepare to stop, and hand this broker's bundles to the other brokers, if there are any, ``MOVES`` at a time:
-        clients of a bundle whose turn has not come are still served here."""
-        await self.leave()
-        until = self._now() + PACED_SECONDS
-        moves = [partial(self._move, bundle, heir.broker, until) for bundle, heir in self._next.items()]
-        await run_all(self._scheduler, moves, "hand a bundle over", at_once=MOVES)
-
-    async def _move(self, bundle: Bundle, to: str, until: float) -> None:
-        """Hand a bundle over, and wait until it has arrived, unless that is over."""
-        await self.give_up(bundle, to)
-        if self._now() < until and self.view.wishes.get(bundle) == to and self.view.alive(to) is not None:
-            await self._leaving.wait(bundle)
+        """Prepare to stop, and hand this broker's bundles to the other brokers, if there are any, a few at a time."""
+        await self._going.hand_over()
 
     async def close(self) -> None:
         """Close topics cleanly, give up the bundles that this broker still has, and end the lease."""
-        if not self._stopping:
-            await self.leave()
-        if (lease := self._lease) is None:
-            return
-        jobs = [partial(self.give_up, bundle, self._next.get(bundle, NOBODY).broker) for bundle in self._terms]
-        await run_all(self._scheduler, jobs, "give up a bundle")
-        self._lease = None
-        await lease.revoke()
+        await self._going.close()
+
+    async def give_up(self, bundle: Bundle, to: str = "") -> None:
+        """Close a bundle's topics cleanly and let other brokers own it; does nothing if it is not owned here.
+
+        :param to: the broker that should own it next; empty: any.
+        """
+        await self._going.give_up(bundle, to)
 
     # -- what is owned -------------------------------------------------------------------------------------------
 
     @property
+    def view(self) -> View:
+        """The brokers, bundles and owners, as last seen."""
+        return self._holding.view
+
+    @property
     def name(self) -> str:
         """This broker's id; empty while its lease is not valid."""
-        return "" if self._me is None else self._me.broker
+        return self._membership.name
 
     @property
     def is_alive(self) -> bool:
         """Whether this broker has a lease, by its own clock."""
-        return self._valid() is not None
+        return self._membership.valid() is not None
 
     def term(self, bundle: Bundle) -> Term | None:
         """The term in which the bundle's topics may be opened now; None: they may not."""
-        return self._terms.term(bundle) if self._valid() is not None else None
+        return self._holding.term(bundle)
 
     def term_of(self, topic: TopicName) -> Term | None:
         """The term in which a topic may be opened now; None: it may not."""
@@ -186,7 +163,7 @@ class BundleOwner:
 
     def owned(self) -> list[Bundle]:
         """The bundles whose topics may be open here, sorted."""
-        return sorted(bundle for bundle in self._terms if self._terms.held(bundle) is not None)
+        return sorted(bundle for bundle in self._holding.terms if self._holding.terms.held(bundle) is not None)
 
     async def bundles(self, namespace: str) -> Bundles:
         """The bundles of a namespace. :raises MetadataError: they cannot be read."""
@@ -216,29 +193,29 @@ class BundleOwner:
 
     async def _claim(self, bundle: Bundle) -> Term:
         """Claim a bundle, and with it others that requests wait for. As ``acquire``."""
-        lease, me = self._valid(), self._me
-        if lease is None or me is None or self._stopping:
+        lease, me = self._membership.valid(), self._membership.me
+        if lease is None or me is None or self._membership.is_stopping:
             raise NotServing("this broker is stopping or cut off from its metadata store: look the topic up again")
-        if bundle in self._changing:
+        if bundle in self._holding.changing:
             raise NotServing("this broker is giving the topic up: look it up again")
-        others = (one for one in self._wanted if one != bundle and one not in self._changing)
+        others = (one for one in self._wanted if one != bundle and one not in self._holding.changing)
         wanted = islice((bundle, *others), MANY)
-        some = [one for one in wanted if self._terms.happens(one, Event.WANTED) is Action.CLAIM]
+        some = [one for one in wanted if self._holding.terms.happens(one, Event.WANTED) is Action.CLAIM]
         if bundle not in some:
             for one in some:
-                self._terms.happens(one, Event.REFUSED)
+                self._holding.terms.happens(one, Event.REFUSED)
             raise NotServing(f"{bundle} is being closed here: look the topic up again")
         try:
             found = await self._claims.claim(some, me.session, lease.lease_id)
         except BaseException:
             for one in some:
-                self._terms.happens(one, Event.REFUSED)
+                self._holding.terms.happens(one, Event.REFUSED)
             raise
         for one in some:
-            self._claimed(one, found[one], is_valid=self._valid() is lease)
+            self._claimed(one, found[one], is_valid=self._membership.valid() is lease)
         if isinstance(outcome := found[bundle], Exception):
             raise outcome
-        if self._terms.held(bundle) is not outcome:
+        if self._holding.terms.held(bundle) is not outcome:
             raise NotServing("the lease on this broker's bundles ended: look the topic up again")
         return outcome
 
@@ -248,70 +225,12 @@ class BundleOwner:
         :param is_valid: the lease under which it was claimed still is.
         """
         if isinstance(outcome, Exception):
-            self._terms.happens(bundle, Event.REFUSED)
+            self._holding.terms.happens(bundle, Event.REFUSED)
         elif not is_valid:
-            self._terms.happens(bundle, Event.ENDED)
-        elif self._terms.happens(bundle, Event.GRANTED, outcome) is Action.SERVE:
-            self._open_topics.gained(bundle)
+            self._holding.terms.happens(bundle, Event.ENDED)
+        elif self._holding.terms.happens(bundle, Event.GRANTED, outcome) is Action.SERVE:
+            self._holding.topics.gained(bundle)
             log.info("owns %s in term %d", bundle, outcome.fence)
-
-    async def give_up(self, bundle: Bundle, to: str = "") -> None:
-        """Close a bundle's topics cleanly and let other brokers own it; does nothing if it is not owned here.
-
-        :param to: the broker that should own it next; empty: any.
-        """
-        if bundle in self._changing:
-            async with self._alone:  # the split that is under way ends first: then its parts take the bundle's place
-                pass
-        term = self._terms.held(bundle)
-        if term is None or self._terms.happens(bundle, Event.GIVE_UP) is not Action.CLOSE:
-            return
-        if to and self._next.get(bundle, NOBODY).broker != to:
-            await self._announce({bundle: to})
-        heir = self._next.get(bundle, NOBODY)
-        try:
-            await self._open_topics.close(bundle)
-        finally:
-            self._next.pop(bundle, None)
-        if self._terms.held(bundle) is not term:
-            return  # the term ended meanwhile: its topics were dropped, and a later one's may be open
-        if self._terms.happens(bundle, Event.CLOSED) is not Action.RELEASE:
-            return
-        self._changing.add(bundle)  # it is not acquired again while its record is being removed
-        try:
-            await self._pass_on(bundle, term, heir)
-            log.info("gave up %s in term %d", bundle, term.fence)
-        except MetadataError as error:
-            log.warning("gave up %s, but the store may not know it yet: %s", bundle, error)
-        finally:
-            self._changing.discard(bundle)
-
-    async def _pass_on(self, bundle: Bundle, term: Term, heir: Heir) -> None:
-        """Record the next owner, or that it has to claim the bundle, or that any broker may."""
-        to = self.view.alive(heir.broker)
-        if to is not None and heir.fence:
-            with suppress(LeaseExpired):
-                await self._claims.transfer(bundle, term, to, heir.fence)
-                return
-        await self._claims.release(bundle, term, heir.broker)
-
-    async def _announce(self, going: Mapping[Bundle, str]) -> None:
-        """Send clients to the next owners from now on: they wait there until these own the bundles."""
-        self._next |= {bundle: Heir(to) for bundle, to in going.items()}
-        if not going:
-            return
-        with suppress(MetadataError):
-            first = await self._claims.reserve(len(going))
-            for fence, (bundle, to) in enumerate(going.items(), first):
-                if self._next.get(bundle) == Heir(to):
-                    self._next[bundle] = Heir(to, fence)
-        announcing = [partial(self._announce_one, bundle, to) for bundle, to in going.items()]
-        await run_all(self._scheduler, announcing, "announce the next owner of a bundle")
-
-    async def _announce_one(self, bundle: Bundle, to: str) -> None:
-        if (term := self._terms.held(bundle)) is not None:
-            with suppress(MetadataError):
-                await self._claims.announce(bundle, term, to)
 
     async def split(self, bundle: Bundle, border: int) -> None:
         """Split an owned bundle; its topics stay open.
@@ -321,20 +240,20 @@ class BundleOwner:
         :raises MetadataError: it is unknown whether it was split.
         """
         async with self._alone:
-            term, lease, me = self.term(bundle), self._valid(), self._me
-            if term is None or lease is None or me is None or self._stopping:
+            term, lease, me = self.term(bundle), self._membership.valid(), self._membership.me
+            if term is None or lease is None or me is None or self._membership.is_stopping:
                 raise NotServing(f"{bundle} is not owned by this broker: look it up again")
-            self._changing.add(bundle)
+            self._holding.changing.add(bundle)
             try:
                 bundles, after = await self._claims.split(bundle, border, term, me.session, lease.lease_id)
             except MetadataError:
-                self._scheduler.spawn(self._verify(bundle), "verify the owner of a bundle")
+                self._holding.verify(bundle)
                 raise
             finally:
-                self._changing.discard(bundle)
+                self._holding.changing.discard(bundle)
             self.view.bundles[bundle.namespace] = bundles
-            if self._terms.held(bundle) is term:
-                self._terms.split(bundle, bundle.parts(border), after.version)
+            if self._holding.terms.held(bundle) is term:
+                self._holding.terms.split(bundle, bundle.parts(border), after.version)
 
     # -- where topics are ----------------------------------------------------------------------------------------
 
@@ -354,15 +273,15 @@ class BundleOwner:
         raise NotServing(f"the bundle of {topic} keeps being split: look it up later")
 
     async def _locate(self, bundle: Bundle, authoritative: bool) -> Found:
-        if (to := self.view.alive(self._next.get(bundle, NOBODY).broker)) is not None:
+        if (to := self._holding.next_owner(bundle)) is not None:
             return Found(to, False)
         await self._handed_over(bundle)
-        me = self._me
+        me = self._membership.me
         if me is not None and self.term(bundle) is not None:
             return Found(me, True)
         if (owner := self.view.owner(bundle)) is not None and owner.broker != self.name:
             return Found(owner, True)
-        chosen = me if authoritative and not self._stopping else self.view.chosen(bundle)
+        chosen = me if authoritative and not self._membership.is_stopping else self.view.chosen(bundle)
         if me is None or chosen is None:
             raise NotServing("no broker of the region can take the topic now: look it up again")
         if chosen.broker != me.broker:
@@ -385,15 +304,14 @@ class BundleOwner:
     def next_owner(self, topic: TopicName) -> BrokerRecord | None:
         """The broker that a topic is being handed to; None: it stays, or any broker may take it."""
         bundles = self.view.bundles.get(topic.namespace_name)
-        heir = NOBODY if bundles is None else self._next.get(bundles.of(topic), NOBODY)
-        return self.view.alive(heir.broker)
+        return None if bundles is None else self._holding.next_owner(bundles.of(topic))
 
     def vacant(self) -> list[Bundle]:
         """The bundles that have no owner, as far as known, and that this broker should take."""
-        if (me := self._me) is None or self._stopping:
+        if (me := self._membership.me) is None or self._membership.is_stopping:
             return []
         every = [bundle for bundles in self.view.bundles.values() for bundle in bundles.every()]
-        free = [one for one in every if self.view.owner(one) is None and self._terms.held(one) is None]
+        free = [one for one in every if self.view.owner(one) is None and self._holding.terms.held(one) is None]
         return [one for one in free if (chosen := self.view.chosen(one)) is not None and chosen.broker == me.broker]
 
     async def release_strays(self) -> None:
@@ -409,21 +327,23 @@ class BundleOwner:
                 await self._claims.disown(bundle, session)
 
     def _strays(self) -> list[tuple[Bundle, str]]:
-        session = "" if self._me is None else self._me.session
+        me = self._membership.me
+        session = "" if me is None else me.session
         mine = [bundle for bundle, owner in self.view.owners.items() if owner.session == session]
-        free = [bundle for bundle in mine if self._terms.state(bundle) is State.FREE]
-        return [(bundle, session) for bundle in free if bundle not in self._changing]
+        free = [bundle for bundle in mine if self._holding.terms.state(bundle) is State.FREE]
+        return [(bundle, session) for bundle in free if bundle not in self._holding.changing]
 
     def next_move(self, traffic: Mapping[Bundle, float]) -> tuple[Bundle, str] | None:
         """A bundle to hand to another broker, and that broker; None: none. See ``balancing.py``.
 
         :param traffic: of this broker's bundles, as far as it was measured.
         """
-        if (me := self._me) is None or self._stopping:
+        if (me := self._membership.me) is None or self._membership.is_stopping:
             return None
-        mine = {bundle: traffic.get(bundle, 0.0) for bundle in self._terms if self.term(bundle) is not None}
+        mine = {bundle: traffic.get(bundle, 0.0) for bundle in self._holding.terms if self.term(bundle) is not None}
         view = self.view
-        return self._balance.next_move(mine, me.broker, view.candidates(), view.members(), self._now())
+        now = self._scheduler.monotonic_ms() / 1000
+        return self._balance.next_move(mine, me.broker, view.candidates(), view.members(), now)
 
     async def report(self, usage: float) -> None:
         """Tell the other brokers this broker's load, if it has changed noticeably.
@@ -432,155 +352,9 @@ class BundleOwner:
         :raises MetadataError: the store did not answer.
         """
         async with self._alone:  # not while this broker announces that it stops
-            lease, me = self._valid(), self._me
-            if lease is None or me is None or self._stopping or abs(usage - me.usage) < NOTICEABLE:
-                return
-            me = replace(me, usage=round(usage, 2))
-            await self._store.put(paths.broker(me.broker), me.encode(), lease=lease.lease_id)
-            if self._lease is lease:
-                self._me = me
+            await self._membership.report(usage)
 
     @property
     def usage(self) -> float:
         """The load that the other brokers know of."""
-        return 0.0 if self._me is None else self._me.usage
-
-    # -- the lease -----------------------------------------------------------------------------------------------
-
-    @property
-    def _open_topics(self) -> BundleTopics:
-        if self._topics is None:
-            raise RuntimeError("a bundle is owned before the topics of this broker are bound")
-        return self._topics
-
-    def _valid(self) -> Lease | None:
-        """The lease, if it is valid by this broker's clock."""
-        lease = self._lease
-        return lease if lease is not None and self._now() < lease.valid_until() else None
-
-    def _now(self) -> float:
-        return self._scheduler.monotonic_ms() / 1000
-
-    async def _register(self) -> None:
-        lease = await self._store.lease(self._lease_seconds)
-        try:
-            await self._tell(lease)
-        except BaseException:
-            await lease.revoke()
-            raise
-        self._lease = lease
-
-    async def _tell(self, lease: Lease) -> None:
-        """Write this broker's current record."""
-        me = replace(self._described(f"{lease.lease_id:x}", self._stopping), usage=self.usage)
-        await self._store.put(paths.broker(me.broker), me.encode(), lease=lease.lease_id)
-        self._me = me
-
-    async def _keep(self) -> None:
-        """Keep a lease: get one when there is none, and end all terms when it ends."""
-        while True:
-            if (lease := self._lease) is None:
-                if self._stopping:
-                    return
-                try:
-                    await self._register()
-                except MetadataError as error:
-                    log.warning("this broker cannot own topics: %s", error)
-                    await self._pause(RETRY_SECONDS)
-                continue
-            left = lease.valid_until() - self._now()
-            if left > 0:
-                await self._pause(min(left, self._lease_seconds / LOOKS_PER_LEASE))
-            elif self._lease is lease:
-                log.error("the lease on this broker's bundles ended: dropping %d bundles", len(self._terms))
-                self._lease = self._me = None
-                for bundle in self._terms:
-                    self._ended(bundle)
-                self.on_seen(None)
-                await lease.revoke()
-
-    def _ended(self, bundle: Bundle) -> None:
-        if self._terms.happens(bundle, Event.ENDED) is Action.DROP:
-            self._scheduler.spawn(self._drop(bundle), f"drop {bundle}")
-
-    async def _drop(self, bundle: Bundle) -> None:
-        try:
-            await self._open_topics.drop(bundle)
-        finally:
-            self._terms.happens(bundle, Event.CLOSED)
-
-    # -- the store -----------------------------------------------------------------------------------------------
-
-    async def _follow(self) -> None:
-        while True:
-            try:
-                async for changes in self._store.watch(paths.ROOT):
-                    if changes:
-                        touched = self.view.apply(changes)
-                        self.on_seen(namespaces_of(changes))
-                    else:
-                        self.view = View.of(await self._store.scan(paths.ROOT))
-                        touched = [*self._terms, *self._waiting.bundles, *self._leaving.bundles, *self.view.wishes]
-                        self.on_seen(None)
-                    for bundle in touched:
-                        self._look(bundle)
-            except MetadataError as error:
-                log.warning("changes of bundle owners go unnoticed for now: %s", error)
-                await self._pause(RETRY_SECONDS)
-
-    def _look(self, bundle: Bundle) -> None:
-        """React to a change of an owner's record. The watch may lag behind our own writes, so a record that the view
-        lacks is read from the store."""
-        owner, me = self.view.owners.get(bundle), self._me
-        if owner is not None and me is not None and owner.session == me.session:
-            self._look_at_own(bundle, owner)
-        if self.view.wishes.get(bundle) is None:
-            self._leaving.wake(bundle)
-        alive = self.view.owner(bundle)
-        if alive is None or alive.broker == self.name:
-            self._waiting.wake(bundle)
-        if self._terms.held(bundle) is not None and (owner is None or me is None or owner.session != me.session):
-            self._scheduler.spawn(self._verify(bundle), "verify the owner of a bundle")
-
-    def _look_at_own(self, bundle: Bundle, owner: OwnerRecord) -> None:
-        """This broker is on record as the owner. If another one handed the bundle over, it is served from now on.
-
-        What this broker claims or splits by itself is not announced. The watch may also tell of a term that is over.
-        """
-        if self.view.wishes.get(bundle) != self.name or self._valid() is None or bundle in self._changing:
-            return
-        term = Term(owner.fence, self.view.versions[bundle])
-        if (
-            not self._terms.is_over(bundle, owner.fence)
-            and self._terms.happens(bundle, Event.GIVEN, term) is Action.SERVE
-        ):
-            self._open_topics.gained(bundle)
-            log.info("owns %s in term %d, handed over by another broker", bundle, owner.fence)
-        held = self._terms.term(bundle)
-        if held is not None and held.fence == owner.fence and bundle not in self._arriving:
-            self._arriving.add(bundle)
-            self._scheduler.spawn(self._take_in(bundle, held), f"open the topics of {bundle}")
-
-    async def _take_in(self, bundle: Bundle, term: Term) -> None:
-        try:
-            await self._open_topics.open(bundle)
-            if self._terms.term(bundle) is term and bundle not in self._next:
-                with suppress(MetadataError):  # nothing depends on it: the other broker waits no longer than a while
-                    await self._claims.arrived(bundle, term)
-        finally:
-            self._arriving.discard(bundle)
-
-    async def _verify(self, bundle: Bundle) -> None:
-        term = self._terms.held(bundle)
-        if term is None or bundle in self._changing:
-            return
-        try:
-            holds = await self._claims.holds(bundle, term)
-        except MetadataError:
-            return  # the lease decides
-        if not holds and self._terms.held(bundle) is term and bundle not in self._changing:
-            log.error("lost %s, owned in term %d: its record is gone or names another broker", bundle, term.fence)
-            self._ended(bundle)
-
-    async def _pause(self, seconds: float) -> None:
-        await later(self._scheduler, seconds)
+        return self._membership.usage

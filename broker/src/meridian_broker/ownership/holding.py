@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this broker owns, and what it has seen of the others. The parts of ``BundleOwner`` share it."""
+
+from __future__ import annotations
+
+import logging
+
+from meridian_broker.ledgers.scheduling import Scheduler
+from meridian_broker.metadata.store import MetadataError
+from meridian_broker.ownership.bundles import Bundle
+from meridian_broker.ownership.claims import Claims
+from meridian_broker.ownership.membership import Membership
+from meridian_broker.ownership.ports import NOBODY, BundleTopics, Heir
+from meridian_broker.ownership.records import BrokerRecord
+from meridian_broker.ownership.terms import Action, Event, Term, Terms
+from meridian_broker.ownership.view import View
+
+log = logging.getLogger(__name__)
+
+
+class Holding:
+    """See the module's text."""
+
+    def __init__(self, scheduler: Scheduler, claims: Claims, membership: Membership) -> None:
+        self.view = View()
+        self.terms = Terms()
+        self.changing: set[Bundle] = set()
+        """Bundles whose owner's record this broker is changing."""
+        self.heirs: dict[Bundle, Heir] = {}
+        """The brokers that this broker's bundles are being handed to."""
+        self._scheduler = scheduler
+        self._claims = claims
+        self._membership = membership
+        self._topics: BundleTopics | None = None
+
+    def bind(self, topics: BundleTopics) -> None:
+        """Set what opens and closes topics. :raises RuntimeError: it was set before."""
+        if self._topics is not None:
+            raise RuntimeError("the topics of this broker were bound before")
+        self._topics = topics
+
+    @property
+    def topics(self) -> BundleTopics:
+        """What opens and closes topics. :raises RuntimeError: it is not set yet."""
+        if self._topics is None:
+            raise RuntimeError("a bundle is owned before the topics of this broker are bound")
+        return self._topics
+
+    def term(self, bundle: Bundle) -> Term | None:
+        """The term in which the bundle's topics may be opened now; None: they may not."""
+        return self.terms.term(bundle) if self._membership.valid() is not None else None
+
+    def next_owner(self, bundle: Bundle) -> BrokerRecord | None:
+        """The broker that a bundle is being handed to; None: it stays, or any broker may take it."""
+        return self.view.alive(self.heirs.get(bundle, NOBODY).broker)
+
+    def ended(self, bundle: Bundle) -> None:
+        """The term of a bundle has ended, if there was one: its topics are dropped."""
+        if self.terms.happens(bundle, Event.ENDED) is Action.DROP:
+            self._scheduler.spawn(self._drop(bundle), f"drop {bundle}")
+
+    async def _drop(self, bundle: Bundle) -> None:
+        try:
+            await self.topics.drop(bundle)
+        finally:
+            self.terms.happens(bundle, Event.CLOSED)
+
+    def verify(self, bundle: Bundle) -> None:
+        """Ask the store whether a bundle is still owned. The term ends if it is not."""
+        self._scheduler.spawn(self._verify(bundle), "verify the owner of a bundle")
+
+    async def _verify(self, bundle: Bundle) -> None:
+        term = self.terms.held(bundle)
+        if term is None or bundle in self.changing:
+            return
+        try:
+            holds = await self._claims.holds(bundle, term)
+        except MetadataError:
+            return  # the lease decides
+        if not holds and self.terms.held(bundle) is term and bundle not in self.changing:
+            log.error("lost %s, owned in term %d: its record is gone or names another broker", bundle, term.fence)
+            self.ended(bundle)
