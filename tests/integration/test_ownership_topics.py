@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from meridian_broker.ledgers.scheduling import next_turn
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.store import MetadataUnavailable, VersionConflict
 from meridian_broker.metadata.topic_listing import Listing
@@ -273,6 +274,26 @@ async def test_an_owner_that_was_replaced_can_take_no_topic_to_rest(two: Two) ->
     again = await b.open(NAME)
     assert owed(again, places) == []
     assert again.progress_log.ledgers == []
+
+
+async def test_an_owner_that_was_replaced_says_so_without_a_traceback(
+    two: Two, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It had no open ledger whose fence it could have met, so its record of the topic is what tells it."""
+    topic = await two.a.open(NAME)
+    await taken_over(two)
+    caplog.clear()
+    reason = f"another broker owns {NAME} by now, or another process writes its record"
+    with pytest.raises(LedgerError, match=reason):
+        await stored(topic, b"1")
+    topic.progress_log._roll()
+    await wait_until(lambda: topic.failure is not None)
+    await wait_until(lambda: topic.progress_log._rolls.is_idle)
+    await next_turn(topic.scheduler)  # in which the loop would log how the task ended
+    said = [record for record in caplog.records if record.levelname != "INFO"]
+    assert not [record for record in said if record.exc_info]
+    assert [f"{NAME} is fenced: acknowledgements cannot be stored" in one.getMessage() for one in said] == [True]
+    assert reason in said[0].getMessage()
 
 
 async def test_a_new_owner_answers_for_no_topic_before_it_knows_which_there_are(

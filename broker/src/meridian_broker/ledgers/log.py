@@ -28,6 +28,7 @@ from meridian_broker.ledgers.reading import ReadableLog
 from meridian_broker.ledgers.restored import standing
 from meridian_broker.ledgers.scheduling import Scheduler, next_turn
 from meridian_broker.ledgers.store import FollowedWriter, LedgerError, LedgerStore, Writer
+from meridian_broker.metadata.store import MetadataError
 from meridian_broker.positions.position import EARLIEST, Position
 
 _log: Final = logging.getLogger(__name__)
@@ -492,12 +493,10 @@ class TopicLog(ReadableLog):
             self._room = self._limits.max_bytes
             await self._save()
         except Exception as error:
-            failure = (
-                error if isinstance(error, LedgerError) else LedgerError(f"no new ledger could be created: {error}")
-            )
+            why = error if isinstance(error, LedgerError) else LedgerError(f"no new ledger could be created: {error}")
             self._rolling = False
-            self._fail(failure)
-            if not isinstance(error, LedgerError):
+            self._fail(why)  # whoever uses the log is told; a traceback says more than that only of a bug
+            if not isinstance(error, (LedgerError, MetadataError)):
                 raise
             return
         self._forget_tail()

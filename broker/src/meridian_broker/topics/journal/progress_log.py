@@ -23,7 +23,7 @@ from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.ledgers.scheduling import Scheduler, next_turn
 from meridian_broker.ledgers.store import Done, LedgerError, LedgerStore, Writer
 from meridian_broker.ledgers.under_way import UnderWay
-from meridian_broker.metadata.store import MetadataError, MetadataUnavailable
+from meridian_broker.metadata.store import MetadataError, MetadataUnavailable, VersionConflict
 from meridian_broker.positions.position import Position
 from meridian_broker.topics.journal.changes import Change, Kind, encode
 from meridian_broker.topics.journal.common_acks import CommonAck
@@ -230,11 +230,14 @@ class ProgressLog:
             try:
                 snapshot = await self._begin_ledger()
                 await self._write_snapshot(snapshot)
-            except LedgerError:
-                return  # nothing can be written any more, and all waiting callers have their answer
             except MetadataUnavailable:
                 return  # nothing waits for it: changes go to the previous ledger, and the next one tries again
-            await self._chain.forget(old, begins_with_snapshot=bool(self._snapshot_bytes))
+            except (LedgerError, MetadataError):
+                return  # nothing can be written any more, and all waiting callers have their answer
+            try:
+                await self._chain.forget(old, begins_with_snapshot=bool(self._snapshot_bytes))
+            except VersionConflict as error:
+                self._fail(LedgerError(str(error)))
         finally:
             self._rolls.end(number)
 

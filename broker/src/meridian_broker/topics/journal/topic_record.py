@@ -250,9 +250,12 @@ class TopicMetadata:
                     raise
                 unsure = True  # the write may have succeeded nevertheless
                 await self._pause()
-            except VersionConflict:
+            except VersionConflict as error:
                 if not unsure or not await self._is_written(record):
-                    raise
+                    raise VersionConflict(
+                        f"another broker owns {self._name} by now, or another process writes its record: this broker "
+                        f"may not write it any more ({error})"
+                    ) from error
                 break
         self.record = record
 
