@@ -151,6 +151,7 @@ def test_a_region_of_several_brokers(tmp_path: Path, launch: Launch) -> None:
     assert len({one.region.data_directory for one in settings}) == 3
     assert len({one.metadata_store_url for one in settings}) == 1
     assert all(f"us/{one['broker_id']}" in announced for one in listed)
+    assert f"pulsar://127.0.0.1:{up.ports[0]},127.0.0.1:{up.ports[0] + 2},127.0.0.1:{up.ports[0] + 4}\n" in announced
     os.kill(listed[1]["pid"], signal.SIGKILL)
     report = up.read_until("Start it again")
     assert "The broker broker-2 of region us" in report

@@ -20,9 +20,10 @@ def test_it_lists_regions(tmp_path: Path) -> None:
     assert (found[1].broker_service_url_tls, found[1].service_url_tls) == ("", "https://h:3")
 
 
-def test_a_region_of_several_brokers_has_the_addresses_of_all(tmp_path: Path) -> None:
+@pytest.mark.parametrize("service_url", ["pulsar://h:1", "pulsar://h:1,h:3"])
+def test_a_region_of_several_brokers_has_the_addresses_of_all(tmp_path: Path, service_url: str) -> None:
     brokers = [{"broker_id": f"b{n}", "service_url": f"pulsar://h:{n}", "admin_url": f"http://h:8{n}"} for n in (1, 3)]
-    one = {"name": "us", "service_url": "pulsar://h:1", "admin_url": "http://h:81", "brokers": [*brokers, "odd"]}
+    one = {"name": "us", "service_url": service_url, "admin_url": "http://h:81", "brokers": [*brokers, "odd"]}
     (tmp_path / "r.json").write_text(json.dumps({"regions": [one]}))
     found = clusters_in(tmp_path / "r.json")["us"]
     assert (found.broker_service_url, found.service_url) == ("pulsar://h:1,h:3", "http://h:81,h:83")

@@ -9,7 +9,7 @@ with addresses that it can reach.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
@@ -114,6 +114,19 @@ def parse_bind_addresses(text: str) -> list[BindAddress]:
 def url(scheme: str, host: str, port: int) -> str:
     """An address as clients write it."""
     return f"{scheme}://{_bracketed(host)}:{port}"
+
+
+def of_several(urls: Iterable[str]) -> str:
+    """One URL with the addresses of all of these, as Pulsar's clients take it; empty without any.
+
+    :param urls: of one scheme. Each may have several addresses itself; what comes again is left out.
+    """
+    scheme, found = "", dict[str, None]()
+    for one in urls:
+        first, separator, places = one.partition("://")
+        scheme = scheme or first + separator
+        found |= dict.fromkeys(places.split(","))
+    return scheme + ",".join(found)
 
 
 def _parts(text: str) -> list[str]:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from meridian_broker.cli.programs import UpOptions
-from meridian_broker.gateway.addresses import url
+from meridian_broker.gateway.addresses import of_several, url
 from meridian_broker.server.limits import REGIONS_MAX
 from meridian_broker.server.secrets_on_disk import make_secret
 from meridian_broker.server.settings import Given, Settings
@@ -114,6 +114,16 @@ class RegionPlan:
     directory: Path
     brokers: Sequence[BrokerPlan]
     """At least one."""
+
+    @property
+    def service_url(self) -> str:
+        """Where Pulsar clients connect: every broker's address, so that they find the others when one is gone."""
+        return of_several([broker.service_url for broker in self.brokers])
+
+    @property
+    def service_url_tls(self) -> str:
+        """The same, encrypted; empty when it is not served."""
+        return of_several([broker.service_url_tls for broker in self.brokers if broker.service_url_tls])
 
 
 def plan_regions(options: UpOptions, given: Given) -> list[RegionPlan]:
@@ -241,7 +251,8 @@ class Directory:
     ) -> None:
         """Write ``regions.json``: whole or not at all, because brokers and people read it at any moment.
 
-        A region has the addresses of its first broker; several are listed, too.
+        Clients get the addresses of all brokers of a region in one URL, tools the first broker's; several brokers are
+        listed, too.
 
         :param stores: the kinds of ``metadata`` and ``storage``.
         """
@@ -249,7 +260,9 @@ class Directory:
         for plan in plans:
             brokers = [_as_listed(broker, pids.get(broker)) for broker in plan.brokers]
             listed = [{"broker_id": one.broker_id, **row} for one, row in zip(plan.brokers, brokers, strict=True)]
+            urls = {"service_url": plan.service_url, "service_url_tls": plan.service_url_tls}
             row = {"name": plan.name, **brokers[0], "data_directory": str(plan.directory)}
+            row |= {key: text for key, text in urls.items() if text}
             rows.append(row | ({"brokers": listed} if len(listed) > 1 else {}))
         document = {"supervisor_pid": os.getpid(), **stores, "regions": rows}
         unfinished = self.path / "regions.json.new"

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from meridian_broker.gateway.addresses import of_several
 from meridian_broker.metadata.records import KINDS, MERIDIAN, ClusterRecord
 from meridian_broker.server.setting_fields import SettingsError
 from meridian_broker.server.settings import Settings
@@ -74,5 +75,4 @@ def _of_all(region: dict[str, Any], key: str) -> str:
     """An address of the region, with those of its other brokers where they are listed."""
     listed = region.get("brokers")
     brokers = [one[key] for one in listed if isinstance(one, dict) and one.get(key)] if isinstance(listed, list) else []
-    first, *others = dict.fromkeys([url for url in (region.get(key, ""), *brokers) if url]) or [""]
-    return ",".join([first, *(url.partition("://")[2] for url in others)])
+    return of_several(url for url in (region.get(key, ""), *brokers) if url)

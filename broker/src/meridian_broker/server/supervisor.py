@@ -196,6 +196,10 @@ class Supervisor:
         brokers = self._every_broker()
         rows = [(one.name, one.service_url, one.admin_url, self._brokers[one].pid) for one in brokers]
         self._say(table(("broker" if self._options.brokers > 1 else "region", "clients", "admin", "process"), rows))
+        if self._options.brokers > 1:
+            self._say("For clients, with all brokers of a region, so that any of them may be down:")
+            for plan in self._plans:
+                self._say(f"  {plan.name}  {plan.service_url_tls or plan.service_url}")
         self._say(f"All regions are up. Their data is in {self._directory.path}. Ctrl-C stops them.")
 
     async def watch(self, stop: asyncio.Event) -> None:
