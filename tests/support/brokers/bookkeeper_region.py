@@ -44,9 +44,9 @@ class Region:
         logs = [broker.log() for broker in self.brokers.values()]
         return all(log.count(": owns public/default/") - log.count(": gave up public/default/") == 2 for log in logs)
 
-    def owner(self, topic: str, asked: BrokerProcess) -> BrokerProcess | None:
+    def owner(self, topic: str, asked: BrokerProcess, kind: str = "persistent") -> BrokerProcess | None:
         """The broker that serves a topic, as another one says it."""
-        path = f"/lookup/v2/topic/persistent/public/default/{topic}"
+        path = f"/lookup/v2/topic/{kind}/public/default/{topic}"
         with contextlib.suppress(OSError):
             answer = asked.http("GET", path)
             if answer.status == 200:
