@@ -19,7 +19,7 @@ from meridian_broker.gateway.known_owners import KnownOwners
 from meridian_broker.metadata.store import MetadataError
 from meridian_broker.ownership import paths
 from meridian_broker.ownership.bundles import Bundle, place_of
-from meridian_broker.ownership.claims import Claims, NoSuchBundle, OwnedElsewhere, newest_fence
+from meridian_broker.ownership.claims import Claims, newest_fence
 from meridian_broker.ownership.owner import BundleOwner, Found, NotServing
 from meridian_broker.ownership.records import BrokerRecord, OwnerRecord
 from meridian_broker.topics.service import closing
@@ -134,11 +134,10 @@ class SharingBroker(SimBroker):
         try:
             await self.owner.bundles(NAMESPACE)
             await self.owner.release_strays()
-            for bundle in self.owner.vacant():
-                await self.owner.acquire(bundle)
+            await self.owner.take_vacant()
             if (move := self.owner.next_move({})) is not None:
                 await self.owner.give_up(*move)
-        except (MetadataError, OwnedElsewhere, NotServing, NoSuchBundle):
+        except MetadataError:
             return
 
     async def drain(self) -> None:

@@ -97,6 +97,16 @@ class OwningContract:
             fences = sorted(term.fence for term in terms if term is not None)
             assert fences == list(range(FLOOR + 1, FLOOR + 1 + len(fences)))
 
+    async def test_bundles_without_an_owner_are_taken_many_at_a_time(self, connect: Connect) -> None:
+        store = AnswersLate(await connect())
+        async with owning("a", store) as a:
+            for number in range(3):
+                await a.owner.bundles(f"public/space-{number}")
+            before = store.asked
+            await a.owner.take_vacant()
+            assert len(a.owner.owned()) == 3 * BUNDLES
+            assert store.asked - before == 2, "the first one, and all others that waited meanwhile"
+
     async def test_each_term_has_a_greater_fence(self, connect: Connect) -> None:
         async with owning("a", await connect()) as a, owning("b", await connect()) as b:
             fences = []

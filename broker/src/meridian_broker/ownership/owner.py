@@ -15,10 +15,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
-from meridian_broker.ledgers.scheduling import Scheduler
+from meridian_broker.ledgers.scheduling import Scheduler, run_all
 from meridian_broker.metadata.store import MetadataError, MetadataStore
 from meridian_broker.ownership.balancing import Balance
 from meridian_broker.ownership.bundles import Bundle, Bundles
@@ -305,6 +306,21 @@ class BundleOwner:
         """The broker that a topic is being handed to; None: it stays, or any broker may take it."""
         bundles = self.view.bundles.get(topic.namespace_name)
         return None if bundles is None else self._holding.next_owner(bundles.of(topic))
+
+    async def take_vacant(self) -> None:
+        """Acquire what ``vacant`` names, many in one transaction; what cannot be acquired now is left to the next call.
+
+        :raises MetadataError: the store did not answer.
+        """
+
+        async def take(bundle: Bundle) -> None:
+            try:
+                await self.acquire(bundle)
+            except (OwnedElsewhere, NoSuchBundle, NotServing) as error:
+                log.debug("could not acquire %s: %s", bundle, error)
+
+        jobs = [partial(take, bundle) for bundle in self.vacant()]
+        await run_all(self._scheduler, jobs, "take a bundle without an owner", at_once=MANY)
 
     def vacant(self) -> list[Bundle]:
         """The bundles that have no owner, as far as known, and that this broker should take."""

@@ -25,7 +25,7 @@ from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.policies import DEFAULT_BUNDLES
 from meridian_broker.metadata.store import MetadataStore
 from meridian_broker.ownership.bundles import Bundle
-from meridian_broker.ownership.claims import Claims, OwnedElsewhere, brokers_alive
+from meridian_broker.ownership.claims import Claims, brokers_alive
 from meridian_broker.ownership.owner import BundleOwner, NotServing
 from meridian_broker.ownership.placement import BUSY
 from meridian_broker.ownership.records import BrokerRecord
@@ -129,11 +129,7 @@ class OneOfSeveral:
         for namespace in self._catalog.known_namespaces():
             await self.owner.bundles(namespace)
         await self.owner.release_strays()
-        for bundle in self.owner.vacant():
-            try:
-                await self.owner.acquire(bundle)
-            except (OwnedElsewhere, NotServing) as error:
-                log.debug("could not acquire %s: %s", bundle, error)
+        await self.owner.take_vacant()
         if (move := self.owner.next_move(self._traffic)) is not None:
             log.info("handing %s to broker %s", *move)
             await self.owner.give_up(*move)
