@@ -59,6 +59,7 @@ BY_STORIES = (
     "sharers-read-the-view",
     "snapshot-counts-a-repeated-answer",
     "snapshot-in-one-round",
+    "snapshot-tells-pulsar-what-nobody-vouched-for",
     "stray-id-acknowledges",
     "sync-a-future-event-is-dropped",
     "sync-a-minority-expels",

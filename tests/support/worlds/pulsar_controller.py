@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.positions.position import Position
 from meridian_broker.replication.snapshots.ports import SnapshotHost, SnapshotRules
 from meridian_broker.wire.pulsar.markers import (
     Marker,
@@ -115,8 +115,8 @@ class PulsarController:
             case SnapshotResponse(snapshot_id, place) if snapshot_id in self._builders:
                 self._answered(snapshot_id, self._builders[snapshot_id], place, at)
             case SubscriptionUpdate(subscription, places):
-                position = dict(places).get(self._host.region, EARLIEST)
-                if position > EARLIEST:
+                position = dict(places).get(self._host.region)
+                if position is not None:
                     self._host.acknowledge(subscription, position, sender, frozenset())
 
     def _answered(self, snapshot_id: str, builder: _Builder, place: Place, at: Position) -> None:

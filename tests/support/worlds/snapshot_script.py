@@ -4,6 +4,8 @@
 Messages are named by where they were published: ``us/0`` is the first of us. Times are in milliseconds::
 
     snapshots us eu ap          these regions, replicating to each other; a message takes 20 ms
+    exact                       Meridian regions tell each other at once what is acknowledged
+    join us                     one more region: a region of Apache Pulsar sends it only what it publishes from now on
     subscribe us s              a replicated subscription, at the earliest message
     publish us x3 [eu,ap]       three messages; only for these regions
     ack us s x2 / ack us s all  a consumer acknowledges the oldest messages, or all
@@ -20,6 +22,7 @@ Messages are named by where they were published: ``us/0`` is the first of us. Ti
     tick 1000                   let time pass
     trace on / trace off        show markers as they arrive
     expect owed s               what each region would deliver
+    expect held us s            what us does not tell regions of Apache Pulsar yet, and who has not vouched for it
     expect markers              how many were written since the last time, by type
     expect counts us            what became of the snapshots that us took
 """
@@ -67,6 +70,12 @@ class SnapshotScript:
 
     def do_snapshots(self, *names: str) -> None:
         self._world = SnapshotWorld(names)
+
+    def do_exact(self) -> None:
+        self.world.is_exact = True
+
+    def do_join(self, region: str) -> None:
+        self.world.join(region)
 
     def do_subscribe(self, region: str, name: str) -> None:
         self.world.acked.setdefault(name, set())
@@ -149,6 +158,12 @@ class SnapshotScript:
                 continue
             owed = [region.log[entry].content for entry in region.owed(name)]
             self._said.append(f"{region.region}: {_together(one for one in owed if isinstance(one, Message))}")
+
+    def expect_held(self, region: str, name: str) -> None:
+        controller = self._region(region).controller
+        assert isinstance(controller, SnapshotController), "a region of Apache Pulsar holds nothing back"
+        held = controller.held_back(name).items()
+        self._said.append("; ".join(f"{one} waits for {' '.join(sorted(them))}" for one, them in held) or "nothing")
 
     def expect_markers(self) -> None:
         counts = [f"{_KINDS[kind]} {count}" for kind, count in sorted(self.world.written.items())]

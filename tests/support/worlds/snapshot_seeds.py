@@ -15,6 +15,7 @@ from meridian_broker.replication.snapshots.controller import PAUSE_MAX_MS
 from support.worlds.snapshot_world import Broken, Message, SnapshotRegion, SnapshotWorld
 
 NAMES = ("ap", "eu", "us", "za")
+NEWCOMER = "sa"
 NAME = "s"
 """The subscription."""
 
@@ -36,6 +37,7 @@ class SnapshotSeed:
         if self._pulsar is not None:
             self._is_mixed = True
             self._pulsar.become_pulsar()
+            self.world.is_exact = self._random.random() < 0.6
         elif self._is_mixed:
             self._region().is_pulsar = True
         self._region().subscribe(NAME)
@@ -55,6 +57,7 @@ class SnapshotSeed:
             self._fail: 3,
             self._leave: 5,
             self._lose: 4 * self._loses,
+            self._join: 2 * self.world.is_exact,
             self._give_up: 2 * (not self._is_mixed),
         }
         for _ in range(self._random.randint(20, 120)):
@@ -118,6 +121,12 @@ class SnapshotSeed:
     def _lose(self) -> None:
         self.world.links[self._link()].lose = self._random.choice([1, 2])
 
+    def _join(self) -> None:
+        """One more region, which gets of Pulsar's messages only those that are still to come."""
+        if NEWCOMER not in self.world.regions and all(region.is_up for region in self.world.regions.values()):
+            self.world.join(NEWCOMER)
+            self._names.append(NEWCOMER)
+
     def _give_up(self) -> None:
         name, lost = self._link()
         region = self.world.regions[name]
@@ -151,8 +160,10 @@ class SnapshotSeed:
         last = self._region()
         while last is self._pulsar:  # it follows up on no snapshot, so what it acknowledges late may stay its secret
             last = self._region()
-        last.subscribe(NAME)
-        last.consume(NAME, last.owed(NAME))
+        for one in self.world.regions.values() if self.world.is_exact else [last]:
+            if one is not self._pulsar:
+                one.subscribe(NAME)
+                one.consume(NAME, one.owed(NAME))
         self.world.run(2 * PAUSE_MAX_MS)
         for name, region in self.world.regions.items():
             if last.messages and NAME not in region.subscriptions:

@@ -96,6 +96,8 @@ class SnapshotRegion:
         """So many of the next markers cannot be stored."""
         self.life = 0
         self.is_up = False
+        self.linked: dict[str, Position] = {}
+        """Where this log ended when the link from a region began."""
         self.controller: SnapshotController | PulsarController
         self.start()
 
@@ -106,10 +108,14 @@ class SnapshotRegion:
 
     def start(self) -> None:
         """A broker that remembers nothing."""
+        if self.life:
+            self.linked = dict.fromkeys(self._world.regions, self.last_position())
         self.life += 1
         self.is_up = True
         made = PulsarController if self.speaks_pulsar else SnapshotController
         self.controller = made(self, self._world.rules)
+        for name in self.subscriptions:
+            self._advance(name)
         for name, one in self.subscriptions.items():
             self.controller.follow(name, _place(one.mark_delete))
         behind = min((one.mark_delete for one in self.subscriptions.values()), default=len(self.log))
@@ -138,6 +144,13 @@ class SnapshotRegion:
 
     def without_records(self) -> frozenset[str]:
         return frozenset(name for name, one in self._world.regions.items() if one.is_pulsar)
+
+    def is_moved_by(self, region: str) -> bool:
+        """Meridian regions in the exact mode know what each other acknowledged."""
+        return not self._world.is_exact or self.is_pulsar or self._world.regions[region].is_pulsar
+
+    def linked_at(self, region: str) -> Position:
+        return self.linked.get(region, _place(-1))
 
     def is_connected(self, region: str) -> bool:
         return self._world.links[self.region, region].is_up and self._world.regions[region].is_up
@@ -168,8 +181,8 @@ class SnapshotRegion:
                 continue
             if message not in self._world.acked[subscription]:
                 raise Broken(f"{sender} has {self.region} skip {message}, which nobody acknowledged")
-            known.acked.add(entry)
-        self._advance(subscription)
+            self._acked(subscription, entry)
+        self._world.advance(subscription)
 
     # -- what happens
 
@@ -182,9 +195,16 @@ class SnapshotRegion:
             self._advance(name)
         return self.last_position()
 
+    def _acked(self, name: str, entry: int) -> None:
+        self.subscriptions[name].acked.add(entry)
+        message = self.log[entry].content
+        if self._world.is_exact and not self.is_pulsar and isinstance(message, Message):
+            self._world.shared[name].add(message)
+
     def subscribe(self, name: str) -> Subscription:
         """At the earliest message, replicated."""
         if name not in self.subscriptions:
+            self._world.shared.setdefault(name, set())
             self.subscriptions[name] = Subscription()
             self._advance(name)
             self.controller.follow(name, _place(self.subscriptions[name].mark_delete))
@@ -192,23 +212,33 @@ class SnapshotRegion:
 
     def owed(self, name: str) -> list[int]:
         """Entries that are not acknowledged."""
-        known = self.subscriptions[name].acked
-        return [entry for entry, one in enumerate(self.log) if isinstance(one.content, Message) and entry not in known]
+        return [
+            entry
+            for entry, one in enumerate(self.log)
+            if isinstance(one.content, Message) and not self._is_acked(name, entry)
+        ]
+
+    def _is_acked(self, name: str, entry: int) -> bool:
+        if entry in self.subscriptions[name].acked:
+            return True
+        return not self.is_pulsar and self.log[entry].content in self._world.shared[name]
 
     def consume(self, name: str, entries: Sequence[int]) -> None:
         """A consumer acknowledges these."""
-        known = self.subscribe(name)
+        self.subscribe(name)
         for entry in entries:
             message = self.log[entry].content
             assert isinstance(message, Message)
             self._world.acked[name].add(message)
-            known.acked.add(entry)
-        self._advance(name)
+            self._acked(name, entry)
+        self._world.advance(name)
 
     def _advance(self, name: str) -> None:
+        if not self.is_up:
+            return
         one = self.subscriptions[name]
         at = one.mark_delete + 1
-        while at < len(self.log) and (at in one.acked or not isinstance(self.log[at].content, Message)):
+        while at < len(self.log) and (not isinstance(self.log[at].content, Message) or self._is_acked(name, at)):
             at += 1
         if at - 1 > one.mark_delete:
             one.mark_delete = at - 1
@@ -226,6 +256,10 @@ class SnapshotWorld:
         """Markers that were stored where they were made, by type."""
         self.acked: dict[str, set[Message]] = {}
         """What consumers acknowledged, in whichever region."""
+        self.is_exact = False
+        """Regions of Meridian tell each other what is acknowledged, at once; snapshots are for Pulsar's alone."""
+        self.shared: dict[str, set[Message]] = {}
+        """What was told so."""
         self.on_marker: Callable[[str, str, Marker], None] | None = None
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._number = 0
@@ -233,6 +267,28 @@ class SnapshotWorld:
         self.regions: dict[str, SnapshotRegion] = {}
         for name in names:
             self.regions[name] = SnapshotRegion(self, name)
+
+    def join(self, name: str) -> None:
+        """Add a region. Those of Meridian send it all that they published; those of Apache Pulsar, what they publish
+        from now on. Nobody sends it what came from elsewhere."""
+        others = list(self.regions.items())
+        for other, region in others:
+            self.links[name, other], self.links[other, name] = Link(), Link()
+            if region.speaks_pulsar:
+                self.links[other, name].next = self.links[other, name].confirmed = len(region.log)
+        joined = self.regions[name] = SnapshotRegion(self, name)
+        for _, region in others:
+            region.controller.regions_changed()
+            for subscription in region.subscriptions if self.is_exact and not region.is_pulsar else ():
+                joined.subscribe(subscription)
+
+    def advance(self, subscription: str) -> None:
+        """Something was acknowledged in a region."""
+        for region in self.regions.values():
+            if self.is_exact and not region.is_pulsar and region.is_up:
+                region.subscribe(subscription)
+            if subscription in region.subscriptions:
+                region._advance(subscription)
 
     def later(self, delay_ms: int, work: Callable[[], None]) -> None:
         self._number += 1

@@ -31,6 +31,9 @@ class Host:
         self.unconnected: set[str] = set()
         self.lost: set[str] = set()
         self.pulsar: set[str] = set()
+        self.is_exact = False
+        """Meridian regions know what each other acknowledged."""
+        self.linked = EARLIEST
         self.end = 0
         self.ids = 0
         self.written: list[tuple[Marker, str | None]] = []
@@ -54,6 +57,12 @@ class Host:
 
     def without_records(self) -> frozenset[str]:
         return frozenset(self.pulsar)
+
+    def is_moved_by(self, region: str) -> bool:
+        return not self.is_exact or region in self.pulsar
+
+    def linked_at(self, region: str) -> Position:
+        return self.linked
 
     def is_connected(self, region: str) -> bool:
         return region not in self.unconnected
@@ -103,6 +112,21 @@ def begun(host: Host, rules: SnapshotRules | None = None) -> tuple[SnapshotContr
 def answer(controller: SnapshotController, host: Host, snapshot_id: str, region: str, entry: int = 7) -> None:
     host.end += 1
     controller.received(SnapshotResponse(snapshot_id, Place(region, Position(9, entry))), region, host.last_position())
+
+
+def take_snapshot(controller: SnapshotController, host: Host) -> list[Marker]:
+    """One in two rounds, which eu and apache answer. Returns what follows."""
+    for _ in range(2):
+        ticked(controller, host, 1000)
+        asked = [one for one, _ in host.take() if isinstance(one, SnapshotRequest)]
+        if asked:
+            break
+    for _ in range(2):
+        for region in ("eu", "apache"):
+            answer(controller, host, asked[-1].snapshot_id, region)
+        written = [one for one, _ in host.take()]
+        asked = [one for one in written if isinstance(one, SnapshotRequest)]
+    return [one for one in written if not isinstance(one, Snapshot)]
 
 
 def test_a_snapshot_of_two_regions_takes_one_round() -> None:
@@ -406,24 +430,88 @@ def test_a_subscription_that_is_behind_is_made_known_where_no_records_are_kept()
     controller = SnapshotController(host)
     host.fails = False
     named = SubscriptionUpdate("s", (Place("apache", EARLIEST),))
-
-    def take_snapshot() -> list[Marker]:
-        for _ in range(2):
-            ticked(controller, host, 1000)
-            asked = [one for one, _ in host.take() if isinstance(one, SnapshotRequest)]
-            if asked:
-                break
-        for _ in range(2):
-            for region in ("eu", "apache"):
-                answer(controller, host, asked[-1].snapshot_id, region)
-            written = [one for one, _ in host.take()]
-            asked = [one for one in written if isinstance(one, SnapshotRequest)]
-        return [one for one in written if not isinstance(one, Snapshot)]
-
     controller.follow("s", EARLIEST)
-    assert take_snapshot() == [named]
+    assert take_snapshot(controller, host) == [named]
     controller.published()
-    assert take_snapshot() == [], "once is enough"
+    assert take_snapshot(controller, host) == [], "once is enough"
     controller.moved("s", host.last_position())
     ((update, _),) = host.take()
     assert isinstance(update, SubscriptionUpdate) and len(update.places) == 2
+
+
+BEHIND, THERE = Position(1, 10), Position(1, 11)
+"""Positions here: the end when apache's link began, and one behind it."""
+HELD = SubscriptionUpdate("s", (Place("apache", EARLIEST), Place("eu", Position(9, 7))))
+TOLD = SubscriptionUpdate("s", (Place("apache", Position(9, 7)), Place("eu", Position(9, 7))))
+
+
+def joined_late(*, is_exact: bool = True) -> tuple[SnapshotController, Host]:
+    """A topic that apache sends to since a moment ago, with a subscription that is through."""
+    host = Host("eu", "apache")
+    host.pulsar, host.is_exact, host.linked, host.end = {"apache"}, is_exact, BEHIND, 20
+    controller = SnapshotController(host)
+    controller.follow("s", Position(1, 1000))
+    return controller, host
+
+
+def test_pulsar_is_told_nothing_that_another_region_may_owe() -> None:
+    controller, host = joined_late()
+    assert take_snapshot(controller, host) == [HELD]
+    assert controller.held_back("s") == {"apache": {"eu"}}
+    update = SubscriptionUpdate("s", (Place("apache", EARLIEST), Place("us", THERE)))
+    controller.received(update, "eu", host.last_position())
+    assert host.take() == [(TOLD, None)], "what was held back is told"
+    assert host.moved == [], "eu tells what is acknowledged by itself"
+    controller.published()
+    assert take_snapshot(controller, host) == [TOLD] and controller.held_back("s") == {}
+    controller.pause("s")
+    controller.follow("s", Position(1, 1000))
+    controller.published()
+    assert take_snapshot(controller, host) == [TOLD], "once is enough"
+    controller.unfollow("s")
+    controller.follow("s", Position(1, 1000))
+    assert take_snapshot(controller, host) == [HELD], "it is another subscription"
+
+
+@pytest.mark.parametrize(
+    ("places", "sender"),
+    [
+        ((Place("apache", EARLIEST), Place("us", BEHIND)), "eu"),  # us may have said so before the link began
+        ((Place("us", THERE),), "eu"),  # apache was given up there
+        ((Place("apache", EARLIEST), Place("us", Position(1, 1000))), "eu"),  # an entry that was lost here
+        ((Place("us", BEHIND),), "apache"),
+        ((Place("us", EARLIEST),), "apache"),
+    ],
+)
+def test_what_says_nothing_of_before_does_not_vouch(places: tuple[Place, ...], sender: str) -> None:
+    controller, host = joined_late()
+    assert take_snapshot(controller, host) == [HELD]
+    controller.received(SubscriptionUpdate("s", places), sender, host.last_position())
+    assert host.take() == [] and controller.held_back("s") == {"apache": {"eu"}}
+
+
+def test_pulsar_vouches_for_itself() -> None:
+    controller, host = joined_late()
+    assert take_snapshot(controller, host) == [HELD]
+    controller.received(SubscriptionUpdate("s", (Place("us", THERE),)), "apache", host.last_position())
+    assert host.take() == [(TOLD, None)]
+
+
+def test_a_region_that_is_given_up_is_not_waited_for() -> None:
+    controller, host = joined_late()
+    assert take_snapshot(controller, host) == [HELD]
+    host.lost = {"eu"}
+    controller.regions_changed()
+    assert host.take() == [(TOLD, None)] and controller.held_back("s") == {}
+
+
+def test_in_snapshot_mode_pulsar_is_told_at_once() -> None:
+    """It alone tells the Meridian regions which of its messages are acknowledged."""
+    controller, host = joined_late(is_exact=False)
+    assert take_snapshot(controller, host) == [TOLD]
+
+
+def test_what_its_sender_held_back_is_not_spoken_for() -> None:
+    controller, host = joined_late(is_exact=False)
+    controller.received(HELD._replace(places=(*HELD.places, Place("us", THERE))), "eu", host.last_position())
+    assert host.moved == [("s", THERE, "eu", {"apache"})]

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from meridian_broker.admin.figures import lagging
+from meridian_broker.admin.meridian.snapshots import snapshots_json
 from meridian_broker.bounds.snapshots import MARKER_BODY_BYTES, REQUESTS_PER_SECOND
 from meridian_broker.ledgers.entry import MARKER, pack_extras, unpack
 from meridian_broker.positions import ZERO, Progress
-from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics.cursors import seeking
 from meridian_broker.topics.entry_metadata import unchained_header
 from meridian_broker.topics.publishing.producer import Producer
@@ -312,3 +313,69 @@ async def test_a_subscription_that_is_through_moves_pulsar_and_one_that_is_behin
         snapshots.look()
         await one.settle()
     assert (await written(one))[4:] == [SubscriptionUpdate("through", taken.places)]
+
+
+async def test_pulsar_is_told_once_the_other_meridian_regions_owe_nothing_from_before_its_link_began() -> None:
+    """R31: what Pulsar sent to them alone is not here, and it would pass that with an update."""
+    one = await opened()
+    one.topic.exchange = Told()  # type: ignore[assignment]
+    one.topic.regions = lambda: frozenset({"us", "eu"})
+    snapshots = one.topic.snapshots
+    assert isinstance(snapshots, TopicSnapshots)
+    await one.publish(4)
+    found = one.topic.subscribing.create_subscription("s", EARLIEST, replicated=True)
+    producer, _ = await entered(one)
+    since = one.topic.log.last_confirmed
+    snapshots.follow()
+
+    async def looked() -> list[Marker]:
+        for _ in range(3):
+            snapshots.look()
+            await one.settle()
+        return await written(one)
+
+    for entry in (9, 11):
+        *_, request = await looked()
+        assert isinstance(request, SnapshotRequest)
+        there = [SnapshotResponse(request.snapshot_id, Place(name, Position(3, entry))) for name in (APACHE, "eu")]
+        await bring(one, producer, brought(there[0], f"3:{entry + 1}"))
+        snapshots.received(markers.marker_body(there[1], 1, "us"), "eu")
+    await looked()
+    await one.ack("s", range(4), 0)
+    *_, held = await looked()
+    places = Place(APACHE, Position(3, 9)), Place("eu", Position(3, 9))
+    assert held == SubscriptionUpdate("s", (Place(APACHE, EARLIEST), places[1]))
+    (shown,) = lagging.pulsar_json(found, 0).values()
+    assert "eu may still owe it" in shown["reason"] and "--without" in shown["reason"]
+    assert snapshots_json(one.topic)["heldBackFirst"] == {"s": {APACHE: shown["reason"]}}
+
+    def vouch(here: Position) -> None:
+        update = SubscriptionUpdate("s", (Place(APACHE, EARLIEST), Place("us", here)))
+        snapshots.received(markers.marker_body(update, 1), "eu")
+
+    vouch(since)
+    assert (await looked())[-1] == held, "it may have been said before the link began"
+    vouch(one.topic.log.last_confirmed)
+    assert (await looked())[-1] == SubscriptionUpdate("s", places)
+    (shown,) = lagging.pulsar_json(found, 0).values()
+    assert not shown["reason"] and not snapshots_json(one.topic)["heldBack"]
+
+
+async def test_where_a_link_began_is_known_after_a_crash_and_anew_when_a_region_is_back() -> None:
+    one = await opened()
+    assert one.topic.pulsar.since(APACHE) == LATEST
+    one.topic.pulsar.reached(APACHE)
+    assert one.topic.pulsar.since(APACHE) == LATEST, "that it is sent something says nothing"
+    await one.publish(2)
+    await entered(one)
+    since = one.topic.log.last_confirmed
+    await one.publish(2)
+    await entered(one)
+    await one.kill()
+    await one.start()
+    await one.topic.pulsar.open()
+    assert one.topic.pulsar.since(APACHE) == since
+    one.topic.region_left(APACHE)
+    assert one.topic.pulsar.since(APACHE) == LATEST
+    await entered(one)
+    assert one.topic.pulsar.since(APACHE) == one.topic.log.last_confirmed > since

@@ -136,8 +136,16 @@ def pulsar_json(subscription: Subscription, holes: int) -> Json:
     untold = [f"{holes} acknowledged ranges behind {subscription.cursor.mark_delete}"] if holes else []
     if subscription.cursor.progress.epoch != ZERO:
         untold.append("a rewind that was made here")
-    about = {"syncMode": SNAPSHOT, "reason": snapshots.problem(), "neverTold": NEVER_TOLD, "notTold": untold}
-    return dict.fromkeys(sorted(snapshots.without_records()), about)
+    problem, held = snapshots.problem(), snapshots.held_back(subscription.name)
+    return {
+        region: {
+            "syncMode": SNAPSHOT,
+            "reason": problem or held.get(region, ""),
+            "neverTold": NEVER_TOLD,
+            "notTold": untold,
+        }
+        for region in sorted(snapshots.without_records())
+    }
 
 
 def subscription_json(admin: AdminState, subscription: Subscription, holes: int) -> Json:

@@ -4,7 +4,8 @@ without a region that is lost."""
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
 from aiohttp import web
 
@@ -14,6 +15,9 @@ from meridian_broker.metadata.errors import Invalid
 from meridian_broker.topics.errors import NotAllowed
 from meridian_broker.topics.snapshots.host import TopicSnapshots
 from meridian_broker.topics.topic import Topic
+
+SHOWN: Final = 20
+"""Subscriptions of which some region is not told how far they are."""
 
 
 async def show(request: web.Request) -> web.Response:
@@ -41,10 +45,13 @@ def snapshots_json(topic: Topic) -> dict[str, Any]:
     if not isinstance(snapshots, TopicSnapshots):
         return found | {"problem": f"{topic.name} has no other regions", "takes": False}
     controller, last = snapshots.controller, snapshots.last
+    held = {name: why for name in topic.subscriptions if (why := snapshots.held_back(name))}
     found |= {
         "takes": snapshots.takes,
         "problem": snapshots.problem() if snapshots.takes else "",
         "without": sorted(snapshots.given_up()),
+        "heldBack": len(held),
+        "heldBackFirst": dict(islice(held.items(), SHOWN)),
         "refusedMarkers": snapshots.refused,
         "refusal": snapshots.refusal,
     }

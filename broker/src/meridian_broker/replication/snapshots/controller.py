@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from meridian_broker.positions.position import Position
+from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.snapshots.ports import SnapshotHost, SnapshotRules, needed
 from meridian_broker.replication.snapshots.taking import FOLLOW_UP, SnapshotCounts, SnapshotTaker
 from meridian_broker.replication.snapshots.updating import SubscriptionUpdates
@@ -93,6 +93,10 @@ class SnapshotController:
         """Updates of subscriptions that were stored, since the topic was opened."""
         return self._updates.written
 
+    def held_back(self, subscription: str) -> dict[str, frozenset[str]]:
+        """As ``SubscriptionUpdates.held_back``."""
+        return self._updates.held_back(subscription)
+
     @property
     def missing(self) -> list[str]:
         """Regions without which no snapshot can be taken: entries do not reach them at the moment."""
@@ -151,6 +155,10 @@ class SnapshotController:
         if self._updates.follow(subscription, mark_delete):
             self._has_news = True
 
+    def pause(self, subscription: str) -> None:
+        """As ``unfollow``, but it will be followed anew: other regions may know more of it than is known here."""
+        self._updates.pause(subscription)
+
     def unfollow(self, subscription: str) -> None:
         """It was deleted, or is not replicated any more."""
         self._updates.unfollow(subscription)
@@ -162,6 +170,7 @@ class SnapshotController:
     def regions_changed(self) -> None:
         """The topic has other regions, or one was given up or is back: snapshots of before do not say enough."""
         self._has_news = True
+        self._updates.regions_changed()
 
     def published(self) -> None:
         """Messages were stored, of whatever region. Markers do not count."""
@@ -200,7 +209,9 @@ class SnapshotController:
             case SnapshotResponse(_, place) if place.region == sender:
                 self._taker.answered(marker, at)
             case SubscriptionUpdate(subscription, places):
-                self._move(subscription, places, sender)
+                self._updates.heard(subscription, places, sender)
+                if self._host.is_moved_by(sender):
+                    self._move(subscription, places, sender)
             case _:
                 self.refused += 1
 
@@ -214,12 +225,17 @@ class SnapshotController:
         self._host.write(SnapshotResponse(snapshot_id, place), region, stored)
 
     def _move(self, subscription: str, places: tuple[Place, ...], sender: str) -> None:
-        """An update moves nothing past the end of the log: that region knows entries which were lost here (R5)."""
+        """An update moves nothing past the end of the log: that region knows entries which were lost here (R5).
+
+        It does not speak for a region whose place in it is ``EARLIEST``: its sender held the place back, or there is
+        nothing to speak for (``vouching.py``).
+        """
         position = dict(places).get(self._host.region)
         if position is None:
             return
         if position > self._host.last_position():
             self.refused += 1
             return
-        unknown = self._host.others() - {place.region for place in places} - {sender}
+        spoken_for = {place.region for place in places if place.position > EARLIEST}
+        unknown = self._host.others() - spoken_for - {sender}
         self._host.acknowledge(subscription, position, sender, unknown)

@@ -62,6 +62,16 @@ class SnapshotHost(Protocol):
         """Those of the others that know of a subscription only what updates say: regions of Apache Pulsar."""
         ...
 
+    def is_moved_by(self, region: str) -> bool:
+        """Whether updates of that region move subscriptions here; otherwise it tells what it knows by itself."""
+        ...
+
+    def linked_at(self, region: str) -> Position:
+        """Where this log ended when the link from a region of Apache Pulsar began: what that region published since is
+        sent here, and nothing of before. It may be said too late, but not too early. ``LATEST``: there was none yet.
+        """
+        ...
+
     def is_connected(self, region: str) -> bool:
         """Whether entries reach that region at the moment."""
         ...

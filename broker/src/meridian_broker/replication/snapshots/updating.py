@@ -9,6 +9,9 @@ A region of Apache Pulsar knows of a subscription only what updates say. A consu
 it at the end of the log, and so pass everything that is owed here. So a subscription that is behind the first snapshot
 gets an update that says nothing but its name: Pulsar creates it at the earliest message.
 
+Nor does an update tell Pulsar more than the Meridian regions together can say (``vouching.py``). What was held back is
+told once they can.
+
 Only a snapshot that names every other region of the topic counts (R30). So one that was taken before a region was
 added, and is still in the log, is not used; nor is a partial one, once the region that was given up is back.
 """
@@ -20,6 +23,7 @@ from dataclasses import dataclass
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.snapshots.cache import SnapshotCache
 from meridian_broker.replication.snapshots.ports import SnapshotHost, SnapshotRules, needed
+from meridian_broker.replication.snapshots.vouching import Vouching
 from meridian_broker.wire.pulsar.markers import Place, Snapshot, SubscriptionUpdate
 
 
@@ -33,6 +37,8 @@ class _Followed:
     """The newest that an update is to be written for."""
     is_writing: bool = False
     retry_ms: int | None = None
+    held: Snapshot | None = None
+    """The newest of which some region was not told all: nobody vouches for it yet."""
     is_told: bool = False
     """Regions that keep no records know of it."""
 
@@ -44,6 +50,7 @@ class SubscriptionUpdates:
         self._host = host
         self._rules = rules
         self._followed: dict[str, _Followed] = {}
+        self._vouching = Vouching(host)
         self.written = 0
         """Updates that were stored, since the topic was opened."""
 
@@ -60,12 +67,40 @@ class SubscriptionUpdates:
         if subscription in self._followed:
             self.moved(subscription, mark_delete)
             return False
+        self._vouching.begin(subscription)
         self._followed[subscription] = _Followed(mark_delete, SnapshotCache(self._rules.cached))
         return True
+
+    def pause(self, subscription: str) -> None:
+        """Follow it no more, until it is followed anew: it may have moved."""
+        self._followed.pop(subscription, None)
 
     def unfollow(self, subscription: str) -> None:
         """It was deleted, or is not replicated any more."""
         self._followed.pop(subscription, None)
+        self._vouching.forget(subscription)
+
+    def heard(self, subscription: str, places: tuple[Place, ...], sender: str) -> None:
+        """Another region wrote an update: perhaps more can be told now."""
+        one = self._followed.get(subscription)
+        if self._vouching.heard(subscription, places, sender) and one is not None and one.held is not None:
+            self._tell(subscription, one, one.held)
+
+    def regions_changed(self) -> None:
+        """The topic has other regions, or one was given up or is back: perhaps less is needed to tell more."""
+        for subscription, one in self._followed.items():
+            if one.held is not None:
+                self._tell(subscription, one, one.held)
+
+    def held_back(self, subscription: str) -> dict[str, frozenset[str]]:
+        """By region of Apache Pulsar that is not told how far the subscription is: the Meridian regions that have not
+        vouched for what it sent before. Empty: nothing is held back."""
+        one = self._followed.get(subscription)
+        if one is None or one.held is None:
+            return {}
+        regions = sorted(self._host.without_records() & {place.region for place in one.held.places})
+        missing = {region: self._vouching.missing(subscription, region) for region in regions}
+        return {region: others for region, others in missing.items() if others}
 
     def moved(self, subscription: str, mark_delete: Position) -> None:
         """Its mark-delete position is another; perhaps an earlier one, after a seek."""
@@ -111,6 +146,9 @@ class SubscriptionUpdates:
         snapshot = one.cache.take(one.mark_delete)
         if snapshot is None or not needed(self._host) <= {place.region for place in snapshot.places}:
             return
+        self._tell(subscription, one, snapshot)
+
+    def _tell(self, subscription: str, one: _Followed, snapshot: Snapshot) -> None:
         if one.unsent is None or one.unsent.position < snapshot.position:
             one.unsent = snapshot
         if not one.is_writing:
@@ -121,6 +159,8 @@ class SubscriptionUpdates:
         if snapshot is None:
             return
         one.is_writing = True
+        places = self._vouching.tellable(subscription, snapshot.places)
+        one.held = None if places == snapshot.places else snapshot
 
         def stored(position: Position | None) -> None:
             one.is_writing = False
@@ -135,4 +175,4 @@ class SubscriptionUpdates:
                 one.unsent = snapshot
             one.retry_ms = self._host.now_ms() + self._rules.interval_ms
 
-        self._host.write(SubscriptionUpdate(subscription, snapshot.places), None, stored)
+        self._host.write(SubscriptionUpdate(subscription, places), None, stored)

@@ -9,9 +9,13 @@ Such a region reports nothing about itself, so both are kept here, in the progre
   have their source as their origin the log itself knows the last one, as of every other region. The others have their
   source in their headers, so a record says up to which entry it includes them, and a restart reads those behind.
 
+* *Since*, where the log ended when that region's link to here began: it sends what it published from then on, and
+  nobody else sends what it published before (``replication/snapshots/vouching.py``).
+
 A record is written within a second of a change, and when the topic is closed.
 
-Layout, big-endian: ``u8 version``, then of each position ``i64 ledger | i64 entry``: scanned, chain, received, upto.
+Layout, big-endian: ``u8 version``, then of each position ``i64 ledger | i64 entry``: scanned, chain, received, upto,
+since. Version 1 had no ``since``: that of the next connection counts.
 """
 
 from __future__ import annotations
@@ -32,8 +36,8 @@ WRITE_SECONDS: Final = 1.0
 """Between two records: after a crash at most what was sent in that time is sent again."""
 SCAN_ENTRIES: Final = 1000
 SCAN_BYTES: Final = 1 << 20
-FORMAT_VERSION: Final = 1
-_RECORD: Final = struct.Struct(">Bqqqqqqqq")
+FORMAT_VERSION: Final = 2
+_RECORDS: Final = {1: struct.Struct(">Bqqqqqqqq"), 2: struct.Struct(">Bqqqqqqqqqq")}
 
 
 class PulsarPlacesError(ValueError):
@@ -41,7 +45,7 @@ class PulsarPlacesError(ValueError):
 
 
 class _Place:
-    __slots__ = ("chain", "is_new", "on_record", "pushed", "received", "scanned", "upto")
+    __slots__ = ("chain", "is_new", "on_record", "pushed", "received", "scanned", "since", "upto")
 
     def __init__(self) -> None:
         self.scanned = self.chain = EARLIEST
@@ -51,6 +55,8 @@ class _Place:
         """Of its messages: the last durable one, the last one given to the log."""
         self.upto = EARLIEST
         """``LATEST``: it is no region of the topic any more."""
+        self.since = LATEST
+        """``LATEST``: there was no link yet."""
         self.is_new = False
         """Something changed since the last record."""
 
@@ -76,17 +82,19 @@ class PulsarPlaces:
         if not payload:
             self._places.pop(region, None)
             return
-        if payload[0] != FORMAT_VERSION or len(payload) != _RECORD.size:
+        layout = _RECORDS.get(payload[0])
+        if layout is None or len(payload) != layout.size:
             raise PulsarPlacesError(
                 f"the record of region {region} has format {payload[0]}; this broker reads {FORMAT_VERSION}: a newer "
                 "broker wrote it, start that version again"
             )
-        numbers = _RECORD.unpack(payload)[1:]
-        scanned, chain, received, upto = (Position(*numbers[at : at + 2]) for at in range(0, 8, 2))
+        numbers = layout.unpack(payload)[1:]
+        scanned, chain, received, upto, *since = (Position(*numbers[at : at + 2]) for at in range(0, len(numbers), 2))
         place = self._of(region)
         place.scanned, place.chain, place.on_record = scanned, chain, scanned
         place.received = place.pushed = max(received, place.received)
         place.upto = max(upto, place.upto)
+        place.since = since[0] if since else LATEST
 
     async def open(self) -> None:
         """Finish the replay. :raises LedgerError: the entries behind a record cannot be read."""
@@ -133,10 +141,18 @@ class PulsarPlaces:
         """Its replicator has connected: put on record from where on entries are read after a restart. Wait until that
         is durable before the first of its messages is stored."""
         self._topic.log.unchained.add(region)
-        if region not in self._places or self._places[region].upto == LATEST:
-            place = self._of(region)
+        is_new = region not in self._places or self._places[region].upto == LATEST
+        place = self._of(region)
+        if is_new:
             place.upto = self._topic.log.last_confirmed
+        if is_new or place.since == LATEST:
+            place.since = self._topic.log.last_confirmed
             self._write(region, place)
+
+    def since(self, region: str) -> Position:
+        """See the module's text; ``LATEST``: there was no link from there yet."""
+        place = self._places.get(region)
+        return LATEST if place is None or place.upto == LATEST else place.since
 
     def is_repeat(self, region: str, source: Position) -> bool:
         """Whether its message at this position was given to the log before."""
@@ -205,4 +221,5 @@ class PulsarPlaces:
 
 
 def _encode(place: _Place) -> bytes:
-    return _RECORD.pack(FORMAT_VERSION, *place.scanned, *place.chain, *place.received, *place.upto)
+    places = (place.scanned, place.chain, place.received, place.upto, place.since)
+    return _RECORDS[FORMAT_VERSION].pack(FORMAT_VERSION, *(number for one in places for number in one))

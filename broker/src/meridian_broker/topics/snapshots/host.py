@@ -151,7 +151,7 @@ class TopicSnapshots:
             return
         if marker is None:
             return
-        if isinstance(marker, SubscriptionUpdate) and not self._moves(sender):
+        if isinstance(marker, SubscriptionUpdate) and not self.is_moved_by(sender) and self.controller is None:
             return  # what it says is known by the exchange, or will be
         if isinstance(marker, SnapshotResponse) and not self._is_whole:
             return  # something that its region published before may still be missing here
@@ -222,7 +222,7 @@ class TopicSnapshots:
 
     # -- what is to be done ------------------------------------------------------------------------------------------
 
-    def _moves(self, region: str) -> bool:
+    def is_moved_by(self, region: str) -> bool:
         """Whether what is acknowledged travels between that region and this one by snapshots."""
         return self._mode == SNAPSHOT or region in self._pulsar_regions()
 
@@ -233,7 +233,7 @@ class TopicSnapshots:
             self._mode = self.topic.rules.subscription_sync
             if self.topic.exchange is not None:
                 self.topic.exchange.opened(self.topic.name)  # compare with the others again
-        self._takes = self._settings().enabled and any(map(self._moves, self.others()))
+        self._takes = self._settings().enabled and any(map(self.is_moved_by, self.others()))
         self._wake(self)
 
     def look(self) -> int | None:
@@ -296,7 +296,7 @@ class TopicSnapshots:
             # A region that was away may know of an earlier creation: another place to begin at (R15).
             for name in list(self._marks):
                 del self._marks[name]
-                controller.unfollow(name)
+                controller.pause(name)
         self._was_reached = is_reached
         if is_reached:
             for name in wanted.keys() - self._marks.keys():
@@ -412,6 +412,9 @@ class TopicSnapshots:
     def without_records(self) -> frozenset[str]:
         return self._pulsar_regions()
 
+    def linked_at(self, region: str) -> Position:
+        return self.topic.pulsar.since(region)
+
     def is_connected(self, region: str) -> bool:
         return self._is_whole and self._is_sending(self.topic.name, region)
 
@@ -478,6 +481,17 @@ class TopicSnapshots:
         if self._mode != SNAPSHOT:
             return {}
         return {name: self._told.get(name, {}) for name in self._wanted()}
+
+    def held_back(self, subscription: str) -> dict[str, str]:
+        """By region of Apache Pulsar that is not told how far the subscription is: why, and what to do."""
+        held = {} if self.controller is None else self.controller.held_back(subscription)
+        return {
+            region: f"{region} is not told how far {subscription!r} is: {', '.join(sorted(others))} may still owe it "
+            f"messages that {region} sent before its link to {self.region} began, and {region} would pass them. Have "
+            f"them acknowledged there; if that region is lost for good, go on without it: meridian topics snapshots "
+            f"{self.topic.name} --without REGION"
+            for region, others in held.items()
+        }
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
