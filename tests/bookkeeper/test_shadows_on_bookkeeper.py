@@ -6,13 +6,15 @@ from __future__ import annotations
 import itertools
 import re
 import time
+from collections import defaultdict
+from datetime import timedelta
 from typing import NamedTuple
 
 import pulsar
 import pytest
 from support.brokers.bookkeeper_region import Region, everything, published, received
 from support.brokers.broker_process import BrokerProcess, HttpAnswer, wait_until
-from support.brokers.region_clients import EARLIEST, PATIENCE_MS, SHARED, connected
+from support.brokers.region_clients import EARLIEST, KEY_SHARED, PATIENCE_MS, SHARED, connected
 
 TOPICS = "/admin/v2/persistent/public/default"
 _names = itertools.count(1)
@@ -96,6 +98,104 @@ def test_it_reads_on_when_the_sources_broker_is_killed_and_another_one_takes_ove
         wait_until(lambda: region.owner(pair.source, pair.at_source) is not None, "somebody to own the source")
         more += published(client, pair.source, 10)
         assert sorted(received(view, 10)) == sorted(more[10:])
+
+
+def batches(client: pulsar.Client, topic: str, first: int) -> None:
+    """Twelve messages with three keys, in three entries."""
+    producer = client.create_producer(
+        topic, batching_enabled=True, batching_max_messages=4, batching_max_publish_delay_ms=60_000
+    )
+    for number in range(first, first + 12):
+        producer.send_async(b"%d" % number, lambda *_: None, partition_key=f"key-{number % 3}")
+    producer.flush()
+    producer.close()
+
+
+def bodies_of(consumer: pulsar.Consumer, count: int) -> list[int]:
+    return [int(consumer.receive(PATIENCE_MS).data()) for _ in range(count)]
+
+
+def half_acknowledged(client: pulsar.Client, topic: str, broker: BrokerProcess) -> list[int]:
+    """What comes again after every second message was acknowledged, of each batch, and the topic was opened again."""
+    consumer = client.subscribe(topic, "parts", SHARED, initial_position=EARLIEST, batch_index_ack_enabled=True)
+    messages = [consumer.receive(PATIENCE_MS) for _ in range(24)]
+    for message in messages:
+        if int(message.data()) % 2:
+            consumer.acknowledge(message)
+    consumer.close()  # sends them
+    assert broker.http("PUT", f"{TOPICS}/{topic}/unload").status == 204
+    again = client.subscribe(topic, "parts", SHARED, batch_index_ack_enabled=True)
+    found = bodies_of(again, 12)
+    again.close()
+    return found
+
+
+def of_each_key(client: pulsar.Client, topic: str) -> dict[int, list[int]]:
+    """By key, what two Key_Shared consumers get; each key goes to one of them."""
+    two = [client.subscribe(topic, "keys", KEY_SHARED, initial_position=EARLIEST) for _ in range(2)]
+    found: dict[int, list[int]] = defaultdict(list)
+    takers: dict[int, set[int]] = defaultdict(set)
+    deadline = time.monotonic() + PATIENCE_MS / 1000
+    while sum(map(len, found.values())) < 24 and time.monotonic() < deadline:
+        for number, consumer in enumerate(two):
+            try:
+                message = consumer.receive(50)
+            except pulsar.Timeout:
+                continue
+            key = int(message.data()) % 3
+            found[key].append(int(message.data()))
+            takers[key].add(number)
+            consumer.acknowledge(message)
+    for consumer in two:
+        consumer.close()
+    assert [len(takers[key]) for key in range(3)] == [1, 1, 1]
+    return dict(found)
+
+
+def after_seeks(client: pulsar.Client, topic: str, places: list[pulsar.MessageId], between_ms: int) -> list[list[int]]:
+    """What comes after a seek to each place, and to the time between the two dozens."""
+    consumer = client.subscribe(topic, "seeks", initial_position=EARLIEST)
+    found = []
+    for place in (*places, between_ms, 1):
+        consumer.seek(place)
+        found.append(bodies_of(consumer, 3))
+    consumer.close()
+    return found
+
+
+def test_keys_delays_parts_of_batches_and_seeks_are_as_on_the_source_at_another_broker(region: Region) -> None:
+    """A dozen messages in a ledger that was sealed before the shadow was opened, and one in the ledger it follows."""
+    pair = made(region)
+    both = ((pair.source, pair.at_source), (pair.shadow, pair.at_shadow))
+    with connected(region.url) as client:
+        keeper = client.subscribe(pair.source, "keeper")
+        batches(client, pair.source, 0)
+        for topic, broker in both:
+            assert broker.http("PUT", f"{TOPICS}/{topic}/unload").status == 204
+        between_ms = int(time.time() * 1000) + 1
+        wait_until(lambda: time.time() * 1000 > between_ms + 1, "the clock to move on")
+        batches(client, pair.source, 12)
+        messages = [keeper.receive(PATIENCE_MS) for _ in range(24)]
+        places = [messages[number].message_id() for number in (4, 16)]
+
+        sought = [after_seeks(client, topic, places, between_ms) for topic, _ in both]
+        assert sought[0] == sought[1]
+        assert sought[1][2:] == [[12, 13, 14], [0, 1, 2]]
+        in_order = {key: list(range(key, 24, 3)) for key in range(3)}
+        assert [of_each_key(client, topic) for topic, _ in both] == [in_order, in_order]
+        left = list(range(0, 24, 2))
+        assert [half_acknowledged(client, topic, broker) for topic, broker in both] == [left, left]
+
+        delayed = [client.subscribe(topic, "delayed", SHARED) for topic, _ in both]
+        producer = client.create_producer(pair.source, batching_enabled=False)
+        sent = time.monotonic()
+        producer.send(b"later", deliver_after=timedelta(seconds=2))
+        producer.send(b"now")
+        for consumer in delayed:
+            assert received(consumer, 1) == [b"now"]
+        for consumer in delayed:
+            assert received(consumer, 1) == [b"later"]
+            assert time.monotonic() - sent >= 2
 
 
 def compacted(client: pulsar.Client, topic: str) -> list[bytes]:
