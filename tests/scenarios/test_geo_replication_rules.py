@@ -193,7 +193,14 @@ class Replicator:
         return state
 
     async def send(
-        self, entry: int, *, after: int, prev: int | None = None, region: str = STRANGER, spoiled: bool = False
+        self,
+        entry: int,
+        *,
+        after: int,
+        prev: int | None = None,
+        region: str = STRANGER,
+        spoiled: bool = False,
+        message_id: bytes | None = None,
     ) -> pb.CommandSendError | None:
         """Send one entry of ledger 1 whose body is its number. Says the error, or None."""
         plain = body(entry)
@@ -212,7 +219,9 @@ class Replicator:
                 setattr(stamp, f"{name}_ledger", 1)
                 setattr(stamp, f"{name}_entry", number)
         sequence, self._sequence = self._sequence, self._sequence + 1
-        self._connection.write(encode.send(self.opened.producer_id, sequence, appended, origin=stamp))
+        self._connection.write(
+            encode.send(self.opened.producer_id, sequence, appended, shadow_message_id=message_id, origin=stamp)
+        )
         heard, error = await self.outcomes.next()
         assert heard == sequence, f"expected to hear of {sequence}, not of {heard}: {error}"
         return error
@@ -253,6 +262,28 @@ async def test_other_bytes_and_other_names_are_refused(
         assert refused.error == code, refused.message
     assert await replicator.send(1, after=0) is None
     assert await asyncio.to_thread(stored, regions, EAST, replicator.topic, 2) == [0, 1]
+
+
+async def test_a_replicator_neither_chooses_message_ids_nor_sends_to_shadows(
+    regions: RegionsProcess, as_peer: PulsarClientConnection
+) -> None:
+    """Ids are given where a message is stored, and a shadow has its source's (R7)."""
+    replicator = Replicator(as_peer, new_topic("ids"))
+    shadow = f"{replicator.topic}-view"
+    await replicator.open()
+    assert await replicator.send(0, after=-1) is None
+    path = f"{topic_path(replicator.topic)}/shadowTopics"
+    made = await asyncio.to_thread(regions.http, EAST, "POST", path, shadow)
+    assert made.status == 204, made.text
+    for place in (encode.message_id(1, 1), encode.message_id((1 << 53) + 1, 0)):
+        refused = await replicator.send(1, after=0, message_id=place)
+        assert refused is not None, "the id was passed over"
+        assert refused.error == pb.NotAllowedError, refused.message
+    with pytest.raises(RequestRefused, match="read only: publish to"):
+        await Replicator(as_peer, shadow).open()
+    assert await replicator.send(1, after=0) is None
+    for topic in (replicator.topic, shadow):
+        assert await asyncio.to_thread(stored, regions, EAST, topic, 2) == [0, 1]
 
 
 async def test_a_replicator_of_another_incarnation_waits_and_makes_nothing(

@@ -116,7 +116,7 @@ class Storing:
     def foreign(self, producer: Producer, send: Send) -> None:
         """Store an entry of another region, once and in its origin's order.
 
-        :raises NotAllowed: the sender is not a replicator, or not that of the entry's region (R7).
+        :raises NotAllowed: the sender is not the replicator of the entry's region, or chose the message id (R7).
         :raises ReplicationGap: it is not the next one of its origin (R4).
         :raises OriginConflict: its bytes differ from those its origin stored (R7).
         :raises TopicTerminated, BacklogQuotaHold, MessageTooLarge: it is refused (``backfill/intake.py``).
@@ -131,6 +131,11 @@ class Storing:
             return
         if stamp is None or producer.remote_region is None or stamp.region != producer.remote_region:
             raise NotAllowed("only the replicator of a region may send that region's entries")
+        if send.message_id is not None:
+            raise NotAllowed(
+                f"the replicator of {stamp.region} chose a message id: ids are given where a message is stored, and "
+                "shadows read their source's, so send none"
+            )
         if stamp.region == topic.region:
             raise NotAllowed(f"{topic.region} does not accept its own entries from a replicator")
         origin, prev = Position(stamp.ledger, stamp.entry), Position(stamp.prev_ledger, stamp.prev_entry)
