@@ -312,16 +312,39 @@ def test_wrong_objects_are_refused_with_a_sentence(cluster: Cluster) -> None:
     assert "size and time must both be 0, or neither" in refused({"retention": {"time": "72h", "size": "0"}})
 
 
-def test_a_shadow_reads_its_source(cluster: Cluster) -> None:
+def test_a_shadow_has_the_messages_of_its_source_under_the_same_ids(
+    cluster: Cluster, clients: dict[str, pulsar.Client]
+) -> None:
+    """What was stored before the shadow was made, also by other regions, and what is published then."""
+    topic = "persistent://public/default/copy"
     shadow = {
         "apiVersion": "meridian.dev/v1alpha1",
         "kind": "ShadowTopic",
         "metadata": {"name": "copy", "namespace": "default"},
-        "spec": {"source": "orders", "region": "us-east", "topic": "persistent://public/default/copy"},
+        "spec": {"source": "orders", "region": "us-east", "topic": topic},
     }
     (cluster.directory / "shadow.json").write_text(json.dumps(shadow))
     cluster.run("kubectl apply -f shadow.json")
     cluster.wait(lambda: "Reading" in cluster.run("kubectl get shadowtopics"), "the shadow to read its source")
+    source, copy = [
+        clients["us-east"].subscribe(one, "compared", initial_position=pulsar.InitialPosition.Earliest)
+        for one in (TOPIC, topic)
+    ]
+    producer = clients["us-east"].create_producer(TOPIC)
+    sent = {f"copied-{number}": str(producer.send(f"copied-{number}".encode())) for number in range(50)}
+    producer.close()
+    stored, copied = [
+        {str(message.message_id()): message.data().decode() for message in _receive(one, set(sent))}
+        for one in (source, copy)
+    ]
+    assert copied == stored
+    assert {text: place for place, text in copied.items() if text in sent} == sent
+    assert len(copied) > len(sent), "nothing of before"
+    with pytest.raises(pulsar.NotAllowedError):
+        clients["us-east"].create_producer(topic)
+    for one in (source, copy):
+        one.unsubscribe()
+        one.close()
     moved = cluster.run("""! kubectl patch shadowtopic/copy --type=merge -p '{"spec":{"region":"us-west"}}' 2>&1""")
     assert "the region is immutable" in moved
     cluster.run("kubectl delete -f shadow.json")
@@ -548,15 +571,22 @@ def test_to_end_it_all(cluster: Cluster) -> None:
 
 
 def _drain(consumer: pulsar.Consumer, wanted: set[str]) -> list[str]:
-    """Receive until everything wanted came, then until nothing comes any more."""
-    came: list[str] = []
+    """``_receive``, and what it says."""
+    return [message.data().decode() for message in _receive(consumer, wanted)]
+
+
+def _receive(consumer: pulsar.Consumer, wanted: set[str]) -> list[pulsar.Message]:
+    """Receive until everything wanted came, then until nothing comes any more. All is acknowledged."""
+    came: list[pulsar.Message] = []
+    left = set(wanted)
     while True:
         try:
-            message = consumer.receive(2_000 if wanted <= set(came) else 60_000)
+            message = consumer.receive(60_000 if left else 2_000)
         except pulsar.Timeout:
             return came
         consumer.acknowledge(message)
-        came.append(message.data().decode())
+        came.append(message)
+        left.discard(message.data().decode())
 
 
 def _verdict(cluster: Cluster, job: str) -> dict[str, Any]:
