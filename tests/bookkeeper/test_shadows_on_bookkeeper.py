@@ -76,6 +76,9 @@ def test_consuming_a_shadow_reads_nothing_through_the_sources_broker(region: Reg
         assert everything(client, pair.shadow) == [*bodies, *(b"late-%d" % number for number in range(50))]
         assert bytes_read(pair.at_source) == before
         assert bytes_read(pair.at_shadow) >= elsewhere
+        shown = pair.at_source.http("GET", f"{TOPICS}/{pair.source}/stats").json["shadowReplication"]
+        (of_shadow,) = shown.values()
+        assert of_shadow["connected"] and "replicationBacklog" not in of_shadow, "its own broker knows how far it is"
         assert sorted(took)[25] < 5, "the readers of an idle ledger are told"
         print(f"median {sorted(took)[25] * 1000:.1f} ms, most {max(took) * 1000:.1f} ms")
         with pytest.raises(pulsar.PulsarException):

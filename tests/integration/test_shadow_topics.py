@@ -99,7 +99,8 @@ def test_a_shadow_has_the_messages_of_its_source_under_the_same_ids(
     assert read(latest, 12) == late
     nothing(latest)
     shown = stats(broker, "orders")
-    assert shown["shadowReplication"][full("orders-view")]["connected"]
+    of_shadow = shown["shadowReplication"][full("orders-view")]
+    assert of_shadow["connected"] and of_shadow["replicationBacklog"] == 0
     assert stats(broker, "orders-view")["meridian"]["shadow"] == {
         "source": full("orders"),
         "connected": True,

@@ -18,7 +18,7 @@ from meridian_broker.admin.http.state import AdminState
 from meridian_broker.admin.pulsar.offloading import offloaded_json
 from meridian_broker.gateway.pulsar.connection import Connection
 from meridian_broker.ledgers.view import LogView
-from meridian_broker.positions.position import Position
+from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.entries.replicator_status import ReplicatorStatus
 from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.dispatch.single import SingleDispatcher
@@ -90,28 +90,30 @@ class TopicStats:
         }
 
     def shadows(self, topic: Topic) -> Json:
-        """Per shadow in the topic's list, as Pulsar's replicators. Nothing is sent: shadows read the same ledgers."""
+        """Per shadow in the topic's list, as Pulsar's replicators. Nothing is sent: shadows read the same ledgers.
+
+        ``replicationBacklog`` is left out where another broker serves the shadow: only that one knows how far it read.
+        """
         name = topic_name.parse(topic.name)
-        shown = {}
+        shown: Json = {}
         for record in self.state.catalog.shadows.of(name):
+            if not record.listed:
+                continue
             key = str(record.shadow_of(name))
             shadow = topic.shadows.open.get(key)
             is_elsewhere = shadow is None and self._is_served(record.shadow_of(name))
-            behind = topic.log.entries
-            if shadow is not None or is_elsewhere:  # of one that another broker serves, only that one knows more
-                end = topic.log.last_confirmed if shadow is None else shadow.log.last_confirmed
-                behind = topic.log.distance(end, topic.log.last_confirmed)
-            if record.listed:
-                shown[key] = {
-                    "msgRateOut": 0.0,
-                    "msgThroughputOut": 0.0,
-                    "msgOutCounter": 0,
-                    "bytesOutCounter": 0,
-                    "msgRateExpired": 0.0,
-                    "replicationBacklog": behind,
-                    "connected": shadow is not None or is_elsewhere,
-                    "replicationDelayInSeconds": 0,
-                }
+            shown[key] = {
+                "msgRateOut": 0.0,
+                "msgThroughputOut": 0.0,
+                "msgOutCounter": 0,
+                "bytesOutCounter": 0,
+                "msgRateExpired": 0.0,
+                "connected": shadow is not None or is_elsewhere,
+                "replicationDelayInSeconds": 0,
+            }
+            if not is_elsewhere:
+                read = EARLIEST if shadow is None else shadow.log.last_confirmed
+                shown[key]["replicationBacklog"] = topic.log.distance(read, topic.log.last_confirmed)
         return shown
 
     def _is_served(self, name: TopicName) -> bool:
