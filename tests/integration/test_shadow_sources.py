@@ -9,13 +9,14 @@ import pytest
 from meridian_broker.ledgers.view import LogView
 from meridian_broker.metadata.shadow_topics import SOURCE, ShadowRecord
 from meridian_broker.positions import Stamp
-from meridian_broker.positions.position import LATEST
+from meridian_broker.positions.position import LATEST, Position
 from meridian_broker.server.broker import BrokerProcess
 from meridian_broker.topics.errors import NotAllowed, TopicInUse
 from meridian_broker.topics.retention import trimming
 from meridian_broker.topics.service import removal, shadow_topics
 from meridian_broker.topics.subscriptions import administration
 from meridian_broker.topics.topic import Topic
+from meridian_broker.wire.pulsar import encode
 from meridian_broker.wire.pulsar.topic_name import TopicName, parse
 from support.brokers.broker_inside import broker_inside
 from support.brokers.broker_regions import until
@@ -40,6 +41,15 @@ async def shadow(broker: BrokerProcess, *, holds: bool = True) -> Topic:
     having = {SOURCE: str(T), "meridian.holdSourceLedgers": str(holds).lower()}
     await shadow_topics.create(broker.service.opener, V, None, having, listed=True)
     return broker.service.topics[str(V)]
+
+
+async def consuming(broker: BrokerProcess, name: str, permits: int) -> RawConnection:
+    """A consumer of ``v``, on a connection of its own whose client's machine takes next to nothing unread."""
+    wire = await RawConnection.open(broker.settings.network.broker_service_port, receive_bytes=8 << 10)
+    await wire.subscribed(str(V), name, 1)
+    if permits:
+        wire.write(encode.flow(1, permits))
+    return wire
 
 
 async def opened(broker: BrokerProcess, name: TopicName) -> Topic:
@@ -88,6 +98,39 @@ async def test_a_shadow_is_fenced_with_its_source_and_back_with_it(tmp_path: Pat
         await publish(broker, T, 4, "q")
         assert again.subscriptions["s"].cursor.backlog() == 9
         assert await all_of(again) == await all_of(await opened(broker, T))
+
+
+async def test_a_slow_subscription_delays_no_other_of_its_shadow(tmp_path: Path) -> None:
+    """One consumer has no permits, and another one's connection does not read: neither is waited for."""
+    count, payload = 150, bytes(64 << 10)
+    async with broker_inside(tmp_path) as broker:
+        await publish(broker, T, 1)
+        view = await shadow(broker)
+        waiting, unread, reading = [
+            await consuming(broker, name, permits)
+            for name, permits in (("waiting", 0), ("unread", 1000), ("reading", 1000))
+        ]
+        slow = view.subscriptions["unread"]
+        producer = await RawConnection.open(broker.settings.network.broker_service_port)
+        await producer.producer(str(T), producer_name="q")
+        places = []
+        for number in range(count):
+            producer.send("q", number, payload)
+            await producer.receipt()
+            if not places:
+                await reading.hear_any()  # the message of before
+            message = await reading.hear_any()
+            places.append(Position(message.command.message_id.ledgerId, message.command.message_id.entryId))
+        assert places == sorted(set(places)) and len(places) == count
+        assert view.log.last_confirmed == places[-1]
+        assert view.subscriptions["waiting"].messages_out == 0
+        assert slow.messages_out < count, "its client's machine took everything: nothing was slow"
+        assert slow.consumers[0].stalled
+        for _ in range(count + 1):  # and once it reads, it has missed nothing
+            await unread.hear_any()
+        assert slow.messages_out == count + 1
+        for wire in (waiting, unread, reading, producer):
+            await wire.close()
 
 
 async def test_the_source_keeps_what_a_shadow_needs_that_is_not_open(tmp_path: Path) -> None:

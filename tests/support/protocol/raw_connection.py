@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import socket
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -34,12 +35,20 @@ class RawConnection:
         self._requests = itertools.count(1)
 
     @classmethod
-    async def open(cls, port: int, client_version: str = "raw", *, names_sources: bool = False) -> Self:
+    async def open(
+        cls, port: int, client_version: str = "raw", *, names_sources: bool = False, receive_bytes: int | None = None
+    ) -> Self:
         """Connect to loopback and shake hands.
 
+        :param receive_bytes: size of the kernel's buffer for what is not read yet; None: the kernel chooses.
         :param names_sources: as the replicator of a region of Apache Pulsar that stamps source positions.
         """
-        made = cls(*await asyncio.open_connection("127.0.0.1", port))
+        wire = socket.socket()
+        wire.setblocking(False)
+        if receive_bytes is not None:
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        await asyncio.get_running_loop().sock_connect(wire, ("127.0.0.1", port))
+        made = cls(*await asyncio.open_connection(sock=wire))
         asked = pb.CommandConnect(client_version=client_version, protocol_version=21)
         if names_sources:
             asked.feature_flags.supports_repl_dedup_by_lid_and_eid = True
