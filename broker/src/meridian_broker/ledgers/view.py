@@ -91,8 +91,10 @@ class LogView(TopicLog):
         """As the source has it in memory."""
         if self._source is None:
             return super().tail_after(position, max_entries, max_bytes)
-        found, following = self._source.tail_after(position, max_entries, max_bytes), self.after(position)
-        return self._kept(following, max_entries, max_bytes) if found is None and following is not None else found
+        found = self._source.tail_after(position, max_entries, max_bytes)
+        if found is not None or (following := self.after(position)) is None:
+            return found
+        return self._kept(following, max_entries, max_bytes)
 
     async def read_after(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored]:
         """As of any log, except that the source may trim a ledger while it is read: then what follows it is read."""

@@ -25,7 +25,7 @@ from typing import Final
 from crc32c import crc32c
 
 from meridian_broker.bounds.clients import ACK_IDS, FRAME_BYTES
-from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.positions.position import Position
 from meridian_broker.wire.pulsar.commands import (
     ACK,
     CUMULATIVE,
@@ -80,6 +80,8 @@ LARGE_BYTES: Final = 16 << 10
 _INT32_MAX: Final = (1 << 31) - 1
 _PARTS_MAX: Final = 64
 """Pieces of one incomplete frame kept apart; a sender of single bytes must not cost an object for each."""
+ACKED_ALIKE: Final = 64
+"""ACKs of one entry that a decoder remembers: consumers of one connection may acknowledge several entries in turns."""
 _PLAIN_ACK_BYTES: Final = 6 * ACK_IDS
 """An id takes six bytes at least."""
 _TYPE_TAG: Final = 0x0800
@@ -101,7 +103,7 @@ class FrameDecoder:
     :param max_frame_bytes: the largest ``total`` accepted.
     """
 
-    __slots__ = ("_acked", "_failure", "_have", "_ledgers", "_need", "_parts", "_words", "max_frame_bytes")
+    __slots__ = ("_acked", "_failure", "_have", "_ledgers", "_need", "_parts", "max_frame_bytes")
 
     def __init__(self, max_frame_bytes: int = FRAME_BYTES) -> None:
         self.max_frame_bytes = max_frame_bytes
@@ -110,10 +112,9 @@ class FrameDecoder:
         self._need = _SIZES_BYTES
         self._failure: FrameError | None = None
         self._ledgers: dict[bytes, int] = {}
-        self._words = b"no ACK"
-        """The last individual ACK of one entry, without its consumer: thousands of them may say the same."""
-        self._acked = EARLIEST
-        """The entry that it names."""
+        self._acked: dict[bytes, Position] = {}
+        """Entries of the last ACKs of one entry each, by what follows the consumer in them: thousands may say the same.
+        """
 
     def feed(self, data: bytes) -> list[AnyCommand]:
         """The commands that ``data`` completes, oldest first; often none, often many.
@@ -175,7 +176,7 @@ class FrameDecoder:
         """
         size = len(data)
         limit = self.max_frame_bytes
-        unpack = _START.unpack_from
+        unpack, acked = _START.unpack_from, self._acked
         view = memoryview(data)
         while True:
             if size - position >= _START_BYTES:
@@ -199,6 +200,15 @@ class FrameDecoder:
             position = end
 
             if start == _ACK_START:
+                if field == _ACK_FIELD and one == 8 and inner == length - 4 and inner < 0x80:
+                    if first < 0x80:
+                        place = acked.get(data[at + 6 : command_end])
+                    else:
+                        place = acked.get(data[at + 7 : command_end])
+                        first = first & 0x7F | two << 7
+                    if place is not None and first < 0x4000:
+                        commands.append(_new(Ack, (ACK, first, INDIVIDUAL, [place], None, None)))
+                        continue
                 ack = self._plain_ack(data, at + 2, command_end)
                 if ack is not None:
                     commands.append(ack)
@@ -278,8 +288,6 @@ class FrameDecoder:
             if consumer_id >= 0x80:
                 consumer_id, at = read_varint(data, at - 1)
             words = data[at:end]
-            if words == self._words:
-                return _new(Ack, (ACK, consumer_id, INDIVIDUAL, [self._acked], None, None))
             ack_type = data[at + 1]
             if data[at] != 0x10 or ack_type > CUMULATIVE:
                 return None
@@ -319,7 +327,9 @@ class FrameDecoder:
             if at != end:
                 return None
             if len(ids) == 1 and ack_type == INDIVIDUAL and request_id is None:
-                self._words, self._acked = words, ids[0]
+                if len(self._acked) >= ACKED_ALIKE:
+                    self._acked.clear()
+                self._acked[words] = ids[0]
             return _new(Ack, (ACK, consumer_id, ack_type, ids, request_id, None))
         except IndexError:  # the command says more than the bytes that are here: the parser words the complaint
             return None
