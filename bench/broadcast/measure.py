@@ -7,7 +7,8 @@ acknowledge nothing; then to consumers that acknowledge each message and grant a
 ten. A delivery's latency runs from the SEND until its bytes were read here. The generator shares the machine with the
 broker, so its work is part of it. Then a thousand consumers of the official Python client join them, each with a
 subscription of its own, and a client that does not read (``real.py`` publishes and measures). At last the broker is
-killed and started again, and all subscribe again.
+killed and started again, all subscribe again, and a message reaches each of them; ``--only restart`` leaves out what is
+between.
 
 With ``--shadows 4`` the subscriptions are spread over four shadows of the topic, in one broker; with ``--brokers 2`` as
 well, half of them in each of two brokers, on bookies (``arrangements.py``).
@@ -92,6 +93,8 @@ class Listener:
         self._flows = [encode.flow(number, 1) for number in range(len(names))]
         self._place = (b"", (0, 0))
         """The message id that came last: encoded, and as ledger and entry."""
+        self.reached: set[int] = set()
+        """Consumers that have acknowledged a message."""
 
     def subscribe(self, first: int) -> bool:
         """The consumers from this number on, ``AT_ONCE`` of them. False: there are none left."""
@@ -141,6 +144,7 @@ class Listener:
         if place != self._place[0]:
             read = pb.MessageIdData.FromString(place)
             self._place = place, (read.ledgerId, read.entryId)
+        self.reached.add(consumer_id)
         return encode.ack(consumer_id, 0, [self._place[1]]), self._flows[consumer_id]
 
 
@@ -254,8 +258,10 @@ def real_clients(bench: Bench, brokers: Arrangement, listeners: list[Listener], 
         one.raw.close()
 
 
-def measure(bench: Bench, brokers: Arrangement, subscriptions: int, messages: int, real: int) -> None:
-    """:param real: so many real clients."""
+def measure(
+    bench: Bench, brokers: Arrangement, subscriptions: int, messages: int, real: int, *, only_restart: bool
+) -> None:
+    """:param real: so many real clients. :param only_restart: nothing is sent before the restart."""
     topics = brokers.topics
     names = [(topics[number % len(topics)], f"s{number}") for number in range(subscriptions)]
     empty, used, began = rss(brokers), cpu(brokers), time.monotonic()
@@ -267,16 +273,43 @@ def measure(bench: Bench, brokers: Arrangement, subscriptions: int, messages: in
     bench.figure("connect_cpu_microseconds_each", (cpu(brokers) - used) / subscriptions * 1e6)
     bench.figure("rss_connected_mib", rss(brokers) / (1 << 20))
     bench.at_most("rss_kib_per_subscription", (rss(brokers) - empty) / 1024 / subscriptions, MEMORY_KIB)
-    for rate, acknowledge in ((1, False), (1, True), (10, True)):
-        broadcast(bench, brokers, listeners, subscriptions, rate, messages, acknowledge=acknowledge)
-    real_clients(bench, brokers, listeners, count=real, messages=messages)
-    bench.figure("rss_end_mib", rss(brokers) / (1 << 20))
+    if not only_restart:
+        for rate, acknowledge in ((1, False), (1, True), (10, True)):
+            broadcast(bench, brokers, listeners, subscriptions, rate, messages, acknowledge=acknowledge)
+        real_clients(bench, brokers, listeners, count=real, messages=messages)
+        bench.figure("rss_end_mib", rss(brokers) / (1 << 20))
     for listener in listeners:
         listener.raw.close()
+    restart(bench, brokers, names)
+
+
+def restart(bench: Bench, brokers: Arrangement, names: list[tuple[str, str]]) -> None:
+    """From the kill until all subscriptions have a consumer again, and until each has received a message."""
     began = time.monotonic()
-    if brokers.restart():
-        connect(brokers, names)
-        bench.at_most("restart_until_all_subscribed_seconds", time.monotonic() - began, RESTART_SECONDS)
+    if not brokers.restart():
+        return
+    bench.figure("restart_until_healthy_seconds", time.monotonic() - began)
+    listeners = connect(brokers, names)
+    bench.figure("restart_until_all_subscribed_seconds", time.monotonic() - began)
+    serve(brokers, listeners, len(names))
+    bench.at_most("restart_until_all_served_seconds", time.monotonic() - began, RESTART_SECONDS)
+
+
+def serve(brokers: Arrangement, listeners: list[Listener], count: int) -> None:
+    """Publish a message, and wait until each of these subscriptions has received one, if only one of before."""
+    producer = Raw(brokers.port_of(TOPIC))
+    producer.producer(TOPIC)
+    producer.write(frame(1, 100))
+    with selectors.DefaultSelector() as selector:
+        for listener in listeners:
+            selector.register(listener.raw.socket, selectors.EVENT_READ, listener)
+        while (reached := sum(len(listener.reached) for listener in listeners)) < count:
+            ready = selector.select(STALL_SECONDS)
+            if not ready:
+                raise SystemExit(f"bench: nothing moves: {reached} of {count} subscriptions are served again")
+            for key, _ in ready:
+                key.data.take(acknowledge=True)
+    producer.close()
 
 
 def main() -> int:
@@ -284,7 +317,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="ten thousand subscriptions, five messages")
     parser.add_argument("--json", action="store_true", help="nothing but one JSON object, on the last line")
     parser.add_argument("--prepare", action="store_true", help="fetch what a run needs: nothing")
-    parser.add_argument("--subscriptions", type=int, default=40_000)
+    parser.add_argument("--only", choices=("restart",), help="connect and restart, nothing else")
+    parser.add_argument("--subscriptions", type=int, help="40,000 of them, or ten thousand with --quick")
     parser.add_argument("--shadows", type=int, default=0, help="spread them over so many shadows of the topic")
     parser.add_argument("--brokers", type=int, choices=(1, 2), default=1, help="two need bookies: scripts/bookkeeper")
     parser.add_argument("--directory", type=Path, default=Path(), help="where to write; it must be on a real disk")
@@ -292,14 +326,16 @@ def main() -> int:
     options.directory.mkdir(parents=True, exist_ok=True)
     if options.prepare:
         return 0
+    if options.only and options.brokers == 2:
+        raise SystemExit("bench: two brokers are not restarted: bench/brokers measures how one takes over")
     load_before = os.getloadavg()[0]
     bench = Bench(say=not options.json)
-    count = 10_000 if options.quick else options.subscriptions
+    count = options.subscriptions or (10_000 if options.quick else 40_000)
     with tempfile.TemporaryDirectory(prefix="bench-broadcast-", dir=options.directory) as directory:
         messages, real = (5, 100) if options.quick else (20, 1000)
         arrangement = OneBroker if options.brokers == 1 else TwoBrokers
         with arrangement(Path(directory).resolve(), options.shadows) as brokers:
-            measure(bench, brokers, count, messages, real)
+            measure(bench, brokers, count, messages, real, only_restart=options.only == "restart")
     return finish(bench.figures, bench.targets, load_before, as_json=options.json)
 
 
