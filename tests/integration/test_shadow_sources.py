@@ -113,7 +113,7 @@ async def test_a_slow_subscription_delays_no_other_of_its_shadow(tmp_path: Path)
         slow = view.subscriptions["unread"]
         producer = await RawConnection.open(broker.settings.network.broker_service_port)
         await producer.producer(str(T), producer_name="q")
-        places = []
+        places: list[Position] = []
         for number in range(count):
             producer.send("q", number, payload)
             await producer.receipt()
