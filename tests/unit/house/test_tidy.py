@@ -11,6 +11,7 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,23 @@ def test_modules_are_short_and_say_their_idea() -> None:
         if path.name != "__init__.py" and not first.startswith('"""'):
             offences.append(f"{path}: no module docstring")
     assert_none(offences, "a module is short and begins with its idea")
+
+
+def is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def test_a_docstring_follows_what_it_describes() -> None:
+    """A line put between an attribute and its docstring gives the docstring to another one, or to none."""
+    offences = [
+        f"{path}:{after.lineno}"
+        for path in python_files()
+        for node in nodes(path)
+        if isinstance(body := getattr(node, "body", None), list)
+        for before, after in pairwise(body)
+        if is_text(after) and not isinstance(before, ast.Assign | ast.AnnAssign)
+    ]
+    assert_none(offences, "a docstring comes right after what it describes")
 
 
 def test_functions_are_short() -> None:

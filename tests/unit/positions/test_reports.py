@@ -6,8 +6,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from meridian_broker.positions import ZERO, Beginning, Position, Progress, Stamp
+from meridian_broker.positions.encoded import REPORTS
 from meridian_broker.positions.position import EARLIEST
-from meridian_broker.positions.progress import REPORTS
 from meridian_broker.positions.reports import Report, vouched
 
 REGIONS = ("us", "eu", "ap")

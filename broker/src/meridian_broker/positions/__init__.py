@@ -3,7 +3,7 @@
 
 Other rooms import only these modules of it::
 
-    ackset  bitruns  claims  clock  dropped  layers  position  progress  reports  skipped  varints
+    ackset  bitruns  claims  clock  dropped  encoded  layers  position  progress  reports  skipped  varints
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from meridian_broker.positions.beginning import NOWHERE, Beginning
 from meridian_broker.positions.claims import Partial
 from meridian_broker.positions.clock import ZERO, HybridClock, Stamp
 from meridian_broker.positions.dropped import Cause, Dropped
+from meridian_broker.positions.encoded import DigestKey
 from meridian_broker.positions.position import EARLIEST, LATEST, Origin, Position, parse_position
-from meridian_broker.positions.progress import DigestKey, Progress
+from meridian_broker.positions.progress import Progress
 
 __all__ = [
     "EARLIEST",

@@ -2,7 +2,7 @@
 """Acks in layers: which entries are acked in which epoch, how acks are added, and which layer decides about an entry.
 
 The base layer, epoch ``ZERO``, rules everything. Each rewind is a layer above it that rules some of the entries
-(``layers.py``). ``Progress`` adds merging and exchange between regions.
+(``layers.py``). ``encoded.py`` writes and compares them; ``Progress`` merges them.
 
 * An entry reads the newest layer that rules it.
 * An ack counts in the epoch under which its message was dispatched (R13): in the newest layer, not newer than that,

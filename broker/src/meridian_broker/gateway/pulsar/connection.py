@@ -149,11 +149,11 @@ class Connection(FlowControl):
         """The handshake of a client that claims to be another region's broker, and its CONNECT."""
         self.is_peer = False
         self.peer_name = ""
+        """The region that a peer has proven to be."""
         self.names_sources = False
         """It understands receipts that name a replicated entry by its source position."""
-        """The region that a peer has proven to be."""
         self.peer_region = ""
-        """The same, once it has sent HELLO."""
+        """Which peer it is, of that region (``replication/progress/routes.py``), once it has sent HELLO."""
         self.peer_secret = b""
         """Id of the secret that a peer proved."""
         self.peer_version = 0

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 from meridian_broker.bounds.regions import REGION_BROKERS
+from meridian_broker.positions.encoded import DigestKey
 from meridian_broker.positions.position import Position
-from meridian_broker.positions.progress import DigestKey
 from meridian_broker.replication.leases.messages import LeaseMessage
 
 PROTOCOL_VERSION: Final = 6
