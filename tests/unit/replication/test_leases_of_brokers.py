@@ -69,7 +69,7 @@ def moved_owners(monkeypatch: pytest.MonkeyPatch, plant: str) -> None:
         monkeypatch.setattr(Voter, "moved", lambda *_: None)
     elif plant == "a suspended owner votes on":
         monkeypatch.setattr(BrokerNode, "serves", property(lambda node: node.alive and node.is_open))
-    for seed in range(60):
+    for seed in range(20):
         for shape in SHAPES[:2]:
             for first in ("hand", "pause", "crash"):
                 steps = [(first, seed % 3, seed, 150), ("resume", seed % 3, 0, 400), ("crash", 0, 0, 400)]
