@@ -183,7 +183,7 @@ def update(*places: pb.ClusterMessageId, name: str = "s") -> bytes:
         (UPDATE, update(place("eu", 1, 1 << 63)), "not a position"),
         (UPDATE, update() + b"\xfa\x01" + b"\x80\x80\x04" + b"x" * (1 << 16), "65541 bytes|6554"),
         (REQUEST, b"\x0a\x01i", "region"),
-        (REQUEST, b"\x12\x02us", "must have"),
+        (REQUEST, b"\x12\x02us", "lacks a required field"),
         (REQUEST, b"\x0a\x00\x12\x02us", "id of a snapshot"),
         (REQUEST, b"\x0a\x02\xff\xff\x12\x02us", "not UTF-8"),
         (
@@ -195,7 +195,7 @@ def update(*places: pb.ClusterMessageId, name: str = "s") -> bytes:
         ),
         (REQUEST, b"\x0a\x09i", "are not a"),
         (RESPONSE, b"\x0a\x01i", "without a position"),
-        (RESPONSE, b"\x0a\x01i\x12\x04\x0a\x02eu", "must have"),
+        (RESPONSE, b"\x0a\x01i\x12\x04\x0a\x02eu", "lacks a required field"),
         (SNAPSHOT, b"\x0a\x01i", "without a position"),
     ],
 )

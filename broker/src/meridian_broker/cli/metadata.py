@@ -156,7 +156,7 @@ def _lines(found: Mapping[str, Any]) -> list[str]:
             f"conflicts {found['conflicts']}, waiting to be sent {found['outbox']}"
         )
         away = [region for region, peer in found["peers"].items() if peer.get("expelled")]
-        lines += [f"{region} was away for so long that deletions are not remembered for it any more" for region in away]
+        lines += [f"{region} was away for longer than deletions are remembered" for region in away]
     return lines
 
 

@@ -206,8 +206,8 @@ def topics_snapshots(console: Console, topic: TopicName, without: tuple[str, ...
     While a region is away no snapshot is complete, so subscriptions stay where they are in the other regions. If it is
     lost for good, and you cannot remove it from the topic yet, go on `--without` it. A region of Apache Pulsar then
     skips messages of the lost region that it has and this one never got; Meridian regions deliver them again.
-    This lasts until the region answers, the topic is opened anew, or `--with-all`. For a partitioned topic, name the
-    partition.
+    This lasts until the region answers, the topic is reopened, or you say `--with-all`. For a partitioned topic, name
+    the partition.
 
     \b
       meridian topics snapshots orders

@@ -277,7 +277,7 @@ def issue(
 
 
 def seconds_of(text: str, hint: str = "--expires") -> int:
-    """The seconds of a duration such as ``24h``. :raises click.BadParameter: it is none."""
+    """The seconds of a duration such as ``24h``. :raises click.BadParameter: it is not a duration."""
     number, unit = text[:-1], text[-1:]
     if not (number.isascii() and number.isdigit()) or unit not in UNITS:
         raise click.BadParameter(f"{text!r}: expected a number and one of s, m, h, d, y", param_hint=hint)

@@ -120,7 +120,7 @@ async def _chunks(answer: aiohttp.ClientResponse, url: str) -> AsyncIterator[byt
         async for part in answer.content.iter_chunked(CHUNK):
             yield part
     except (aiohttp.ClientError, TimeoutError, ssl.SSLError) as error:
-        raise BrokerAway(f"{url} broke the answer off: {error}") from None
+        raise BrokerAway(f"{url} broke off its answer: {error}") from None
 
 
 async def _content(answer: aiohttp.ClientResponse) -> bytes:

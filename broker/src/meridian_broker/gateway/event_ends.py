@@ -219,7 +219,7 @@ def send_clients_away(topic: Topic) -> None:
 
 
 def _payload(body: bytes) -> bytes | None:
-    """The payload of a message as ``Sender`` makes it; None: it is none."""
+    """The payload of a message as ``Sender`` makes it; None: it has another form."""
     try:
         view = metadata.scan(body)
     except metadata.BodyError:

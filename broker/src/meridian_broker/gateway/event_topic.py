@@ -226,7 +226,7 @@ class EventTopic:
         self.missed += 1
 
     def _secrets(self) -> tuple[bytes, ...]:
-        """:raises MetadataUnavailable: there is none, and anybody could prove anything without."""
+        """:raises MetadataUnavailable: there is none, so events could not be told from forged ones."""
         secrets = self._identity.secrets()
         if not secrets:
             raise MetadataUnavailable(

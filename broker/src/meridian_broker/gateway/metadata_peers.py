@@ -104,7 +104,7 @@ class RestPeer:
         try:
             answer = json.loads(said) if said else None
         except (ValueError, RecursionError):
-            raise MetadataUnavailable(f"{self.region} answered {status}, and no JSON") from None
+            raise MetadataUnavailable(f"{self.region} answered {status} without JSON") from None
         if status == TAKEN:
             raise NameTaken(_reason(answer))
         if status >= 300:
@@ -143,7 +143,7 @@ def _stamp(said: Any) -> Stamp:
 
 
 def _within(number: Any, most: int) -> int:
-    """:raises ValueError: it is no number up to ``most``."""
+    """:raises ValueError: it is not a number, or exceeds ``most``."""
     if not isinstance(number, int) or not 0 <= number <= most:
         raise ValueError(f"{number!r} is not a number up to {most}")
     return number

@@ -303,7 +303,7 @@ class Session:
             comparison, peer = await self.compare(region)
             if not await self._standing.belongs_to(region, comparison.digest.identity):
                 raise MetadataUnavailable(
-                    f"{region} has another store than before: nothing is taken from it until "
+                    f"{region} has a different store than before: nothing is taken from it until "
                     f"`meridian regions replace {region}` was run there"
                 )
             mark = comparison.digest.mark
@@ -409,9 +409,9 @@ def _decoded(region: str, message: bytes) -> Message:
     try:
         decoded = decode_message(message)
     except ValueError as error:
-        raise Poison(f"it is no metadata event: {error}") from error
+        raise Poison(f"it is not a metadata event: {error}") from error
     if decoded.region != region:
-        raise Poison(f"it says that it is of {decoded.region}, and {region} published it")
+        raise Poison(f"it claims to be from {decoded.region}, but {region} published it")
     return decoded
 
 

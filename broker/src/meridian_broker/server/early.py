@@ -44,9 +44,9 @@ class EarlyPorts:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """:raises OSError: the port is taken. :raises ValueError: the host is no IP address, or the port is 0."""
+    """:raises OSError: the port is taken. :raises ValueError: the host is not an IP address, or the port is 0."""
     if not port:
-        raise ValueError("any port")
+        raise ValueError("port 0 means any port: there is none to take early")
     family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
     made = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -76,7 +76,7 @@ class LiveSettings:
         try:
             await self.load()
         except MetadataError as error:
-            log.warning("settings stay as they are, changes will be looked for again: %s", error)
+            log.warning("cannot look for changed settings; keeping the current ones, will retry: %s", error)
             raise
 
     async def change(self, key: str, value: str | None) -> None:
@@ -120,7 +120,7 @@ class LiveSettings:
     def _take_over(self, found: Mapping[str, str]) -> None:
         usable, refusals = self._usable(found)
         for refusal in refusals:
-            log.error("this broker leaves out a setting that was changed at run time: %s", refusal)
+            log.error("this broker ignores a setting that was changed at run time: %s", refusal)
         self.changed = usable
         settings = self._with(usable)
         if settings == self.current:

@@ -51,7 +51,7 @@ class BundleTraffic:
         self._before: dict[Bundle, int] = {}
 
     def forget(self) -> None:
-        """The next measurement begins anew."""
+        """The next measurement has no earlier one to compare with."""
         self._before = {}
 
     async def measure(

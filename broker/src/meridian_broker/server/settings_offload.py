@@ -74,7 +74,7 @@ class OffloadSettings:
             raise SettingsError("s3ManagedLedgerOffloadServiceEndpoint: expected https://HOST or http://HOST:PORT")
         if endpoint.username or endpoint.password:
             raise SettingsError(
-                "s3ManagedLedgerOffloadServiceEndpoint has credentials in it: give them in the environment, as "
+                "s3ManagedLedgerOffloadServiceEndpoint contains credentials: give them in the environment, as "
                 "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
             )
 

@@ -29,7 +29,7 @@ class Ownership(Protocol):
         ...
 
     def owns(self, topic: str, /) -> bool:
-        """The same by its full name; one that is no name is owned by nobody else."""
+        """The same by its full name; text that is not a valid name is owned by nobody else."""
         ...
 
     def is_surveyed(self, topic: str | None = None, /) -> bool:

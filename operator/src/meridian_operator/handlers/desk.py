@@ -208,7 +208,7 @@ class Care:
             return ERROR_SECONDS
         except Exception:
             # A bug that one object triggers must not end its task, let alone those of others.
-            _log.exception("%s: looking at it failed", self.of)
+            _log.exception("%s: reconciling failed", self.of)
             return ERROR_SECONDS
         if answer.again_seconds < RESYNC_SECONDS:
             return answer.again_seconds

@@ -62,7 +62,7 @@ class Leadership:
             if await self._try():
                 break
             await asyncio.sleep(RENEW_SECONDS)
-        _log.info("%s holds the Lease and acts", self._candidate.me)
+        _log.info("%s holds the Lease and is active", self._candidate.me)
 
     async def keep(self) -> None:
         """Renew the Lease. Returns when it is lost or released."""

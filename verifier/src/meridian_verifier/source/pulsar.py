@@ -79,7 +79,7 @@ class PulsarClient:
                     if len(data) > ANSWER_BYTES:
                         raise ValueError(f"the answer to {path} is longer than {ANSWER_BYTES >> 20} MiB")
                     if time.monotonic() > deadline:
-                        raise TimeoutError(f"its topics took longer than {REGION_SECONDS:g} s")
+                        raise TimeoutError(f"listing its topics took longer than {REGION_SECONDS:g} s")
         except urllib.error.HTTPError as error:
             if error.code == http.HTTPStatus.NOT_FOUND:
                 return None
@@ -98,7 +98,7 @@ class _SameScheme(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
         if urlsplit(newurl).scheme != self._scheme:
-            raise OSError(f"it sends on to {newurl}: expected {self._scheme}")
+            raise OSError(f"it redirects to {newurl}: expected {self._scheme}")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
@@ -135,7 +135,7 @@ def topic_of(stats: Mapping[str, Any], inside: Mapping[str, Any]) -> PulsarTopic
 def _place(text: str) -> Place:
     found = _PLACE.fullmatch(text)
     if found is None:
-        raise ValueError(f"{text[:50]!r} is no position: expected LEDGER:ENTRY")
+        raise ValueError(f"{text[:50]!r} is not a position: expected LEDGER:ENTRY")
     return int(found[1]), int(found[2])
 
 

@@ -158,7 +158,7 @@ class Collecting:
             if status != 200:
                 raise ValueError(f"it answered {status}: {str(answer['reason'])[:200]}")
             if "bundles" not in answer:
-                raise ValueError("it runs a version that exports no parts")
+                raise ValueError("it runs a version that cannot export parts")
             got = [parse_bundle(text) for text in answer["bundles"]]
             part = _part(broker.broker, url, answer) if got else None
             self._shares.had(bundles, got)

@@ -62,7 +62,7 @@ class Shares:
         :raises ValueError: these are not some of those; nothing of the answer counts.
         """
         if len(set(got)) < len(got) or not set(got) <= set(asked) & self.missing:
-            raise ValueError("it exported other bundles than those that it was asked for")
+            raise ValueError("it exported other bundles than it was asked for")
         self.missing.difference_update(got)
 
 

@@ -45,7 +45,7 @@ def redirect(request: web.Request, place: Place) -> web.HTTPTemporaryRedirect:
 
 Spread = Callable[[web.Request], Awaitable[web.Response | None]]
 SPREAD: Final[web.AppKey[Spread]] = web.AppKey("spread")
-"""Answers requests about all partitions of a topic, which several brokers may serve; None: the request is none."""
+"""Answers requests about all partitions of a topic, which several brokers may serve; None: it is not one."""
 
 
 @web.middleware

@@ -135,7 +135,7 @@ def session_of(request: web.Request) -> Session:
 
 
 def _region(request: web.Request) -> str:
-    """The region that asks. :raises Refused: it is none."""
+    """The region that asks. :raises Refused: it has not proven that it is a region."""
     if ADMITTED not in request:
         raise Refused(403, "only brokers ask this")
     return request[ADMITTED].region

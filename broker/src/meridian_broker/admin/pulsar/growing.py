@@ -48,7 +48,7 @@ class _OwnersOverHttp:
         try:
             (said,) = done_by(await ask_each(self._request, [Part(partition, method, path, data)]))
         except Refused as refused:
-            raise TopicFenced(f"{partition} cannot be made or read by its broker: {refused}") from None
+            raise TopicFenced(f"the broker of {partition} cannot create or read it: {refused}") from None
         return said.value
 
 

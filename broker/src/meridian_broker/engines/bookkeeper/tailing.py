@@ -93,7 +93,7 @@ class Tailing:
             except LedgerNotFound:
                 return
             except LedgerError as error:
-                log.info("ledger %d is followed as it was: %s", tail.ledger_id, error)
+                log.info("ledger %d is still followed as before: %s", tail.ledger_id, error)
                 continue
             is_sealed = stored.metadata.state is LedgerState.CLOSED
             if tail.learn(stored.metadata.last_entry if is_sealed else -1, stored.metadata):

@@ -48,7 +48,7 @@ class S3Objects:
     """See `meridian_broker.ledgers.objects.ObjectStore`."""
 
     def __init__(self, place: S3Place) -> None:
-        """:raises ObjectStoreRefused: the place is none: an endpoint that is no URL, a file that is no certificate."""
+        """:raises ObjectStoreRefused: the endpoint is not a URL, or a file is not a certificate."""
         self._place = place
         self._places = asyncio.Semaphore(REQUESTS_AT_ONCE)
         self._is_closed = False

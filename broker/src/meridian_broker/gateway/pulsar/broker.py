@@ -105,7 +105,7 @@ class Broker:
         self.draining = True
 
     def set_limits(self, *, publish_bytes_max: int, concurrent_lookups: int) -> None:
-        """Set limits anew, also for the connections that are there."""
+        """Set the limits again, for existing connections as well."""
         self.publish_bytes_max = publish_bytes_max
         self.concurrent_lookups = concurrent_lookups
 

@@ -91,7 +91,7 @@ class Offloading:
         if record is not None and record.state is State.COPIED:
             lacks = await self.copies.lacks(ledger_id, record.copy)
             if lacks is not None:
-                log.error("ledger %d is copied again, because its copy is not whole: %s", ledger_id, lacks)
+                log.error("ledger %d is copied again, because its copy is incomplete: %s", ledger_id, lacks)
                 await self._follow(record, State.UPLOADING)
                 return
             record = await self._follow(record, State.LEAVING)
@@ -113,7 +113,10 @@ class Offloading:
         copy, index = found
         old = self.table.get(ledger_id)
         new = Offloaded(ledger_id, State.AWAY, copy, self._scheduler.now_ms(), index.entries, index.size, index.label)
-        log.warning("ledger %d is read from its copy, which the metadata, an older copy, do not know", ledger_id)
+        log.warning(
+            "ledger %d is read from its copy, which the metadata, an older backup, do not mention",
+            ledger_id,
+        )
         return await self.table.replace(old, new)
 
     async def doom(self, ledger_id: int) -> None:

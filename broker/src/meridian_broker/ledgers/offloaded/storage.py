@@ -133,7 +133,7 @@ class OffloadedLedgers:
                 raise error
             found = await self.offloading.adopt(ledger_id)
         except (MetadataError, ObjectStoreError) as away:
-            raise LedgerUnreadable(f"where ledger {ledger_id} is cannot be found out now: {away}") from away
+            raise LedgerUnreadable(f"cannot find out now where ledger {ledger_id} is stored: {away}") from away
         if found is None:
             raise error
         return found
@@ -199,7 +199,7 @@ class OffloadedLedgers:
         try:
             others = await self.offloading.copies.whole_after(after, but=on_record)
         except ObjectStoreError as away:
-            raise LedgerUnreadable(f"which ledgers were offloaded cannot be found out now: {away}") from away
+            raise LedgerUnreadable(f"cannot find out now which ledgers were offloaded: {away}") from away
         for ledger_id, index in others:
             self._unrecorded.add(ledger_id)
             found.append(LedgerInfo(ledger_id, index.entries, index.size, True, index.label))

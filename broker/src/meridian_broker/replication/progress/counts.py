@@ -30,7 +30,7 @@ def check_counts(kind: int, message: Any) -> None:
     """
     for what, count, most in _COUNTED[kind](message) if kind in _COUNTED else ():
         if count > most:
-            raise ValueError(f"{count} {what} in one message; {most} are the most")
+            raise ValueError(f"{count} {what} in one message; the limit is {most}")
 
 
 def _lists(*names: str) -> Callable[[Any], Counts]:

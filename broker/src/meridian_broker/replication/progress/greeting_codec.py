@@ -72,4 +72,4 @@ def read_owners(message: pb.Owners) -> Owners:
 
 def _check(text: str) -> None:
     if len(text) > OWNERS_TEXT:
-        raise ValueError(f"a name or address of {len(text)} characters; {OWNERS_TEXT} are the most")
+        raise ValueError(f"a name or address of {len(text)} characters; the limit is {OWNERS_TEXT}")

@@ -121,7 +121,10 @@ class Routes:
     # -- questions
 
     def peers_of(self, topic: str) -> frozenset[str]:
-        """The topic's peers, and this region; empty for a topic not known here. :raises ValueError: it is no name."""
+        """The topic's peers, and this region; empty for a topic not known here.
+
+        :raises ValueError: it is not a valid name.
+        """
         regions = self._regions_of(topic)
         if not self._directories:
             return regions
@@ -142,7 +145,7 @@ class Routes:
     def voter_in(self, region: str, topic: str) -> str:
         """The same for any region that votes on who dispatches the topic: a witness is none of its regions.
 
-        :raises ValueError: it is no name.
+        :raises ValueError: it is not a valid name.
         """
         directory = self._directories.get(region)
         if directory is None or region in self._regions_of(topic):

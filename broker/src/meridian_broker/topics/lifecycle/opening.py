@@ -63,7 +63,7 @@ async def open_topic(
             )
         try:
             await metadata.create(fence, joining=parts.is_multi_region(name), created=created, growing_to=growing_to)
-        except AlreadyExists:  # the admin API made it meanwhile, which does not wait for whoever opens it
+        except AlreadyExists:  # the admin API made it meanwhile: it does not wait for openings
             metadata, exists = await deletion.claimed(parts, name, fence, base.deleting)
             if not exists:
                 raise

@@ -71,7 +71,7 @@ class FromPulsar:
             return self._take(producer, region, send)
         except (TopicError, message_metadata.BodyError) as error:
             log.warning(
-                "%s: a message from %s is refused, its replicator begins again: %s", *self._about(region), error
+                "%s: refused a message from %s, whose replicator will start over: %s", *self._about(region), error
             )
             producer.port.refused(producer, send, error)
             producer.topic.remove_producer(producer)

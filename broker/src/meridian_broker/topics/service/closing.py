@@ -95,6 +95,6 @@ async def _close_for_good(opener: TopicOpener, topic: Topic, reason: str) -> Non
     try:
         await _close(opener, topic, reason)
     except (LedgerError, MetadataError) as error:  # the others are closed all the same
-        log.warning("%s was not closed cleanly; whoever opens it next recovers it: %s", topic.name, error)
+        log.warning("%s was not closed cleanly; its next opening recovers it: %s", topic.name, error)
     except Exception:
-        log.exception("%s was not closed cleanly; whoever opens it next recovers it", topic.name)
+        log.exception("%s was not closed cleanly; its next opening recovers it", topic.name)

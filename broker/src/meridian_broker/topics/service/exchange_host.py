@@ -45,7 +45,7 @@ class ExchangeHost:
         :raises RuntimeError: an opener was bound before.
         """
         if self._opener is not None:
-            raise RuntimeError("the exchange's host was bound to an opener before")
+            raise RuntimeError("the exchange's host is already bound to an opener")
         self._opener = opener
 
     async def _open(self, topic: str, *, create: bool, incarnation: str | None = None) -> Topic:

@@ -118,7 +118,7 @@ class TopicOpener:
         await self.parts.ownership.acquire(name)
         topic = await self.registry.non_persistent.topic(name, create=create)
         if not self.parts.ownership.holds(name):  # the term ended while it was looked up
-            moved = "goes to another broker: look it up again"
+            moved = "is moving to another broker: look it up again"
             self.registry.non_persistent.drop(str(name), moved)
             raise TopicFenced(f"{name} {moved}")
         return topic
@@ -174,7 +174,7 @@ class TopicOpener:
             raise
         if not self.parts.ownership.holds(name):  # the term ended while it was opened
             topic.fence("this broker does not own the topic any more", for_good=True)
-            raise TopicFenced(f"{name} goes to another broker: look it up again")
+            raise TopicFenced(f"{name} is moving to another broker: look it up again")
         topic.when_fenced(lambda _: self._fenced(topic))
         self.parts.labels.forget(topic.name)
         self.registry.add(topic)

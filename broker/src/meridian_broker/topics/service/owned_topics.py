@@ -64,7 +64,7 @@ class OwnedTopics:
         :raises RuntimeError: an opener was bound before.
         """
         if self._opener is not None:
-            raise RuntimeError("the ownership of topics was bound to an opener before")
+            raise RuntimeError("the ownership of topics is already bound to an opener")
         self._opener = opener
         self._listed = Waiting(opener.parts.scheduler, SURVEY_SECONDS_MAX)
         self.owner.bind(self)
@@ -196,7 +196,7 @@ class OwnedTopics:
     @property
     def _bound(self) -> TopicOpener:
         if self._opener is None:
-            raise RuntimeError("a topic is owned before an opener is bound")
+            raise RuntimeError("a topic became owned before an opener was bound")
         return self._opener
 
     async def _of(self, bundle: Bundle, topics: Iterable[str]) -> list[str]:

@@ -61,11 +61,11 @@ class PolicyRounds:
     def _note(self, missing: frozenset[str]) -> None:
         for namespace in sorted(missing - self.missing):
             log.warning(
-                "namespace %s is missing or being deleted, but has open topics here: they keep the last policies "
-                "known, and nothing of them is removed or expires; create it again, or delete its topics",
+                "namespace %s is missing or being deleted, but has open topics here: they keep their last known "
+                "policies, and nothing in them is deleted or expires; create it again, or delete its topics",
                 namespace,
             )
         for namespace in sorted(self.missing - missing):
-            log.info("namespace %s is there again, or has no open topics here any more", namespace)
+            log.info("namespace %s exists again, or no longer has open topics here", namespace)
         self.missing = missing
         self._opener.parts.catalog.remember_missing(missing)

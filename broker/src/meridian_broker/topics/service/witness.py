@@ -86,7 +86,7 @@ class WitnessStore:
         :raises RuntimeError: leases were bound before.
         """
         if self._leasing is not None:
-            raise RuntimeError("the witness's store was bound to leases before")
+            raise RuntimeError("the witness's store is already bound to leases")
         self._leasing = leasing
         self.open_soon()
 

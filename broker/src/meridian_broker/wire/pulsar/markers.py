@@ -126,7 +126,7 @@ def read(body: Body, view: MetadataView) -> Marker | None:
     except DecodeError as error:
         raise MarkerError(f"a marker's {len(content)} bytes are not a {message.DESCRIPTOR.name}: {error}") from None
     if not parsed.IsInitialized():
-        raise MarkerError(f"a {message.DESCRIPTOR.name} without a field that it must have")
+        raise MarkerError(f"a {message.DESCRIPTOR.name} lacks a required field")
     return reader(parsed)
 
 
