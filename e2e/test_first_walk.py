@@ -28,6 +28,7 @@ from policies import Policies, only_ours
 from restoring import RESTORES, Restoring
 from rotating import Connect, Rotation
 from sharing import NAMESPACE, TTL, Sharing
+from traffic import receive_all
 
 QUICKSTART = ROOT / "docs/quickstart-kubernetes.md"
 TOPIC = "persistent://public/default/orders"
@@ -227,7 +228,7 @@ def test_a_killed_broker_mid_stream_loses_nothing(cluster: Cluster, clients: dic
     for text in wanted[300:]:
         producer.send(text.encode())
     after = clients["us-west"].subscribe(TOPIC, "billing", consumer_type=pulsar.ConsumerType.Shared)
-    came = _drain(after, set(wanted) - acked)
+    came = [message.data().decode() for message in receive_all(after, set(wanted) - acked)]
     assert set(wanted) - acked <= set(came), "nothing is lost"
     repeated = acked & set(came)
     assert len(repeated) <= len(acked) // 100, f"acknowledged just before the kill, and delivered again: {repeated}"
@@ -251,7 +252,7 @@ def test_a_planned_switch_repeats_nothing(cluster: Cluster, clients: dict[str, p
             acked.add(message.data().decode())
     before.close()
     after = clients["eu-central"].subscribe(TOPIC, "billing", consumer_type=pulsar.ConsumerType.Shared)
-    came = _drain(after, set(wanted) - acked)
+    came = [message.data().decode() for message in receive_all(after, set(wanted) - acked)]
     assert sorted(came) == sorted(set(wanted) - acked), "the others, each once"
     after.close()
 
@@ -334,7 +335,7 @@ def test_a_shadow_has_the_messages_of_its_source_under_the_same_ids(
     sent = {f"copied-{number}": str(producer.send(f"copied-{number}".encode())) for number in range(50)}
     producer.close()
     stored, copied = [
-        {str(message.message_id()): message.data().decode() for message in _receive(one, set(sent))}
+        {str(message.message_id()): message.data().decode() for message in receive_all(one, set(sent))}
         for one in (source, copy)
     ]
     assert copied == stored
@@ -568,25 +569,6 @@ def test_to_end_it_all(cluster: Cluster) -> None:
         cluster.run(command, seconds=400)
     left = cluster.run("kubectl get namespaces -o name")
     assert not [name for name in NAMESPACES if f"namespace/{name}" in left]
-
-
-def _drain(consumer: pulsar.Consumer, wanted: set[str]) -> list[str]:
-    """``_receive``, and what it says."""
-    return [message.data().decode() for message in _receive(consumer, wanted)]
-
-
-def _receive(consumer: pulsar.Consumer, wanted: set[str]) -> list[pulsar.Message]:
-    """Receive until everything wanted came, then until nothing comes any more. All is acknowledged."""
-    came: list[pulsar.Message] = []
-    left = set(wanted)
-    while True:
-        try:
-            message = consumer.receive(60_000 if left else 2_000)
-        except pulsar.Timeout:
-            return came
-        consumer.acknowledge(message)
-        came.append(message)
-        left.discard(message.data().decode())
 
 
 def _verdict(cluster: Cluster, job: str) -> dict[str, Any]:

@@ -125,3 +125,17 @@ def drain(consumer: pulsar.Consumer, wanted: set[int]) -> list[int]:
             return came
         consumer.acknowledge(message)
         came.append(int(message.data()))
+
+
+def receive_all(consumer: pulsar.Consumer, wanted: set[str]) -> list[pulsar.Message]:
+    """Receive until everything wanted came, then until nothing comes any more. All is acknowledged."""
+    came: list[pulsar.Message] = []
+    left = set(wanted)
+    while True:
+        try:
+            message = consumer.receive(60_000 if left else 2_000)
+        except pulsar.Timeout:
+            return came
+        consumer.acknowledge(message)
+        came.append(message)
+        left.discard(message.data().decode())
