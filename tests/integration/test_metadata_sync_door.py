@@ -165,6 +165,6 @@ async def test_a_region_speaks_for_itself_only(tmp_path: Path) -> None:
         event = Event(path, Stamped(Stamp(broker.scheduler.now_ms(), 0, "ap"), canonical({})))
         await session.topic.notify(encode(Changes("ap", (event,))))
         await wait_inside(lambda: session.topic.dead_letters == 1)
-        assert "says that it is of ap" in session.topic.dead[0].reason
+        assert "claims to be from ap" in session.topic.dead[0].reason
         assert session.topic.dead[0].region == "inside"
         assert await broker.sharing.store.get(path) is None

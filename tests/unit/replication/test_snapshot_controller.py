@@ -468,6 +468,10 @@ def test_pulsar_is_told_nothing_that_another_region_may_owe() -> None:
     controller.follow("s", Position(1, 1000))
     controller.published()
     assert take_snapshot(controller, host) == [TOLD], "once is enough"
+    host.linked = host.last_position()
+    controller.published()
+    assert take_snapshot(controller, host) == [HELD], "apache had left, and its link began anew"
+    host.linked = BEHIND
     controller.unfollow("s")
     controller.follow("s", Position(1, 1000))
     assert take_snapshot(controller, host) == [HELD], "it is another subscription"

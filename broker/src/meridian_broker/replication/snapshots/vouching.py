@@ -27,7 +27,7 @@ says that Pulsar took part in the snapshot, so two regions that joined late can 
 
 from __future__ import annotations
 
-from meridian_broker.positions.position import EARLIEST
+from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.snapshots.ports import SnapshotHost, needed
 from meridian_broker.wire.pulsar.markers import Place
 
@@ -37,8 +37,9 @@ class Vouching:
 
     def __init__(self, host: SnapshotHost) -> None:
         self._host = host
-        self._heard: dict[str, dict[str, set[str]]] = {}
-        """By subscription and region of Pulsar, who vouched for what it sent before; the names are those followed."""
+        self._heard: dict[str, dict[str, tuple[Position, set[str]]]] = {}
+        """By subscription and region of Pulsar: where this log ended when the link began, and who vouched for what was
+        sent before. The subscriptions are those followed."""
 
     def begin(self, subscription: str) -> None:
         """What is said of the subscription counts from now on."""
@@ -58,18 +59,24 @@ class Vouching:
         is_new = False
         for region in host.without_records() - {host.region}:
             is_of_all = sender == region or (region in named and sender not in host.without_records())
-            if is_of_all and here > host.linked_at(region) and sender not in by_region.setdefault(region, set()):
-                by_region[region].add(sender)
+            since, vouched = host.linked_at(region), self._vouched(subscription, region)
+            if is_of_all and here > since and sender not in vouched:
+                by_region[region] = since, vouched | {sender}
                 is_new = True
         return is_new
+
+    def _vouched(self, subscription: str, region: str) -> set[str]:
+        """Who vouched; nobody if the region left meanwhile and was linked anew."""
+        since, vouched = self._heard.get(subscription, {}).get(region, (None, set[str]()))
+        return vouched if since == self._host.linked_at(region) else set()
 
     def missing(self, subscription: str, region: str) -> frozenset[str]:
         """The Meridian regions that have not vouched yet for what a region of Pulsar sent before; none: it may be told
         the subscription's place."""
-        heard = self._heard.get(subscription, {}).get(region, set())
-        if region in heard:
+        vouched = self._vouched(subscription, region)
+        if region in vouched:
             return frozenset()
-        others = needed(self._host) - self._host.without_records() - heard
+        others = needed(self._host) - self._host.without_records() - vouched
         return frozenset(other for other in others if not self._host.is_moved_by(other))
 
     def tellable(self, subscription: str, places: tuple[Place, ...]) -> tuple[Place, ...]:
