@@ -149,3 +149,14 @@ async def test_a_record_of_a_newer_version() -> None:
     one = await opened()
     with pytest.raises(PulsarPlacesError, match="newer broker"):
         one.topic.pulsar.replay(APACHE, b"\x02" + bytes(64))
+
+
+async def test_a_region_that_names_no_sources_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    one = Region()
+    await one.start()
+    producer, _ = await entered(one, names_sources=False)
+    for number in range(3):
+        one.topic.publish_foreign(producer, sent(number, None))
+    await one.settle()
+    (warning,) = [record.getMessage() for record in caplog.records if "source positions" in record.getMessage()]
+    assert APACHE in warning and "4.0.3" in warning

@@ -7,8 +7,10 @@ with more is left alone.
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Final
 
 import aiohttp
@@ -21,6 +23,8 @@ from meridian_broker.wire.pulsar.topic_name import in_path
 
 TIMEOUT: Final = 10.0
 """Seconds for one request."""
+TOGETHER: Final = 8
+"""Questions about deduplication at a time: all topics that are linked anew ask."""
 ANSWER_MAX: Final = 1 << 16
 """Bytes of an answer that are read."""
 REASON_MAX: Final = 200
@@ -34,24 +38,49 @@ class PulsarAdmin:
         self._resolve = resolve
         self._token = token
         self._tls = tls
+        self._asking = asyncio.Semaphore(TOGETHER)
 
     async def ensure_partitions(self, region: str, topic: str, partitions: int) -> None:
         """Raise the number of partitions of ``topic`` (a partitioned topic's own name) in ``region`` to at least this.
 
         :raises RemoteAdminFailed: the region cannot be asked, or refuses.
         """
+        url = f"{self._base(region)}/{in_path(topic)}/partitions"
+        async with self._session(url) as session:
+            await self._raise_to(session, url, region, topic, partitions)
+
+    async def drops_repeats(self, region: str, topic: str) -> bool | None:
+        """Whether deduplication is on there for a topic, not a partition; None: the region does not say.
+
+        :raises RemoteAdminFailed: the region cannot be asked.
+        """
+        base = self._base(region)
+        places = in_path(topic), f"namespaces/{in_path(topic).partition('/')[2].rpartition('/')[0]}"
+        questions = f"{base}/{places[0]}/deduplicationEnabled?applied=true", f"{base}/{places[1]}/deduplication"
+        for url in questions:  # a region may have no policies of topics
+            async with self._asking, self._session(url) as session:
+                status, body = await self._ask(session, "GET", url, None)
+            if status == 200 and body.strip() in ("true", "false"):
+                return body.strip() == "true"
+        return None
+
+    def _base(self, region: str) -> str:
         try:
             place = self._resolve(region)
         except ClientError as error:
             raise RemoteAdminFailed(str(error)) from None
         if place is None or not place[1]:
             raise RemoteAdminFailed(f"{region} has no admin URL (serviceUrl), which partitioned topics need")
-        url = f"{place[1].split(',')[0].rstrip('/')}/admin/v2/{in_path(topic)}/partitions"
+        return f"{place[1].split(',')[0].rstrip('/')}/admin/v2"
+
+    @asynccontextmanager
+    async def _session(self, url: str) -> AsyncIterator[aiohttp.ClientSession]:
+        """:raises RemoteAdminFailed: what is done in it fails."""
         try:
             headers = {} if self._token is None else {"Authorization": f"Bearer {self._token().decode()}"}
             timeout = aiohttp.ClientTimeout(total=TIMEOUT)
             async with aiohttp.ClientSession(timeout=timeout, headers=headers) as session:
-                await self._raise_to(session, url, region, topic, partitions)
+                yield session
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise RemoteAdminFailed(f"{url} cannot be asked: {error or type(error).__name__}") from error
 

@@ -4,10 +4,13 @@ connect to each other."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from meridian_broker.gateway.client_errors import RequestRefused
+from meridian_broker.gateway.remote_admin import RemoteAdminFailed
 from meridian_broker.gateway.replicator_run import ReplicatorRun, partitioned_topic, replicator_name
 from meridian_broker.positions.position import Position
 from meridian_broker.replication.entries.replicator import Reached
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from meridian_broker.gateway.remote_brokers import RemoteBrokers
     from meridian_broker.replication.entries.pulsar_replicator import PulsarReplicator
     from meridian_broker.replication.entries.source import ReplicationSource
+
+logger = logging.getLogger(__name__)
 
 
 class PulsarRun(ReplicatorRun):
@@ -84,6 +89,7 @@ class PulsarRun(ReplicatorRun):
             request_id=0,
         )
         opened = await connection.open_producer(command, self)
+        looking = self._loop.create_task(self._look_for_repeats(connection.names_sources))
         try:
             reached = Reached(*source.reached(region))
             end = source.last_confirmed()
@@ -95,4 +101,29 @@ class PulsarRun(ReplicatorRun):
             return self._ended
         finally:
             self._core.stopping()
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
             await self._close_producer(connection, opened.producer_id)
+
+    async def _look_for_repeats(self, names_sources: bool) -> None:
+        """Warn, once for the topic, if the region stores again what is sent again (R32)."""
+        base, region, warning = partitioned_topic(self._source.name), self.place.region, ""
+        if not names_sources:
+            warning = (
+                f"{region} runs an Apache Pulsar that does not know messages by their source positions, so some that "
+                "are sent again after a failure may be stored twice there: run 4.0.3, 3.0.10 or newer"
+            )
+        else:
+            try:
+                is_dropping = await self._pulsar_admin.drops_repeats(region, base)
+            except RemoteAdminFailed as error:
+                logger.debug("%s: whether deduplication is on is not known: %s", self._task.get_name(), error)
+                return
+            if is_dropping is False:
+                warning = (
+                    f"deduplication is off in {region} for {base}, so messages that are sent again after a failure are "
+                    "stored twice there: pulsar-admin namespaces set-deduplication --enable TENANT/NAMESPACE"
+                )
+        if warning and not self._core.warning:
+            logger.warning("%s: %s", self._task.get_name(), warning)
+        self._core.warning = warning

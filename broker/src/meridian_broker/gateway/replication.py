@@ -22,8 +22,9 @@ from meridian_broker.gateway.remote_brokers import RemoteBrokers
 from meridian_broker.gateway.replicator_run import ReplicatorRun, partitioned_topic
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from meridian_broker.replication.entries.producing import QUEUE_SIZE
 from meridian_broker.replication.entries.pulsar_replicator import PulsarReplicator
-from meridian_broker.replication.entries.replicator import QUEUE_SIZE, Replicator
+from meridian_broker.replication.entries.replicator import Replicator
 from meridian_broker.topics.backfill.questions import Feed, Found, HasOtherKind, NotWanted, PeerAway, Want
 from meridian_broker.topics.errors import OtherKind
 from meridian_broker.wire.proto import peer_pb2

@@ -15,7 +15,8 @@ from meridian_broker.gateway.remote_admin import OtherDeletion
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.ledgers.throttling import Throttle
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.replication.entries.replicator import QUEUE_SIZE, RemotePlace
+from meridian_broker.replication.entries.producing import QUEUE_SIZE
+from meridian_broker.replication.entries.replicator import RemotePlace
 from meridian_broker.replication.entries.replicator_status import State, StopReason
 from meridian_broker.replication.entries.source import DeletionNotice, last_own_durable
 from meridian_broker.wire.proto import peer_pb2

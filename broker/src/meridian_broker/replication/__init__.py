@@ -3,8 +3,8 @@
 
 Other rooms import only these modules of it::
 
-    entries.pulsar_replicator  entries.replicator  entries.replicator_status  entries.source  leases.claim
-    leases.leases  leases.manager  leases.messages  leases.quorums  leases.reconfiguration  leases.voter  peers
-    progress.codec  progress.exchange  progress.lag  progress.messages  progress.statuses  progress.waits
-    snapshots.controller  snapshots.ports
+    entries.producing  entries.pulsar_replicator  entries.replicator  entries.replicator_status  entries.source
+    leases.claim  leases.leases  leases.manager  leases.messages  leases.quorums  leases.reconfiguration
+    leases.voter  peers  progress.codec  progress.exchange  progress.lag  progress.messages  progress.statuses
+    progress.waits  snapshots.controller  snapshots.ports
 """

@@ -277,6 +277,7 @@ class TopicStats:
             "confirmed": str(status.confirmed),
             "hold": None if status.hold is None else status.hold.value,
             "lastError": status.last_error,
+            "warning": status.warning,
             "meridian": {
                 "unreplicated": lagging.tail_json(lagging.tail(topic, status)),
                 "turnedAway": topic.intake.refusals().get(remote),

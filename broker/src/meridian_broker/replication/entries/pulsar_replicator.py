@@ -24,8 +24,9 @@ from typing import Final
 from meridian_broker.bounds.clients import FRAME_PADDING_BYTES
 from meridian_broker.ledgers import entry as entries
 from meridian_broker.positions.position import EARLIEST, Position
+from meridian_broker.replication.entries.producing import QUEUE_SIZE
 from meridian_broker.replication.entries.pulsar_sending import PulsarSendWriter
-from meridian_broker.replication.entries.replicator import QUEUE_SIZE, Reached, RemotePlace, Replicator, _Passed
+from meridian_broker.replication.entries.replicator import Reached, RemotePlace, Replicator, _Passed
 from meridian_broker.replication.entries.replicator_status import State, StopReason
 from meridian_broker.wire.pulsar import markers
 

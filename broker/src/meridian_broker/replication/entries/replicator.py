@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Carrying a topic's own entries to one remote region: the decisions, without sockets and without a clock.
 
-There is one ``Replicator`` per (topic or partition, remote region). It has no durable state of its own; ranges that an
-operator skipped are in the topic's record, and passed in (``skip``). In its answer to PRODUCER the remote reports which
-of our entries it stored last, and sending continues exactly after that one, so a restart of either side, a lost receipt
-or a broken connection can neither lose nor repeat an entry.
+There is one ``Replicator`` per (topic or partition, remote region); ``producing.py`` has what it knows of its producer.
+It has no durable state of its own; ranges that an operator skipped are in the topic's record, and passed in (``skip``).
+In its answer to PRODUCER the remote reports which of our entries it stored last, and sending continues exactly after
+that one, so a restart of either side, a lost receipt or a broken connection can neither lose nor repeat an entry.
 
 Three numbers travel with each entry and make mistakes visible instead of silent:
 
@@ -24,30 +24,24 @@ operator can always resolve the cause. The shell that gives it a connection is `
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from meridian_broker.ledgers import entry as entries
 from meridian_broker.ledgers.holes import is_break
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.replication.entries.replicator_status import ReplicatorStatus, State, StopReason
+from meridian_broker.replication.entries.producing import QUEUE_BYTES, QUEUE_SIZE, Producing, Sent
+from meridian_broker.replication.entries.replicator_status import State, StopReason
 from meridian_broker.replication.entries.sending import SendWriter, Stamp, schema_version_of
 
 if TYPE_CHECKING:
     from meridian_broker.positions.skipped import Skipped
     from meridian_broker.replication.entries.source import DeletionNotice
 
-QUEUE_SIZE: Final = 1000
-"""Entries sent and not yet confirmed (``replicationProducerQueueSize``)."""
-QUEUE_BYTES: Final = 16 * 1024 * 1024
-"""Bytes sent and not yet confirmed. One entry is always let through, however large."""
 READ_BYTES: Final = 1024 * 1024
 """Most bytes asked of the log in one read."""
 _ORIGIN_BYTES: Final = 16
 """Before the region's name in the header of a foreign entry."""
-SCHEMA_CACHE: Final = 1000
-"""Schema versions remembered per replicator."""
 
 
 class RemotePlace(NamedTuple):
@@ -77,16 +71,6 @@ class Reached(NamedTuple):
     """Our last own entry up to there."""
 
 
-class _Sent(NamedTuple):
-    sequence: int
-    position: Position
-    origin: Position
-    """Of a marker, that of the last own entry before it."""
-    size: int
-    messages: int
-    stored_ms: int
-
-
 class _Passed(NamedTuple):
     """A place where everything was confirmed: the last entry sent, and the end of the range passed over behind it."""
 
@@ -96,7 +80,7 @@ class _Passed(NamedTuple):
     trimmable: Position
 
 
-class Replicator:
+class Replicator(Producing):
     """The state machine of one (topic, remote). Feed it events; it returns what to read and what to send."""
 
     def __init__(
@@ -117,24 +101,14 @@ class Replicator:
         :param came_back: as there; asked where the remote has entries that our log says never were.
         :param last_marker: as there; None: markers are not carried.
         """
-        self.topic = topic
-        self.region = region
-        self.remote = remote
-        self.incarnation = incarnation
-        self.state = State.DISCONNECTED
-        self.hold: StopReason | None = None
-        self.last_error: str | None = None
+        super().__init__(topic, region, remote, incarnation)
         self.missing: Position | None = None
         """The last entry that the remote needs and that is damaged or no longer stored; reported when we connect
         (R4)."""
-        self.confirmed = EARLIEST
         self._confirmed_chain = EARLIEST
         self.trimmable = EARLIEST
         """Retention may trim up to here. Less than ``confirmed`` while own entries that are not for this remote follow
         the last one it has: after a restart they alone prove that nothing is missing between that one and the next."""
-        self.joined_at: Position | None = None
-        self.wanted_schema: bytes | None = None
-        """A schema version whose number at the remote must be learned before the next read."""
         self._writer = SendWriter(region)
         self._queue_size = queue_size
         self._queue_bytes = queue_bytes
@@ -149,18 +123,8 @@ class Replicator:
         self._chain = EARLIEST  # the last own entry seen, sent or not
         self._sent_prev = EARLIEST  # the last entry meant for this remote
         self._before_withheld: Position | None = None  # the place before the own entries passed over since then
-        self._pending: deque[_Sent] = deque()
-        self._pending_bytes = 0
         self._passed: _Passed | None = None
         self._skipped: Skipped | None = None
-        self._schemas: dict[bytes, bytes] = {}
-        self._waiting_since_ms: int | None = None
-        self._connected_since_ms: int | None = None
-        self._connections = 0
-        self.messages_sent = self.bytes_sent = 0
-        """Including those without a receipt."""
-        self._entries_out = self._messages_out = self._bytes_out = 0
-        self._refusals = 0
 
     # -- connection -------------------------------------------------------------------------------------------------
 
@@ -200,31 +164,6 @@ class Replicator:
             self.missing = None
         self._resume(place.last, end, last_own)
         return True
-
-    def disconnected(self, reason: str | None, now_ms: int) -> None:
-        """The producer is gone, for whatever reason. Pending entries are read again after the next ``connected``."""
-        if self._pending:
-            oldest = self._pending[0].stored_ms
-            self._waiting_since_ms = min(oldest, self._waiting_since_ms or oldest)
-        self._forget_pending()
-        self._connected_since_ms = None
-        if reason is not None:
-            self.last_error = reason
-        if self.state is not State.TERMINATED:
-            self.state = State.DISCONNECTED
-        if self._waiting_since_ms is None and self.hold is not None:
-            self._waiting_since_ms = now_ms
-
-    def stopping(self) -> None:
-        """The shell lets go of the producer on purpose."""
-        if self.state is not State.TERMINATED:
-            self.state = State.DISCONNECTING
-
-    def terminated(self) -> None:
-        """The remote left the topic's regions, or the topic was closed. Nothing starts it again."""
-        self.state = State.TERMINATED
-        self._forget_pending()
-        self._connected_since_ms = None
 
     # -- sending ----------------------------------------------------------------------------------------------------
 
@@ -295,7 +234,7 @@ class Replicator:
                 )
                 frame = self._writer.send(self._producer_id, self._sequence, stamp, stored, offset, version)
                 size = len(frame[0]) + len(frame[1])
-                self._pending.append(_Sent(self._sequence, place, position, size, messages, stored_ms))
+                self._pending.append(Sent(self._sequence, place, position, size, messages, stored_ms))
                 self._pending_bytes += size
                 self.messages_sent += messages
                 self.bytes_sent += size
@@ -311,19 +250,6 @@ class Replicator:
         if not self._pending:
             self._all_confirmed()  # all of it was passed over
         return frames
-
-    def schema_known(self, version: bytes, remote_version: bytes) -> None:
-        """The remote numbers the schema ``version`` as ``remote_version`` (R41)."""
-        if len(self._schemas) >= SCHEMA_CACHE:
-            self._schemas.clear()
-        self._schemas[version] = remote_version
-        if self.wanted_schema == version:
-            self.wanted_schema = None
-
-    def schema_refused(self, version: bytes, reason: str) -> None:
-        """The remote does not take the schema: entries wait, because passing them over would lose them."""
-        self.wanted_schema = None
-        self._stop(StopReason.SCHEMA, f"{self.topic}: {self.remote} refuses schema version {version.hex()}: {reason}")
 
     def skip(self, skipped: Skipped) -> None:
         """Pass over a range that an operator skipped. If the producer is sending, continue with a new one."""
@@ -366,20 +292,7 @@ class Replicator:
         self.hold = None
         return True
 
-    def send_error(self, sequence: int, reason: str) -> None:
-        """A SEND_ERROR. The entry and all after it are not stored: go back to where the remote says it is (R4)."""
-        self._refusals += 1
-        self.last_error = f"{self.topic}: {self.remote} refused send {sequence}: {reason}"
-        if self._refusals >= 2:
-            self.hold = StopReason.REFUSED
-        self.stopping()
-
     # -- looking ----------------------------------------------------------------------------------------------------
-
-    def new_entries(self, now_ms: int) -> None:
-        """Entries became durable; remembers since when something waits while nothing can be sent."""
-        if self.state is not State.STARTED and self._waiting_since_ms is None:
-            self._waiting_since_ms = now_ms
 
     @property
     def reached(self) -> Reached:
@@ -390,27 +303,6 @@ class Replicator:
     def remote_last(self) -> Position | None:
         """The last of our entries that the remote is known to have, or a later one; None: it has not reported yet."""
         return None if self._passed is None else self._passed.sent
-
-    def status(self, backlog: int, now_ms: int) -> ReplicatorStatus:
-        """:param backlog: entries stored after ``confirmed`` (``ReplicationSource.entries_after``)."""
-        since = self._pending[0].stored_ms if self._pending else self._waiting_since_ms
-        return ReplicatorStatus(
-            remote=self.remote,
-            state=self.state,
-            connected=self.state is State.STARTED,
-            hold=self.hold,
-            last_error=self.last_error,
-            messages_out=self._messages_out,
-            bytes_out=self._bytes_out,
-            entries_out=self._entries_out,
-            backlog=backlog,
-            pending=len(self._pending),
-            delay_ms=max(0, now_ms - since) if since is not None and backlog else 0,
-            confirmed=self.confirmed,
-            joined_at=self.joined_at,
-            connected_since_ms=self._connected_since_ms,
-            connections=self._connections,
-        )
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
@@ -443,10 +335,6 @@ class Replicator:
         self.trimmable = self._scanned if self._before_withheld is None else self._before_withheld
         self._passed = _Passed(self._sent_prev, self._scanned, self._chain, self.trimmable)
 
-    def _release_hold(self) -> None:
-        if self._refusals < 2:
-            self.hold = None
-
     def _joins(self, prev: Position, position: Position, place: Position) -> bool:
         """Whether an entry whose ``prev`` is not the last one seen may be sent nevertheless."""
         if self._chain == EARLIEST:
@@ -476,7 +364,7 @@ class Replicator:
         stamp = Stamp(place, self._chain, self._sent_prev, checksum, messages, key_hash, published, stored_ms, flags)
         frame = self._writer.send(self._producer_id, self._sequence, stamp, stored, offset)
         size = len(frame[0]) + len(frame[1])
-        self._pending.append(_Sent(self._sequence, place, self._chain, size, 0, stored_ms))
+        self._pending.append(Sent(self._sequence, place, self._chain, size, 0, stored_ms))
         self._pending_bytes += size
         self._sequence += 1
         return frame
@@ -484,17 +372,6 @@ class Replicator:
     def _permitted(self, stored: bytes) -> bool:
         regions = entries.unpack(stored).replicate_to
         return regions is None or self.remote in regions
-
-    def _forget_pending(self) -> None:
-        self._pending.clear()
-        self._pending_bytes = 0
-        self.wanted_schema = None
-
-    def _stop(self, hold: StopReason, reason: str) -> bool:
-        self.hold = hold
-        self.last_error = reason
-        self.stopping()
-        return False
 
     def _stop_gap(self, missing: Position, before: Position) -> bool:
         self.missing = missing

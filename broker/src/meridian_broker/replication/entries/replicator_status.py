@@ -43,6 +43,8 @@ class ReplicatorStatus:
     connected: bool
     hold: StopReason | None
     last_error: str | None
+    warning: str
+    """What the remote does not guard against, and what to do; empty: nothing is known."""
     messages_out: int
     """Messages confirmed by the remote (a batch counts as many)."""
     bytes_out: int

@@ -51,13 +51,14 @@ log = logging.getLogger(__name__)
 class FromPulsar:
     """Stores the messages of one topic."""
 
-    __slots__ = ("_check_pushed", "_places", "_topic")
+    __slots__ = ("_check_pushed", "_has_warned", "_places", "_topic")
 
     def __init__(self, topic: TopicContext, places: PulsarPlaces, check_pushed: Callable[[str, int], None]) -> None:
         """:param check_pushed: raises if an entry of another region, of this size in bytes, is not accepted."""
         self._topic = topic
         self._places = places
         self._check_pushed = check_pushed
+        self._has_warned = False
 
     def take(self, producer: Producer, send: Send) -> int:
         """Store a message; returns how many it counts as, 0: it was not stored. The producer's port is told the
@@ -102,6 +103,13 @@ class FromPulsar:
         if source is not None and self._places.is_repeat(region, source):
             self._answer_repeat(producer, told)
             return 0
+        if source is None and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "%s: %s sends no source positions, so a message that it sends again after a failure is stored twice, "
+                "and its acknowledgement counts in one region only: run Apache Pulsar 4.0.3, 3.0.10 or newer there",
+                *self._about(region),
+            )
         self._check_pushed(region, len(send.body))
         messages = sound_count(said.num_messages)
         flags = CHUNK if send.is_chunk else 0
