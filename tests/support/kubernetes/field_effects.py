@@ -241,7 +241,7 @@ class Effect:
     @property
     def told(self) -> tuple[Any, ...]:
         """All of it that users and regions notice."""
-        return self.asked, self.changes, self.conditions, self.answer.finalizers, self.answer.event
+        return self.asked, self.changes, self.conditions, self.answer.finalizers, self.answer.events
 
 
 async def effects(kind: str, spec: Spec) -> list[Effect]:

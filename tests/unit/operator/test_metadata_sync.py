@@ -176,12 +176,13 @@ def test_what_keeps_regions_from_being_in_sync_is_told_once() -> None:
 
     before = told([ready, metadata_sync.synced(policy(), [region("eu", ON), region("us", ON)])], {})
     late = told([ready, metadata_sync.synced(policy(), [region("eu", OFF), region("us", ON)])], before.status)
-    assert late.event is None, "it resolves by itself"
+    assert not late.events, "it resolves by itself"
     assert late.again_seconds < before.again_seconds, "and is looked at again soon"
     first = told([ready, blocked], before.status)
-    assert first.event is not None and first.event.warning
-    assert (first.event.reason, first.event.message) == ("SyncBlocked", "eu: 2 values differ from us")
-    assert told([ready, blocked], {**before.status, **first.status}).event is None
+    (event,) = first.events
+    assert event.warning
+    assert (event.reason, event.message) == ("SyncBlocked", "eu: 2 values differ from us")
+    assert told([ready, blocked], {**before.status, **first.status}).events == ()
 
 
 def test_suspended_regions_are_not_in_doubt() -> None:
@@ -202,7 +203,7 @@ def test_it_ends_in_the_regions_that_no_other_policy_names(others: list[str], of
     world = Witnessed(sync=ON)
     answer = asyncio.run(look(MetadataSyncPolicies(), body, Views({}, {}, {}, claims), world))  # type: ignore[arg-type]
     assert sorted({one.region for one in world.made}) == off
-    assert (answer.event.reason if answer.event else "") == reason
+    assert [one.reason for one in answer.events] == ([reason] if reason else [])
 
 
 def test_what_cannot_be_synchronized_is_refused() -> None:
@@ -216,16 +217,18 @@ def test_what_cannot_be_synchronized_is_refused() -> None:
 
 
 def test_a_new_conflict_makes_an_event_once() -> None:
-    def told(before: dict[str, int], now: dict[str, int]) -> str | None:
+    def told(before: dict[str, int], now: dict[str, int], reason: str = "Settled") -> list[str]:
         old = {"regions": [{"name": name, "conflicts": count} for name, count in before.items()]}
         rows = [PolicyRegion(name=name, conflicts=count) for name, count in now.items()]
         findings = [Finding("Ready", "True", "Settled", ""), Finding("Synced", "True", "InSync", "")]
-        condition = {"type": "Ready", "status": "True", "reason": "Settled", "message": "", "lastTransitionTime": "now"}
+        condition = {"type": "Ready", "status": "True", "reason": reason, "message": "", "lastTransitionTime": "now"}
         body = {"metadata": {"generation": 1}, "status": old | {"conditions": [condition]}}
-        event = Report(body, "now").found(findings, MetadataSyncPolicyStatus(regions=rows)).event
-        return None if event is None else f"{event.reason}: {event.message}"
+        events = Report(body, "now").found(findings, MetadataSyncPolicyStatus(regions=rows)).events
+        return [f"{event.reason}: {event.message}" for event in events]
 
     said = "MetadataConflict: conflicts, in which a write lost to one of another region: "
-    assert told({"eu": 0, "us": 1}, {"eu": 2, "us": 1}) == f"{said}eu has 2; see `meridian metadata conflicts`"
-    assert told({}, {"eu": 1, "us": 3}) == f"{said}eu has 1, us has 3; see `meridian metadata conflicts`"
-    assert told({"eu": 2, "us": 1}, {"eu": 2, "us": 0}) is None
+    assert told({"eu": 0, "us": 1}, {"eu": 2, "us": 1}) == [f"{said}eu has 2; see `meridian metadata conflicts`"]
+    assert told({}, {"eu": 1, "us": 3}) == [f"{said}eu has 1, us has 3; see `meridian metadata conflicts`"]
+    assert told({"eu": 2, "us": 1}, {"eu": 2, "us": 0}) == []
+    back = told({"eu": 0}, {"eu": 1}, "RegionUnreachable")
+    assert back == ["Settled: ", f"{said}eu has 1; see `meridian metadata conflicts`"], "found as eu was reached again"

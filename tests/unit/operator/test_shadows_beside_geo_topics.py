@@ -64,7 +64,7 @@ def test_a_geo_topic_younger_than_a_shadow_of_its_name_has_no_effect(name: str) 
     answer = looked("GeoTopic", LATER, both, world)
     assert answer.finalizers == (), "it takes nothing with it when it is deleted"
     gone = looked("GeoTopic", LATER, both, world, deleted=True)
-    assert (world.made, gone.finalizers, gone.event and gone.event.reason) == ([], (), "NothingDeleted")
+    assert (world.made, gone.finalizers, [one.reason for one in gone.events]) == ([], (), ["NothingDeleted"])
     assert ready(looked("ShadowTopic", EARLIER, both, Witnessed(topic=SEEN))) == "AsSpecified"
 
 

@@ -100,4 +100,4 @@ def not_allowed(wish: Wish[Spec]) -> str:
 
 def _released(body: Mapping[str, Any], event: Event | None) -> Answer:
     finalizers = tuple(one for one in body["metadata"].get("finalizers") or () if one != FINALIZER)
-    return Answer(finalizers=finalizers, event=event)
+    return Answer(finalizers=finalizers, events=() if event is None else (event,))

@@ -218,11 +218,11 @@ class Care:
         kube, meta = self._world.kube, body["metadata"]
         if answer.status and (answer.pressing or self._world.may_write_numbers()):
             self._keep(await kube.write_status(self.of, answer.status))
-        if answer.event is not None:
-            say = _log.warning if answer.event.warning else _log.info
-            say("%s: %s: %s", self.of, answer.event.reason, answer.event.message)
+        for event in answer.events:
+            say = _log.warning if event.warning else _log.info
+            say("%s: %s: %s", self.of, event.reason, event.message)
             try:
-                await kube.post(self.of, self.uid, answer.event, self._world.now())
+                await kube.post(self.of, self.uid, event, self._world.now())
             except KubeError as error:  # for example because the namespace is being deleted; the log line above remains
                 _log.warning("%s: the Event was not recorded: %s", self.of, error)
         if answer.finalizers is not None:

@@ -46,7 +46,7 @@ class Answer:
     """The status says something new; otherwise only numbers changed, and the write can wait."""
     finalizers: tuple[str, ...] | None = None
     """None: unchanged."""
-    event: Event | None = None
+    events: tuple[Event, ...] = ()
     again_seconds: float = RESYNC_SECONDS
 
 
@@ -73,12 +73,11 @@ class Report:
         made = self._answer(findings, rest)
         if any((one.type, one.reason) in _SOON for one in findings):
             made = replace(made, again_seconds=AGAIN_SECONDS)
-        if made.event is None:
-            made = replace(made, event=self._conflicts_event(rest))
-        if not done or (made.event is not None and made.event.warning):
+        made = replace(made, events=(*made.events, *self._conflicts_event(rest)))
+        if not done or any(one.warning for one in made.events):
             return made
         sentences = [change.sentence() for change in done]
-        return replace(made, event=Event("Changed", "; ".join(sentences)))
+        return replace(made, events=(Event("Changed", "; ".join(sentences)),))
 
     def dry_run(self, planned: Plan) -> Answer:
         """Report planned changes. The other conditions stay."""
@@ -142,39 +141,42 @@ class Report:
         }
         before = self._body.get("status") or {}
         changed = {key: value for key, value in status.items() if before.get(key) != value}
-        return Answer(changed, self._is_pressing(changed, after), event=self._event(after))
+        return Answer(
+            changed, self._is_pressing(changed, after), events=(*self._ready_event(after), *self._blocked_event(after))
+        )
 
     def _is_pressing(self, changed: Mapping[str, Any], after: Sequence[Condition]) -> bool:
         if changed.keys() - {"conditions", *VOLATILE}:
             return True
         return [_essence(one) for one in self._before] != [_essence(one) for one in after]
 
-    def _event(self, after: Sequence[Condition]) -> Event | None:
+    def _ready_event(self, after: Sequence[Condition]) -> tuple[Event, ...]:
         """An Event when a problem has appeared or has been resolved."""
         old = next((one for one in self._before if one.type == READY), None)
         new = next(one for one in after if one.type == READY)
         if new.reason in _QUIET or (old is not None and (old.status, old.reason) == (new.status, new.reason)):
-            return self._blocked_event(after)
+            return ()
         if new.status == "True" and (old is None or old.reason in _QUIET):
-            return None
-        return Event(new.reason, new.message, warning=new.status == "False")
+            return ()
+        return (Event(new.reason, new.message, warning=new.status == "False"),)
 
-    def _conflicts_event(self, status: Mapping[str, Any]) -> Event | None:
-        """An Event when regions have written the same metadata without knowing of each other."""
+    def _conflicts_event(self, status: Mapping[str, Any]) -> tuple[Event, ...]:
+        """An Event when regions have written the same metadata without knowing of each other: often found in the look
+        that also finds a region reachable again."""
         before, now = _conflicts(self._body.get("status") or {}), _conflicts(status)
         new = {name: count for name, count in now.items() if count > before.get(name, 0)}
         if not new:
-            return None
+            return ()
         listed = ", ".join(f"{name} has {count}" for name, count in sorted(new.items()))
         text = f"conflicts, in which a write lost to one of another region: {listed}; see `meridian metadata conflicts`"
-        return Event("MetadataConflict", text, warning=True)
+        return (Event("MetadataConflict", text, warning=True),)
 
-    def _blocked_event(self, after: Sequence[Condition]) -> Event | None:
+    def _blocked_event(self, after: Sequence[Condition]) -> tuple[Event, ...]:
         """An Event when something has begun to keep regions from being in sync. The object stays Ready."""
         new = next((one for one in after if one.type == SYNCED and one.reason == SYNC_BLOCKED), None)
         if new is None or any(one.type == SYNCED and one.reason == SYNC_BLOCKED for one in self._before):
-            return None
-        return Event(new.reason, new.message, warning=True)
+            return ()
+        return (Event(new.reason, new.message, warning=True),)
 
 
 def _conflicts(status: Mapping[str, Any]) -> dict[str, int]:
