@@ -314,7 +314,7 @@ async def test_the_next_owner_of_a_topic_goes_on_where_another_broker_was(world:
     async with world.running(managedLedgerOffloadAutoTriggerSizeThresholdBytes=0) as world.broker:
         assert world.broker.offload is not None
         await world.publish()
-        await world.look()
+        copied = await world.looked()
         assert not world.away(), "the lag"
         world.broker.offload._is_shared = True
         world.offloading.table._known.clear()  # another broker copied them
@@ -322,8 +322,8 @@ async def test_the_next_owner_of_a_topic_goes_on_where_another_broker_was(world:
         assert (await world.http("PUT", f"{NAMESPACE}/offloadThreshold", -1))[0] == 204
         assert (await world.http("PUT", f"{NAMESPACE}/offloadDeletionLagMs", 0))[0] == 204
         await world.broker.service.policies.follow()
-        ledgers = await world.looked()
-        assert world.away() == {one["ledgerId"] for one in ledgers[:-1]}
+        ledgers = (await world.looked())[: len(copied)]  # what was sealed later stays: the policy is off
+        assert world.away() == {one["ledgerId"] for one in copied[:-1]}
         assert [one["offloaded"] for one in ledgers[:-1]] == [True] * (len(ledgers) - 1)
         assert world.objects.requests - before < 20 * len(ledgers), "no copy was made again"
 
