@@ -85,8 +85,10 @@ async def test_messages_leave_whole_and_in_order(sent: list[tuple[int, int, int]
 async def test_a_client_has_the_first_messages_before_the_last_consumer_is_served() -> None:
     connection, transport, _ = connected()
     stored = entry(100)
-    for consumer_id in range(2000):
-        deliver(connection, Consumer(consumer_id), 0, stored)
+    consumers: Any = {number: Consumer(number) for number in range(2000)}
+    connection.consumers = consumers
+    for consumer in consumers.values():
+        deliver(connection, consumer, 0, stored)
         assert connection._out_bytes - sum(map(len, transport.writes)) < EARLY_BYTES
     assert len(transport.writes) >= 2
     assert all(EARLY_BYTES <= len(data) < EARLY_BYTES + 200 for data in transport.writes)
@@ -95,8 +97,9 @@ async def test_a_client_has_the_first_messages_before_the_last_consumer_is_serve
 @pytest.mark.parametrize("size", [100, EARLY_BYTES])
 async def test_a_turn_has_its_limit_although_all_was_sent(size: int) -> None:
     connection, transport, _ = connected()
-    consumer: Any = Consumer(1)
-    connection.consumers = {1: consumer}
+    consumer, other = consumers = Consumer(1), Consumer(2)
+    both: Any = {one.consumer_id: one for one in consumers}
+    connection.consumers = both
     stored, number = entry(size), 0
     while connection.writable():
         deliver(connection, consumer, number, stored)
@@ -105,4 +108,4 @@ async def test_a_turn_has_its_limit_although_all_was_sent(size: int) -> None:
     assert sum(map(len, transport.writes)) > WRITE_BYTES - EARLY_BYTES
     assert not consumer.resumed
     await asyncio.sleep(0)
-    assert connection.writable() and consumer.resumed == 1
+    assert connection.writable() and consumer.resumed == other.resumed == 1

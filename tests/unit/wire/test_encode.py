@@ -195,6 +195,18 @@ def test_entries_that_are_sent_in_turns_are_encoded_once_each() -> None:
     assert not [position for position in shared._known if position[0] == 9], "large ones are not kept"
 
 
+def test_while_no_entry_is_sent_twice_only_a_sample_is_noted() -> None:
+    shared, stored = encode.SharedMessages(), b"head"
+    for number in range(encode.NOTED):
+        assert shared.of(stored, (7, number), -1, 4) is None
+    unsampled, sampled = (8, 2 * encode.SAMPLED + 1), (8, 2 * encode.SAMPLED)
+    assert [shared.of(stored, unsampled, -1, 4) for _ in range(3)] == [None] * 3
+    assert shared.of(stored, sampled, -1, 4) is None
+    assert shared.of(stored, sampled, -1, 4) is not None, "a second subscription"
+    assert shared.of(stored, unsampled, -1, 4) is None
+    assert shared.of(stored, unsampled, -1, 4) is not None, "every entry is noted again"
+
+
 @THOROUGH
 @given(u64, st.sampled_from(list(ServerError)), st.text(max_size=20))
 def test_answers(request: int, code: ServerError, text: str) -> None:

@@ -196,6 +196,20 @@ def test_every_command_reads_as_protobuf_reads_it(command: tuple[pb.BaseCommand,
     assert FrameDecoder().feed(frame(base.SerializeToString(), payload)) == [expected(base, payload)]
 
 
+def test_acknowledgements_of_many_consumers_read_as_those_of_one() -> None:
+    decoder, places = FrameDecoder(), [(1 << 50, number) for number in (3, 200, 70_000)]
+
+    def acked(*consumers: int) -> list[Any]:
+        sent = [(one, place) for one in consumers for place in places]
+        data = b"".join(encode.ack(one, 0, (place,)) for one, place in sent)
+        assert decoder.feed(data) == [Ack(10, one, 0, [Position(*place)], None, None) for one, place in sent]
+        return [*(decoder._acked or ())]
+
+    assert not acked(0) and not acked(0), "a lone consumer acknowledges every entry once: there is nothing to remember"
+    assert len(acked(1)) == 3
+    assert len(acked(2, 300, 20_000, 0)) == 3
+
+
 @THOROUGH
 @given(st.lists(commands(), max_size=6), st.data())
 def test_any_split_gives_the_same_commands(stream: list[tuple[pb.BaseCommand, bytes]], data: st.DataObject) -> None:

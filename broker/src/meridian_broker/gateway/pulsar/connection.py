@@ -463,7 +463,7 @@ class Connection(FlowControl):
         self, consumer: Consumer, position: Position, entry: bytes, redeliveries: int, remaining: int | None
     ) -> None:
         offset = entry[2] << 8 | entry[3]
-        is_plain = not redeliveries and remaining is None and not consumer.consumer_epoch
+        is_plain = remaining is None and not redeliveries and not consumer.consumer_epoch
         partition = consumer.subscription.topic.partition
         if is_plain and (shared := self.broker.delivered.of(entry, position, partition, offset)) is not None:
             self.write(shared.header(consumer.consumer_id))
@@ -485,7 +485,7 @@ class Connection(FlowControl):
             self._out.append(header)  # not by ``write``, to save a call per message: the next line schedules the flush
             self._out_bytes += len(header)
             self.write(memoryview(entry)[offset:])
-        if self._out_bytes - self._handed_on >= EARLY_BYTES:
+        if self._out_bytes - self._handed_on >= EARLY_BYTES and len(self.consumers or ()) > 1:
             self._hand_on()
 
     def disconnect_consumer(self, consumer: Consumer) -> None:

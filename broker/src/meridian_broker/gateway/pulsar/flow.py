@@ -23,8 +23,9 @@ WRITE_BYTES_TOTAL: Final = 64 << 20
 UNSENT_BYTES: Final = 64 << 10
 """Limit on bytes the client has not taken; at the limit nothing more is read from it or sent to it."""
 EARLY_BYTES: Final = UNSENT_BYTES + 1
-"""So many bytes of messages are sent at once, while the broker goes on with other consumers: with tens of thousands of
-them, the first clients need not wait until the last one's turn. One byte more than a transport keeps until later."""
+"""So many bytes of messages are sent at once on a connection of several consumers, while the broker goes on with the
+others: with tens of thousands, the first clients need not wait until the last one's turn. For a lone consumer, sending
+all of a turn at once costs less. One byte more than a transport keeps until later."""
 HOLD_SECONDS_MAX: Final = 1.0
 """A rate may change while a connection waits for it, so it is checked this often."""
 

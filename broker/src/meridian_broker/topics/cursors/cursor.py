@@ -301,9 +301,9 @@ class Cursor(CursorState):
         """Claim one whole entry as other subscriptions did, perhaps behind those of this turn. False: nothing was done,
         it has to be claimed by itself."""
         delta = self._delta
-        if not self.durable or self.resent is not None or acker.epoch is not ZERO:
+        if delta is not None and not isinstance(delta, CommonAck):
             return False
-        if (delta is not None and not isinstance(delta, CommonAck)) or not self._is_plain():
+        if not self.durable or self.resent is not None or acker.epoch is not ZERO or not self._is_plain():
             return False
         context = self.context
         known = context.progress_log.common_acks

@@ -182,8 +182,9 @@ class Consumer(AckState):
 
     def writable(self) -> bool:
         """Whether its connection accepts output. If not, it is dispatched to again once the connection does."""
-        if self.port.writable():
-            return True
+        return self.port.writable() or self._stall()
+
+    def _stall(self) -> bool:
         self.stalled = True
         return False
 
@@ -191,4 +192,5 @@ class Consumer(AckState):
     def ready(self) -> bool:
         """Whether an entry may be sent to it now."""
         pace = self.subscription.pace
-        return self.permits > 0 and not self.blocked and (pace is None or not pace.held) and self.writable()
+        is_ready = self.permits > 0 and not self.blocked and (pace is None or not pace.held)
+        return is_ready and (self.port.writable() or self._stall())

@@ -31,6 +31,10 @@ SHARED: Final = 64
 """Messages that are remembered, and ..."""
 SHARED_BYTES: Final = 16 << 10
 """... their size; of larger ones, only the last."""
+NOTED: Final = 4096
+"""After so many entries none of which was sent twice, topics have one subscription each, and noting saves nothing."""
+SAMPLED: Final = 16
+"""From then on one entry in so many is noted, to see when that changes."""
 
 _ledger_fields: dict[int, bytes] = {}
 
@@ -180,14 +184,17 @@ class SharedMessage:
 
 class SharedMessages:
     """Those that were sent last: a consumer that is sent several entries at once is followed by others that are sent
-    the same. The first time an entry is only noted: to most, there is one subscription."""
+    the same. The first time an entry is only noted: to most, there is one subscription. While no entry is sent twice,
+    only a sample of them is noted."""
 
-    __slots__ = ("_known", "_last")
+    __slots__ = ("_known", "_last", "_noted")
 
     def __init__(self) -> None:
         self._last = SharedMessage(b"", (-1, -1), -1, 0)
         self._known: dict[tuple[int, int], SharedMessage | bytes] = {}
         """Entries that were sent once are here themselves."""
+        self._noted = 0
+        """Entries noted since the last one that was sent twice."""
 
     def of(self, entry: bytes, position: tuple[int, int], partition: int, offset: int) -> SharedMessage | None:
         """Parameters as of ``SharedMessage``. None: the entry was not sent lately, and this consumer may be the only
@@ -195,13 +202,17 @@ class SharedMessages:
         last = self._last
         if last.entry is entry and last.position == position:
             return last
+        if self._noted >= NOTED and position[1] % SAMPLED:
+            return None
         known = self._known
         found = known.get(position)
         if found is entry:
             found = known[position] = SharedMessage(entry, position, partition, offset)
         if isinstance(found, SharedMessage) and found.entry is entry:
             self._last = found
+            self._noted = 0
             return found
+        self._noted += 1
         if len(entry) <= SHARED_BYTES:
             if len(known) >= SHARED:
                 known.clear()

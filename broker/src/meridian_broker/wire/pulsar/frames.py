@@ -103,7 +103,7 @@ class FrameDecoder:
     :param max_frame_bytes: the largest ``total`` accepted.
     """
 
-    __slots__ = ("_acked", "_failure", "_have", "_ledgers", "_need", "_parts", "max_frame_bytes")
+    __slots__ = ("_acked", "_acker", "_failure", "_have", "_ledgers", "_need", "_parts", "max_frame_bytes")
 
     def __init__(self, max_frame_bytes: int = FRAME_BYTES) -> None:
         self.max_frame_bytes = max_frame_bytes
@@ -112,8 +112,11 @@ class FrameDecoder:
         self._need = _SIZES_BYTES
         self._failure: FrameError | None = None
         self._ledgers: dict[bytes, int] = {}
-        self._acked: dict[bytes, Position] = {}
+        self._acker = -1
+        """The consumer that the first ACK came from."""
+        self._acked: dict[bytes, Position] | None = None
         """Entries of the last ACKs of one entry each, by what follows the consumer in them: thousands may say the same.
+        None until a second consumer acknowledges: for one alone, remembering costs more than it saves.
         """
 
     def feed(self, data: bytes) -> list[AnyCommand]:
@@ -200,7 +203,7 @@ class FrameDecoder:
             position = end
 
             if start == _ACK_START:
-                if field == _ACK_FIELD and one == 8 and inner == length - 4 and inner < 0x80:
+                if acked and field == _ACK_FIELD and one == 8 and inner == length - 4 and inner < 0x80:
                     if first < 0x80:
                         place = acked.get(data[at + 6 : command_end])
                     else:
@@ -287,7 +290,7 @@ class FrameDecoder:
             at += 2
             if consumer_id >= 0x80:
                 consumer_id, at = read_varint(data, at - 1)
-            words = data[at:end]
+            words = at
             ack_type = data[at + 1]
             if data[at] != 0x10 or ack_type > CUMULATIVE:
                 return None
@@ -326,10 +329,13 @@ class FrameDecoder:
                 request_id, at = read_varint(data, at + 1)
             if at != end:
                 return None
-            if len(ids) == 1 and ack_type == INDIVIDUAL and request_id is None:
-                if len(self._acked) >= ACKED_ALIKE:
-                    self._acked.clear()
-                self._acked[words] = ids[0]
+            if consumer_id != self._acker and self._acked is None:
+                self._acker, self._acked = consumer_id, None if self._acker < 0 else {}
+            acked = self._acked
+            if acked is not None and len(ids) == 1 and ack_type == INDIVIDUAL and request_id is None:
+                if len(acked) >= ACKED_ALIKE:
+                    acked.clear()
+                acked[data[words:end]] = ids[0]
             return _new(Ack, (ACK, consumer_id, ack_type, ids, request_id, None))
         except IndexError:  # the command says more than the bytes that are here: the parser words the complaint
             return None
