@@ -10,7 +10,7 @@ from random import Random
 
 from meridian_broker.positions import Stamp
 from meridian_broker.replication.leases.claim import Claim
-from meridian_broker.replication.leases.leases import CLOCK_RATE, Leases, LeaseTimes
+from meridian_broker.replication.leases.leases import Leases
 from meridian_broker.replication.leases.messages import (
     NOT_SERVED,
     OTHER_VOTERS,
@@ -26,6 +26,7 @@ from meridian_broker.replication.leases.messages import (
 )
 from meridian_broker.replication.leases.quorums import Voters, VoterSets, preferred_among
 from meridian_broker.replication.leases.reconfiguration import Heard, Reconfiguration, Subject
+from meridian_broker.replication.leases.times import CLOCK_RATE, LeaseTimes
 from meridian_broker.replication.leases.voter import Vote, Voter
 from meridian_broker.replication.peers import region_of
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from meridian_broker.replication.leases.claim import Claim
-from meridian_broker.replication.leases.leases import LeaseTimes
 from meridian_broker.replication.leases.manager import TIDY_MS, Greeted, LeaseManager
 from meridian_broker.replication.leases.messages import (
     AnswerItem,
@@ -21,6 +20,7 @@ from meridian_broker.replication.leases.messages import (
 )
 from meridian_broker.replication.leases.quorums import Voters, VoterSets
 from meridian_broker.replication.leases.reconfiguration import Heard, Subject
+from meridian_broker.replication.leases.times import LeaseTimes
 
 REGIONS = ("ap", "eu", "us")
 VOTERS = VoterSets.of(*REGIONS)

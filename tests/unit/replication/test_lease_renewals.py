@@ -166,7 +166,7 @@ def world() -> LeaseWorld:
 def question(world: LeaseWorld) -> LeaseRenewal:
     """What eu asks us, but that it is not sent."""
     leases = world.nodes["eu"].leases
-    number = leases._next_number(world.nodes["eu"].now_ms())
+    number = leases._questions.next_number(world.nodes["eu"].now_ms())
     return dict(leases._renewals.questions(number, lambda _: True))["us"]
 
 
@@ -272,7 +272,7 @@ def test_an_answer_counts_for_what_was_on_the_roll_when_it_was_asked(world: Leas
     for other in (("t", "s", "eu"), ("t", "most", "eu")):
         assert eu.leases.claims[other].asked_ms["us"] >= asked[other]["us"]
     later = question(world)
-    eu.leases._asked_ms[later.number] = eu.now_ms() + 1
+    eu.leases._questions._asked_ms[later.number] = eu.now_ms() + 1
     eu.leases.renewed("us", LeaseRenewed(later.number), eu.now_ms())
     assert claim.asked_ms["us"] == eu.now_ms() + 1
 
@@ -304,7 +304,7 @@ def test_what_was_said_before_a_stream_was_given_back_does_not_count_once_it_is_
     world.run_ms(world.times.linger + 50)
     assert stream not in eu.leases.claims
     assert us.voter.votes[stream].is_released
-    number = max(eu.leases._asked_ms)
+    number = max(eu.leases._questions._asked_ms)
     world.delay_ms = 200
     eu.want(stream)
     world.run_ms(2)

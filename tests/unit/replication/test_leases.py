@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from meridian_broker.replication.leases.leases import CLOCK_RATE, LeaseTimes
 from meridian_broker.replication.leases.messages import (
     HELD,
     AnswerItem,
@@ -20,6 +19,7 @@ from meridian_broker.replication.leases.messages import (
     Stream,
 )
 from meridian_broker.replication.leases.quorums import VoterSets
+from meridian_broker.replication.leases.times import CLOCK_RATE, LeaseTimes
 from meridian_broker.replication.leases.transitions import State
 from meridian_broker.replication.leases.voter import Vote, Voter
 from support.worlds.lease_world import EAGER, TIMES, LeaseWorld
@@ -263,7 +263,7 @@ def test_the_holder_counts_from_before_it_asked(three: LeaseWorld) -> None:
     claim = us.leases.claims[stream]
     us.leases.tick(us.now_ms() + TIMES.beat)  # a renewal, whose answers take their time
     begun, before = us.now_ms() + TIMES.beat, claim.until_ms
-    number = max(us.leases._asked_ms)
+    number = max(us.leases._questions._asked_ms)
     for voter in claim.voters:
         us.leases.answered(voter, LeaseAnswer(number, (AnswerItem(stream, claim.term, True),)), begun + 900)
     assert before < claim.until_ms == begun + TIMES.usable

@@ -41,8 +41,8 @@ from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.noting import NotingStore
 from meridian_broker.ownership.claims import newest_fence
 from meridian_broker.positions import HybridClock
-from meridian_broker.replication.leases.leases import LeaseTimes
 from meridian_broker.replication.leases.manager import LeaseManager
+from meridian_broker.replication.leases.times import LeaseTimes
 from meridian_broker.replication.progress.exchange import ProgressExchange
 from meridian_broker.server.behind import BehindRecord
 from meridian_broker.server.chores import Chores

@@ -4,7 +4,7 @@
 Several regions may want a stream; one may have it. A candidate asks all voters, and holds the stream once enough of
 them have promised it. Times of different clocks are never compared: the holder counts from the moment *before* it
 asked, each voter from the moment it was asked, both for the same duration, and the holder slightly less, because clocks
-run at different rates (``CLOCK_RATE``). So the holder stops before the first of its promises ends, whatever the
+run at different rates (``times.CLOCK_RATE``). So the holder stops before the first of its promises ends, whatever the
 messages' delay, and the next holder starts after that.
 
 *Enough* is a majority, so that two holders would need a voter in common. With two voters a majority is both, and a
@@ -27,88 +27,26 @@ Groups within a region can use this as it is: their leader is then the only vote
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
-from meridian_broker.positions import ZERO
-from meridian_broker.replication.leases.claim import Claim, Quorums
+from meridian_broker.replication.leases.claim import FOREVER, Claim, Quorums, quorums_of
+from meridian_broker.replication.leases.host import LeaseHost
 from meridian_broker.replication.leases.messages import (
-    ITEMS_MAX,
     PAST,
     LeaseAnswer,
     LeaseAsk,
-    LeaseMessage,
     LeaseRelease,
     LeaseRenewed,
     Stream,
 )
-from meridian_broker.replication.leases.quorums import VoterSets, preferred_among
+from meridian_broker.replication.leases.questions import Questions
+from meridian_broker.replication.leases.quorums import VoterSets
 from meridian_broker.replication.leases.renewals import Renewals
+from meridian_broker.replication.leases.times import LeaseTimes
 from meridian_broker.replication.leases.transitions import TRANSITIONS, Action, Event, State
 
-CLOCK_RATE: Final = 0.01
-"""Clocks may run faster or slower than true time by this share. Oscillators are a hundred times better."""
-TICK_MS: Final = 2
-"""Both ends count whole milliseconds."""
-FOREVER: Final = 1 << 62
 AGAIN_MS: Final = 20
 """Delay before voters are asked again after a change of voters or term; other streams often change at the same time."""
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseTimes:
-    """How long things take, in milliseconds."""
-
-    duration: int = 6000
-    """Duration of a promise."""
-    step: int = 400
-    """How long the first candidate that is not the preferred holder waits for it; the second waits twice as long, and
-    so on."""
-    linger: int = 1000
-    """How long an unwanted stream is kept: its consumers may only be reconnecting."""
-
-    @property
-    def beat(self) -> int:
-        """Between renewals: one may be lost."""
-        return max(self.duration // 3, 1)
-
-    @property
-    def usable(self) -> int:
-        """The part of the duration that the holder may use."""
-        return int(self.duration * (1 - CLOCK_RATE) / (1 + CLOCK_RATE)) - TICK_MS
-
-    @property
-    def attempt(self) -> int:
-        """How long the answers to one attempt are waited for."""
-        return max(self.duration // 4, 1)
-
-
-class LeaseHost(Protocol):
-    """The owner of claims."""
-
-    def peer_of(self, voter: str, topic: str) -> str:
-        """What answers for a voter on a topic's streams: the voter itself, or that one of its brokers which owns the
-        topic."""
-
-    def can_ask(self, peer: str) -> bool:
-        """Whether it can be reached."""
-
-    def can_renew(self, peer: str) -> bool:
-        """Whether it understands renewals without names."""
-
-    def send(self, peer: str, message: LeaseMessage) -> None: ...
-
-    def promised_ms(self, stream: Stream) -> int:
-        """How long this region's own vote is promised to another holder."""
-
-    def won(self, claim: Claim) -> None:
-        """The stream is ours until ``claim.until_ms``, which advances with each renewal."""
-
-    def lost(self, claim: Claim) -> None:
-        """The stream is not ours any more. Readers of ``until_ms`` have stopped by themselves."""
-
-    def wanted_back(self, claim: Claim) -> None:
-        """Its preferred holder requests it: stop, and then ``release`` it. Otherwise the lease expires."""
 
 
 class Leases:
@@ -131,9 +69,7 @@ class Leases:
         self._used_term = 0
         """The highest term of the forgotten streams. A stream that is wanted again asks with a higher one; otherwise
         late answers from before its release would count for it."""
-        self._number = 0
-        self._asked_ms: dict[int, int] = {}
-        """When each number was asked, as far back as it may still count."""
+        self._questions = Questions(host, holder, self.times.duration)
         self._beat_ms = FOREVER
         self._next_ms = FOREVER
 
@@ -168,13 +104,7 @@ class Leases:
         claim.voter_sets, claim.preferred, claim.voters = voter_sets, preferred, voter_sets.voters
         claim.by_name = set(claim.voters)
         claim.granted_by = {}
-        is_first = voter_sets.committed == ZERO
-        quorums = tuple(
-            ((self._me,), 1)
-            if len(voters) == 2 and not is_first and preferred_among(voters, preferred) == self._me
-            else (voters, voter_sets.enough(voters))
-            for _, voters in voter_sets.lists
-        )
+        quorums = quorums_of(voter_sets, preferred, self._me)
         claim.quorums = self._quorums.setdefault(quorums, quorums)
 
     def unwant(self, stream: Stream, now_ms: int) -> None:
@@ -233,8 +163,8 @@ class Leases:
             elif is_beat and claim.state is State.HELD and claim.by_name:
                 self._add(asking, claim, claim.by_name)
         if asking or is_beat:
-            number = self._next_number(now_ms)
-            self._ask(number, asking)
+            number = self._questions.next_number(now_ms)
+            self._questions.ask(number, asking)
             if is_beat:
                 self._renew(number)
         self._plan(now_ms, is_beat)
@@ -303,7 +233,7 @@ class Leases:
             claim.next_ms = now_ms + left + patience
             return False
         reachable = dict.fromkeys((voter for voter in claim.voters if self._can_ask(voter, claim)), now_ms)
-        if self._until(claim, reachable) is None:
+        if claim.promised_since(reachable) is None:
             claim.next_ms = now_ms + self.times.step
             return False
         claim.state = State.ASKING
@@ -312,23 +242,6 @@ class Leases:
         claim.refusals.clear()
         claim.next_ms = now_ms + self.times.attempt
         return True
-
-    def _next_number(self, now_ms: int) -> int:
-        """The number of a question sent now."""
-        self._number += 1
-        self._asked_ms[self._number] = now_ms
-        while len(self._asked_ms) > 1 and now_ms - next(iter(self._asked_ms.values())) > self.times.duration:
-            del self._asked_ms[next(iter(self._asked_ms))]
-        return self._number
-
-    def _ask(self, number: int, asking: dict[str, list[Claim]]) -> None:
-        """Ask peers for claims by name."""
-        for peer, claims in sorted(asking.items()):
-            if not self._host.can_ask(peer):
-                continue
-            for some in range(0, len(claims), ITEMS_MAX):
-                part = tuple(claim.item for claim in claims[some : some + ITEMS_MAX])
-                self._host.send(peer, LeaseAsk(number, self.holder, self.times.duration, part))
 
     def _add(self, asking: dict[str, list[Claim]], claim: Claim, voters: Iterable[str]) -> None:
         for voter in voters:
@@ -353,7 +266,7 @@ class Leases:
 
         :param peer: that one of its brokers which did; empty: it has one.
         """
-        asked_ms = self._asked_ms.get(answer.number)
+        asked_ms = self._questions.asked_ms(answer.number)
         if asked_ms is None:
             return
         renewed, unknown = self._renewals.answered(peer or voter, answer)
@@ -368,7 +281,7 @@ class Leases:
             if claim.until_ms >= asked_ms + self._usable:  # enough others answered before
                 continue
             if claim.quorums is not quorums or asked != like:  # nearly all claims share their quorums
-                quorums, like, until = claim.quorums, asked, self._until(claim, asked)
+                quorums, like, until = claim.quorums, asked, claim.promised_since(asked)
             if until is None or claim.state != State.HELD or now_ms >= claim.until_ms:
                 self._reckon(claim, now_ms)
             else:
@@ -377,11 +290,11 @@ class Leases:
             asking: dict[str, list[Claim]] = {}
             for claim in unknown:
                 self._add(asking, claim, (voter,))
-            self._ask(self._next_number(now_ms), asking)
+            self._questions.ask(self._questions.next_number(now_ms), asking)
 
     def answered(self, voter: str, answer: LeaseAnswer, now_ms: int, peer: str = "") -> None:
         """A voter answered which votes it gives. :param peer: see ``renewed``."""
-        asked_ms = self._asked_ms.get(answer.number)
+        asked_ms = self._questions.asked_ms(answer.number)
         if asked_ms is None:
             return
         for item in answer.items:
@@ -395,7 +308,7 @@ class Leases:
                 claim.asked_ms[voter] = max(claim.asked_ms.get(voter, 0), asked_ms)
                 claim.refusals.pop(voter, None)
                 if self._host.can_renew(peer or voter):
-                    self._renewals.granted(voter, claim, self._number, peer or voter)
+                    self._renewals.granted(voter, claim, self._questions.last, peer or voter)
             else:
                 claim.refusals[voter] = item
                 self._renewals.refused(voter, claim)
@@ -413,35 +326,14 @@ class Leases:
 
     def _reckon(self, claim: Claim, now_ms: int) -> None:
         """Recompute until when the stream is ours."""
-        first = self._until(claim, claim.asked_ms)
+        first = claim.promised_since(claim.asked_ms)
         has_expired = claim.is_held and now_ms >= claim.until_ms  # readers have stopped: acquire it again
         if first is not None and first + self._usable > now_ms and not has_expired:
             self._happened(claim, Event.ENOUGH, now_ms, first + self._usable)
         elif claim.is_held:
             self._happened(claim, Event.ENDED, now_ms)
-        elif claim.state is State.ASKING and not self._may_succeed(claim):
+        elif claim.state is State.ASKING and not claim.may_succeed(lambda voter: self._can_ask(voter, claim)):
             self._happened(claim, Event.HOPELESS, now_ms)
-
-    def _until(self, claim: Claim, asked_ms: dict[str, int]) -> int | None:
-        """The moment since which the promises of enough voters of each list count; None: there are not enough."""
-        first = FOREVER
-        for voters, enough in claim.quorums:
-            asked = sorted([asked_ms[voter] for voter in voters if voter in asked_ms])
-            if len(asked) < enough:
-                return None
-            first = min(first, asked[-enough])
-        return first if first < FOREVER else None
-
-    def _may_succeed(self, claim: Claim) -> bool:
-        """Whether an attempt may succeed: not if too many voters refused, or cannot be reached and did not promise
-        before.
-        """
-        possible = [
-            voter
-            for voter in claim.voters
-            if voter in claim.asked_ms or (voter not in claim.refusals and self._can_ask(voter, claim))
-        ]
-        return self._until(claim, dict.fromkeys(possible, 1)) is not None
 
     def freed(self, release: LeaseRelease, now_ms: int) -> None:
         """Another region released streams: there is no need to wait for the end of its lease."""

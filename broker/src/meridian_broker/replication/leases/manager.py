@@ -16,7 +16,7 @@ from collections.abc import Callable, Container, Iterable
 from typing import Final, NamedTuple, Protocol
 
 from meridian_broker.replication.leases.claim import Claim
-from meridian_broker.replication.leases.leases import Leases, LeaseTimes
+from meridian_broker.replication.leases.leases import Leases
 from meridian_broker.replication.leases.messages import (
     ITEMS_MAX,
     NOT_SERVED,
@@ -33,6 +33,7 @@ from meridian_broker.replication.leases.messages import (
 )
 from meridian_broker.replication.leases.quorums import VoterSets, preferred_among
 from meridian_broker.replication.leases.reconfiguration import Reconfiguration, Subject, VoterDirectory
+from meridian_broker.replication.leases.times import LeaseTimes
 from meridian_broker.replication.leases.voter import Vote, VoteBasis, Voter
 from meridian_broker.replication.peers import region_of
 
