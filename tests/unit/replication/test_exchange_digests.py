@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 from meridian_broker.positions.progress import Progress
 from meridian_broker.replication.progress import digests as cache
-from meridian_broker.replication.progress import exchange
+from meridian_broker.replication.progress import links
 from meridian_broker.replication.progress.digest_tree import bucket_of
 from meridian_broker.replication.progress.messages import (
     OLDEST_VERSION,
@@ -115,7 +115,7 @@ def test_of_what_differs_unseen_a_part_is_listed() -> None:
 @pytest.mark.parametrize("version", [OLDEST_VERSION, SUMMARY_VERSION])
 def test_regions_of_earlier_versions_agree_with_this_one(version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever greets with an earlier version is told nothing that it does not know, and both end up in sync."""
-    monkeypatch.setattr(exchange, "PROTOCOL_VERSION", version)
+    monkeypatch.setattr(links, "PROTOCOL_VERSION", version)
     world = ExchangeWorld(["us", "eu"])
     for name in ("us", "eu"):
         for number in range(2000):

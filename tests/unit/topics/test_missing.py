@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meridian_broker.positions.position import EARLIEST, Position
-from meridian_broker.replication.progress import exchange, high_watermarks, topic_order
+from meridian_broker.replication.progress import exchange, high_watermarks, links, topic_order
 from meridian_broker.replication.progress.high_watermarks import ROUND_MS, TOPICS
 from meridian_broker.replication.progress.messages import SUMMARY_VERSION, Digest, State
 from meridian_broker.topics.backfill.backfill import Due, Look
@@ -300,7 +300,7 @@ def test_few_topics_are_compared_every_few_seconds() -> None:
 
 
 def test_a_region_of_an_earlier_version_is_not_compared_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "PROTOCOL_VERSION", SUMMARY_VERSION)
+    monkeypatch.setattr(links, "PROTOCOL_VERSION", SUMMARY_VERSION)
     comparison = Comparison({"t": (1, 3)})
     comparison.seconds(10)
     assert not comparison.world.regions["eu"].exchange.compares_ends_with("ap")

@@ -14,10 +14,7 @@ send go out through the callables given to ``connected`` and ``received``. Progr
 Progress is a join-semilattice, so none of the three has to happen exactly once or in order, and none can take back an
 ack. Nothing here adds to progress either: only the host's progress, or a part of it, is sent.
 
-Links: per peer one outgoing link, ours, carries our requests and their answers; the peer's own link carries its
-requests, and ``received`` gets the way to answer them. Numbers of DELTA grow over all links to a peer, so answers that
-outlive their link cannot be mistaken. A peer is a region, or one of its several brokers (``routes.py``); methods take
-its name, which is the region's where it has one broker.
+Which peers there are, and whether they can be reached, is the part in ``links.py``.
 
 Only durable state is sent: deltas, states and answers to barriers are read from memory, where they are
 newest, and leave once the topic's log has them (``ExchangeContext.send_once_durable``). Digests mark what is
@@ -33,22 +30,14 @@ from collections.abc import Callable, Collection
 
 from meridian_broker.ledgers.store import WhenDurable
 from meridian_broker.positions.progress import Progress
-from meridian_broker.replication.leases.manager import Greeted, LeaseManager
+from meridian_broker.replication.leases.manager import LeaseManager
 from meridian_broker.replication.leases.messages import LeaseMessage
-from meridian_broker.replication.peers import peer_name, region_of
-from meridian_broker.replication.progress.anti_entropy import Comparing
 from meridian_broker.replication.progress.barrier import Barriers
 from meridian_broker.replication.progress.barrier_refusals import Refusals
-from meridian_broker.replication.progress.context import ExchangeContext, ExchangeCounters, ProgressHost, Reply
-from meridian_broker.replication.progress.deltas import Deltas
-from meridian_broker.replication.progress.divided import DividedRegions
+from meridian_broker.replication.progress.context import ExchangeCounters, ProgressHost, Reply
 from meridian_broker.replication.progress.high_watermarks import Ends, EndsSource
+from meridian_broker.replication.progress.links import PeerLinks
 from meridian_broker.replication.progress.messages import (
-    BROKERS_VERSION,
-    OLDEST_VERSION,
-    OWNERS_LEASES_VERSION,
-    PROTOCOL_VERSION,
-    RENEWAL_VERSION,
     Barrier,
     BarrierDone,
     Delta,
@@ -60,16 +49,14 @@ from meridian_broker.replication.progress.messages import (
     Hello,
     Owners,
     PeerMessage,
-    RemoteBroker,
     State,
     SubscriptionKey,
 )
-from meridian_broker.replication.progress.peer import Peer
 from meridian_broker.replication.progress.statuses import PeerStatus, Statuses
-from meridian_broker.replication.progress.waits import BarrierResult, FlushResult, Waits
+from meridian_broker.replication.progress.waits import BarrierResult, FlushResult
 
 
-class ProgressExchange:
+class ProgressExchange(PeerLinks):
     """All of a broker's exchange of progress with the other regions."""
 
     def __init__(
@@ -93,25 +80,19 @@ class ProgressExchange:
             up.
         :param barrier_ms: the maximum duration of a barrier or a flush.
         """
-        self._limits = limits or ExchangeLimits()
-        self._host = host
-        self._coalesce_ms = coalesce_ms
-        self._digest_interval_ms = digest_interval_ms
-        self._barrier_ms = barrier_ms
-        self._broker = broker
-        self._first_number = 1
-        """Of the next peer's DELTA: a peer that goes and comes back gets no number twice."""
-        self._context = ExchangeContext(host, self._limits, lambda name: self.divided.wanted(name))
-        self._peers = self._context.peers
-        self.divided = DividedRegions(self._context, self.add_peer, self._remove, self._moved)
-        self._waits = Waits(wait_ms=barrier_ms, most=self._limits.waiters)
-        self._comparing = Comparing(self._context)
-        self._deltas = Deltas(self._context, self._waits, self._comparing)
+        super().__init__(
+            host,
+            limits or ExchangeLimits(),
+            coalesce_ms=coalesce_ms,
+            digest_interval_ms=digest_interval_ms,
+            barrier_ms=barrier_ms,
+            leases=leases,
+            broker=broker,
+        )
         self._barriers = Barriers(self._context, self._waits, self._deltas)
         self._refusals = Refusals(self._context, self._waits, self._barriers.pull)
         self._statuses = Statuses(self._context, self._refusals, digest_interval_ms)
         self._ends = None if ends is None else Ends(self._context, ends)
-        self.leases = leases
         if leases is not None:
             leases.links = self
 
@@ -122,95 +103,6 @@ class ProgressExchange:
     @property
     def counters(self) -> ExchangeCounters:
         return self._context.counters
-
-    # -- links
-
-    def add_peer(self, name: str) -> None:
-        """Exchange with this peer from now on; of no effect when known, or when its region has too many."""
-        region = region_of(name)
-        if region == self._host.region or name in self._peers:
-            return
-        if name != region and sum(peer.region == region for peer in self._peers.values()) > self._limits.brokers:
-            return
-        peer = self._peers[name] = Peer(name, coalesce_ms=self._coalesce_ms, limits=self._limits)
-        peer.next_number = self._first_number
-
-    def remove_peer(self, region: str) -> None:
-        """The region is no longer a peer, and the messages of its brokers are ignored."""
-        if (peer := self._peers.get(region)) is not None:
-            self.divided.unite(peer)
-            self._remove(region)
-
-    def _remove(self, name: str) -> None:
-        self.disconnected(name, self._context.now_ms)
-        self._first_number = max(self._first_number, self._peers.pop(name).next_number)
-        if self.leases is not None:
-            self.leases.gone(name)
-        self._context.digests.forget_summary(name)
-
-    def connected(self, name: str, send: Callable[[PeerMessage], None], now_ms: int) -> None:
-        """Our link to the peer is up. ``send`` puts a message on it; it has no effect once the link is down.
-
-        :raises KeyError: no such peer.
-        """
-        peer = self._peers[name]
-        if peer.send is not None:
-            self.disconnected(name, now_ms)
-        self._context.now_ms = now_ms
-        if peer.is_divided:
-            self.divided.linked(peer, send)
-        else:
-            self._begin(peer, send)
-        send(self._hello(peer))
-
-    def _begin(self, peer: Peer, send: Callable[[PeerMessage], None]) -> None:
-        now_ms = self._context.now_ms
-        peer.send, peer.incompatible, peer.is_awaited = send, "", False
-        peer.up_since_ms = now_ms
-        peer.catching.begin(now_ms, self._digest_interval_ms)
-        peer.in_sync.clear()  # the region may have crashed, or been restored, since
-        peer.next_digest_ms = now_ms + self._digest_interval_ms
-
-    def _hello(self, peer: Peer, *, answer: bool = False) -> Hello:
-        return Hello(
-            PROTOCOL_VERSION,
-            self._host.region,
-            peer.next_number,
-            answer,
-            self.leases is not None,
-            self._broker,
-            not answer and peer.name == peer.region,
-        )
-
-    def unreachable(self, name: str) -> None:
-        """A link that was to be opened to a peer could not be."""
-        if (peer := self._peers.get(name)) is not None and not peer.is_divided:
-            peer.is_awaited = False
-
-    def disconnected(self, name: str, now_ms: int) -> None:
-        """Our link to the peer is down. Deltas in flight to it are offered to the others, to be passed on."""
-        self._context.now_ms = now_ms
-        peer = self._peers.get(name)
-        if peer is not None and peer.is_divided:
-            self.divided.unlinked(peer)
-        elif peer is not None:
-            self._down(peer)
-
-    def _down(self, peer: Peer, *, is_back_soon: bool = False) -> None:
-        if peer.send is None:
-            return
-        now_ms = self._context.now_ms
-        peer.send = peer.next_digest_ms = None
-        peer.down_since_ms = now_ms
-        lost = peer.drop()
-        if peer.behind_since_ms is None:
-            peer.behind_since_ms = min((pending.since_ms for _, pending in lost), default=now_ms)
-        self._waits.peer_gone(peer.name, is_back_soon=is_back_soon)
-        self._deltas.offer_again(peer.region, lost)
-        for other in self._peers.values():
-            if other.next_digest_ms is not None:
-                # The lost region may have reached some of us with changes that others lack.
-                other.next_digest_ms = min(other.next_digest_ms, now_ms + self._barrier_ms)
 
     # -- local changes, and time
 
@@ -341,75 +233,6 @@ class ProgressExchange:
                 if self.leases is not None:
                     self.leases.received(peer.name, message, reply)
 
-    def greeting(self) -> Hello:
-        """Answers a link that asks only who owns what."""
-        leases = self.leases is not None
-        return Hello(PROTOCOL_VERSION, self._host.region, 1, answer=True, leases=leases, broker=self._broker)
-
-    def _greeted(self, peer: Peer, hello: Hello, reply: Reply) -> None:
-        if hello.answer and peer.name == peer.region and hello.version >= OLDEST_VERSION:
-            self._follow_division(peer, hello)
-        if objection := self._objection(peer, hello):
-            peer.incompatible = objection
-            peer.drop()
-            peer.down_since_ms = self._context.now_ms
-            self._waits.peer_gone(peer.name)
-        elif not peer.is_divided:
-            peer.incompatible = ""
-            peer.version = hello.version
-            peer.is_greeted |= hello.answer
-            if hello.answer and peer.send is not None:
-                self._comparing.announce(peer, is_new=True)
-        if not hello.answer:
-            peer.early = None
-            peer.incoming.restarted(hello.next_delta)
-            reply(self._hello(peer, answer=True))
-        if self.leases is not None:
-            supported = Greeted(
-                leases=hello.leases and not peer.incompatible,
-                renewals=hello.version >= RENEWAL_VERSION,
-                finds_owners=hello.version >= OWNERS_LEASES_VERSION,
-                is_divided=bool(hello.broker),
-            )
-            self.leases.greeted(peer.name, supported)
-
-    def _objection(self, peer: Peer, hello: Hello) -> str:
-        """Why nothing can be exchanged with the peer; empty: it can."""
-        oldest = BROKERS_VERSION if self._broker else OLDEST_VERSION
-        if hello.version < oldest:
-            return (
-                f"region {peer.region} speaks version {hello.version} of the peer protocol, this broker "
-                f"{oldest} to {PROTOCOL_VERSION}: upgrade {peer.region}"
-            )
-        if hello.answer and peer.name != peer.region and peer.name != peer_name(peer.region, hello.broker):
-            return (
-                f"another broker answers at the address of {peer.name}: {hello.broker or 'the only one of its region'}"
-            )
-        return ""
-
-    def _follow_division(self, peer: Peer, hello: Hello) -> None:
-        """The region answered on our link to it: it has several brokers, or one."""
-        if hello.broker and not peer.is_divided:
-            send = peer.send
-            self._down(peer, is_back_soon=True)
-            if send is not None:
-                self.divided.divide(peer, send)
-        elif not hello.broker and peer.is_divided and (send := self.divided.unite(peer)) is not None:
-            self._begin(peer, send)
-
-    def broker(self, peer: str) -> RemoteBroker | None:
-        """How to reach one of the several brokers of a region; None: it is gone."""
-        return self._context.routes.broker(peer)
-
-    def is_settling(self, region: str) -> bool:
-        """Whether the links that the open topics need to a region that was reached are about to be there."""
-        peers = [peer for peer in self._peers.values() if peer.region == region]
-        if any(peer.is_divided for peer in peers):
-            return not self._context.routes.is_complete(region) or any(
-                peer.is_awaited for peer in peers if not peer.is_divided
-            )
-        return any(peer.send is not None and not peer.is_greeted and not peer.incompatible for peer in peers)
-
     # -- entries that their origin does not bring (R6)
 
     def compare_ends(self, origins: Collection[str], now_ms: int) -> None:
@@ -432,15 +255,6 @@ class ProgressExchange:
         peer = self._peers.get(name)
         if peer is not None and peer.up and peer.send is not None:
             peer.send(message)
-
-    def is_up(self, name: str) -> bool:
-        """Whether a peer can be reached; a region of several brokers never can."""
-        return (peer := self._peers.get(name)) is not None and peer.up and not peer.is_divided
-
-    def _moved(self, region: str) -> None:
-        """Other brokers of a region may own topics now."""
-        if self.leases is not None:
-            self.leases.moved(region)
 
     # -- the moment of a switch (R20)
 
@@ -482,12 +296,6 @@ class ProgressExchange:
         return self._statuses.behind_for(now_ms)
 
     # -- how far others were behind before this broker started
-
-    def was_away(self, region: str, since_ms: int) -> None:
-        """The region left at that time and had not returned before this broker started."""
-        self.add_peer(region)
-        if (peer := self._peers.get(region)) is not None:
-            peer.behind_since_ms = peer.down_since_ms = since_ms
 
     def was_behind(self, region: str, key: SubscriptionKey, entries: int, since_ms: int) -> None:
         """The region lacks entries acknowledged before this broker started. Without effect if that is known, or if the
