@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One client connection: bytes in, commands to their handlers, bytes out once per turn of the loop.
+"""One client connection: bytes in, commands to their handlers. What goes out is in ``outgoing.py``.
 
 The connection is the unit of failure. A bad frame, a handler that raises, a client that does not answer: each ends this
 connection and nothing else. It is also the unit of flow control. Reading from a client pauses while
@@ -18,25 +18,19 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, cast
 
 from meridian_broker.bounds.clients import FIRST_FRAME_BYTES, FRAME_PADDING_BYTES, MESSAGE_BYTES
-from meridian_broker.gateway.addresses import Addresses
 from meridian_broker.gateway.authentication import METHOD
 from meridian_broker.gateway.pulsar import next_owner
 from meridian_broker.gateway.pulsar.broker import Broker
 from meridian_broker.gateway.pulsar.flow import (
     BYTES,
-    EARLY_BYTES,
     PENDING,
     UNANSWERED,
     UNREAD,
     UNSENT_BYTES,
-    WRITE_BYTES,
-    FlowControl,
 )
+from meridian_broker.gateway.pulsar.outgoing import Outgoing
 from meridian_broker.gateway.pulsar.refusals import code_of
-from meridian_broker.gateway.pulsar.sent_away import SentAway
 from meridian_broker.positions.position import Position
-from meridian_broker.topics.directory.watching import Watcher
-from meridian_broker.topics.dispatch.consumer import Consumer
 from meridian_broker.topics.errors import TopicError
 from meridian_broker.topics.publishing.producer import Producer
 from meridian_broker.wire.peer_proof import Answering
@@ -52,10 +46,6 @@ REFRESH: Final = b"PulsarAuthRefresh"
 """Data of the AUTH_CHALLENGE that asks for a new token, as in Pulsar."""
 CLOSED_REMEMBERED: Final = 1000
 """Ids of closed producers and consumers whose late commands are ignored."""
-CLOSE_AT_REACHED_END: Final = ("Pulsar-CPP", "Pulsar Go")
-"""Clients that do not know REACHED_END_OF_TOPIC: they close the connection, and with it everything else on it. The
-clients for Python and Node.js are built on the C++ client and report its name."""
-
 _BEFORE_CONNECT: Final = (
     pb.BaseCommand.CONNECT,
     pb.BaseCommand.AUTH_RESPONSE,
@@ -67,32 +57,24 @@ log = logging.getLogger(__name__)
 Handler = Callable[["Connection", Any], None]
 
 
-class Connection(FlowControl):
+class Connection(Outgoing):
     """One accepted connection. Handlers are in the modules beside this one."""
 
     __slots__ = (
         "_closed_ids",
         "_decoder",
-        "_flushing",
-        "_handed_on",
         "_handlers",
         "_heard",
-        "_out",
         "_pending",
         "_pending_bytes",
         "_taken",
         "_tasks",
         "_unsent",
         "_was_new",
-        "_written",
         "address",
-        "broker",
         "can_refresh",
-        "client_version",
-        "consumers",
         "introducing",
         "is_peer",
-        "listener",
         "names_sources",
         "peer_name",
         "peer_region",
@@ -102,33 +84,24 @@ class Connection(FlowControl):
         "protocol_version",
         "proving",
         "role",
-        "sent_away",
         "started",
         "subscribing",
         "waiting_producers",
-        "watchers",
     )
 
     def __init__(
         self, broker: Broker, handlers: Mapping[int, Handler], loop: asyncio.AbstractEventLoop, listener: str = ""
     ) -> None:
         """:param handlers: what answers each command."""
-        super().__init__(loop)
-        self.broker = broker
+        super().__init__(broker, loop, listener)
         self._handlers = handlers
-        self.listener = listener
-        """The listener whose addresses lookups return when the client names none."""
         self._decoder = FrameDecoder(FIRST_FRAME_BYTES)
-        self._out: list[bytes | memoryview] = []
-        self._flushing = False
-        self._handed_on = 0
-        """Bytes of this turn that the transport has already."""
         self._pending = 0
         self._pending_bytes = 0
         self._heard = True
         self._was_new = False
-        self._written = self._taken = self._unsent = 0
-        """Bytes in total; at the last check: bytes the client had taken, and bytes left to take."""
+        self._taken = self._unsent = 0
+        """At the last check: bytes the client had taken, and bytes left to take."""
         self.address = ""
         """The client's address, without the port."""
         self._tasks: set[asyncio.Task[None]] | None = None
@@ -138,12 +111,8 @@ class Connection(FlowControl):
         """Producers that are being created, by the request; without those that the client closed meanwhile."""
         self.waiting_producers: dict[int, Producer] | None = None
         """Producers that wait until others have closed."""
-        self.consumers: dict[int, Consumer] | None = None
         self.subscribing: dict[int, pb.CommandSubscribe] = {}
         """Consumers that are being created, likewise."""
-        self.sent_away = SentAway()
-        self.watchers: dict[int, Watcher] | None = None
-        """Watchers of topic lists."""
         self.started = False
         self.proving: tuple[Answering, pb.CommandConnect] | None = None
         """The handshake of a client that claims to be another region's broker, and its CONNECT."""
@@ -158,7 +127,6 @@ class Connection(FlowControl):
         """Id of the secret that a peer proved."""
         self.peer_version = 0
         self.protocol_version = 0
-        self.client_version = ""
         self.role = ""
         """Role from the token; empty if no token is required."""
         self.can_refresh = False
@@ -263,41 +231,6 @@ class Connection(FlowControl):
         made = sum(len(there or ()) for there in (self.producers, self.consumers))
         return made + len(self.introducing) + len(self.subscribing)
 
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        for consumer in (self.consumers or {}).values():
-            consumer.resume()
-        for watcher in (self.watchers or {}).values():
-            self.broker.service.watchers.resume(watcher)
-
-    def write(self, data: bytes | memoryview) -> None:
-        """Queue bytes; everything from one turn of the loop is written together, or in a few large pieces."""
-        self._out.append(data)
-        self._out_bytes += len(data)
-        if not self._flushing:
-            self._flushing = True
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._flushing = False
-        was_full = self._out_bytes >= self._turn_bytes
-        self._hand_on()
-        self._out_bytes = self._handed_on = 0
-        self._turn_bytes = self.broker.turn_bytes
-        if was_full and self._writable and self.transport is not None:
-            self.resume_writing()
-
-    def _hand_on(self) -> None:
-        """Let the transport send what is queued."""
-        out, self._out = self._out, []
-        size, self._handed_on = self._out_bytes - self._handed_on, self._out_bytes
-        self._written += size
-        if self.transport is not None and out:
-            if size >= WRITE_BYTES:
-                self.transport.writelines(out)
-            else:  # joining small buffers costs less than writing each of them
-                self.transport.write(b"".join(out))
-
     def ask_for_token(self) -> None:
         """The client's token has expired."""
         challenge = pb.AuthData(auth_method_name=METHOD, auth_data=REFRESH)
@@ -354,15 +287,6 @@ class Connection(FlowControl):
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s: a request failed, the connection is closed", self, exc_info=error)
             self.end("internal error")
-
-    # -- answers -------------------------------------------------------------------------------------------------
-
-    def fail(self, request_id: int, error: Exception) -> None:
-        """ERROR to one request."""
-        self.write(encode.error(request_id, code_of(error), str(error)))
-
-    def succeed(self, request_id: int) -> None:
-        self.write(encode.success(request_id))
 
     # -- publishing (ProducerPort) -------------------------------------------------------------------------------
 
@@ -440,9 +364,6 @@ class Connection(FlowControl):
             to = self._next_owner(producer.topic.name)
             self.write(encode.simple(15, next_owner.close_producer(producer.producer_id, to)))
 
-    def _next_owner(self, topic: str) -> Addresses | None:
-        return None if self.broker.next_owner is None else self.broker.next_owner(topic, self.listener)
-
     def _remember(self, closed_id: int) -> None:
         if self._closed_ids is None:
             self._closed_ids = {}
@@ -456,62 +377,3 @@ class Connection(FlowControl):
         if self.producers is not None:
             self.producers.pop(producer_id, None)
         self._remember(producer_id)
-
-    # -- delivery (ConsumerPort) ---------------------------------------------------------------------------------
-
-    def deliver(
-        self, consumer: Consumer, position: Position, entry: bytes, redeliveries: int, remaining: int | None
-    ) -> None:
-        offset = entry[2] << 8 | entry[3]
-        is_plain = remaining is None and not redeliveries and not consumer.consumer_epoch
-        partition = consumer.subscription.topic.partition
-        if is_plain and (shared := self.broker.delivered.of(entry, position, partition, offset)) is not None:
-            self.write(shared.header(consumer.consumer_id))
-            if shared.body is not None:
-                self.write(shared.body)
-        else:
-            words: list[int] = []
-            while remaining:
-                words.append(remaining & 0xFFFFFFFFFFFFFFFF)
-                remaining >>= 64
-            header = encode.message_header(
-                consumer.consumer_id,
-                encode.message_id(position[0], position[1], partition),
-                len(entry) - offset,
-                redeliveries,
-                words,
-                consumer.consumer_epoch or None,
-            )
-            self._out.append(header)  # not by ``write``, to save a call per message: the next line schedules the flush
-            self._out_bytes += len(header)
-            self.write(memoryview(entry)[offset:])
-        if self._out_bytes - self._handed_on >= EARLY_BYTES and len(self.consumers or ()) > 1:
-            self._hand_on()
-
-    def disconnect_consumer(self, consumer: Consumer) -> None:
-        if self.consumers is not None and self.consumers.get(consumer.consumer_id) is consumer:
-            del self.consumers[consumer.consumer_id]
-            self.sent_away.add(consumer)
-            to = self._next_owner(consumer.subscription.topic.name)
-            self.write(encode.simple(16, next_owner.close_consumer(consumer.consumer_id, to)))
-
-    def active_consumer_changed(self, consumer: Consumer, active: bool) -> None:
-        message = pb.CommandActiveConsumerChange(consumer_id=consumer.consumer_id, is_active=active)
-        self.write(encode.simple(31, message))
-
-    def reached_end(self, consumer: Consumer) -> None:
-        if self.client_version.startswith(CLOSE_AT_REACHED_END):
-            return
-        self.write(encode.simple(27, pb.CommandReachedEndOfTopic(consumer_id=consumer.consumer_id)))
-
-    # -- topic lists (WatcherPort) -------------------------------------------------------------------------------
-
-    def topics_changed(self, watcher: Watcher, new: list[str], deleted: list[str], digest: str) -> None:
-        message = pb.CommandWatchTopicUpdate(
-            watcher_id=watcher.watcher_id, new_topics=new, deleted_topics=deleted, topics_hash=digest
-        )
-        self.write(encode.simple(66, message))
-
-    def lost_watcher(self, watcher: Watcher) -> None:
-        del watcher
-        self.end("it does not read its topic notifications, and too many are waiting")
