@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from meridian_broker.engines.memory.ledgers import MemoryLedgerStore
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.metadata.store import MetadataFull
+from meridian_broker.metadata.store import MetadataFull, VersionConflict
 from meridian_broker.positions import Cause
 from meridian_broker.positions.position import EARLIEST
 from meridian_broker.server.loop import LoopScheduler
@@ -171,6 +171,37 @@ async def test_changes_go_on_into_the_ledger_before_while_the_metadata_store_is_
     await log.close()
     syncing.cancel()
     assert [one.ledger_id for one in await store.list()] == log.ledgers, "what was ready is gone"
+
+
+class Replaced(TopicRecord):
+    """Metadata that another owner writes once the ledger of a roll-over is on record."""
+
+    async def save_progress_ledgers(self, ledgers: list[int], snapshot: tuple[bytes, ...] | None = None) -> None:
+        if len(self.progress) > len(ledgers):
+            raise VersionConflict("another broker owns the topic by now")
+        await super().save_progress_ledgers(ledgers, snapshot)
+
+
+async def test_an_owner_that_is_replaced_before_it_deletes_old_ledgers_deletes_none_and_writes_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The next owner reads them: its record names them still."""
+    monkeypatch.setattr(progress_log, "ROLL_RECORDS", 2)
+    store = MemoryLedgerStore(schedule=asyncio.get_running_loop().call_soon)
+    record, told, failed = Replaced(), list[LedgerError | None](), list[str]()
+    log = ProgressLog(store, record, 1, LoopScheduler(), lambda: ())
+    log.on_failure = failed.append
+    await log.prepare()
+    for _ in range(2):  # the second one is what the roll-over begins with
+        log.append(Kind.ACKED, "s", b"acked", told.append)
+    await until(lambda: bool(failed))
+    assert told == [None, None]
+    assert "another broker owns the topic by now" in failed[0]
+    assert [one.ledger_id for one in await store.list()] == record.progress == log.ledgers
+    assert len(record.progress) == 2
+    log.append(Kind.ACKED, "s", b"acked", told.append)
+    await until(lambda: len(told) == 3)
+    assert "another broker owns the topic by now" in str(told[2])
 
 
 async def change(one: Region, random: Random) -> None:
