@@ -116,6 +116,35 @@ def test_a_region_that_is_down_says_so() -> None:
         RegionClient(Region("nowhere", "http://127.0.0.1:9")).take()
 
 
+def test_any_broker_of_a_region_is_asked() -> None:
+    asked: list[str] = []
+    with answering([(200, stream([batch(0, 1)])), (200, stream([batch(0, 1)])), (404, b"")], asked) as client:
+        alive = client.region.admin_url.removeprefix("http://")
+        several = RegionClient(Region("us-east", f"http://127.0.0.1:9,{alive}"))
+        assert rows(several) == rows(several) == ["0"]
+        with pytest.raises(RegionUnreachable, match="HTTP 404"):  # an answer: nobody else is asked
+            rows(several)
+    assert len(asked) == 3
+    with pytest.raises(RegionUnreachable, match="no snapshot from"):
+        RegionClient(Region("nowhere", "http://127.0.0.1:9,127.0.0.1:10")).take()
+
+
+def test_a_region_of_several_brokers(tmp_path: Path) -> None:
+    named = [Region("us-east", "http://127.0.0.1:8080,127.0.0.1:8081"), Region("us-west", "https://west:8443")]
+    assert parse_regions("us-east=http://127.0.0.1:8080/, 127.0.0.1:8081/,us-west=https://west:8443") == named
+    assert parse_regions(",".join(f"{one.name}={one.admin_url}" for one in named)) == named
+    assert named[0].admin_urls == ["http://127.0.0.1:8080", "http://127.0.0.1:8081"]
+    brokers = [{"broker_id": str(port), "admin_url": f"http://127.0.0.1:{port}"} for port in (8080, 8081)]
+    brokers.append({"broker_id": "tls", "admin_url": "https://127.0.0.1:8443"})
+    file = tmp_path / "regions.json"
+    listed = [
+        {"name": "us-east", **brokers[0], "brokers": brokers},
+        {"name": "us-west", "admin_url": "https://west:8443"},
+    ]
+    file.write_text(json.dumps({"regions": listed}))
+    assert parse_regions(str(file)) == named
+
+
 def test_regions_by_hand_and_from_a_file(tmp_path: Path) -> None:
     named = [Region("us-east", "http://127.0.0.1:8080"), Region("us-west", "https://west:8443")]
     assert parse_regions("us-east=http://127.0.0.1:8080/, us-west=https://west:8443") == named
@@ -125,7 +154,9 @@ def test_regions_by_hand_and_from_a_file(tmp_path: Path) -> None:
     assert parse_regions(str(file)) == named
 
 
-@pytest.mark.parametrize("text", ["a=ftp://x", "a=http://x,a=http://y", "=http://x", "/no/such/file", "a=http://"])
+@pytest.mark.parametrize(
+    "text", ["a=ftp://x", "a=http://x,a=http://y", "=http://x", "/no/such/file", "a=http://", "a=http://x,,y=,"]
+)
 def test_regions_that_are_none(text: str) -> None:
     with pytest.raises(RegionsError):
         parse_regions(text)

@@ -251,8 +251,8 @@ class Directory:
     ) -> None:
         """Write ``regions.json``: whole or not at all, because brokers and people read it at any moment.
 
-        Clients get the addresses of all brokers of a region in one URL, tools the first broker's; several brokers are
-        listed, too.
+        Clients get the addresses of all brokers of a region in one URL, curl and the like the first broker's
+        admin port. Several brokers are listed, too.
 
         :param stores: the kinds of ``metadata`` and ``storage``.
         """

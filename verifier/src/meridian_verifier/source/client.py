@@ -60,6 +60,8 @@ class RegionClient:
         self.region = region
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._opener: urllib.request.OpenerDirector | None = None
+        self._urls = region.admin_urls
+        """The broker that answered last comes first."""
 
     def take(self, topics: str | None = None) -> Taken:
         """Take a snapshot.
@@ -112,13 +114,23 @@ class RegionClient:
                 raise OSError("the stream ended before its end mark")
 
     def _open(self, path: str, body: bytes | None, seconds: float) -> Any:
+        """The answer of the first broker of the region that can be reached."""
         headers = dict(self._headers)
         if body is not None:
             headers["Content-Type"] = "application/json"
-        request = urllib.request.Request(self.region.admin_url + path, data=body, headers=headers)
         if self._opener is None:
             self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), https(self.region))
-        return self._opener.open(request, timeout=seconds)
+        for left in range(len(self._urls) - 1, -1, -1):
+            request = urllib.request.Request(self._urls[0] + path, data=body, headers=headers)
+            try:
+                return self._opener.open(request, timeout=seconds)
+            except urllib.error.HTTPError:
+                raise
+            except OSError:
+                self._urls = [*self._urls[1:], self._urls[0]]
+                if not left:
+                    raise
+        raise AssertionError("a region has an address")
 
 
 def https(region: Region) -> urllib.request.HTTPSHandler:
