@@ -7,6 +7,7 @@ import asyncio
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +65,26 @@ def exported(broker: BrokerProcess, taken: dict[str, Any]) -> list[str]:
     return sorted(found)
 
 
+async def looked_up(port: int, names: list[str]) -> list[tuple[int, str]]:
+    """The answers to one lookup of each topic, on one connection."""
+    wire = await RawConnection.open(port)
+    for number, name in enumerate(names):
+        wire.say(T.LOOKUP, pb.CommandLookupTopic(topic=f"persistent://public/default/{name}", request_id=number))
+    said = [await wire.hear(T.LOOKUP_RESPONSE) for _ in names]
+    await wire.close()
+    return [(answer.response, answer.brokerServiceUrl) for answer in said]
+
+
 def test_the_topics_of_a_killed_broker_are_served_by_the_other_one(region: Region) -> None:
     names = [f"topic-{number}" for number in range(8)]
-    with connected(region.url) as client:
+    with connected(region.url) as client, ThreadPoolExecutor() as beside:
         bodies = {name: published(client, name, 5) for name in names}
         assert {region.owner(name, region.brokers["a"]) for name in names} == set(region.brokers.values())
         victim, other = region.brokers["a"], region.brokers["b"]
+        orphans = [name for name in names if region.owner(name, other) is victim]
         victim.kill()
         began = time.monotonic()
+        found = beside.submit(asyncio.run, looked_up(other.port, orphans))
         refused = 0
         while (answer := other.http("POST", "/meridian/v1/export")).status != 200:
             assert answer.status == 503
@@ -82,6 +95,7 @@ def test_the_topics_of_a_killed_broker_are_served_by_the_other_one(region: Regio
         for name in names:
             region.taken_by(other, name)
         assert time.monotonic() - began < 10 * LEASE_SECONDS
+        assert found.result() == [(pb.CommandLookupTopicResponse.Connect, other.service_url)] * len(orphans)
         for name in names:
             consumer = client.subscribe(name, "s", SHARED, initial_position=EARLIEST)
             assert received(consumer, 5) == bodies[name]

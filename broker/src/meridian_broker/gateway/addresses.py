@@ -69,6 +69,11 @@ broker found that this one should serve the topic. Raises ``TopicError`` or ``Me
 determined now."""
 
 
+WhenMoved = Callable[[TopicName, Callable[[], None]], Awaitable[bool]]
+"""Calls the callback once a topic that another broker owns may have another owner, or after some seconds. False: that
+broker can be reached, so nothing is called."""
+
+
 NextOwner = Callable[[str, str], Addresses | None]
 """The broker that a topic, which is being closed here, is handed to, for a client of the named listener; None: the
 client has to look it up."""

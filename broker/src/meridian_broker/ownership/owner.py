@@ -296,6 +296,19 @@ class BundleOwner:
             return Found(found, True)
         return Found(me, True)
 
+    def when_moved(self, topic: TopicName, broker: BrokerRecord, moved: Callable[[], None]) -> bool:
+        """Call ``moved`` once another broker than this one may own the topic, as far as seen, or after a while.
+
+        :returns: False: it is not that broker's any more, so ``moved`` is not called.
+        """
+        bundles = self.view.bundles.get(topic.namespace_name)
+        bundle = None if bundles is None else bundles.of(topic)
+        owner = None if bundle is None else self.view.owner(bundle)
+        if bundle is None or owner is None or owner.session != broker.session:
+            return False
+        self._waiting.call(bundle, moved)
+        return True
+
     async def _handed_over(self, bundle: Bundle) -> None:
         """Wait while the bundle is being handed to this broker."""
         owner = self.view.owner(bundle)

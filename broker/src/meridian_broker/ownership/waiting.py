@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from meridian_broker.ledgers.notifying import notify_all
 from meridian_broker.ledgers.scheduling import Scheduler
@@ -27,17 +26,17 @@ class Waiting:
 
     async def wait(self, bundle: Bundle) -> None:
         """Wait for ``wake``."""
+        await self._scheduler.answer(lambda ready: self.call(bundle, lambda: ready(None)))
 
-        def begin(ready: Callable[[Any], None]) -> None:
-            timer = self._scheduler.later(self._seconds, lambda: self.wake(bundle))
+    def call(self, bundle: Bundle, callback: Callable[[], None]) -> None:
+        """Call it with ``wake``."""
+        timer = self._scheduler.later(self._seconds, lambda: self.wake(bundle))
 
-            def woken() -> None:
-                timer.cancel()
-                ready(None)
+        def woken() -> None:
+            timer.cancel()
+            callback()
 
-            self._callbacks.setdefault(bundle, []).append(woken)
-
-        await self._scheduler.answer(begin)
+        self._callbacks.setdefault(bundle, []).append(woken)
 
     def wake(self, bundle: Bundle) -> None:
         """All who wait for the bundle continue."""

@@ -250,6 +250,7 @@ class BrokerProcess:
             keep_alive_seconds=network.keep_alive_interval_seconds,
             producer_name=self._producer_name,
             locate=None if self.several is None else self.several.locate,
+            when_moved=None if self.several is None else self.several.when_moved,
             next_owner=None if self.several is None else self.several.next_owner,
             reserved=self.sharing.reserved,
             objections=lambda topic, subscription: objections(self.admin, topic, subscription),

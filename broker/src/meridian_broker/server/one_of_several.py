@@ -29,6 +29,7 @@ from meridian_broker.ownership.claims import Claims, brokers_alive
 from meridian_broker.ownership.owner import BundleOwner, NotServing
 from meridian_broker.ownership.placement import BUSY
 from meridian_broker.ownership.records import BrokerRecord
+from meridian_broker.server.absent_owners import AbsentOwners
 from meridian_broker.server.load import BundleTraffic, Processor
 from meridian_broker.server.settings_brokers import ONLY_BROKER, BrokerSettings
 from meridian_broker.server.waiting import StartFailed
@@ -57,6 +58,7 @@ class OneOfSeveral:
         self._scheduler = scheduler
         self._processor = Processor(time.process_time, time.monotonic)
         self._measuring = BundleTraffic()
+        self._absent = AbsentOwners(scheduler, settings.metadata_store_session_timeout_millis / 1000)
         self._traffic: Mapping[Bundle, float] = {}
         """Of this broker's bundles, while it is busy."""
         self._addresses = addresses
@@ -109,6 +111,14 @@ class OneOfSeveral:
             return None
         addresses = found.broker.addresses.get(listener)
         return Place(None if addresses is None else Addresses.of(addresses), found.owns)
+
+    async def when_moved(self, name: TopicName, moved: Callable[[], None]) -> bool:
+        """See ``gateway.addresses.WhenMoved``."""
+        bundle = self._bundle_of(str(name))
+        owner = None if bundle is None else self.owner.view.owner(bundle)
+        if owner is None or owner.broker == self._broker_id or not await self._absent.is_absent(owner):
+            return False
+        return self.owner.when_moved(name, owner, moved)
 
     def next_owner(self, topic: str, listener: str) -> Addresses | None:
         """See ``gateway.addresses.NextOwner``."""

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from meridian_broker.gateway.addresses import AddressBook, Locate, NextOwner
+from meridian_broker.gateway.addresses import AddressBook, Locate, NextOwner, WhenMoved
 from meridian_broker.gateway.authentication import Authentication
 from meridian_broker.gateway.peer_identity import PeerIdentity
 from meridian_broker.gateway.pulsar.connected import Connected
@@ -67,6 +67,8 @@ class Broker:
     """Asks the other regions why a replicated subscription of a topic must not be deleted now; None: it may be."""
     locate: Locate | None = None
     """Where topics are; None: this broker serves every topic of its region."""
+    when_moved: WhenMoved | None = None
+    """Waits for another owner of topics whose broker has died; None: there is no other broker."""
     next_owner: NextOwner | None = None
     """Where topics that are being closed go; None: they stay, because this broker is its region's only one."""
     reserved: Callable[[str], str | None] = lambda _: None

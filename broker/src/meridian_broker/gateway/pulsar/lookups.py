@@ -17,6 +17,7 @@ from meridian_broker.wire.pulsar.errors import ServerError, ServiceNotReadyError
 if TYPE_CHECKING:
     from meridian_broker.gateway.pulsar.broker import Broker
     from meridian_broker.gateway.pulsar.connection import Connection
+    from meridian_broker.wire.pulsar.topic_name import TopicName
 
 
 def lookup(connection: Connection, command: Any) -> None:
@@ -48,6 +49,8 @@ async def _lookup(connection: Connection, asked: pb.CommandLookupTopic) -> None:
             locate, place = connection.broker.locate, None
             if locate is not None:
                 place = await locate(name, listener, asked.authoritative)
+            if place is not None and place.owns and await _waits(connection, name, asked):
+                return
         addresses = connection.broker.addresses(listener) if place is None else place.addresses
         if addresses is None:
             raise ServiceNotReadyError(f"the broker advertises no listener {listener!r}: see advertisedListeners")
@@ -63,6 +66,25 @@ async def _lookup(connection: Connection, asked: pb.CommandLookupTopic) -> None:
         answer.response = pb.CommandLookupTopicResponse.Failed
         answer.error, answer.message = code_of(error), str(error)
     connection.write(encode.simple(24, answer))
+
+
+async def _waits(connection: Connection, name: TopicName, asked: pb.CommandLookupTopic) -> bool:
+    """Whether the answer waits for another owner of the topic, because its present one died: to look it up again
+    helps nobody until then, and each attempt makes the client's next pause longer.
+
+    What waits counts as a lookup, but does not keep the connection from being read.
+    """
+    broker = connection.broker
+
+    def again() -> None:
+        broker.lookups -= 1
+        if connection.transport is not None:
+            connection.run(_lookup(connection, asked))
+
+    if broker.when_moved is None or not await broker.when_moved(name, again):
+        return False
+    broker.lookups += 1
+    return True
 
 
 def partitions(connection: Connection, command: Any) -> None:
