@@ -14,13 +14,13 @@ from meridian_broker.engines.bookkeeper.context import BookKeeperSettings
 from meridian_broker.engines.bookkeeper.handles import BookKeeperReader, BookKeeperWriter
 from meridian_broker.engines.bookkeeper.ledger_metadata import LedgerMetadata, Segment
 from meridian_broker.engines.bookkeeper.ledger_table import LedgerTable
-from meridian_broker.engines.bookkeeper.ports import AddLimits
+from meridian_broker.engines.bookkeeper.ports import AddLimits, Versioned
 from meridian_broker.engines.bookkeeper.securing import Connect, connect_tcp, encrypted
 from meridian_broker.engines.bookkeeper.store import BookKeeperLedgerStore
 from meridian_broker.engines.etcd.address import parse_endpoints
 from meridian_broker.engines.etcd.client import EtcdChannel
 from meridian_broker.ledgers.storage import OldLedger
-from meridian_broker.ledgers.store import LedgerError, LedgerFenced, LedgerInfo
+from meridian_broker.ledgers.store import LedgerDeleted, LedgerError, LedgerFenced, LedgerInfo
 from support.brokers.bookies import Bookies, java_compiler_missing
 from support.brokers.certificates import Authority
 from support.contracts.ledger_contract import EVERYTHING, LedgerContract, append_all, append_one, read_all
@@ -282,6 +282,32 @@ async def test_a_new_owner_takes_a_ledger_from_a_live_writer(ledgers: BookKeeper
         with pytest.raises(LedgerFenced):
             await store.recover(ledger, fence=1)
     await other.store.close()
+
+
+async def test_a_ledger_that_was_recovered_a_moment_ago_is_opened_without_asking_etcd_again(
+    ledgers: BookKeeperWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That holds for one opening, since another broker may change what etcd says; a deletion here is known at once."""
+    dead, asked = await ledgers.start(), list[int]()
+    entries = await appended(await dead.create(1, fence=1), 5)
+    await appended(await dead.create(2, fence=1), 1)
+    await ledgers.store.recover(1, fence=2)
+    await ledgers.store.recover(2, fence=2)
+    read = LedgerTable.read
+
+    async def counted(table: LedgerTable, ledger: int) -> Versioned | None:
+        asked.append(ledger - ledgers.base)
+        return await read(table, ledger)
+
+    monkeypatch.setattr(LedgerTable, "read", counted)
+    assert await read_all(ledgers.store, 1) == entries
+    assert asked == []
+    assert await read_all(ledgers.store, 1) == entries
+    assert asked == [1]
+    await ledgers.store.delete(2)
+    with pytest.raises(LedgerDeleted):
+        await ledgers.store.open(2)
+    await dead.store.close()
 
 
 async def test_ledgers_of_a_broker_that_died_are_recovered_though_a_bookie_is_dead(ledgers: BookKeeperWorld) -> None:

@@ -25,6 +25,10 @@ FRAME_OVERHEAD: Final = 64
 """Bytes of a bookie's largest frame that are not an entry's data."""
 GONE_MAX: Final = 10_000
 """Deleted ledgers that are remembered so that their readers fail, although bookies may still have the entries."""
+RECOVERED_MAX: Final = 1000
+"""Ledgers whose metadata are kept after their recovery, ..."""
+RECOVERED_MS: Final = 5_000
+"""... for so long: a topic that is opened recovers each of its ledgers and then reads it."""
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +126,7 @@ class StoreContext:
         self.ledgers: int | None = None
         """How many ledgers are in etcd; None: not known yet."""
         self._gone: dict[int, None] = {}
+        self._recovered: dict[int, tuple[int, LedgerMetadata]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self.is_closed = False
 
@@ -145,9 +150,26 @@ class StoreContext:
 
     def gone(self, ledger: int) -> None:
         """Note that it was deleted."""
+        self._recovered.pop(ledger, None)
         self._gone[ledger] = None
         if len(self._gone) > GONE_MAX:
             del self._gone[next(iter(self._gone))]
+
+    def recovered(self, ledger: int, metadata: LedgerMetadata) -> LedgerInfo:
+        """Note that it is closed: most likely it will be read now. Returns the facts about it."""
+        self._recovered.pop(ledger, None)
+        self._recovered[ledger] = self.bookies.now_ms(), metadata
+        if len(self._recovered) > RECOVERED_MAX:
+            del self._recovered[next(iter(self._recovered))]
+        return info_of(ledger, metadata)
+
+    def just_recovered(self, ledger: int) -> LedgerMetadata | None:
+        """The metadata of a ledger that this process recovered a moment ago and did not open since.
+
+        A bookie may have been replaced meanwhile: then the others are read.
+        """
+        at_ms, metadata = self._recovered.pop(ledger, (0, None))
+        return metadata if self.bookies.now_ms() - at_ms < RECOVERED_MS else None
 
     # -- writers -------------------------------------------------------------------------------------------------
 

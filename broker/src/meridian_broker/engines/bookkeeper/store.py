@@ -227,10 +227,9 @@ class BookKeeperLedgerStore:
         :param confirmed: the last confirmed entry of an open ledger, if known. None: bookies are asked.
         """
         self._context.check_open()
-        stored = await self._context.find(ledger_id)
-        if not stored.metadata.is_readable:
+        metadata = self._context.just_recovered(ledger_id) or (await self._context.find(ledger_id)).metadata
+        if not metadata.is_readable:
             raise LedgerUnreadable(f"ledger {ledger_id} does not use CRC32C checksums: this client cannot read it")
-        metadata = stored.metadata
         writing = self._context.writings.get(ledger_id) if metadata.state is LedgerState.OPEN else None
         if writing is not None or metadata.state is LedgerState.CLOSED:
             confirmed = metadata.last_entry
@@ -247,8 +246,8 @@ class BookKeeperLedgerStore:
         stored = await self._context.find(ledger_id)
         _check_fence(ledger_id, stored.metadata, fence)
         if stored.metadata.state is LedgerState.CLOSED:
-            return info_of(ledger_id, stored.metadata)
-        return info_of(ledger_id, await self._recoveries.recover(ledger_id, fence, stored))
+            return self._context.recovered(ledger_id, stored.metadata)
+        return self._context.recovered(ledger_id, await self._recoveries.recover(ledger_id, fence, stored))
 
     async def delete(self, ledger_id: int) -> None:
         self._context.check_open()
