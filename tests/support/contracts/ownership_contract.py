@@ -15,7 +15,7 @@ import pytest
 from meridian_broker.metadata.store import Check, Delete, MetadataStore, MetadataUnavailable, Put
 from meridian_broker.ownership import handing_over, paths
 from meridian_broker.ownership.bundles import Bundles, NotDivisible, place_of
-from meridian_broker.ownership.claims import NoSuchBundle, OwnedElsewhere
+from meridian_broker.ownership.claims import MANY, NoSuchBundle, OwnedElsewhere
 from meridian_broker.ownership.handing_over import MOVES
 from meridian_broker.ownership.owner import NotServing
 from meridian_broker.ownership.records import BrokerRecord, OwnerRecord
@@ -100,11 +100,11 @@ class OwningContract:
     async def test_bundles_without_an_owner_are_taken_many_at_a_time(self, connect: Connect) -> None:
         store = AnswersLate(await connect())
         async with owning("a", store) as a:
-            for number in range(3):
+            for number in range(MANY // BUNDLES):
                 await a.owner.bundles(f"public/space-{number}")
             before = store.asked
             await a.owner.take_vacant()
-            assert len(a.owner.owned()) == 3 * BUNDLES
+            assert len(a.owner.owned()) == MANY
             assert store.asked - before == 2, "the first one, and all others that waited meanwhile"
 
     async def test_each_term_has_a_greater_fence(self, connect: Connect) -> None:

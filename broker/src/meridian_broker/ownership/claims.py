@@ -33,8 +33,10 @@ from meridian_broker.ownership.terms import Term
 
 ATTEMPTS: Final = 64
 """How often a transaction is attempted while other brokers keep getting in first."""
-MANY: Final = 16
-"""Bundles claimed in one transaction: each takes a check and two operations, and etcd allows 128 of both together."""
+MANY: Final = 60
+"""Bundles claimed in one transaction: each takes two operations, and two checks if no other one is in its namespace,
+and etcd allows 128 of either. A broker that died had many. Those that come with a later transaction wait until etcd has
+answered for the topics that are opened meanwhile."""
 
 
 class OwnedElsewhere(Exception):
