@@ -15,6 +15,7 @@ must not come again after a stop.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import heapq
 import json
 import os
@@ -51,7 +52,36 @@ CONSUMED = 50
 SESSION_SECONDS = 10.0
 """Default of metadataStoreSessionTimeoutMillis."""
 PATIENCE_SECONDS = 120.0
+KINDS = {"bookies": b"bookkeeper.server.Main", "etcd": b"etcd", "brokers": b"broker"}
+"""Of processes, by a word in their command lines; the first one counts."""
 PARTS = (THROUGHPUT, STOPPED, KILLED) = ("throughput", "stopped", "killed")
+
+
+class Processes:
+    """The processor time of all that takes part, by kind, from now on."""
+
+    def __init__(self, directory: Path) -> None:
+        """:param directory: of the region; each of its processes names a place in it."""
+        self._place = str(directory).encode()
+        self._before = self._now()
+
+    def seconds(self) -> dict[str, float]:
+        """Since then, but for what a broker took that has ended."""
+        now = self._now()
+        took = {pid: (kind, seconds - self._before.get(pid, (kind, 0.0))[1]) for pid, (kind, seconds) in now.items()}
+        return {
+            one: round(sum(seconds for kind, seconds in took.values() if kind == one), 2) for one in ("clients", *KINDS)
+        }
+
+    def _now(self) -> dict[int, tuple[str, float]]:
+        found: dict[int, tuple[str, float]] = {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                command = (entry / "cmdline").read_bytes()
+                kind = next((one for one, word in KINDS.items() if word in command), None)
+                if kind is not None and self._place in command and b"\0up\0" not in command:
+                    found[int(entry.name)] = kind, cpu_seconds(int(entry.name))
+        return found | {os.getpid(): ("clients", cpu_seconds(os.getpid()))}
 
 
 class Region:
@@ -185,6 +215,8 @@ class Change:
     refused: int
     lost: int
     repeated_after_ack: int
+    processor_seconds: dict[str, float]
+    """Of each kind of process, until the other broker had all topics open."""
 
 
 class Publisher(threading.Thread):
@@ -284,13 +316,13 @@ def changed(directory: Path, count: int, how: signal.Signals, bundles: int = BUN
         publisher.start()
         wait_until(lambda: all(publisher.receipts[topic] > 1 for topic in topics), "the first receipts")
         publisher.forget()
-        begun = time.monotonic()
+        begun, processes = time.monotonic(), Processes(directory)
         os.kill(leaving["pid"], how)
         wait_until(lambda: "Start it again" in region.process.log(), "the broker to end", PATIENCE_SECONDS)
         ended = time.monotonic()
         every, heir = region.every_bundle, region.brokers[1]
         done = wait_until(lambda: owned(heir) == every and time.monotonic(), "the other broker's turn")
-        opened = _all_open(heir, count)
+        opened, took = _all_open(heir, count), processes.seconds()
         wait_until(lambda: min(publisher.last.values()) > ended, "receipts of every topic", PATIENCE_SECONDS)
         publisher.end()
         for client in clients:
@@ -308,6 +340,7 @@ def changed(directory: Path, count: int, how: signal.Signals, bundles: int = BUN
         refused=publisher.refused,
         lost=sum(max(0, publisher.receipts[topic] - stored[topic]) for topic in topics),
         repeated_after_ack=subscribers.repeated,
+        processor_seconds=took,
     )
 
 
@@ -350,6 +383,10 @@ def main() -> int:
         met &= good
         print(f"{what:58} {value:8.2f}  {sign} {target:g}  {'' if good else 'MISSED'}", file=sys.stderr, flush=True)
 
+    def said(change: Change) -> None:
+        took = ", ".join(f"{kind} {seconds:.1f}" for kind, seconds in change.processor_seconds.items())
+        print(f"  p50 pause {change.p50_pause_seconds:.2f} s; processor seconds: {took}", file=sys.stderr, flush=True)
+
     with tempfile.TemporaryDirectory(prefix="bench-brokers-") as name:
         place = Path(name)
         if THROUGHPUT in parts:
@@ -363,12 +400,14 @@ def main() -> int:
             told("stopped: p99 pause of a topic, seconds", stopped.p99_pause_seconds, "<=", 0.3)
             told("stopped: messages with a receipt lost", stopped.lost, "<=", 0)
             told("stopped: acknowledged messages that came again", stopped.repeated_after_ack, "<=", 0)
+            said(stopped)
         if KILLED in parts:
             killed = changed(place / KILLED, count, signal.SIGKILL)
             found[KILLED] = asdict(killed)
             told("killed: seconds until all bundles had an owner", killed.seconds, "<=", SESSION_SECONDS + 2)
             told("killed: seconds until all topics were open", killed.open_seconds, "<=", SESSION_SECONDS + 2)
             told("killed: messages with a receipt lost", killed.lost, "<=", 0)
+            said(killed)
     if arguments.json:
         found["machine"] = {"cores": os.cpu_count(), "load_before": load, "load_after": os.getloadavg()[0]}
         print(json.dumps(found))
