@@ -12,13 +12,11 @@ stored: what counts is that everything which their region published before is, a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from meridian_broker.bounds.snapshots import MARKER_REGIONS, REQUESTS_PER_SECOND
 from meridian_broker.ledgers.store import LedgerError
-from meridian_broker.ledgers.throttling import TokenBucket
 from meridian_broker.metadata.policy_values import SNAPSHOT
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.snapshots.controller import SnapshotController
@@ -27,13 +25,13 @@ from meridian_broker.topics.context import Settling
 from meridian_broker.topics.entry_metadata import marker_entry
 from meridian_broker.topics.errors import NotAllowed
 from meridian_broker.topics.journal.subscription_record import LOCAL
-from meridian_broker.topics.snapshots import kept
-from meridian_broker.topics.snapshots.marks import Mark
+from meridian_broker.topics.snapshots.following import Following
+from meridian_broker.topics.snapshots.requests import Requests
+from meridian_broker.topics.snapshots.told import Told
 from meridian_broker.topics.snapshots.updates import Updates
 from meridian_broker.wire.pulsar import markers, metadata
 from meridian_broker.wire.pulsar.markers import (
     Marker,
-    Place,
     Snapshot,
     SnapshotRequest,
     SnapshotResponse,
@@ -47,8 +45,6 @@ log = logging.getLogger(__name__)
 
 REACHED_MS: Final = 1000
 """How often a topic is looked at whose regions are not all reached."""
-ENDS_MAX: Final = 1000
-"""Snapshots of one topic of which it is remembered what they include."""
 LOG_EVERY_MS: Final = 60_000
 """Refused markers of one topic are logged this often at most."""
 
@@ -94,24 +90,12 @@ class TopicSnapshots:
         self.last_marker = EARLIEST
         self._logged_ms = -LOG_EVERY_MS
         self._updates = Updates(topic, pulsar_regions, self.refuse)
-        self._requests: dict[str, TokenBucket] = {}
-        """What each region may still ask."""
+        self._requests = Requests(topic, self.others, pulsar_regions)
+        self._following = Following(topic, lambda: self.controller, lambda: wake(self))
+        self._told = Told(topic)
         self._given_up: frozenset[str] = frozenset()
         self._mode = topic.rules.subscription_sync
         self._regions: frozenset[str] = frozenset()
-        self._marks: dict[str, Mark] = {}
-        """The subscriptions that are followed."""
-        self._was_reached = False
-        """Messages reached all regions that are needed, at the last look."""
-        self._unfound: set[str] = set()
-        """Subscriptions whose older snapshots are to be found in the log again."""
-        self._is_finding = False
-        self._moved: set[str] = set()
-        self._consumer_left = False
-        self._ends: dict[tuple[Place, ...], dict[str, Position]] = {}
-        """Of the last snapshots, by what an update by each says: per origin its last entry here up to there."""
-        self._told: dict[str, dict[str, Position]] = {}
-        """The same, for each subscription, of the last update."""
         self._news: object = None
         self._at = EARLIEST
         self._before = 0
@@ -133,13 +117,13 @@ class TopicSnapshots:
 
     def moved(self, subscription: str) -> None:
         if self._takes:
-            self._moved.add(subscription)
+            self._following.moved(subscription)
             self._wake(self)
 
     def consumer_left(self, subscription: str) -> None:
         if self._takes and self._is_local(subscription):
-            self._consumer_left = True
-            self.moved(subscription)
+            self._following.moved(subscription, consumer_left=True)
+            self._wake(self)
 
     def received(self, body: bytes | memoryview, sender: str, source: Position | None = None) -> None:
         if not self._settings().enabled:
@@ -156,36 +140,13 @@ class TopicSnapshots:
         if isinstance(marker, SnapshotResponse) and not self._is_whole:
             return  # something that its region published before may still be missing here
         if isinstance(marker, SnapshotRequest):
-            if problem := self._objection(sender, source):
+            if problem := self._requests.objection(sender, source, self.now_ms()):
                 self.refuse(problem)
                 return
             if source is not None:
                 self.topic.pulsar.asked(sender, source, lambda: self._take(marker, sender))
                 return
         self._take(marker, sender)
-
-    def _objection(self, sender: str, source: Position | None) -> str:
-        """Why a region's request is not answered; empty: it is."""
-        now_ms = self.now_ms()
-        allowed = self._requests.get(sender)
-        if allowed is None:
-            if len(self._requests) >= MARKER_REGIONS:
-                self._requests.clear()
-            allowed = self._requests[sender] = TokenBucket(REQUESTS_PER_SECOND, 1000, now_ms)
-        if allowed.wait_ms(now_ms):
-            return f"{sender} asks for more than {REQUESTS_PER_SECOND} snapshots a second"
-        allowed.take(1, now_ms)
-        if self._has_kept_from(sender):
-            return (
-                f"{sender} asks for a snapshot, but an operator dropped messages from its backlog, and it would speak "
-                "for them, too: use the exact mode for this topic"
-            )
-        if source is None and sender in self._pulsar_regions() and len(self.others()) > 1:
-            return (
-                f"{sender} asks for a snapshot of more than two regions without naming its own position, so a repeated "
-                "request cannot be told from the second one: it needs Pulsar 4.0.3, 3.0.10 or newer"
-            )
-        return ""
 
     def _take(self, marker: Marker, sender: str) -> None:
         if self.topic.failure is not None:
@@ -198,14 +159,6 @@ class TopicSnapshots:
                 f"{sender} sent a {type(marker).__name__} that speaks for another region, or of what is not here"
             )
         self._wake(self)
-
-    def _has_kept_from(self, region: str) -> bool:
-        """Whether a third region may have messages of this one that were never sent there: it could not tell which
-        (R31)."""
-        if self.topic.metadata is None or len(self.others()) < 2:
-            return False
-        record = self.topic.metadata.record
-        return region in record.skipped or region in record.skipped_before
 
     def refuse(self, why: str) -> None:
         self.refused += 1
@@ -241,30 +194,29 @@ class TopicSnapshots:
         topic = self.topic
         if topic.failure is not None or topic.snapshots is not self or not self._settings().enabled:
             self.controller = None
-            self._marks.clear()
-            self._moved.clear()
+            self._following.forget()
             return None
         wanted = self._wanted()
         if self.controller is None and not wanted:
-            self._moved.clear()
+            self._following.forget()
             return None
         controller = self._controlled()
         if (others := self.others()) != self._regions:
             self._regions, self._given_up = others, self._given_up & others
             controller.regions_changed()
-        self._follow_subscriptions(controller, wanted)
+        self._following.follow(controller, wanted, is_reached=not self.problem())
         if (news := self._stored_so_far()) != self._news:
             self._news = news
             controller.published()
-        if self._moved:
-            self._tell_moved()
+        if self._following.has_moved:
+            self._following.tell(controller)
         deadline = controller.deadline_ms
         if deadline is not None and deadline <= self.now_ms():
             controller.tick()
             deadline = controller.deadline_ms
-        if self._moved:
+        if self._following.has_moved:
             return self.now_ms()
-        if not self._was_reached and wanted:
+        if not self._following.was_reached and wanted:
             again_ms = self.now_ms() + REACHED_MS
             return again_ms if deadline is None else min(deadline, again_ms)
         return deadline
@@ -272,7 +224,7 @@ class TopicSnapshots:
     def _controlled(self) -> SnapshotController:
         if self.controller is None:
             self.controller = SnapshotController(self, self._settings().rules)
-            self._marks.clear()
+            self._following.begin()
             self._regions = self.others()
             self._news = self._stored_so_far()
         return self.controller
@@ -287,84 +239,10 @@ class TopicSnapshots:
             if one.durable and one.replicated and one.record.scope == LOCAL
         }
 
-    def _follow_subscriptions(self, controller: SnapshotController, wanted: Mapping[str, Position]) -> None:
-        for name in self._marks.keys() - wanted.keys():
-            del self._marks[name]
-            controller.unfollow(name)
-        is_reached = not self.problem()
-        if is_reached and not self._was_reached:
-            # A region that was away may know of an earlier creation: another place to begin at (R15).
-            for name in list(self._marks):
-                del self._marks[name]
-                controller.pause(name)
-        self._was_reached = is_reached
-        if is_reached:
-            for name in wanted.keys() - self._marks.keys():
-                mark = self._marks[name] = Mark()
-                self._introduce(controller, name, mark)
-
-    def _introduce(self, controller: SnapshotController, name: str, mark: Mark) -> None:
-        """Follow a subscription once the other regions have said what they know of it."""
-
-        def passed() -> None:
-            if self.controller is controller and self._marks.get(name) is mark:
-                controller.follow(name, EARLIEST)
-                self._moved.add(name)
-                self._unfound.add(name)
-                if not self._is_finding:
-                    self._is_finding = True
-                    self.topic.scheduler.spawn(self._find(), "find the snapshots of a topic again")
-                self._wake(self)
-
-        if self.topic.exchange is None:
-            passed()
-        else:
-            self.topic.exchange.barrier(self.topic.name, name, passed)
-
-    async def _find(self) -> None:
-        def found(snapshot: Snapshot) -> None:
-            if self.controller is not None:
-                self.controller.found(snapshot)
-
-        try:
-            while self._unfound and self.topic.failure is None:
-                names, self._unfound = self._unfound, set()
-                there = [one for name in names if (one := self.topic.subscriptions.get(name)) is not None]
-                behind = min((one.cursor.mark_delete for one in there), default=self.topic.log.last_confirmed)
-                await kept.find(self.topic, behind, found)
-        except LedgerError as error:
-            log.warning("%s: older snapshots are not used, newer ones will be: %s", self.topic.name, error)
-        finally:
-            self._is_finding = False
-
     def _stored_so_far(self) -> object:
         """Another value after a message was stored, of whatever region."""
         log, stored = self.topic.log, self.topic.stored
         return stored.messages_in + stored.messages_replicated_in, log.last_own, tuple(log.last_origin.values())
-
-    def _tell_moved(self) -> None:
-        """What is acknowledged counts once it is on disk."""
-        moved, self._moved = self._moved, set()
-        marks: dict[str, Position] = {}
-        for name in moved:
-            mark, subscription = self._marks.get(name), self.topic.subscriptions.get(name)
-            if mark is not None and subscription is not None:
-                marks[name], is_all = mark.of(subscription.cursor)
-                if not is_all:
-                    self._moved.add(name)
-        has_left, self._consumer_left = self._consumer_left, False
-        controller = self.controller
-
-        def durable(error: LedgerError | None) -> None:
-            if error is not None or controller is None or self.controller is not controller:
-                return
-            for name, position in marks.items():
-                controller.moved(name, position)
-            if has_left:
-                controller.consumer_left()
-            self._wake(self)
-
-        self.topic.progress_log.when_durable(durable)
 
     # -- the topic (``SnapshotHost``) --------------------------------------------------------------------------------
 
@@ -449,9 +327,9 @@ class TopicSnapshots:
             self.last_marker = max(self.last_marker, result)
             if isinstance(marker, Snapshot):
                 self.last, self.last_ms = marker, topic.scheduler.now_ms()
-                self._note_ends(marker)
+                self._told.taken(marker)
             elif isinstance(marker, SubscriptionUpdate):
-                self._told[marker.subscription] = self._ends.get(marker.places, {})
+                self._told.updated(marker)
             done(result)
             self._wake(self)
 
@@ -467,20 +345,12 @@ class TopicSnapshots:
         """Whether replicated subscriptions move in another region by snapshots of this one."""
         return self._takes
 
-    def _note_ends(self, snapshot: Snapshot) -> None:
-        index = self.topic.log.index(snapshot.position.ledger)
-        if index is not None and self.topic.log.holds(snapshot.position):
-            while len(self._ends) >= ENDS_MAX:
-                del self._ends[next(iter(self._ends))]
-            before = self.topic.log.origins_before(snapshot.position.ledger)
-            self._ends[snapshot.places] = before | index.last_of_each(snapshot.position.entry + 1)
-
     def told(self) -> dict[str, dict[str, Position]]:
         """By subscription that Meridian regions follow by snapshots: per origin, up to where they were told that
         everything is acknowledged; as far as that was since the topic was opened."""
         if self._mode != SNAPSHOT:
             return {}
-        return {name: self._told.get(name, {}) for name in self._wanted()}
+        return {name: self._told.of(name) for name in self._wanted()}
 
     def held_back(self, subscription: str) -> dict[str, str]:
         """By region of Apache Pulsar that is not told how far the subscription is: why, and what to do."""
