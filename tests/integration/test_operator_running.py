@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -200,6 +201,39 @@ def test_a_deletion_waits_for_a_region_until_somebody_gives_it_up(
         assert (kind, reason) == ("Warning", "RegionsAbandoned")
         assert "gave up west" in message
     assert not near.has("split")
+
+
+def test_snapshots_go_on_without_a_region_that_is_silent_for_long(
+    kube: KubeApi, near: Regions, regions: RegionsProcess
+) -> None:
+    kube.create("geotopics", "partial", **geo("partial", subscriptionSync={"mode": "Snapshot"}))
+    ready(kube, "geotopics", "partial")
+    moving = rsub("partial", syncMode="Snapshot", partialSnapshotAfter="1s", deletionPolicy="Retain")
+    kube.create("replicatedsubscriptions", "partial-billing", **moving)
+    ready(kube, "replicatedsubscriptions", "partial-billing")
+
+    def without() -> Any:
+        return near.ask("/meridian/v1/topics/persistent/public/default/partial/snapshots", "east")["without"]
+
+    looks = itertools.count()
+
+    def is_left_out() -> bool:
+        kube.annotate("replicatedsubscriptions", "partial-billing", reconcile_now=str(next(looks)))
+        return bool(without() == ["west"])
+
+    regions.kill_region("west")
+    try:
+        wait_until(is_left_out, "east to go on without west", 60.0)
+        wait_until(lambda: kube.events("partial-billing")[-1][1] == "PartialSnapshots", "the Event")
+        kind, _, message = kube.events("partial-billing")[-1]
+        assert kind == "Warning" and "go on without west" in message
+        (silent,) = (kube.get("replicatedsubscriptions", "partial-billing") or {})["status"]["silent"]
+        assert silent["name"] == "west"
+    finally:
+        regions.bring_back("west")
+    wait_until(lambda: without() == [], "west to count again", 60.0)
+    ready(kube, "replicatedsubscriptions", "partial-billing")
+    assert (kube.get("replicatedsubscriptions", "partial-billing") or {})["status"]["silent"] == []
 
 
 def test_what_vanished_is_made_again_on_demand_only(kube: KubeApi, near: Regions) -> None:

@@ -38,6 +38,7 @@ from meridian_operator.regions.client import POLICIES
 NAMES: Final = ("ap", "eu", "us")
 TOPIC: Final = "persistent://public/default/orders"
 OTHER_TOPIC: Final = "persistent://public/default/others"
+SINCE: Final = "2025-12-31T21:00:00Z"
 TIME: Final = "2026-01-01T00:00:00Z"
 SUBJECTS: Final[dict[str, Subject[Any]]] = {
     one.kind.kind: one for one in (GeoTopics(), ReplicatedSubscriptions(), MetadataSyncPolicies(), ShadowTopics())
@@ -166,6 +167,8 @@ class Witnessed:
     """Regions where the topic is not as ``topic``."""
     asked: list[Any] = field(default_factory=list)
     made: list[Change] = field(default_factory=list)
+    away: frozenset[str] = frozenset()
+    """Regions that do not answer."""
     gone: frozenset[str] = frozenset()
     settings: Settings = field(default_factory=lambda: Settings(tenants_by_namespace={"y": ["*"]}))
     verdicts: Verdicts = field(default_factory=Verdicts)
@@ -179,7 +182,9 @@ class Witnessed:
     async def see(self, names: Sequence[str], topic: TopicName, subscription: str | None) -> list[RegionSeen]:
         self.asked.append((tuple(names), topic, subscription))
         return [
-            RegionSeen(
+            RegionSeen(name, "", problem="it is down")
+            if name in self.away
+            else RegionSeen(
                 name,
                 "",
                 namespace_exists=self.namespace_exists,
@@ -202,6 +207,12 @@ class Witnessed:
 _LINKS: Final = tuple(Link(name, True, 0, 0) for name in NAMES)
 _PARTITIONED: Final = TopicSeen(4, links=_LINKS)
 _ADMINISTERED: Final = TopicSeen(4, policies=dict.fromkeys(POLICIES, "set before"), links=_LINKS)
+_MOVING: Final = TopicSeen(
+    4,
+    policies={"replication": list(NAMES), "subscriptionSync": "snapshot"},
+    links=tuple(Link(name, name != NAMES[-1], 0, 0) for name in NAMES),
+    takes_snapshots=True,
+)
 _PLACE: Final = SubscriptionSeen(replicated=True, mark_delete="", holes=0, backlog=0, consumers=0, synced=True)
 _OWNER: Final = Claim(TIME, "y", "orders", "GeoTopic", "orders")
 _SYNC: Final = SyncSeen(
@@ -221,8 +232,11 @@ _STATES: Final[tuple[dict[str, Any], ...]] = (
     {"topic": _PARTITIONED, "subscription": _PLACE, "sync": _SYNC},
     {"topic": _ADMINISTERED, "subscription": _PLACE},
     {"topic": _SHADOW},
+    {"topic": _MOVING, "subscription": _PLACE, "away": frozenset(NAMES[-1:])},
 )
 """Of the regions; what a world is made with."""
+_STATUS: Final = {"managed": list(POLICIES), "silent": [{"name": NAMES[-1], "since": SINCE}]}
+"""Of an object that has set all policies, and whose last region has been silent for three hours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +271,7 @@ async def effects(kind: str, spec: Spec) -> list[Effect]:
     meta = {"name": "x", "namespace": "y", "uid": "z", "generation": 1, "creationTimestamp": TIME}
     bodies = (
         {"metadata": meta | {"finalizers": finalizers}, "spec": spec},
-        {"metadata": meta | {"finalizers": finalizers}, "spec": spec, "status": {"managed": list(POLICIES)}},
+        {"metadata": meta | {"finalizers": finalizers}, "spec": spec, "status": _STATUS},
         {"metadata": meta | {"deletionTimestamp": TIME, "finalizers": [FINALIZER]}, "spec": spec},
     )
     found = []

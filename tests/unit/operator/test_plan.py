@@ -17,12 +17,15 @@ from meridian_operator.api.geo_topic import GEO_TOPIC, GeoTopicSpec
 from meridian_operator.api.quantities import duration_ms, size_bytes
 from meridian_operator.api.replicated_subscription import ReplicatedSubscriptionSpec
 from meridian_operator.api.shared import Condition
+from meridian_operator.handlers.reconciling import look
+from meridian_operator.handlers.subject import Views
 from meridian_operator.plan import changes, geo_topic, replicated_subscription
 from meridian_operator.plan.claims import Claim, heir, ruler
 from meridian_operator.plan.history import History
 from meridian_operator.plan.observed import Link, RegionSeen, SubscriptionSeen, TopicName, TopicSeen
 from meridian_operator.plan.outcome import Finding, judge, merged
 from pydantic import ValidationError
+from support.kubernetes.field_effects import SUBJECTS, TIME, Witnessed
 
 TOPIC = "persistent://public/default/orders"
 NAME = TopicName.parse(TOPIC)
@@ -403,6 +406,76 @@ def test_a_subscription_in_snapshot_mode_waits_for_its_topic_s_mode() -> None:
     assert replicated_subscription.plan(spec, seen).waiting == ()
     told = replicated_subscription.refusal(rsub(syncMode="Snapshot", dispatchScope="Origin"), REGIONS, REGIONS)
     assert told is not None and told[0] == "InvalidSpec"
+
+
+NOW, BEFORE = "2026-01-01T12:00:00Z", "2026-01-01T10:59:59Z"
+NO_VIEWS = Views({}, {}, {}, {})
+
+
+def moving(*without: str, us: bool = False) -> TopicSeen:
+    """A topic whose subscriptions move by snapshots, in a region that reaches ``eu``, and perhaps ``us``."""
+    links = (Link("eu", True, 0, 0), Link("us", us, 0, 0))
+    policies = {"subscriptionSync": "snapshot"}
+    return TopicSeen(2, policies, links=links, takes_snapshots=True, without=frozenset(without))
+
+
+def with_us_away(ap: TopicSeen, eu: TopicSeen) -> list[RegionSeen]:
+    there = subscribed()
+    return [
+        region("ap", ap, subscription=there),
+        region("eu", eu, subscription=there),
+        RegionSeen("us", "", problem="it is down"),
+    ]
+
+
+def test_regions_go_on_without_one_that_was_silent_for_so_long() -> None:
+    spec, seen = rsub(syncMode="Snapshot", partialSnapshotAfter="1h"), with_us_away(moving(), moving("us"))
+    assert replicated_subscription.refusal(spec, REGIONS, REGIONS) is None
+
+    (told,) = replicated_subscription.plan(spec, seen, lost=frozenset({"us"})).changes
+    assert told == changes.GoOnWithout("ap", NAME, 2, ("us",)), "eu does already"
+    assert told.warning == "PartialSnapshots"
+    assert replicated_subscription.plan(spec, seen).changes == (), "not yet"
+
+
+@pytest.mark.parametrize(
+    ("since", "after", "left_out"),
+    [
+        ("2025-12-31T23:00:00Z", "1h", True),
+        ("2025-12-31T23:00:01Z", "1h", False),
+        ("2025-12-31T23:00:00Z", None, False),
+        (None, "1ms", False),
+    ],
+)
+async def test_a_region_is_waited_for_as_long_as_its_object_says(
+    since: str | None, after: str | None, left_out: bool
+) -> None:
+    spec = {"topic": TOPIC, "subscription": "billing", "regions": REGIONS, "syncMode": "Snapshot"}
+    meta = {"name": "x", "namespace": "y", "uid": "z", "generation": 1, "creationTimestamp": TIME}
+    body = {
+        "metadata": meta,
+        "spec": spec if after is None else spec | {"partialSnapshotAfter": after},
+        "status": {} if since is None else {"silent": [{"name": "us", "since": since}]},
+    }
+    world = Witnessed(topic=moving(), subscription=subscribed(), away=frozenset({"us"}))
+    answer = await look(SUBJECTS["ReplicatedSubscription"], body, NO_VIEWS, world)  # type: ignore[arg-type]
+    assert [type(one) for one in world.made] == [changes.GoOnWithout] * (2 if left_out else 0)
+    assert [(one.reason, one.warning) for one in answer.events if one.reason != "RegionUnreachable"] == (
+        [("PartialSnapshots", True)] if left_out else []
+    )
+    assert answer.status.get("silent", [{"name": "us", "since": since}]) == [{"name": "us", "since": since or TIME}]
+
+
+def test_a_region_is_silent_where_nobody_reaches_it() -> None:
+    history = History(silent={"us": BEFORE, "eu": BEFORE})
+    assert replicated_subscription.silent(with_us_away(moving(), moving()), history, NOW) == {"us": BEFORE}
+    assert replicated_subscription.silent(with_us_away(moving(), moving()), History(), NOW) == {"us": NOW}
+    reached = with_us_away(moving(), moving(us=True))
+    assert replicated_subscription.silent(reached, history, NOW) == {}, "eu reaches it"
+    nobody = [RegionSeen(name, "", problem="it is down") for name in REGIONS]
+    assert replicated_subscription.silent(nobody, history, NOW) == {}, "it may be the operator that is cut off"
+    refused = [*reached[:1], RegionSeen("us", "", problem="no", reason="TokenRefused")]
+    assert replicated_subscription.silent(refused, history, NOW) == {}, "it answers"
 
 
 def test_a_subscription_in_some_of_the_topic_s_regions_is_refused() -> None:

@@ -80,8 +80,9 @@ class ReplicatedSubscriptionSpec(Model):
     )
     partial_snapshot_after: Duration | None = Field(
         default=None,
-        description="Not supported yet. A lost region is left out by hand: meridian topics snapshots TOPIC "
-        "--without REGION.",
+        description="Where subscriptions move by snapshots: once a region has been silent for so long, the others take "
+        "snapshots without it, until it answers again. It has to be lost for good: a region of Apache Pulsar skips the "
+        "messages of it that no consumer has seen. Absent: wait for it.",
     )
     max_lag: Duration = Field(
         default="30s", description="How far apart regions may be before the subscription counts as misaligned."
@@ -104,6 +105,13 @@ class SubscriptionRegion(StatusModel):
     message: str = Field(default="", max_length=1024)
 
 
+class SilentRegion(StatusModel):
+    """A region that does not answer."""
+
+    name: RegionName
+    since: str = Field(max_length=32, json_schema_extra={"format": "date-time"})
+
+
 class Verdict(StatusModel):
     """The verifier's latest verdict."""
 
@@ -123,6 +131,13 @@ class ReplicatedSubscriptionStatus(ReconciledStatus):
             json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
         ),
     ] = Field(default_factory=list)
+    silent: Annotated[
+        list[SilentRegion],
+        Field(
+            max_length=16,
+            json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]},
+        ),
+    ] = Field(default_factory=list, description="Regions that neither the operator nor another region reaches.")
     backlog: int = Field(default=0, description="Largest backlog in any region.")
     verification: Verdict = Field(default_factory=Verdict)
 

@@ -38,7 +38,7 @@ async def look(subject: Subject[Spec], body: Mapping[str, Any], views: Views, wo
         spec: Spec = subject.model.model_validate(dict(body["spec"]))
     except ValidationError as error:
         return farewell_unread(body, report) if leaving else report.refused("InvalidSpec", str(error))
-    wish = Wish(spec, body, views, history_of(body), world.settings, world.gone, subject.tenant(spec))
+    wish = Wish(spec, body, views, history_of(body), world.settings, world.gone, report.now, subject.tenant(spec))
     verdict = None
     if subject.is_verified:
         verdict = world.verdicts.on(spec.topic, subject.place(wish)[1] or "", report.now)
@@ -79,7 +79,8 @@ async def _reconcile(
         seen = await subject.see(wish, world, asked)
         planned = subject.plan(wish, seen)
     judged = judge(planned, names, failures, world.token_warnings(names))
-    findings = [*judged, drifted(first.changes if history.settled else ())]
+    drift = [change for change in first.changes if not change.warning]
+    findings = [*judged, drifted(drift if history.settled else ())]
     more, status = subject.report(wish, Look(seen, planned, verdict))
     made_again = history.recreate and not failures
     token = value_of(wish.body, RECREATE)[:64] if made_again else (wish.body.get("status") or {}).get("recreated", "")
@@ -95,6 +96,7 @@ def history_of(body: Mapping[str, Any]) -> History:
         established=frozenset(status.get("established") or ()),
         left=tuple(status.get("left") or ()),
         managed=tuple(status.get("managed") or ()),
+        silent={str(one["name"]): str(one["since"]) for one in status.get("silent") or ()},
         settled=ready.get("status") == "True" and ready.get("observedGeneration") == generation,
         recreate=value_of(body, RECREATE)[:64] not in ("", status.get("recreated", "")),
     )

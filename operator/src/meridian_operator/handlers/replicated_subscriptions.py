@@ -4,15 +4,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import kopf
 
 from meridian_operator.api.geo_topic import GEO_TOPIC
+from meridian_operator.api.quantities import duration_ms
 from meridian_operator.api.replicated_subscription import (
     REPLICATED_SUBSCRIPTION,
     ReplicatedSubscriptionSpec,
     ReplicatedSubscriptionStatus,
+    SilentRegion,
     SubscriptionRegion,
     Verdict,
 )
@@ -64,7 +67,9 @@ class ReplicatedSubscriptions(Subject[ReplicatedSubscriptionSpec]):
 
     def plan(self, wish: Wish[ReplicatedSubscriptionSpec], seen: Sequence[RegionSeen]) -> Plan:
         still = self._named(wish, seen)
-        return replicated_subscription.plan(wish.spec, still, wish.history, topic_comes=bool(_of_topic(wish)))
+        return replicated_subscription.plan(
+            wish.spec, still, wish.history, topic_comes=bool(_of_topic(wish)), lost=_lost(wish, still)
+        )
 
     def deletion(
         self, wish: Wish[ReplicatedSubscriptionSpec], seen: Sequence[RegionSeen], abandoned: Sequence[str]
@@ -72,12 +77,21 @@ class ReplicatedSubscriptions(Subject[ReplicatedSubscriptionSpec]):
         return replicated_subscription.deletion(wish.spec, seen, abandoned)
 
     def report(self, wish: Wish[ReplicatedSubscriptionSpec], look: Look) -> tuple[list[Finding], ReconciledStatus]:
-        return [], _status(self._named(wish, look.seen), look, wish.history)
+        return [], _status(self._named(wish, look.seen), look, wish.history, wish.now)
 
     def _named(self, wish: Wish[ReplicatedSubscriptionSpec], seen: Sequence[RegionSeen]) -> list[RegionSeen]:
         """Without regions removed from the topic: the subscription there is no longer replicated."""
         names = set(self.names(wish))
         return [region for region in seen if region.name in names]
+
+
+def _lost(wish: Wish[ReplicatedSubscriptionSpec], seen: Sequence[RegionSeen]) -> frozenset[str]:
+    """The regions that have been silent for as long as the object waits; none if it waits forever."""
+    if wish.spec.partial_snapshot_after is None:
+        return frozenset()
+    until = datetime.fromisoformat(wish.now) - timedelta(milliseconds=duration_ms(wish.spec.partial_snapshot_after))
+    silent = replicated_subscription.silent(seen, wish.history, wish.now)
+    return frozenset(name for name, since in silent.items() if datetime.fromisoformat(since) <= until)
 
 
 def _of_topic(wish: Wish[ReplicatedSubscriptionSpec]) -> list[str]:
@@ -86,7 +100,7 @@ def _of_topic(wish: Wish[ReplicatedSubscriptionSpec]) -> list[str]:
     return sorted({name for claim, names in topics if wish.counts(claim) for name in names})
 
 
-def _status(seen: list[RegionSeen], look: Look, history: History) -> ReplicatedSubscriptionStatus:
+def _status(seen: list[RegionSeen], look: Look, history: History, now: str) -> ReplicatedSubscriptionStatus:
     problems = look.planned.first_problems()
     rows = []
     for region in seen:
@@ -106,12 +120,14 @@ def _status(seen: list[RegionSeen], look: Look, history: History) -> ReplicatedS
                 message=(problems.get(region.name, "") or reasons)[:1024],
             )
         )
+    silent = replicated_subscription.silent(seen, history, now)
     good = [row for row in rows if row.exists and row.replicated and row.name not in problems]
     verdict = look.verdict
     told = Verdict() if verdict is None else Verdict(verdict=verdict.verdict, time=verdict.time, detail=verdict.detail)
     return ReplicatedSubscriptionStatus(
         regions_ready=f"{len(good)}/{len(seen)}",
         regions=rows[:16],
+        silent=[SilentRegion(name=name, since=since) for name, since in silent.items()][:16],
         backlog=max((row.backlog for row in rows), default=0),
         verification=told,
         established=replicated_subscription.established(seen, history),

@@ -74,10 +74,15 @@ class Report:
         if any((one.type, one.reason) in _SOON for one in findings):
             made = replace(made, again_seconds=AGAIN_SECONDS)
         made = replace(made, events=(*made.events, *self._conflicts_event(rest)))
+        warned = {change.warning for change in done} - {""}
+        made = replace(made, events=(*made.events, *(self._warning(reason, done) for reason in sorted(warned))))
         if not done or any(one.warning for one in made.events):
             return made
         sentences = [change.sentence() for change in done]
         return replace(made, events=(Event("Changed", "; ".join(sentences)),))
+
+    def _warning(self, reason: str, done: Sequence[Change]) -> Event:
+        return Event(reason, "; ".join(one.sentence() for one in done if one.warning == reason), warning=True)
 
     def dry_run(self, planned: Plan) -> Answer:
         """Report planned changes. The other conditions stay."""

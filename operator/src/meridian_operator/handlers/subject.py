@@ -67,6 +67,8 @@ class Wish(Generic[Spec]):
     settings: Settings
     gone: Container[str]
     """UIDs of objects that are still in the views but no longer exist."""
+    now: str
+    """The time, formatted as in conditions."""
 
     @property
     def claim(self) -> tuple[str, str]:

@@ -22,6 +22,12 @@ class Change(ABC):
     def sentence(self) -> str:
         """What the change does, beginning with the region."""
 
+    @property
+    def warning(self) -> str:
+        """Reason of a warning Event, for a change that its object allows but that people have to know of; empty: it
+        needs none."""
+        return ""
+
 
 @dataclass(frozen=True, slots=True)
 class CreateNamespace(Change):
@@ -175,6 +181,24 @@ class SetDispatchScope(Change):
     def sentence(self) -> str:
         scope = self.scope if self.witness is None else f"{self.scope} with witness {self.witness}"
         return f"{self.region}: set dispatch scope {scope} for subscription {self.subscription} on {self.topic}"
+
+
+@dataclass(frozen=True, slots=True)
+class GoOnWithout(Change):
+    """Take snapshots of the topic without regions that have been silent for long."""
+
+    partitions: int
+    lost: tuple[str, ...]
+
+    def sentence(self) -> str:
+        return (
+            f"{self.region}: go on without {', '.join(self.lost)} in snapshots of {self.topic}; messages from there "
+            "that this region never got stay owed, but a region of Apache Pulsar skips those that it has"
+        )
+
+    @property
+    def warning(self) -> str:
+        return "PartialSnapshots"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,8 @@ class History:
     """Policies that this object has set."""
     settled: bool = False
     """Every region matched the spec of this generation."""
+    silent: Mapping[str, str] = field(default_factory=dict)
+    """Regions that did not answer, and since when: a time as in conditions."""
     recreate: bool = False
     """A user has asked to recreate what vanished, and that has not happened yet."""
 

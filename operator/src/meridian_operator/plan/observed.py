@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+UNREACHABLE: Final = "RegionUnreachable"
+"""Why a region was not observed: it does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,12 @@ class TopicName:
 
     def __str__(self) -> str:
         return f"persistent://{self.tenant}/{self.namespace}/{self.local}"
+
+    def parts(self, partitions: int) -> list[TopicName]:
+        """Its partitions; of a topic that has none, itself."""
+        if not partitions:
+            return [self]
+        return [replace(self, local=f"{self.local}-partition-{index}") for index in range(partitions)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +82,10 @@ class TopicSeen:
     """Why the copy in this region is not ready for failover; empty: it is ready."""
     shadow: ShadowSeen | None = None
     """None: it is no shadow."""
+    takes_snapshots: bool = False
+    """Its subscriptions move in other regions by snapshots."""
+    without: frozenset[str] = frozenset()
+    """Regions without which they are taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +133,7 @@ class RegionSeen:
     url: str
     problem: str = ""
     """Why the region could not be observed; empty: it answered."""
-    reason: str = "RegionUnreachable"
+    reason: str = UNREACHABLE
     """``problem`` in one word."""
     namespace_exists: bool = True
     known_regions: frozenset[str] = frozenset()

@@ -15,12 +15,13 @@ from meridian_operator.plan.changes import (
     Change,
     CreateSubscription,
     DeleteSubscription,
+    GoOnWithout,
     ReplicateSubscription,
     SetDispatchScope,
 )
 from meridian_operator.plan.geo_topic import SNAPSHOT, SUBSCRIPTION_SYNC
 from meridian_operator.plan.history import NOTHING, History
-from meridian_operator.plan.observed import RegionSeen, TopicName
+from meridian_operator.plan.observed import UNREACHABLE, RegionSeen, TopicName
 from meridian_operator.plan.outcome import Plan
 
 
@@ -29,11 +30,6 @@ def refusal(spec: ReplicatedSubscriptionSpec, names: Sequence[str], of_topic: Se
 
     :param of_topic: the regions of the topic's GeoTopic; empty: it has none.
     """
-    if spec.partial_snapshot_after is not None:
-        return "NotSupported", (
-            "partialSnapshotAfter is not supported: remove it. To go on without a lost region, run "
-            f"`meridian topics snapshots {spec.topic} --without REGION`"
-        )
     if spec.sync_mode == SyncMode.SNAPSHOT and spec.dispatch_scope == "Origin":
         return "InvalidSpec", "dispatchScope Origin requires syncMode Exact"
     if spec.witness is not None and spec.dispatch_scope != "Origin":
@@ -58,10 +54,12 @@ def plan(
     history: History = NOTHING,
     *,
     topic_comes: bool = False,
+    lost: frozenset[str] = frozenset(),
 ) -> Plan:
     """The changes that give every region in ``seen`` the replicated subscription.
 
     :param topic_comes: a GeoTopic will create the topic where it is missing.
+    :param lost: regions that have been silent for ``spec.partial_snapshot_after``.
     """
     topic = TopicName.parse(spec.topic)
     changes: list[Change] = []
@@ -102,7 +100,23 @@ def plan(
         ]
     if holding and len(having) == len(holding) and not changes and not waiting:
         _scope(spec, topic, having, changes, problems, waiting)
+    changes += [
+        GoOnWithout(region.name, topic, region.topic.partitions, tuple(sorted(region.topic.without | lost)))
+        for region in holding
+        if region.topic is not None and region.topic.takes_snapshots and not lost <= region.topic.without
+    ]
     return Plan(tuple(changes), tuple(problems), tuple(waiting))
+
+
+def silent(seen: Sequence[RegionSeen], history: History, now: str) -> dict[str, str]:
+    """Regions that cannot be reached, neither by the operator nor by a region that has the topic, and since when.
+    None as long as no region can be asked: it may be the operator that is cut off."""
+    holding = [region.topic for region in seen if region.topic is not None]
+    if not holding:
+        return {}
+    reached = {link.region for topic in holding for link in topic.links if link.connected}
+    away = [region.name for region in seen if region.reason == UNREACHABLE and not region.reachable]
+    return {name: history.silent.get(name, now) for name in sorted(away) if name not in reached}
 
 
 def established(seen: Sequence[RegionSeen], history: History) -> list[str]:

@@ -196,6 +196,10 @@ class RegionClient:
                     own = _own_path(change.topic, subscription)
                     wanted = {"dispatchScope": scope} | ({} if witness is None else {"witness": witness})
                     await self._call("POST", f"{own}/scope", wanted)
+                case changes.GoOnWithout(partitions=partitions, lost=lost):
+                    for name in change.topic.parts(partitions):
+                        own = f"/meridian/v1/topics/persistent/{name.tenant}/{name.namespace}/{_quoted(name.local)}"
+                        await self._call("POST", f"{own}/snapshots/without", {"regions": lost})
                 case changes.DeleteSubscription(subscription=subscription, force=force):
                     query = "?force=true" if force else ""
                     await self._call("DELETE", f"{path}/subscription/{_quoted(subscription)}{query}", allow=(404,))
@@ -283,6 +287,7 @@ def seen_of(region: Region, ask: Ask, found: Mapping[str, Any], known: frozenset
     if ask.subscription is not None and (place := found["subscriptions"][ask.subscription]) is not None:
         subscription = _subscription(place)
     policies = {**found["policies"], QUOTA: _quotas(found["policies"].get(QUOTA))}
+    snapshots = found.get("snapshots", {})  # older brokers do not tell
     topic = TopicSeen(
         partitions=int(found["partitions"]),
         policies={policy: policies[policy] for policy in POLICIES if policies.get(policy) not in _ABSENT},
@@ -290,6 +295,8 @@ def seen_of(region: Region, ask: Ask, found: Mapping[str, Any], known: frozenset
         unfilled=_unfilled(found["fill"]),
         links=tuple(_link(remote, one) for remote, one in sorted(found["replication"].items())),
         shadow=_shadow(found.get("shadow")),
+        takes_snapshots=bool(snapshots.get("takes")),
+        without=frozenset(snapshots.get("without", ())),
     )
     return RegionSeen(name, url, known_regions=known, topic=topic, subscription=subscription)
 

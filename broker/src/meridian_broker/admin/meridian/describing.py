@@ -39,6 +39,7 @@ from meridian_broker.metadata.errors import Invalid, NotFound
 from meridian_broker.metadata.policy_table import BACKLOG_QUOTAS, REPLICATION, TABLE, show
 from meridian_broker.metadata.view import Changed
 from meridian_broker.topics.errors import TopicError, TopicNotFound
+from meridian_broker.topics.snapshots.host import TopicSnapshots
 from meridian_broker.topics.subscriptions.subscription import Subscription
 from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.pulsar.errors import InvalidTopicNameError
@@ -171,6 +172,7 @@ async def _topic(admin: AdminState, remembered: Remembered, name: TopicName, sub
         "schema": await remembered.schema(name),
         "fill": _fill(topics),
         "replication": _replication(admin, topics),
+        "snapshots": _snapshots(topics),
         "shadow": _shadow(admin, name, topics),
         "subscriptions": {one: await _subscription(admin, topics, one) for one in subscriptions},
     }
@@ -227,6 +229,13 @@ def _replication(admin: AdminState, topics: list[Topic]) -> Json:
             one["backlog"] += status.backlog
             one["delaySeconds"] = max(one["delaySeconds"], status.delay_ms // 1000)
     return shown
+
+
+def _snapshots(topics: list[Topic]) -> Json:
+    """Whether subscriptions move in other regions by snapshots, and without which regions all partitions take them."""
+    taking = [one for topic in topics if isinstance(one := topic.snapshots, TopicSnapshots) and one.takes]
+    without = [one.given_up() for one in taking]
+    return {"takes": bool(taking), "without": sorted(frozenset.intersection(*without)) if without else []}
 
 
 async def _subscription(admin: AdminState, topics: list[Topic], name: str) -> Json | None:
