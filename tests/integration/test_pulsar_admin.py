@@ -34,6 +34,14 @@ async def test_the_topic_says_or_else_its_namespace(answers: dict[str, Any], fou
         assert there.tokens == {"Bearer secret"}
 
 
+async def test_topics_in_which_pulsar_keeps_its_own_state_are_not_asked_about() -> None:
+    """It never deduplicates them, whatever anybody sets."""
+    with serving() as there:
+        admin = PulsarAdmin(lambda _: ("", there.url), None, None)
+        assert await admin.drops_repeats("apache", "persistent://shop/orders/__change_events") is None
+        assert not there.asked
+
+
 async def test_one_that_cannot_be_asked_is_an_error() -> None:
     for place in None, ("pulsar://127.0.0.1:1", ""), ("", "http://127.0.0.1:1"):
         with pytest.raises(RemoteAdminFailed):

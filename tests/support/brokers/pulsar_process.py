@@ -4,11 +4,13 @@ fetches it."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -76,14 +78,20 @@ def java(*options: str) -> list[str]:
 class PulsarProcess(KilledAtExit):
     """One cluster. It keeps its ports and its data over restarts. Use it as a context manager."""
 
-    def __init__(self, cluster: str, directory: Path, *, settings: Mapping[str, str] | None = None) -> None:
-        """:param settings: more of them, by key."""
+    def __init__(
+        self, cluster: str, directory: Path, *, settings: Mapping[str, str] | None = None, token: str | None = None
+    ) -> None:
+        """
+        :param settings: more of them, by key.
+        :param token: shown with requests to its admin port.
+        """
         self.cluster = cluster
         self.port, self.http_port, self._bookie_port = free_port(), free_port(), free_port()
         self.service_url = f"pulsar://127.0.0.1:{self.port}"
         self.admin_url = f"http://127.0.0.1:{self.http_port}"
         self._directory = directory
         self._settings = dict(settings or {})
+        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Self:
@@ -130,9 +138,19 @@ class PulsarProcess(KilledAtExit):
             process.kill()
             process.wait()
 
+    @contextlib.contextmanager
+    def hanging(self) -> Iterator[None]:
+        """It keeps its connections, and does nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
+
     def http(self, method: str, path: str, body: Any = ...) -> HttpAnswer:
         """One request to its admin port."""
-        return http(method, self.admin_url + path, body)
+        return http(method, self.admin_url + path, body, headers=self._headers)
 
     def log(self) -> str:
         """Its log so far, over all starts."""

@@ -205,7 +205,9 @@ def topics_snapshots(console: Console, topic: TopicName, without: tuple[str, ...
 
     While a region is away no snapshot is complete, so subscriptions stay where they are in the other regions. If it is
     lost for good, and you cannot remove it from the topic yet, go on `--without` it. A region of Apache Pulsar then
-    skips messages of the lost region that it has and this one never got; Meridian regions deliver them again.
+    skips messages of the lost region that it has and this one never got; Meridian regions deliver them again. It also
+    skips its own from before its link to this region, which the lost one may still owe: do not do this to a region that
+    will be back.
     This lasts until the region answers, the topic is reopened, or you say `--with-all`. For a partitioned topic, name
     the partition.
 
@@ -221,8 +223,9 @@ def topics_snapshots(console: Console, topic: TopicName, without: tuple[str, ...
             names = ", ".join(without)
             confirm(
                 yes,
-                f"Take snapshots of {topic} without {names}? Regions of Apache Pulsar may skip messages of {names} "
-                "that no consumer has seen.",
+                f"Take snapshots of {topic} without {names}? Regions of Apache Pulsar may then skip messages that no "
+                f"consumer has seen: those of {names} that never came here and, if {names} only seems lost, their own "
+                "from before their link to this region, which nobody will deliver once it is back.",
             )
         answer = console.admin.request("POST", f"{path}/without", body={"regions": list(without)})
     else:

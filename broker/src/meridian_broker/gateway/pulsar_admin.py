@@ -50,10 +50,13 @@ class PulsarAdmin:
             await self._raise_to(session, url, region, topic, partitions)
 
     async def drops_repeats(self, region: str, topic: str) -> bool | None:
-        """Whether deduplication is on there for a topic, not a partition; None: the region does not say.
+        """Whether deduplication is on there for a topic, not a partition; None: the region does not say, or the topic
+        is one of Pulsar's own, such as ``__change_events``, which it never deduplicates.
 
         :raises RemoteAdminFailed: the region cannot be asked.
         """
+        if topic.rpartition("/")[2].startswith("__"):
+            return None
         base = self._base(region)
         places = in_path(topic), f"namespaces/{in_path(topic).partition('/')[2].rpartition('/')[0]}"
         questions = f"{base}/{places[0]}/deduplicationEnabled?applied=true", f"{base}/{places[1]}/deduplication"

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from meridian_broker.gateway.authentication import METHOD, SCOPES, NotAuthenticated
 from meridian_broker.gateway.client_options import PEER_AUTH_METHOD
+from meridian_broker.gateway.pulsar.sources import belongs_to_pulsar
 from meridian_broker.gateway.tls import channel_binding
+from meridian_broker.topics.policies import METADATA_BYTES
 from meridian_broker.wire.peer_proof import NotProven
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
@@ -111,10 +113,17 @@ def _welcome(connection: Connection, asked: pb.CommandConnect) -> None:
     answer = pb.CommandConnected(
         server_version=SERVER_VERSION,
         protocol_version=connection.protocol_version,
-        max_message_size=broker.max_message_bytes,
+        max_message_size=_largest(connection),
         feature_flags=features,
     )
     connection.write(encode.simple(3, answer))
+
+
+def _largest(connection: Connection) -> int:
+    """Bytes of the largest message that the client may send. Pulsar's brokers count what they add to a message before
+    they send it on, and drop what is larger then, without an error: chunks of the full size, for example."""
+    added = METADATA_BYTES if belongs_to_pulsar(connection) else 0
+    return connection.broker.max_message_bytes + added
 
 
 def _authenticated(connection: Connection, asked: pb.CommandConnect) -> bool:

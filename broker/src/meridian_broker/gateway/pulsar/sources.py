@@ -42,6 +42,13 @@ def region_of(connection: Connection, asked: pb.CommandProducer) -> str:
     return region
 
 
+def belongs_to_pulsar(connection: Connection) -> bool:
+    """Whether the client has shown that it is a broker of a region of Apache Pulsar. Only authentication can."""
+    catalog = connection.broker.service.parts.catalog
+    clusters = (catalog.cluster(region) for region in catalog.pulsar_regions())
+    return bool(connection.role) and connection.role in {one.replicator_role for one in clusters if one}
+
+
 async def enter(service: TopicService, topic: Topic | NonPersistentTopic, made: Producer) -> None:
     """Admit it, in place of its earlier connection.
 
