@@ -105,6 +105,22 @@ def test_partitions_of_either_side(apache: PulsarProcess, meridian: BrokerProces
 
 
 @pytest.mark.timeout(SECONDS)
+def test_one_that_hangs_is_shown_and_gets_everything_once(apache: PulsarProcess, meridian: BrokerProcess) -> None:
+    topic = f"persistent://{NAMESPACE}/hangs"
+
+    def link() -> Any:
+        return meridian.http("GET", f"/admin/v2/{topic.replace('://', '/')}/stats").json["replication"]["apache"]
+
+    publish(meridian, topic, numbered("before", 20))
+    wait_until(lambda: link()["connected"] and link()["replicationBacklog"] == 0, "Pulsar to confirm what it was sent")
+    with apache.hanging():
+        publish(meridian, topic, numbered("while", 20))
+        wait_until(lambda: link()["replicationDelayInSeconds"] > 0, "the delay to be shown")
+        assert link()["replicationBacklog"] > 0
+    assert_holds(apache, topic, numbered("before", 20) + numbered("while", 20))
+
+
+@pytest.mark.timeout(SECONDS)
 def test_schemas_chunks_and_messages_for_one_side(apache: PulsarProcess, meridian: BrokerProcess) -> None:
     for side, other in ((meridian, apache), (apache, meridian)):
         name = "meridian" if side is meridian else "apache"
