@@ -23,13 +23,28 @@ from support.brokers.region_clients import (
 )
 from support.protocol.admin_paths import topic_path
 
-SETTINGS = {"subscriptionSync": "snapshot", "replicatedSubscriptionsSnapshotFrequencyMillis": "100"}
+SETTINGS = {
+    "subscriptionSync": "snapshot",
+    "replicatedSubscriptionsSnapshotFrequencyMillis": "100",
+    "brokerDeduplicationEnabled": "true",
+}
 EAST, WEST, NORTH = REGIONS = ("east", "west", "north")
 
 
 def entries(regions: RegionsProcess, region: str, topic: str) -> int:
     """All stored entries of a topic, markers included."""
     return int(regions.http(region, "GET", f"{topic_path(topic)}/internalStats").json["numberOfEntries"])
+
+
+def acknowledging(regions: RegionsProcess, east: pulsar.Client, topic: str) -> pulsar.Consumer:
+    """A consumer that acknowledged all of five messages, which are in all regions."""
+    consumer = subscribe(east, topic)
+    publish(east, topic, numbered(range(5)))
+    for message in take(consumer, 5):
+        consumer.acknowledge(message)
+    for region in (WEST, NORTH):
+        stored(regions, region, topic, 5)
+    return consumer
 
 
 def test_a_subscription_moves_everywhere_and_a_failover_brings_the_rest(regions: RegionsProcess) -> None:
@@ -102,6 +117,61 @@ def test_a_topic_at_rest_writes_nothing_and_markers_are_no_messages(regions: Reg
         assert rest(subscribe(west, topic)) == []
 
 
+def test_markers_stop_neither_deduplication_nor_compaction_nor_the_end_of_a_topic(regions: RegionsProcess) -> None:
+    topic = new_topic("unimpeded")
+    path = topic_path(topic)
+    with client(regions, EAST) as east:
+        consumer = subscribe(east, topic)
+        producer = east.create_producer(topic, producer_name="p", batching_enabled=False)
+        for number, key in enumerate("aba"):
+            producer.send(b"%d" % number, partition_key=key, sequence_id=number)
+        for message in take(consumer, 3):
+            consumer.acknowledge(message)
+        for region in (WEST, NORTH):
+            stored(regions, region, topic, 3)
+            wait_for_backlog(regions, region, topic, 0)
+        assert entries(regions, EAST, topic) > 3, "there are markers"
+        producer.send(b"2", partition_key="a", sequence_id=2)
+        assert rest(consumer) == [], "a repeat is dropped"
+        assert regions.http(EAST, "PUT", f"{path}/compaction").status == 204
+        wait_until(lambda: regions.http(EAST, "GET", f"{path}/compaction").json["status"] == "SUCCESS", "the view")
+        reader = east.create_reader(topic, pulsar.MessageId.earliest, is_read_compacted=True)
+        assert [reader.read_next(PATIENCE_MS).data() for _ in range(2)] == [b"1", b"2"]
+        assert not reader.has_message_available()
+        for one in (reader, producer, consumer):
+            one.close()
+    assert regions.http(WEST, "DELETE", path).status == 204, "without force: nobody uses it"
+
+    def is_gone(region: str) -> bool:
+        return topic not in regions.http(region, "GET", "/admin/v2/persistent/public/default").json
+
+    for region in REGIONS:
+        wait_until(lambda region=region: is_gone(region), f"the topic to go in {region}")
+
+
+def test_nothing_is_done_where_snapshots_are_switched_off(regions: RegionsProcess) -> None:
+    topic = new_topic("off")
+    setting, all_settings = "enableReplicatedSubscriptions", "/admin/v2/brokers/configuration"
+    path = f"/meridian/v1/topics/{topic.replace('://', '/')}/snapshots"
+
+    def is_off(region: str) -> bool:
+        return bool(regions.http(region, "GET", f"{all_settings}/runtime").json[setting] == "false")
+
+    for region in REGIONS:
+        assert regions.http(region, "POST", f"{all_settings}/{setting}/false").status == 204
+        wait_until(lambda region=region: is_off(region), f"the setting to be in force in {region}")
+    try:
+        with client(regions, EAST) as east:
+            acknowledging(regions, east, topic)
+        assert setting in regions.http(EAST, "GET", path).json["problem"]
+        assert entries(regions, EAST, topic) == 5
+    finally:
+        for region in REGIONS:
+            assert regions.http(region, "DELETE", f"{all_settings}/{setting}").status == 204
+    for region in (WEST, NORTH):
+        wait_for_backlog(regions, region, topic, 0)
+
+
 def test_a_region_that_is_killed_between_rounds_skips_nothing(regions: RegionsProcess) -> None:
     topic = new_topic("killed")
     with client(regions, EAST) as east:
@@ -168,18 +238,16 @@ def test_a_lost_region_is_gone_without_by_command(regions: RegionsProcess) -> No
     topic = new_topic("partial")
     path = f"/meridian/v1/topics/{topic.replace('://', '/')}/snapshots"
     with client(regions, EAST) as east:
-        consumer = subscribe(east, topic)
-        publish(east, topic, numbered(range(5)))
-        for message in take(consumer, 5):
-            consumer.acknowledge(message)
+        consumer = acknowledging(regions, east, topic)
         for region in (WEST, NORTH):
-            stored(regions, region, topic, 5)
             wait_for_backlog(regions, region, topic, 0)
         wait_until(lambda: regions.http(EAST, "GET", path).json.get("complete"), "a snapshot")
         told = regions.http(EAST, "GET", path).json
         assert (told["mode"], told["problem"], told["without"]) == ("snapshot", "", [])
         assert set(told["last"]["elsewhere"]) == {WEST, NORTH}
-        assert "pulsar_replicated_subscriptions_pending_snapshots{" in regions.http(EAST, "GET", "/metrics").text
+        measured = regions.http(EAST, "GET", "/metrics").text
+        for name in ("pending_snapshots", "timedout_snapshots_total", "snapshot_ms_count", "snapshot_ms_sum"):
+            assert f"pulsar_replicated_subscriptions_{name}{{" in measured
         assert regions.http(EAST, "POST", f"{path}/without", {"regions": [NORTH]}).status != 200, "it is there"
         assert regions.http(EAST, "POST", f"{path}/without", {"regions": "west"}).status == 412
         regions.kill_region(WEST)

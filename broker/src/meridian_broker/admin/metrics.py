@@ -13,7 +13,13 @@ from typing import Any, Final
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
@@ -56,7 +62,6 @@ GAUGES: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         "Snapshots of subscriptions under way (snapshot mode)",
         TOPIC,
     ),
-    "pulsar_replicated_subscriptions_snapshot_ms": ("Milliseconds that the last complete snapshot took", TOPIC),
     "meridian_unreplicated_entries": (
         "Entries of all topics first stored here that the region has not confirmed",
         LINK,
@@ -139,7 +144,6 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         "Snapshots of subscriptions that some region did not answer in time",
         TOPIC,
     ),
-    "meridian_replicated_subscriptions_snapshots_total": ("Complete snapshots of subscriptions", TOPIC),
     "meridian_replicated_subscriptions_updates_total": ("Positions that other regions were told by snapshots", TOPIC),
     "meridian_replicated_subscriptions_refused_markers_total": (
         "Markers of other regions that had no effect",
@@ -167,6 +171,7 @@ COUNTERS: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     "meridian_metadata_dead_letters_total": ("Events that could not be applied", ("cluster",)),
     "meridian_progress_link_connections_total": ("Times the link to the region was established", LINK),
 }
+SNAPSHOT_MS: Final = "pulsar_replicated_subscriptions_snapshot_ms"
 STORAGE_COUNTERS: Final = {
     "appends": "Entries that became durable",
     "append_bytes": "Bytes of entries that became durable",
@@ -207,6 +212,8 @@ class Reading:
 
     cluster: str
     values: dict[str, dict[Labels, float]] = field(default_factory=dict)
+    snapshots: dict[Labels, tuple[int, int]] = field(default_factory=dict)
+    """Complete snapshots of a topic, and the milliseconds that they took."""
     families: list[Metric] = field(default_factory=list)
 
     def put(self, name: str, labels: Labels, value: float) -> None:
@@ -230,6 +237,10 @@ class _Read(Collector):
         for name, (text, labels) in COUNTERS.items():
             counter = CounterMetricFamily(name, text, labels=labels)
             yield _filled(counter, self._reading.values.get(name, {}))
+        took = SummaryMetricFamily(SNAPSHOT_MS, "Milliseconds that complete snapshots took", labels=TOPIC)
+        for of, (count, sum_ms) in self._reading.snapshots.items():
+            took.add_metric(of, count, sum_ms)
+        yield took
         yield from self._reading.families
 
 
@@ -392,9 +403,8 @@ def _snapshots(reading: Reading, topic: Topic, labels: Labels) -> None:
         return
     counts = controller.counts
     reading.put("pulsar_replicated_subscriptions_pending_snapshots", labels, controller.pending)
-    reading.put("pulsar_replicated_subscriptions_snapshot_ms", labels, counts.last_ms)
+    reading.snapshots[reading.cluster, *labels] = counts.completed, counts.completed_ms
     reading.put("pulsar_replicated_subscriptions_timedout_snapshots_total", labels, counts.timed_out)
-    reading.put("meridian_replicated_subscriptions_snapshots_total", labels, counts.completed)
     reading.put("meridian_replicated_subscriptions_updates_total", labels, controller.updates_written)
     reading.put("meridian_replicated_subscriptions_refused_markers_total", labels, snapshots.refused)
 

@@ -261,8 +261,10 @@ class BrokerProcess:
 
     def _follow_settings(self, settings: Settings) -> None:
         """Apply settings that were changed while this broker runs; open topics follow with their policies."""
-        self.settings = settings
+        self.settings, snapshots = settings, self._topic_defaults.snapshots
         self._topic_defaults.follow(settings)
+        if self._topic_defaults.snapshots != snapshots:
+            self.service.opener.snapshots.settings_changed(self.service.topics.values())
         self.service.parts.cache.limit = cache_bytes(settings)
         self.gateway.set_limits(
             publish_bytes_max=settings.limits.publish_buffer_bytes or UNLIMITED,

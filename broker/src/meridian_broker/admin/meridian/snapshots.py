@@ -48,7 +48,7 @@ def snapshots_json(topic: Topic) -> dict[str, Any]:
     held = {name: why for name in topic.subscriptions if (why := snapshots.held_back(name))}
     found |= {
         "takes": snapshots.takes,
-        "problem": snapshots.problem() if snapshots.takes else "",
+        "problem": snapshots.problem(),
         "without": sorted(snapshots.given_up()),
         "heldBack": len(held),
         "heldBackFirst": dict(islice(held.items(), SHOWN)),

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -42,6 +42,12 @@ class SnapshotRounds:
             snapshots = TopicSnapshots(topic, self._parts.snapshots, self._is_sending, pulsar_regions, self._wake)
             topic.move_by(snapshots)
         snapshots.follow()
+
+    def settings_changed(self, topics: Iterable[Topic]) -> None:
+        """Look at all of these: snapshots may have been switched on, and nothing else may happen to a topic."""
+        for topic in topics:
+            if isinstance(topic.snapshots, TopicSnapshots):
+                self._wake(topic.snapshots)
 
     def _wake(self, one: TopicSnapshots) -> None:
         self._awake[one] = 0

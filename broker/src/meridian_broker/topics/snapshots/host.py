@@ -100,8 +100,8 @@ class TopicSnapshots:
         self._at = EARLIEST
         self._before = 0
         """Entries before ``_at``, by this instance's count."""
-        self._takes = False
-        """Replicated subscriptions move in another region by snapshots of this one."""
+        self._moves_others = False
+        """Replicated subscriptions move in another region by snapshots of this one, unless these are switched off."""
         self.stop = topic.log.watch(self._stored)
         """Take no more notice of what is stored: the topic has no other regions any more."""
 
@@ -116,12 +116,12 @@ class TopicSnapshots:
         return found is None or found.record.scope == LOCAL
 
     def moved(self, subscription: str) -> None:
-        if self._takes:
+        if self.takes:
             self._following.moved(subscription)
             self._wake(self)
 
     def consumer_left(self, subscription: str) -> None:
-        if self._takes and self._is_local(subscription):
+        if self.takes and self._is_local(subscription):
             self._following.moved(subscription, consumer_left=True)
             self._wake(self)
 
@@ -170,7 +170,7 @@ class TopicSnapshots:
 
     def _stored(self) -> None:
         """Entries became durable."""
-        if self._takes:
+        if self.takes:
             self._wake(self)
 
     # -- what is to be done ------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ class TopicSnapshots:
             self._mode = self.topic.rules.subscription_sync
             if self.topic.exchange is not None:
                 self.topic.exchange.opened(self.topic.name)  # compare with the others again
-        self._takes = self._settings().enabled and any(map(self.is_moved_by, self.others()))
+        self._moves_others = any(map(self.is_moved_by, self.others()))
         self._wake(self)
 
     def look(self) -> int | None:
@@ -231,7 +231,7 @@ class TopicSnapshots:
 
     def _wanted(self) -> dict[str, Position]:
         """The subscriptions that other regions are to follow by snapshots."""
-        if not self._takes:
+        if not self.takes:
             return {}
         return {
             name: one.cursor.mark_delete
@@ -343,7 +343,7 @@ class TopicSnapshots:
     @property
     def takes(self) -> bool:
         """Whether replicated subscriptions move in another region by snapshots of this one."""
-        return self._takes
+        return self._moves_others and self._settings().enabled
 
     def told(self) -> dict[str, dict[str, Position]]:
         """By subscription that Meridian regions follow by snapshots: per origin, up to where they were told that
@@ -366,7 +366,9 @@ class TopicSnapshots:
     # -- looking -----------------------------------------------------------------------------------------------------
 
     def problem(self) -> str:
-        """Why no snapshot can be taken now; empty: nothing prevents it."""
+        """Why no snapshot can be taken now; empty: nothing prevents it, or none is to be taken."""
+        if not self._moves_others:
+            return ""
         if not self._settings().enabled:
             return "snapshots are switched off here (enableReplicatedSubscriptions)"
         if not self._is_whole:
