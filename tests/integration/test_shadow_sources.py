@@ -11,12 +11,15 @@ from meridian_broker.metadata.shadow_topics import SOURCE, ShadowRecord
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import LATEST, Position
 from meridian_broker.server.broker import BrokerProcess
-from meridian_broker.topics.errors import NotAllowed, TopicInUse
+from meridian_broker.topics.errors import TopicInUse
+from meridian_broker.topics.lifecycle import shadow_source
 from meridian_broker.topics.retention import trimming
-from meridian_broker.topics.service import removal, shadow_topics
+from meridian_broker.topics.service import closing, removal, shadow_topics
 from meridian_broker.topics.subscriptions import administration
 from meridian_broker.topics.topic import Topic
+from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode
+from meridian_broker.wire.pulsar.errors import ServerError
 from meridian_broker.wire.pulsar.topic_name import TopicName, parse
 from support.brokers.broker_inside import broker_inside
 from support.brokers.broker_regions import until
@@ -84,20 +87,66 @@ async def test_a_shadow_waits_for_its_source_and_reads_its_next_life(tmp_path: P
         assert await all_of(await opened(broker, T)) == new
 
 
-async def test_a_shadow_is_fenced_with_its_source_and_back_with_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["fails", "is unloaded", "fails, and is unloaded"])
+async def test_consumers_of_a_shadow_stay_while_their_source_is_away_and_go_on_with_it(
+    tmp_path: Path, how: str
+) -> None:
     async with broker_inside(tmp_path, **ENTRIES) as broker:
         await publish(broker, T, 8)
         view = await shadow(broker)
         await subscribe(view)
+        wire = await consuming(broker, "s", 1000)
+        consumer, heard = view.subscriptions["s"].consumers[0], [await wire.hear_any() for _ in range(8)]
         await administration.skip(view.subscriptions["s"], 3)
-        (await opened(broker, T)).fence("a disk failed")
-        assert view.failure is not None and "a disk failed" in view.failure
-        await until(lambda: broker.service.topics.get(str(V)) not in (None, view))
-        again = await opened(broker, V)
-        assert again.subscriptions["s"].cursor.backlog() == 5
+        source = await opened(broker, T)
+        if "fails" in how:
+            source.fence("a disk failed")
+            assert view.failure is None, "it was fenced with its source"
+        if "unloaded" in how:
+            await closing.unload(broker.service.opener, T)
+        await until(lambda: broker.service.topics.get(str(T)) not in (None, source))
+        again = await opened(broker, T)
+        assert again.shadows.open == {str(V): view} and not source.shadows.open
+        assert broker.service.topics[str(V)] is view and view.subscriptions["s"].consumers[0] is consumer
+        assert view.subscriptions["s"].cursor.backlog() == 5
+        assert again.needed_from() == view.needed_from(), "the new source does not know what its shadow needs"
         await publish(broker, T, 4, "q")
-        assert again.subscriptions["s"].cursor.backlog() == 9
-        assert await all_of(again) == await all_of(await opened(broker, T))
+        heard += [await wire.hear_any() for _ in range(4)]
+        places = [(one.command.message_id.ledgerId, one.command.message_id.entryId) for one in heard]
+        assert places == await all_of(view) == await all_of(again)
+        wire.write(encode.ack(1, pb.CommandAck.Cumulative, [places[-1]]))
+        await until(lambda: view.subscriptions["s"].cursor.backlog() == 0)
+        await wire.close()
+
+
+async def test_a_shadow_whose_source_does_not_come_back_is_fenced_and_waits_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shadow_source, "AWAY_SECONDS", 0.05)
+    async with broker_inside(tmp_path, **ENTRIES) as broker:
+        await publish(broker, T, 8)
+        view = await shadow(broker)
+        source = await opened(broker, T)
+        async with broker.service.registry.lock(str(T)):  # nobody opens it meanwhile
+            source.fence("a disk failed")
+            await until(lambda: view.failure is not None)
+        assert "a disk failed" in str(view.failure)
+        await until(lambda: broker.service.topics.get(str(V)) not in (None, view))
+        assert await all_of(await opened(broker, V)) == await all_of(await opened(broker, T))
+
+
+async def test_a_shadow_does_not_go_on_with_a_log_that_lacks_what_it_was_told_of(tmp_path: Path) -> None:
+    """Its source comes back shorter: it was restored from an older copy."""
+    async with broker_inside(tmp_path, **ENTRIES) as broker:
+        await publish(broker, T, 12)
+        view, source = await shadow(broker), await opened(broker, T)
+        assert isinstance(view.log, LogView)
+        whole = await all_of(view)
+        shorter = LogView(source.region, broker.service.parts.store, broker.scheduler, broker.service.parts.cache)
+        assert not view.log.go_on(shorter)
+        assert await all_of(view) == whole, "a refusal changed something"
+        assert view.log.go_on(source.log)
+        assert await all_of(view) == whole
 
 
 async def test_a_slow_subscription_delays_no_other_of_its_shadow(tmp_path: Path) -> None:
@@ -142,7 +191,7 @@ async def test_the_source_keeps_what_a_shadow_needs_that_is_not_open(tmp_path: P
         source.shadows.detach(view)
         await trimming.trim(source)
         assert len(await all_of(source)) == 18, "what it needs is not known"
-        source.shadows.attach(view)
+        source.shadows.attach(view, lambda _: None)
         await trimming.trim(source)
         left = await all_of(source)
         assert 0 < len(left) < 18
@@ -169,8 +218,12 @@ async def test_a_shadow_stores_nothing(tmp_path: Path) -> None:
     async with broker_inside(tmp_path, **ENTRIES) as broker:
         await publish(broker, T, 3)
         view = await shadow(broker)
-        with pytest.raises(NotAllowed, match="publish to persistent://public/default/t"):
-            view.check_own_log("publish to")
+        wire = await RawConnection.open(broker.settings.network.broker_service_port)
+        wire.ask_producer(str(V))
+        refusal = await wire.hear(pb.BaseCommand.ERROR)
+        assert refusal.error == ServerError.NOT_ALLOWED
+        assert "publish to persistent://public/default/t" in refusal.message, "the source is not named"
+        await wire.close()
         before = len(await broker.ledgers.list())
         assert view.metadata is not None and view.metadata.record.ledgers == ()
         await subscribe(view)

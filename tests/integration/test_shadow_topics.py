@@ -380,7 +380,7 @@ def test_schemas_keys_batches_delays_seeks_and_compaction_are_as_on_the_source(
     producer.close()
 
 
-def test_a_source_that_is_unloaded_takes_its_shadows_along_and_brings_them_back(
+def test_a_source_that_is_unloaded_and_a_shadow_that_is_lose_and_repeat_nothing(
     broker: BrokerProcess, client: pulsar.Client
 ) -> None:
     ids = publish(client, "moving", 5)

@@ -51,6 +51,28 @@ class LogView(TopicLog):
         self._unwatch = source.watch(self._follow)
         self.last_confirmed = max(self.last_confirmed, source.last_confirmed)
 
+    def go_on(self, source: TopicLog) -> bool:
+        """Become a view of this log, which is what the source's has become after it was closed.
+
+        :returns: False: it lacks something that readers were told of. Nothing was changed.
+        """
+        if not self._is_all_in(source):
+            return False
+        before = self.last_confirmed
+        self.attach(source)
+        if self.last_confirmed > before:
+            notify_all(tuple(self._watchers))
+        return True
+
+    def _is_all_in(self, source: TopicLog) -> bool:
+        stored = {ledger: entries for ledger, entries, _ in source.counts()}
+        last = self.last_confirmed
+        return all(
+            stored.get(ledger, 0) >= (min(entries, last.entry + 1) if ledger == last.ledger else entries)
+            for ledger, entries, _ in self.counts()
+            if ledger <= last.ledger
+        )
+
     def detach(self) -> None:
         """The source is gone: what the view had is gone with it."""
         self._unwatch()

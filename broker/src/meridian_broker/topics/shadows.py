@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The shadows of one topic (PIP-180): what they still need of its ledgers, and what they learn from it.
 
-A shadow is open as long as its source is: it reads through the source's log (``ledgers/view.py``), so when the source
-is fenced, for whatever reason, its shadows are, and opening one opens its source first. A shadow that is on record and
-not open, or not replayed yet, may need everything: nothing of the source is trimmed until it is known what it needs.
+A shadow reads through the source's log (``ledgers/view.py``), and opening one opens its source first. When the source
+is fenced and will be opened again here, its shadows wait for it (``lifecycle/shadow_source.py``); otherwise they are
+fenced with it. A shadow that is on record and not open, not replayed yet, or still waiting, may need everything:
+nothing of the source is trimmed until it is known what it needs.
 
 Where another broker of the region serves the source, a shadow reads a log that follows the source's
 (``ledgers/followed.py``). Then what would be deleted is asked for, and what is needed is told, through the metadata
@@ -76,15 +77,21 @@ class Shadows(Generic[S]):
         self._told: Mapping[str, Position] = {}
         self.open: dict[str, S] = {}
         """By name."""
+        self._left: dict[str, Callable[[str], None]] = {}
 
-    def attach(self, shadow: S) -> None:
-        """It is replayed: what it needs is known from now on."""
+    def attach(self, shadow: S, left: Callable[[str], None]) -> None:
+        """It is replayed: what it needs is known from now on.
+
+        :param left: called with the reason once the source is closed and expected back.
+        """
         self.open[shadow.name] = shadow
+        self._left[shadow.name] = left
 
     def detach(self, shadow: S) -> None:
         """It is not open any more."""
         if self.open.get(shadow.name) is shadow:
             del self.open[shadow.name]
+            del self._left[shadow.name]
 
     def needed_from(self, *, elsewhere: bool = True) -> Position | None:
         """The shadows need nothing at or before this; None: they hold nothing.
@@ -117,8 +124,16 @@ class Shadows(Generic[S]):
         return all(self._told.get(name, EARLIEST) >= upto for name in others)
 
     def fence(self, reason: str) -> None:
-        """Their source is fenced."""
+        """Their source is fenced, and not expected back."""
         for shadow in list(self.open.values()):
             shadow.take_acknowledgements()
             shadow.fence(f"its source {self._name} is not served now ({reason})")
         self.open.clear()
+        self._left.clear()
+
+    def leave(self, reason: str) -> None:
+        """Their source is fenced, and will be opened again at this broker: they wait for it."""
+        waiting, self._left = self._left, {}
+        self.open.clear()
+        for left in waiting.values():
+            left(reason)

@@ -70,6 +70,14 @@ class Followed(Protocol):
     def shadows(self) -> Shadows[Topic]: ...
 
 
+class ShadowSource(Protocol):
+    """What ties a shadow to its source (``lifecycle.shadow_source``)."""
+
+    def returned(self, source: Topic, /) -> bool:
+        """The source was opened again. False: the shadow cannot go on with it as it is."""
+        ...
+
+
 class Topic(TopicContext):
     """See the module's text. ``lifecycle/opening.py`` makes it, replays what is stored of it, and calls ``begin``."""
 
@@ -110,7 +118,9 @@ class Topic(TopicContext):
         self.deduplication = Deduplication(self, self.producers)
         self._publish_rates = PublishRates(scheduler, publish_throttle)
         self.shadows: Shadows[Topic] = Shadows(name, setup.shadows, setup.shadows_elsewhere)
-        self.when_fenced(self.shadows.fence)
+        self.when_fenced(self._leave_shadows)
+        self.source: ShadowSource | None = None
+        """What ties it to its source, if it is a shadow whose source was there when it was opened."""
         self.compaction: Compaction = (
             Compaction(self) if source is None else BorrowedCompaction(self, source.compaction)
         )
@@ -170,14 +180,27 @@ class Topic(TopicContext):
         for subscription in self.subscriptions.values():
             subscription.disconnect_consumers()
 
-    async def close(self, reason: str, *, to_rest: bool = False) -> None:
+    def tie_to(self, source: ShadowSource) -> None:
+        """It is a shadow, and this is what ties it to its source from now on."""
+        self.source = source
+
+    def _leave_shadows(self, reason: str) -> None:
+        if self.reopens:
+            self.shadows.leave(reason)
+        else:
+            self.shadows.fence(reason)
+
+    async def close(self, reason: str, *, to_rest: bool = False, is_soon_back: bool = False) -> None:
         """Let go of the topic in good order: clients away, all acknowledgements taken so far written, ledgers sealed.
 
         :param to_rest: see ``ProgressLog.close``.
+        :param is_soon_back: it will be opened again at this broker right afterwards; its shadows wait.
         What cannot be read or written is waited for a bounded time (``under_way.PATIENCE_SECONDS``).
         """
         self.reopens = False
         self.take_acknowledgements()
+        if is_soon_back:
+            self.shadows.leave(reason)
         self.fence(reason)
         if not await all_over(self.look_ups(), self.scheduler):
             log.warning(

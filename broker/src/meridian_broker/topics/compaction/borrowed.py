@@ -85,6 +85,15 @@ class BorrowedCompaction(Compaction):
     def __init__(self, topic: TopicContext, source: Views) -> None:
         self._source = source
         super().__init__(topic)
+        self._unwatch = source.when_view_changes(self._view_changed)
+        topic.when_fenced(lambda _: self._unwatch())
+
+    def go_on(self, source: Views) -> None:
+        """The source was opened again, and these are its views now."""
+        self._unwatch()
+        self._source = source
+        self._unwatch = source.when_view_changes(self._view_changed)
+        self._view_changed(source.view)
 
     # The parts that are asked for the state read attributes, which are the source's here.
 
@@ -105,12 +114,6 @@ class BorrowedCompaction(Compaction):
     @status.setter
     def status(self, _: Status) -> None:
         """Nothing: only the source is compacted."""
-
-    def when_view_changes(self, callback: Callable[[CompactedView | None], None]) -> Callable[[], None]:
-        """As of the source, until the shadow is closed or fenced."""
-        ending = self._source.when_view_changes(callback)
-        self._topic.when_fenced(lambda _: ending())
-        return ending
 
     async def open(
         self, metadata: TopicMetadata, resources: CompactionResources, unnamed: Sequence[tuple[int, Position]] = ()

@@ -16,6 +16,7 @@ from meridian_broker.topics.errors import LimitReached, NotAllowed, OtherKind, T
 from meridian_broker.topics.journal.progress_log import ProgressLog
 from meridian_broker.topics.journal.topic_record import TopicMetadata
 from meridian_broker.topics.lifecycle import deletion, orphans, replay, termination
+from meridian_broker.topics.lifecycle.shadow_source import ShadowSource
 from meridian_broker.topics.lifecycle.shadows_elsewhere import ShadowsElsewhere
 from meridian_broker.topics.lifecycle.unconfirmed import Unconfirmed
 from meridian_broker.topics.topic import Followed, Topic
@@ -87,8 +88,7 @@ def _begin_shadow(topic: Topic, source: Topic | Followed | None) -> None:
     """It is replayed. :raises TopicFenced: its source was fenced meanwhile."""
     topic.begin()
     if source is not None:
-        source.shadows.attach(topic)
-        topic.when_fenced(lambda _: source.shadows.detach(topic))
+        topic.tie_to(ShadowSource(topic, source))
         if source.failure is not None:
             topic.fence(f"its source is not served now ({source.failure})", for_good=True)
             topic.check_open()

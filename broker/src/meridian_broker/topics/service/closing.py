@@ -27,11 +27,14 @@ async def unload(opener: TopicOpener, name: TopicName) -> None:
     """Close the topic in good order; the next request opens it again."""
     opener.failing.end_pause(str(name), opener.parts.scheduler.monotonic_ms())
     topic = await opener.topic(name, create=False)
-    await settle([topic, *topic.shadows.open.values()], opener.parts.scheduler)
-    await _close_shadows(opener, topic)
+    await settle([topic], opener.parts.scheduler)
+    has_shadows = bool(topic.shadows.open)
     async with opener.registry.lock(topic.name):
         if opener.registry.topics.get(topic.name) is topic:
-            await _close(opener, topic, "the topic was unloaded: look it up again", to_rest=True)
+            reason = "the topic was unloaded: look it up again"
+            await _close(opener, topic, reason, to_rest=not has_shadows, is_soon_back=has_shadows)
+    if has_shadows:  # their consumers stay, so nobody may ask for it
+        await opener.open(name)
 
 
 async def _close_shadows(opener: TopicOpener, topic: Topic) -> list[Topic]:
@@ -80,13 +83,15 @@ async def close(opener: TopicOpener) -> None:
     await run_all(opener.parts.scheduler, jobs, "close a topic")  # together, for they share the group commit
 
 
-async def _close(opener: TopicOpener, topic: Topic, reason: str, *, to_rest: bool = False) -> None:
+async def _close(
+    opener: TopicOpener, topic: Topic, reason: str, *, to_rest: bool = False, is_soon_back: bool = False
+) -> None:
     """The topic stays registered until it is closed: acknowledgements that it still sends are matched to it by name.
 
-    :param to_rest: no other broker waits for it.
+    :param to_rest: nobody waits for it. :param is_soon_back: see ``Topic.close``.
     """
     try:
-        await topic.close(reason, to_rest=to_rest)
+        await topic.close(reason, to_rest=to_rest, is_soon_back=is_soon_back)
     finally:
         await opener.drop(topic)
 

@@ -197,12 +197,15 @@ class TopicOpener:
                 self._check_source(shadow, record.shadow_of(source))
 
     def _check_source(self, shadow: Topic, name: TopicName) -> None:
-        """Open a shadow again that was opened without its source, or followed it, if that is open here now."""
+        """Let a shadow go on that waits for its source, if that is open here now. Open it again if it cannot, or if it
+        was opened without its source, or followed it."""
         record = self.parts.catalog.shadows.find(name)
         if record is None or shadow.shadow_of is None:
             return
         source = self.registry.topics.get(str(record.source_of(name)))
-        if source is not None and source.failure is None and source.shadows.open.get(shadow.name) is not shadow:
+        if source is None or source.failure is not None or source.shadows.open.get(shadow.name) is shadow:
+            return
+        if shadow.failure is not None or shadow.source is None or not shadow.source.returned(source):
             shadow.fence(f"its source {source.name} is there again")
 
     def _shadow_changed(self, record: ShadowRecord) -> None:
