@@ -23,7 +23,7 @@ import atheris
 sys.path.insert(0, str(Path(__file__).parents[1]))
 with atheris.instrument_imports(include=["meridian_broker.wire", "meridian_broker.gateway", "meridian_broker.topics"]):
     from meridian_broker.gateway.pulsar.connection import Connection
-    from meridian_broker.gateway.pulsar.handlers import HANDLERS
+    from meridian_broker.gateway.pulsar.handlers import HANDLERS, RUN_HANDLERS
     from meridian_broker.metadata.topic_records import TopicRecord
     from meridian_broker.wire.proto import pulsar_pb2 as pb
     from meridian_broker.wire.pulsar import encode, topic_name
@@ -111,7 +111,7 @@ def connection_target(inside: Any, failures: Failures, loop: asyncio.AbstractEve
 
     async def say(stream: bytes) -> None:
         line = Line()
-        connection = Connection(inside.gateway, HANDLERS, loop)
+        connection = Connection(inside.gateway, HANDLERS, RUN_HANDLERS, loop)
         connection.connection_made(line)
         connection.data_received(encode.simple(T.CONNECT, pb.CommandConnect(client_version="f", protocol_version=21)))
         half = len(stream) // 2

@@ -56,7 +56,7 @@ class Consumer:
 
 def connected() -> tuple[Connection, Transport, Any]:
     broker: Any = SimpleNamespace(connected=lambda _: None, turn_bytes=WRITE_BYTES, delivered=SharedMessages())
-    connection, transport = Connection(broker, {}, asyncio.get_running_loop()), Transport()
+    connection, transport = Connection(broker, {}, {}, asyncio.get_running_loop()), Transport()
     connection.connection_made(transport)  # type: ignore[arg-type]
     return connection, transport, broker
 

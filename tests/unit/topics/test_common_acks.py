@@ -70,6 +70,9 @@ async def test_acknowledgements_in_any_order_are_those_of_each_subscription_also
             one.acknowledge(name, [number])
             acked[name].add(number)
         await one.settle()
+        for name in names:
+            owed = [place for number, place in enumerate(one.stored) if number not in acked[name]]
+            assert one.topic.log.after(one.topic.subscriptions[name].cursor.mark_delete) == owed[0]
     for name in names:
         assert one.topic.subscriptions[name].cursor.progress == expected(one, name, acked[name])
     before = one.state()

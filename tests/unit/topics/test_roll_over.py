@@ -230,6 +230,7 @@ async def test_what_changes_between_the_slices_of_a_snapshot_is_in_the_log(
     random = Random(seed)
     one = await region(a=True, b=False, c=True, d=False, e=True)
     monkeypatch.setattr(progress_log, "SNAPSHOT_RECORDS", 1)
+    monkeypatch.setattr(progress_log, "SNAPSHOT_SMALL_BYTES", 0)
     log = one.topic.progress_log
     for _ in range(8):
         await change(one, random)

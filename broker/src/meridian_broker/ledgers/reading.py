@@ -58,6 +58,8 @@ class ReadableLog(Chain):
         self._answered: tuple[Position, Position, list[Stored]] = (LATEST, EARLIEST, [])
         """The last answer from memory: after where, up to where, and the entries. Thousands of subscriptions ask for
         the same when an entry was stored."""
+        self._asked_origin: tuple[Position, tuple[str, Position]] = (EARLIEST, ("", EARLIEST))
+        """The last answer of ``origin``, for the same reason. What is known of an entry does not change."""
         self._repeated = RepeatedReads(cache, scheduler)
         self._ends_on_record: tuple[Position, Mapping[str, Position]] = (EARLIEST, {})
         """The last entry of each chain that was in the last ledger when the record was written last."""
@@ -234,6 +236,20 @@ class ReadableLog(Chain):
             return index
         at = bisect_right(self._ids, ledger) - 1
         return self._chapters[at].index if at >= 0 and self._ids[at] == ledger else None
+
+    def origin(self, position: Position) -> tuple[str, Position] | None:
+        """Where an entry was first stored, and as what; None: it has no common origin, or its index is not in memory.
+
+        :raises IndexError: the ledger has no such entry.
+        """
+        asked, known = self._asked_origin
+        if asked is position:
+            return known
+        index = self.index(position.ledger)
+        found = None if index is None else index.origin(position.entry)
+        if found is not None:
+            self._asked_origin = position, found
+        return found
 
     async def load_index(self, ledger: int) -> LedgerIndex:
         """The index of a ledger, rebuilt from its entries' headers when it is not in memory.

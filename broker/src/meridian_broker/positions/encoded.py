@@ -18,7 +18,7 @@ from meridian_broker.positions.ackset import FLOOR
 from meridian_broker.positions.beginning import UNKNOWN, Beginning
 from meridian_broker.positions.clock import ZERO, Stamp
 from meridian_broker.positions.layer import Layer
-from meridian_broker.positions.layered import LayeredAcks
+from meridian_broker.positions.layered import NO_ACKS, LayeredAcks
 from meridian_broker.positions.layers import Layers, Touched, check_order, known_of
 from meridian_broker.positions.varints import Reader, put_bytes, put_number
 
@@ -100,7 +100,7 @@ class EncodedAcks(LayeredAcks):
                 if version == 2:
                     raise reader.broken("the beginning is missing")
                 result.beginning = UNKNOWN
-        result._base = {sys.intern(region): acks for region, acks in take_acks(reader).items()}
+        result._base = {sys.intern(region): acks for region, acks in take_acks(reader).items()} or NO_ACKS
         layers = [Layer.take(reader) for _ in range(reader.count(6))]
         reader.end()
         if layers:
@@ -190,4 +190,4 @@ class EncodedAcks(LayeredAcks):
             return
         self._layers = self._layers.not_overruled()
         if not self._base_counts():
-            self._base = {}
+            self._base = NO_ACKS

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Final, cast
 
 from meridian_broker.positions.acks_by_region import acks_of, join_acks
 from meridian_broker.positions.ackset import AckSet
@@ -24,6 +26,9 @@ from meridian_broker.positions.layers import Layers, covered_over, floor_over
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.positions.stretches import Stretch, acked_over, claimed, without
 
+NO_ACKS: Final = cast("dict[str, AckSet]", MappingProxyType({}))
+"""The base layer of all that have acked nothing, which may be many. It cannot be changed."""
+
 
 class LayeredAcks:
     """Acks of all origins and all epochs: noting them and asking for them. Changed in place."""
@@ -33,7 +38,8 @@ class LayeredAcks:
     def __init__(self) -> None:
         self.beginning: Beginning = UNKNOWN
         """Where the subscription began, and which of its lives this is. Changed by ``Progress`` only."""
-        self._base: dict[str, AckSet] = {}
+        self._base: dict[str, AckSet] = NO_ACKS
+        """To be read; ``_changeable`` to be changed."""
         self._layers: Layers | None = None
         """Rewinds, oldest first. None for nearly every subscription there is."""
 
@@ -55,7 +61,7 @@ class LayeredAcks:
                 self._check_epoch(epoch)
             acks = self._base.get(region)
             if acks is None:
-                acks = self._base[sys.intern(region)] = AckSet()
+                acks = self._changeable()[sys.intern(region)] = AckSet()
             return acks.claim(after, upto)
         layers = self._layers
         if layers.notes_once and not publish_time_ms and (epoch is layers.epoch or epoch == layers.epoch):
@@ -64,6 +70,12 @@ class LayeredAcks:
         for layer_acks in self._ruling(epoch, region, after, upto, publish_time_ms):
             changed |= acks_of(layer_acks, region).claim(after, upto)
         return changed
+
+    def _changeable(self) -> dict[str, AckSet]:
+        """The base layer, to be changed."""
+        if self._base is NO_ACKS:
+            self._base = {}
+        return self._base
 
     def _ack_timeless(self, layers: Layers, region: str, after: Position, upto: Position) -> bool:
         """Ack in the newest epoch without a publish time: it counts whichever rewind rules its entry."""
@@ -103,7 +115,7 @@ class LayeredAcks:
         if layers is not None and layers.timeless:
             timeless, layers.timeless = layers.timeless, {}
             if self._base_counts():
-                join_acks(self._base, timeless)
+                join_acks(self._changeable(), timeless)
             for layer in layers.all():
                 if layer.publish_time_ms is not None:
                     join_acks(layer.acks, timeless)
@@ -139,7 +151,7 @@ class LayeredAcks:
         for layer in () if self._layers is None else self._layers.all():
             changed |= acks_of(layer.acks, region).raise_floor(position)
         if self._base_counts():
-            changed |= acks_of(self._base, region).raise_floor(position)
+            changed |= acks_of(self._changeable(), region).raise_floor(position)
         return changed
 
     # -- questions -----------------------------------------------------------------------------------------------------
@@ -304,10 +316,10 @@ class LayeredAcks:
         """
         self._check_epoch(epoch)
         if self._layers is None:
-            yield self._base
+            yield self._changeable()
             return
         for layer in self._layers.ruling(epoch, region, after, upto, publish_time_ms):
-            yield self._base if layer is None else layer.acks
+            yield self._changeable() if layer is None else layer.acks
 
     def _base_counts(self) -> bool:
         """Whether the base layer may ever be read."""

@@ -43,6 +43,7 @@ from meridian_broker.positions.beginning import UNKNOWN, Beginning
 from meridian_broker.positions.clock import ZERO, Stamp
 from meridian_broker.positions.encoded import EncodedAcks
 from meridian_broker.positions.layer import Layer, Rules
+from meridian_broker.positions.layered import NO_ACKS
 from meridian_broker.positions.layers import Layers, Touched, epoch_of
 from meridian_broker.positions.position import EARLIEST, Position
 
@@ -62,7 +63,7 @@ class Progress(EncodedAcks):
         if joined is mine or joined == mine:
             return False
         if joined.life != mine.life:
-            self._base, self._layers, self.reports = {}, None, reports.NONE
+            self._base, self._layers, self.reports = NO_ACKS, None, reports.NONE
         self.beginning = joined
         return True
 
@@ -212,15 +213,15 @@ class Progress(EncodedAcks):
         if told and told is not self.reports:
             self.reports, changed = told, True
         if self._layers is None and other._layers is None:  # true of nearly all subscriptions
-            return join_acks(self._base, other._base) or changed
+            return (bool(other._base) and join_acks(self._changeable(), other._base)) or changed
         if other._layers is not None and other._layers.timeless:
             changed |= self._join_timeless(other, other._layers)
         if other._base or (other._layers and any(layer.publish_time_ms is not None for layer in other._layers)):
             self._normalise()  # only then is it visible what is new
         if other._layers:
             changed |= self._join_layers(other._layers)
-        if self._base_counts():
-            changed |= join_acks(self._base, other._base)
+        if other._base and self._base_counts():
+            changed |= join_acks(self._changeable(), other._base)
         return changed
 
     def _join_timeless(self, other: Progress, theirs: Layers) -> bool:
@@ -269,7 +270,7 @@ class Progress(EncodedAcks):
             if is_any_new or is_wider:
                 self._layers, changed = after, True
                 if not self._base_counts():
-                    self._base = {}
+                    self._base = NO_ACKS
         return changed
 
     def within(self, other: Progress) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Final, cast
 
 from meridian_broker.bounds.clients import FIRST_FRAME_BYTES, FRAME_PADDING_BYTES, MESSAGE_BYTES
@@ -55,6 +55,8 @@ _BEFORE_CONNECT: Final = (
 log = logging.getLogger(__name__)
 
 Handler = Callable[["Connection", Any], None]
+RunHandler = Callable[["Connection", Sequence[Any], int], int]
+"""Handles the commands of its kinds from a place on, and returns the place of the next other one."""
 
 
 class Connection(Outgoing):
@@ -67,6 +69,7 @@ class Connection(Outgoing):
         "_heard",
         "_pending",
         "_pending_bytes",
+        "_run_handlers",
         "_taken",
         "_tasks",
         "_unsent",
@@ -90,11 +93,19 @@ class Connection(Outgoing):
     )
 
     def __init__(
-        self, broker: Broker, handlers: Mapping[int, Handler], loop: asyncio.AbstractEventLoop, listener: str = ""
+        self,
+        broker: Broker,
+        handlers: Mapping[int, Handler],
+        run_handlers: Mapping[int, RunHandler],
+        loop: asyncio.AbstractEventLoop,
+        listener: str = "",
     ) -> None:
-        """:param handlers: what answers each command."""
+        """:param handlers: what answers each command.
+        :param run_handlers: what handles those that come many in a row.
+        """
         super().__init__(broker, loop, listener)
         self._handlers = handlers
+        self._run_handlers = run_handlers
         self._decoder = FrameDecoder(FIRST_FRAME_BYTES)
         self._pending = 0
         self._pending_bytes = 0
@@ -174,30 +185,29 @@ class Connection(Outgoing):
         self._handle(commands)
 
     def _handle(self, commands: list[Any]) -> None:
-        at = 0
-        while at < len(commands) and not self._ended:
-            command = commands[at]
-            at += 1
-            kind = command[0]
-            try:
+        at, count, kind = 0, len(commands), -1
+        try:
+            while at < count and not self._ended:
+                command = commands[at]
+                at += 1
+                kind = command[0]
                 if kind == SEND:
                     sends, producer_id = [command], command.producer_id
-                    while at < len(commands) and commands[at][0] == SEND and commands[at][1] == producer_id:
+                    while at < count and commands[at][0] == SEND and commands[at][1] == producer_id:
                         sends.append(commands[at])
                         at += 1
                     self._publish(sends)
                 elif not self.started and kind not in _BEFORE_CONNECT:
                     self.end(f"command {kind} before CONNECT")
+                elif (run := self._run_handlers.get(kind)) is not None:
+                    at = run(self, commands, at - 1)
+                elif (handler := self._handlers.get(kind)) is not None:
+                    handler(self, command)
                 else:
-                    handler = self._handlers.get(kind)
-                    if handler is None:
-                        log.info("%s: ignoring unknown command %d", self, kind)
-                    else:
-                        handler(self, command)
-            except Exception:
-                log.exception("%s: command %d failed, the connection is closed", self, kind)
-                self.end("internal error")
-                return
+                    log.info("%s: ignoring unknown command %d", self, kind)
+        except Exception:
+            log.exception("%s: command %d failed, the connection is closed", self, kind)
+            self.end("internal error")
 
     def end(self, reason: str) -> None:
         """Close after the written data is sent, and log the reason. Further input of the client is ignored."""

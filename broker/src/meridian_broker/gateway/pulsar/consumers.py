@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from meridian_broker.bounds.clients import ACK_IDS
 from meridian_broker.gateway.pulsar import next_owner
@@ -30,14 +31,13 @@ from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, topic_name
 from meridian_broker.wire.pulsar.errors import ConsumerNotFoundError, MetadataError, ServerError, ServiceNotReadyError
-from meridian_broker.wire.pulsar.frames import CUMULATIVE, INDIVIDUAL, Ack, Flow
+from meridian_broker.wire.pulsar.frames import ACK, CUMULATIVE, FLOW, INDIVIDUAL, Ack, AnyCommand, Flow
 from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
     from meridian_broker.gateway.pulsar.connection import Connection
 
-_new: Final = tuple.__new__
-"""Costs half as much as calling a ``NamedTuple`` class."""
+_NO_CONSUMERS: Final[Mapping[int, Consumer]] = {}
 STAY_CONNECTED: Final = "Pulsar-CPP"
 """Clients that look a topic up again after a refused SUBSCRIBE only if the consumer is closed, too."""
 REJECT_BY_THEMSELVES: Final = ("Pulsar-CPP", "Pulsar Go", "Pulsar-Java-v2.", "Pulsar-Java-v3.", "Pulsar-Java-v4.0.")
@@ -88,7 +88,7 @@ async def _subscribe(connection: Connection, asked: pb.CommandSubscribe) -> None
     connection.sent_away.back(consumer)
     if connection.consumers is None:
         connection.consumers = {}
-    connection.consumers[asked.consumer_id] = consumer
+    connection.consumers[consumer.consumer_id] = consumer  # the number that it keeps: ``asked`` makes another of it
     connection.succeed(asked.request_id)
 
 
@@ -172,23 +172,29 @@ def _key_shared(asked: pb.CommandSubscribe) -> KeySharedPolicy | None:
     return KeySharedPolicy(sticky, meta.allowOutOfOrderDelivery, ranges)
 
 
-def flow(connection: Connection, command: Flow) -> None:
-    """FLOW."""
-    _, consumer_id, permits = command
-    consumers = connection.consumers
-    if consumers is not None and (consumer := consumers.get(consumer_id)) is not None:
-        consumer.flow(permits)
+def acks_and_flows(connection: Connection, commands: Sequence[AnyCommand], first: int) -> int:
+    """The ACKs and FLOWs from this place on. They make up most of what consumers send, thousands in a row, so they are
+    taken together. If an ACK has a request id, the client waits until the acknowledgement is durable.
 
-
-def ack(connection: Connection, command: Ack) -> None:
-    """ACK. If it has a request id, the client waits until the acknowledgement is durable."""
-    _, consumer_id, ack_type, positions, request_id, detail = command
-    consumers = connection.consumers
-    consumer = None if consumers is None else consumers.get(consumer_id)
-    if consumer is not None and ack_type == INDIVIDUAL and request_id is None and detail is None:
-        consumer.subscription.acknowledge(consumer, positions)
-    else:
-        _other_ack(connection, command, consumer)
+    :returns: the place of the next other command, or behind the last one.
+    """
+    consumers = connection.consumers or _NO_CONSUMERS
+    for at in range(first, len(commands)):
+        command = commands[at]
+        if command[0] == ACK:
+            _, consumer_id, ack_type, positions, request_id, detail = cast("Ack", command)
+            consumer = consumers.get(consumer_id)
+            if consumer is not None and ack_type == INDIVIDUAL and request_id is None and detail is None:
+                consumer.subscription.acknowledge(consumer, positions)
+            else:
+                _other_ack(connection, cast("Ack", command), consumer)
+        elif command[0] == FLOW:
+            _, consumer_id, permits = cast("Flow", command)
+            if (consumer := consumers.get(consumer_id)) is not None:
+                consumer.flow(permits)
+        else:
+            return at
+    return len(commands)
 
 
 def _other_ack(connection: Connection, command: Ack, consumer: Consumer | None) -> None:

@@ -15,8 +15,9 @@ from fcntl import ioctl
 from termios import TIOCOUTQ
 from typing import Final
 
-WRITE_BYTES: Final = 256 << 10
-"""Limit on bytes written in one turn of the loop; beyond it a connection's consumers wait for the next turn."""
+WRITE_BYTES: Final = 512 << 10
+"""Limit on bytes written in one turn of the loop; beyond it a connection's consumers wait for the next turn. A small
+message to two thousand of them is less."""
 WRITE_BYTES_MIN: Final = 32 << 10
 WRITE_BYTES_TOTAL: Final = 64 << 20
 """The same for all connections together: each gets less when there are many, for many may be slow at once."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of commands and their handlers."""
+"""The tables of commands and their handlers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from meridian_broker.gateway.pulsar import consumers, entries, handshake, lookup
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
-    from meridian_broker.gateway.pulsar.connection import Connection, Handler
+    from meridian_broker.gateway.pulsar.connection import Connection, Handler, RunHandler
 
 _T: Final = pb.BaseCommand
 PEER_COMMANDS: Final = range(1000, 1100)
@@ -38,8 +38,6 @@ HANDLERS: Final[dict[int, Handler]] = {
     _T.PRODUCER: producers.producer,
     _T.CLOSE_PRODUCER: producers.close_producer,
     _T.SUBSCRIBE: consumers.subscribe,
-    _T.FLOW: consumers.flow,
-    _T.ACK: consumers.ack,
     _T.REDELIVER_UNACKNOWLEDGED_MESSAGES: consumers.redeliver,
     _T.CLOSE_CONSUMER: consumers.close_consumer,
     _T.UNSUBSCRIBE: consumers.unsubscribe,
@@ -52,3 +50,4 @@ HANDLERS: Final[dict[int, Handler]] = {
     **dict.fromkeys(PEER_COMMANDS, _peer),
     _T.ENTRIES_WANTED: entries.wanted,
 }
+RUN_HANDLERS: Final[dict[int, RunHandler]] = dict.fromkeys((_T.ACK, _T.FLOW), consumers.acks_and_flows)

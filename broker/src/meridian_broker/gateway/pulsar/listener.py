@@ -9,7 +9,7 @@ from typing import Final
 
 from meridian_broker.gateway.pulsar.broker import Broker
 from meridian_broker.gateway.pulsar.connection import Connection
-from meridian_broker.gateway.pulsar.handlers import HANDLERS
+from meridian_broker.gateway.pulsar.handlers import HANDLERS, RUN_HANDLERS
 from meridian_broker.gateway.tls_listeners import TlsListener, TlsListeners
 
 BACKLOG: Final = 1024
@@ -34,7 +34,7 @@ async def listen(
     loop = asyncio.get_running_loop()
 
     def accept() -> Connection:
-        return Connection(broker, HANDLERS, loop, listener)
+        return Connection(broker, HANDLERS, RUN_HANDLERS, loop, listener)
 
     if secure is not None:
         return await secure.listen(accept, host, port, backlog=BACKLOG, early=early)

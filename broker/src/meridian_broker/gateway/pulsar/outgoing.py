@@ -116,8 +116,12 @@ class Outgoing(FlowControl):
         is_plain = remaining is None and not redeliveries and not consumer.consumer_epoch
         partition = consumer.subscription.topic.partition
         if is_plain and (shared := self.broker.delivered.of(entry, position, partition, offset)) is not None:
-            self.write(shared.header(consumer.consumer_id))
-            if shared.body is not None:
+            header = shared.header(consumer.consumer_id)
+            if shared.body is None:
+                self.write(header)
+            else:
+                self._out.append(header)
+                self._out_bytes += len(header)
                 self.write(shared.body)
         else:
             words: list[int] = []

@@ -18,7 +18,7 @@ from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.topics.cursors.resent import Resent
 from meridian_broker.topics.cursors.state import CursorState
 from meridian_broker.topics.journal.changes import Kind
-from meridian_broker.topics.journal.common_acks import REMEMBERED, CommonAck
+from meridian_broker.topics.journal.common_acks import REMEMBERED, CommonAck, Origin
 
 if TYPE_CHECKING:
     from meridian_broker.topics.context import TopicContext
@@ -103,13 +103,18 @@ class AckBuffer(CursorState):
                 if len(known) >= REMEMBERED:
                     known.clear()
                 again = position in known
-                known[position] = CommonAck(position, place, context.log.before(position)) if again else None
+                known[position] = CommonAck(context, position, place, context.log.before(position)) if again else None
             return False
         if delta is not None and (common := delta.and_then(common)) is None:
             return False
         self._delta = common
         self.owner.release(acker, position)
-        self.changed(confirmed, 1)
+        if confirmed is not None:
+            self.changed(confirmed, 1)
+        else:
+            self._entries += 1
+            if common.claimed(self):
+                context.turns.add(common)
         return True
 
     def _is_plain(self) -> bool:
@@ -141,25 +146,30 @@ class AckBuffer(CursorState):
     def next_turn(self) -> None:
         """The turn in which something was acknowledged is over."""
         self._is_flushing = False
-        common = self._delta
-        if isinstance(common, CommonAck) and self._confirmations is None and self._is_plain():
-            self._flush_common(common)
-        else:
-            self.flush()
+        self.flush()
 
-    def _flush_common(self, common: CommonAck) -> None:
-        """As ``flush`` of what many acknowledge, and of nothing else."""
+    def make(self, common: CommonAck, following: Origin | None, now_ms: int) -> str | None:
+        """As ``flush`` of what many acknowledge, and of nothing else; they write it together (``Claimant``)."""
+        if self._delta is not common or self._confirmations is not None:
+            return None  # flushed before, or more was acknowledged: that is flushed in a turn of its own
+        if not self._is_plain():
+            self.flush()
+            return None
         self._delta, self._entries = None, 0
-        context, owner = self.context, self.owner
-        self.last_acked_ms = context.scheduler.now_ms()
-        if self.progress.ack(ZERO, common.region, common.after, common.upto):
-            if owner.is_there:
-                context.progress_log.append_acked(owner.record.name, common.encoded)
-            if self.mark_delete == common.before and common.position >= context.log.last_confirmed:
-                self.mark_delete = common.position  # as ``advance`` would, and one object for all
-                owner.moved(common.position)
-            else:
-                self.advance()
+        self.last_acked_ms = now_ms
+        progress, owner, position = self.progress, self.owner, common.position
+        if not progress.ack(ZERO, common.region, common.after, common.upto):
+            return None
+        if self.mark_delete == common.before and (
+            position >= self.context.log.last_confirmed
+            if following is None
+            else self.dropped is None and not progress.is_acked(*following)
+        ):
+            self.mark_delete = position  # as ``advance`` would, and one object for all
+            owner.moved(position)
+        elif self.mark_delete >= common.before or common.before.entry < 0:
+            self.advance()  # otherwise an entry in between is still owed: mark-delete stays before that one
+        return owner.record.name if owner.is_there else None
 
     def flush_pending(self) -> None:
         """As ``flush``, if there is anything pending."""
@@ -200,7 +210,7 @@ class AckBuffer(CursorState):
             notify_all(confirmations or (), gone)
             return
         if isinstance(delta, CommonAck):
-            context.progress_log.append_acked(self.name, delta.encoded)
+            context.progress_log.append_acked((self.name,), delta.encoded)
             delta = delta.delta.copy() if self.replicated else delta.delta
         else:
             context.progress_log.append(Kind.ACKED, self.name, delta.encode())

@@ -80,16 +80,16 @@ class Cursor(AckBuffer):
                 self._has_skipped = True
                 return True
             return False
-        index = self.context.log.index(position.ledger)
-        origin = None if index is None else index.origin(position.entry)
+        origin = self.context.log.origin(position)
         if origin is None:
             return position <= self.mark_delete
-        acked = self.progress.is_acked(*origin, 0 if self.times is None else publish_time_ms(entry))
+        region, place = origin
+        acked = self.progress.is_acked(region, place, 0 if self.times is None else publish_time_ms(entry))
         if acked or (self.dropped is not None and self.dropped.contains(*origin)):
             self._has_skipped = True
             return True
         share = self.owner.share
-        return share is not None and not share.holds(origin[0])
+        return share is not None and not share.holds(region)
 
     def is_owed(self, region: str, origin: Position, position: Position | None = None) -> bool:
         """Whether an entry is neither acked, in any region, nor dropped in this one (R14).

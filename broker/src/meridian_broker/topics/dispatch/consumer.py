@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from meridian_broker.positions import ZERO, Stamp
@@ -65,7 +66,7 @@ class ConsumerHost(Protocol):
         ...
 
     @property
-    def consumers(self) -> list[Consumer]: ...
+    def consumers(self) -> Sequence[Consumer]: ...
 
     @property
     def pace(self) -> Pace | None:
@@ -191,6 +192,9 @@ class Consumer(AckState):
     @property
     def ready(self) -> bool:
         """Whether an entry may be sent to it now."""
+        if self.permits <= 0 or self.blocked:
+            return False
         pace = self.subscription.pace
-        is_ready = self.permits > 0 and not self.blocked and (pace is None or not pace.held)
-        return is_ready and (self.port.writable() or self._stall())
+        if pace is not None and pace.held:
+            return False
+        return self.port.writable() or self._stall()  # as ``writable``, without the call: asked for every message

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ class Delivery(Protocol):
     pace: Pace | None
 
     @property
-    def consumers(self) -> list[Consumer]: ...
+    def consumers(self) -> Sequence[Consumer]: ...
 
     @property
     def blocked(self) -> bool:

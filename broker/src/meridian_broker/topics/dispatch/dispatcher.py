@@ -12,7 +12,7 @@ subscription types and the dispatcher of each.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -58,7 +58,8 @@ class Dispatcher:
         """:param _policy: the first consumer's key distribution, for Key_Shared."""
         self.cursor = cursor
         self.delivery = delivery
-        self.consumers: list[Consumer] = []
+        self.consumers: Sequence[Consumer] = ()
+        """Replaced when one comes or leaves: most have one, and a tuple takes half the room of a list."""
         self.holders: dict[Position, Consumer] | None = None
         """Shared, once an entry was sent: the consumer that was sent it and has neither acknowledged nor returned it.
         Each consumer knows its own (``unacked``), but any consumer may acknowledge an entry, and asking thousands of
@@ -74,13 +75,10 @@ class Dispatcher:
         """
 
     def add(self, consumer: Consumer) -> None:
-        if self.consumers:
-            self.consumers.append(consumer)
-        else:  # appended, it would take the room of four, and most subscriptions have one
-            self.consumers = [consumer]
+        self.consumers = (*self.consumers, consumer)
 
     def remove(self, consumer: Consumer) -> None:
-        self.consumers.remove(consumer)
+        self.consumers = tuple(one for one in self.consumers if one is not consumer)
 
     def rewind(self) -> None:
         """Read again from the first entry that is not acked."""
@@ -166,11 +164,13 @@ class Dispatcher:
         """
         if self._reading:
             return None
-        if self.cursor.context.log.damage.damaged and self._waits_for_damaged():
+        cursor, pace = self.cursor, self.delivery.pace
+        log = cursor.context.log
+        if log.damage.damaged and self._waits_for_damaged():
             return []
-        if self.delivery.pace is not None:
-            limit = self.delivery.pace.allowance(limit)
-        found = self.cursor.source.tail_after(self.read, limit, TURN_BYTES)
+        if pace is not None:
+            limit = pace.allowance(limit)
+        found = (log if cursor.compacted is None else cursor.source).tail_after(self.read, limit, TURN_BYTES)
         if found is None:
             self._reading = True
             work = partial(self._fetch, self.read, limit, self._generation)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from meridian_broker.ledgers.entry import CHUNK
@@ -126,7 +127,7 @@ class FailoverDispatcher(SingleDispatcher):
     hands_over = True
 
 
-def preferred(consumers: list[Consumer], partition: int) -> Consumer | None:
+def preferred(consumers: Sequence[Consumer], partition: int) -> Consumer | None:
     """The consumer to be active: highest priority first. Among equals, sorted by name, the partition number picks, so
     that partitions spread. None: there are no consumers.
     """

@@ -3,30 +3,79 @@
 
 A message that goes to thousands of subscriptions is acknowledged thousands of times, nearly always alone and in the
 same words. The first two acknowledgements of an entry are made as any other; from then on they share one. The progress
-log remembers those of its topic by the position of the entry.
+log remembers those of its topic by the position of the entry. Who makes it in one turn of the loop is listed with it:
+at the end of the turn, all of them are handled one behind the other, and written together.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Protocol
 
 from meridian_broker.ledgers.index import Place
 from meridian_broker.positions import ZERO, Progress
 
 if TYPE_CHECKING:
+    from meridian_broker.ledgers.log import TopicLog
+    from meridian_broker.ledgers.scheduling import Scheduler
     from meridian_broker.positions.position import Position
 
 REMEMBERED: Final = 64
 """Entries that subscriptions are acknowledging at the same time; with more of them, some are built again."""
 
 
+Origin = tuple[str, "Position"]
+
+
+class Claimant(Protocol):
+    """Who makes such an acknowledgement: a cursor."""
+
+    def make(self, common: CommonAck, following: Origin | None, now_ms: int, /) -> str | None:
+        """Join it, unless it was dealt with meanwhile.
+
+        :param following: where the next entry was first stored; None: there is none, or it has to be looked at.
+        :returns: the subscription for which it is to be written.
+        """
+        ...
+
+
+class Journal(Protocol):
+    """Where it is written."""
+
+    def append_acked(self, subscriptions: Sequence[str], delta: bytes) -> None: ...
+
+
+class OfTopic(Protocol):
+    """The topic of the entry."""
+
+    log: TopicLog
+    scheduler: Scheduler
+
+    @property
+    def progress_log(self) -> Journal: ...
+
+
 class CommonAck:
     """The acknowledgement of an entry, or of some in a row, by a subscription that was never rewound nor deleted."""
 
-    __slots__ = ("_longer", "after", "before", "delta", "encoded", "position", "region", "upto")
+    __slots__ = (
+        "_claimants",
+        "_longer",
+        "_topic",
+        "after",
+        "before",
+        "delta",
+        "encoded",
+        "position",
+        "region",
+        "upto",
+    )
 
-    def __init__(self, position: Position, place: Place, before: Position) -> None:
+    def __init__(self, topic: OfTopic, position: Position, place: Place, before: Position) -> None:
         """:param position: of the last entry, in this region. :param before: the last entry before the first one."""
+        self._topic = topic
+        self._claimants: list[Claimant] = []
+        """Of this turn."""
         self.position = position
         self.before = before
         self.region, self.after, self.upto = place
@@ -43,5 +92,34 @@ class CommonAck:
         longer = self._longer
         if longer is None or longer.upto != following.upto:
             place = Place(self.region, self.after, following.upto)
-            longer = self._longer = CommonAck(following.position, place, self.before)
+            longer = self._longer = CommonAck(self._topic, following.position, place, self.before)
         return longer
+
+    def claimed(self, claimant: Claimant) -> bool:
+        """Also this one makes it. True: it is the first, and ``next_turn`` is to be called when this turn is over."""
+        claimants = self._claimants
+        claimants.append(claimant)
+        return len(claimants) == 1
+
+    def next_turn(self) -> None:
+        """The turn is over in which it was made. If one fails, the others go on in another turn."""
+        due, self._claimants = iter(self._claimants), []
+        names: list[str] = []
+        topic, following = self._topic, self._following()
+        now_ms = topic.scheduler.now_ms()
+        try:
+            for claimant in due:
+                name = claimant.make(self, following, now_ms)
+                if name is not None:
+                    names.append(name)
+        finally:
+            if names:
+                topic.progress_log.append_acked(names, self.encoded)
+            if left := list(due):
+                self._claimants += left
+                topic.scheduler.defer(self.next_turn)
+
+    def _following(self) -> Origin | None:
+        log = self._topic.log
+        following = log.after(self.position)
+        return None if following is None or following in log.damage.lost else log.origin(following)

@@ -7,7 +7,7 @@ nothing but the name. As one record they cost the disk, and later a restart, a f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from meridian_broker.topics.journal.changes import MANY, Kind, encode, encode_many
 
@@ -22,16 +22,18 @@ class Gathering:
         self._names: list[str] = []
         self.is_empty = True
 
-    def add(self, subscription: str, delta: bytes) -> bool:
-        """Another subscription acknowledges the same. False: this is something else, or the record is full."""
-        if delta != self._delta or len(self._names) >= MANY:
-            return False
-        self._names.append(subscription)
-        return True
+    def add(self, subscriptions: Sequence[str], delta: bytes) -> int:
+        """More subscriptions acknowledge the same. Returns how many of them the record took; none, if this is
+        something else or the record is full."""
+        if delta != self._delta:
+            return 0
+        room = MANY - len(self._names)
+        self._names += subscriptions[:room]
+        return min(room, len(subscriptions))
 
-    def begin(self, subscription: str, delta: bytes) -> None:
-        """The first subscription that acknowledges this."""
-        self._delta, self._names, self.is_empty = delta, [subscription], False
+    def begin(self, delta: bytes) -> None:
+        """The next record is of those that acknowledge this: ``add`` them."""
+        self._delta, self._names, self.is_empty = delta, [], False
 
     def take(self, clock: Callable[[], int]) -> tuple[bytes, int] | None:
         """The record and how many subscriptions it names; None: there is none. It is empty afterwards.

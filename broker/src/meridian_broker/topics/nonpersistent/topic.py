@@ -10,6 +10,7 @@ A topic exists only in memory, and is removed some time after its last client ha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from meridian_broker.ledgers.entry import pack_bare
@@ -210,7 +211,7 @@ class NonPersistentSubscription:
         return self.type.name
 
     @property
-    def consumers(self) -> list[Consumer]:
+    def consumers(self) -> Sequence[Consumer]:
         return self._selection.consumers
 
     @property

@@ -8,7 +8,7 @@ entries go out through a dispatcher, acknowledgements go to the cursor, and deci
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -108,8 +108,8 @@ class Subscription:
         return self.cursor.durable
 
     @property
-    def consumers(self) -> list[Consumer]:
-        return [] if self.dispatcher is None else self.dispatcher.consumers
+    def consumers(self) -> Sequence[Consumer]:
+        return () if self.dispatcher is None else self.dispatcher.consumers
 
     @property
     def tracks_holders(self) -> bool:
