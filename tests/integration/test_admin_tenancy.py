@@ -115,13 +115,6 @@ def test_replication_clusters_and_quotas(broker: BrokerProcess) -> None:
     assert broker.http("GET", f"{path}/backlogQuotaMap").json == {}
 
 
-def test_permissions_say_that_there_is_no_authorization(broker: BrokerProcess) -> None:
-    assert broker.http("GET", f"{NS}/public/default/permissions").json == {}
-    refused = broker.http("POST", f"{NS}/public/default/permissions/me", ["produce"])
-    assert refused.status == 501
-    assert "authorization" in refused.reason
-
-
 def test_brokers(broker: BrokerProcess) -> None:
     own = f"127.0.0.1:{broker.http_port}"
     assert broker.http("GET", "/admin/v2/brokers").json == [own]

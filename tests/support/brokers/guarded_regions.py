@@ -6,15 +6,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pulsar
 from click.testing import CliRunner
 from meridian_broker.cli.tokens import tokens
 from meridian_broker.wire.proto import pulsar_pb2 as pb
-from support.brokers.broker_process import BrokerProcess, http
+from support.brokers.broker_process import BrokerProcess, HttpAnswer, http
 from support.brokers.free_ports import free_port
 from support.protocol.raw_connection import RawConnection, T
 
@@ -22,7 +23,8 @@ from support.protocol.raw_connection import RawConnection, T
 class Guarded:
     """Two regions that require tokens."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, settings: Mapping[str, str] = MappingProxyType({})) -> None:
+        """:param settings: besides those that tokens need."""
         self.directory = directory
         self.keys = directory / "keys"
         self.keys.mkdir()
@@ -58,6 +60,7 @@ class Guarded:
                     "tokenPublicKey": str(self.keys),
                     "tokenPublicAlg": "ES256",
                     "superUserRoles": "admin,other",
+                    **settings,
                 },
             )
             for name, (port, web) in ports.items()
@@ -76,8 +79,14 @@ class Guarded:
 
     def ask(self, path: str, token: str | None = None, method: str = "GET", *, of: str = "east") -> int:
         """The status that a region answers with."""
+        return self.answer(path, token, method, of=of).status
+
+    def answer(
+        self, path: str, token: str | None = None, method: str = "GET", body: Any = ..., *, of: str = "east"
+    ) -> HttpAnswer:
+        """What a region answers."""
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-        return http(method, self.brokers[of].admin_url + path, headers=headers).status
+        return http(method, self.brokers[of].admin_url + path, body, headers=headers)
 
 
 async def shown_by(port: int, token: str, *, can_refresh: bool = False) -> tuple[RawConnection, Any]:
@@ -102,9 +111,9 @@ def tokens_command(*arguments: str) -> str:
     return made.stdout
 
 
-def guarded_regions(directory: Path) -> Iterator[Guarded]:
+def guarded_regions(directory: Path, settings: Mapping[str, str] = MappingProxyType({})) -> Iterator[Guarded]:
     """They run until the iterator goes on."""
-    regions = Guarded(directory)
+    regions = Guarded(directory, settings)
     with contextlib.ExitStack() as stack:
         for broker in regions.brokers.values():
             stack.enter_context(broker.start(wait=False))

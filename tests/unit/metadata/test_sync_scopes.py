@@ -184,3 +184,30 @@ def test_cluster_records_are_each_regions_own() -> None:
 
 def test_policies_of_topics_belong_to_a_namespace() -> None:
     assert paths.parent_of(TTL) == keys.namespace("t/n")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "is_served"),
+    [
+        (f"{keys.namespace_permissions('t/n')}/app", ["produce"], True),
+        (f"{keys.namespace_permissions('t/n')}/a%2Fb", [], True),
+        (f"{keys.topic_permissions(TOPIC)}/app", ["consume", "produce"], True),
+        (keys.namespace_permissions("t/n"), ["produce"], False),
+        (f"{keys.namespace_permissions('t/n')}/a/b", ["produce"], False),
+        (f"{keys.namespace_permissions('t/n')}/a%0Ab", ["produce"], False),
+        (f"{keys.namespace_permissions('t/n')}/{'x' * 1025}", ["produce"], False),
+        (f"{keys.namespace_permissions('t/n')}/%61pp", ["produce"], False),
+        (f"{keys.PERMISSIONS}/others/t/n/app", ["produce"], False),
+        (f"{keys.namespace_permissions('t/n')}/app", ["everything"], False),
+        (f"{keys.namespace_permissions('t/n')}/app", {"produce": True}, False),
+        (f"{keys.topic_permissions(TOPIC)}/app", "produce", False),
+    ],
+)
+def test_permissions_are_looked_at_before_they_are_applied(path: str, value: object, is_served: bool) -> None:
+    assert paths.scope_of(path) == paths.PERMISSIONS
+    assert (fault_of(path, Stamped(Stamp(1, 0, "eu"), canonical(value))) is None) == is_served
+
+
+def test_permissions_belong_to_a_namespace() -> None:
+    for path in (keys.namespace_permissions("t/n"), keys.topic_permissions(TOPIC)):
+        assert paths.parent_of(f"{path}/app") == keys.namespace("t/n")

@@ -38,6 +38,7 @@ from meridian_broker.admin.pulsar import (
     lookups,
     namespaces,
     offloading,
+    permissions,
     policies,
     schemas,
     shadows,
@@ -115,9 +116,9 @@ ROUTES: Final[tuple[Route, ...]] = (
     _write("PUT", f"{_BUNDLE}/unload", bundles.unload),
     _write("PUT", f"{_BUNDLE}/split", bundles.split),
     _get(f"{_BUNDLE}/topicHashPositions", bundles.positions),
-    _get(f"{_NAMESPACE}/permissions", namespaces.get_permissions),
-    _write("POST", f"{_NAMESPACE}/permissions/{{role}}", namespaces.change_permissions),
-    _write("DELETE", f"{_NAMESPACE}/permissions/{{role}}", namespaces.change_permissions),
+    _get(f"{_NAMESPACE}/permissions", permissions.of_namespace),
+    _write("POST", f"{_NAMESPACE}/permissions/{{role}}", permissions.grant_in_namespace),
+    _write("DELETE", f"{_NAMESPACE}/permissions/{{role}}", permissions.revoke_in_namespace),
     _get(f"{_NAMESPACE}/topics", namespaces.get_topics, peers=""),
     _write("PUT", f"{_NAMESPACE}/unload", namespaces.unload),
     _write("POST", f"{_NAMESPACE}/clearBacklog", namespaces.clear_backlog),
@@ -138,6 +139,9 @@ ROUTES: Final[tuple[Route, ...]] = (
     _get(f"{_TOPIC}/properties", topics.get_properties),
     _write("PUT", f"{_TOPIC}/properties", topics.set_properties),
     _write("DELETE", f"{_TOPIC}/properties", topics.remove_property),
+    _get(f"{_TOPIC}/permissions", permissions.of_topic),
+    _write("POST", f"{_TOPIC}/permissions/{{role}}", permissions.grant_on_topic),
+    _write("DELETE", f"{_TOPIC}/permissions/{{role}}", permissions.revoke_on_topic),
     _get(f"{_TOPIC}/shadowTopics", shadows.listed),
     _write("PUT", f"{_TOPIC}/shadowTopics", shadows.set_list),
     _write("POST", f"{_TOPIC}/shadowTopics", shadows.create),
@@ -245,6 +249,8 @@ HARMLESS_ROUTES: Final = frozenset(
         offloading.start,
         gaps.accept,
         uniting.preview,
+        permissions.grant_on_topic,
+        permissions.revoke_on_topic,
     }
 )
 """The handlers that write, or seem to, and make a topic lose no message that a subscription is owed."""
@@ -254,6 +260,9 @@ _ANYWHERE: Final = frozenset(
         *(route.handler for route in _TOPIC_POLICIES),
         topics.get_partitions,
         topics.create_partitioned,
+        permissions.of_topic,
+        permissions.grant_on_topic,
+        permissions.revoke_on_topic,
     }
 )
 """What is about the topic's metadata, whichever broker serves it."""
@@ -264,3 +273,8 @@ OWNERS_ROUTES: Final = frozenset(
     if route.path.startswith((_TOPIC, _OWN_TOPIC, _OWN_SUBSCRIPTION)) and route.handler not in _ANYWHERE
 )
 """The handlers that need the topic in the path to be open: only the broker that serves it can answer."""
+
+TENANTS_ROUTES: Final = frozenset(
+    route.handler for route in ROUTES if "{tenant}" in route.path and not route.path.startswith(_TENANT)
+)
+"""The handlers that are about something in the tenant in the path, and not about the tenant itself."""

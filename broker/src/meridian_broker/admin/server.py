@@ -11,6 +11,7 @@ from aiohttp import web
 
 from meridian_broker.admin.export.export import EXPORTS, Exports
 from meridian_broker.admin.figures.rates import Rates
+from meridian_broker.admin.http.access import TENANTS
 from meridian_broker.admin.http.connections import HttpConnection, within_limits
 from meridian_broker.admin.http.errors import refusals
 from meridian_broker.admin.http.gatekeeping import EXPORT_CALLS, PEER_CALLS, gatekeeper, proven_answers
@@ -25,7 +26,7 @@ from meridian_broker.admin.metrics import SCRAPES, Scrapes
 from meridian_broker.admin.pulsar.health import live, ready
 from meridian_broker.admin.pulsar.load_report import LOAD, LoadReports
 from meridian_broker.admin.pulsar.topic_stats import STATS, TopicStats
-from meridian_broker.admin.routes import HARMLESS_ROUTES, OWNERS_ROUTES, PARTITIONS_ROUTES, ROUTES
+from meridian_broker.admin.routes import HARMLESS_ROUTES, OWNERS_ROUTES, PARTITIONS_ROUTES, ROUTES, TENANTS_ROUTES
 from meridian_broker.bounds.http import PROBES
 from meridian_broker.gateway.places import Hall, Places
 from meridian_broker.gateway.tls_listeners import TlsListener, TlsListeners
@@ -68,6 +69,7 @@ class AdminServer:
         app[ANYWHERE] = PARTITIONS_ROUTES
         app[HARMLESS] = HARMLESS_ROUTES
         app[SPREAD] = spread
+        app[TENANTS] = TENANTS_ROUTES
         app[PEER_CALLS] = {route.handler: route.peers for route in ROUTES if route.peers is not None}
         for route in ROUTES:
             app.router.add_route(route.method, route.path, route.handler)

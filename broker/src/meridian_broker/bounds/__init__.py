@@ -9,5 +9,5 @@ storage format or a metadata store (beside the format, because it changes only w
 
 Other rooms import only these modules of it::
 
-    clients  compaction  describing  http  regions  snapshots
+    clients  compaction  describing  http  permissions  regions  snapshots
 """

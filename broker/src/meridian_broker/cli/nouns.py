@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from meridian_broker.cli import status_report, topic_tables
+from meridian_broker.cli import permissions, status_report, topic_tables
 from meridian_broker.cli.asking import confirm, yes_option
 from meridian_broker.cli.names import TopicName, namespace_name, part, topic_name
 from meridian_broker.cli.output import NO, Console, force_option, forced, say, table, with_console
@@ -146,6 +146,8 @@ def topics_partitions(console: Console, topic: TopicName, grow_to: int | None) -
 
 
 topics.add_command(shadow)
+for about_permissions in (permissions.of_topic, permissions.grant_on_topic, permissions.revoke_on_topic):
+    topics.add_command(about_permissions)
 
 
 @topics.command("translate-id")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import click
 
+from meridian_broker.cli import permissions
 from meridian_broker.cli.asking import confirm, yes_option
 from meridian_broker.cli.deployment import Deployment, Outcome, at_option, here_option, in_each, lacking
 from meridian_broker.cli.names import namespace_name, namespace_path, part
@@ -137,6 +138,10 @@ def namespaces_set_clusters(
     sentence = f"{namespace} is replicated to {', '.join(clusters)} (set in {', '.join(outcome.done)})"
     outcome.check(sentence)
     console.done(sentence, regions=outcome.done)
+
+
+for about_permissions in (permissions.of_namespace, permissions.grant_in_namespace, permissions.revoke_in_namespace):
+    namespaces.add_command(about_permissions)
 
 
 def _created(console: Console, what: str, outcome: Outcome) -> None:

@@ -17,7 +17,7 @@ from meridian_broker.metadata.limits import MAX_OPERATIONS
 from meridian_broker.metadata.records import decode
 from meridian_broker.metadata.store import Change, Check, Delete, MetadataStore, Put, Record
 from meridian_broker.metadata.trees import BASE, Leaves, Tree
-from meridian_broker.metadata.view import Changed, View
+from meridian_broker.metadata.view import Changed, View, split
 from meridian_broker.positions.clock import HybridClock, Stamp
 from meridian_broker.wire.pulsar.errors import InvalidTopicNameError
 from meridian_broker.wire.pulsar.topic_name import parse_namespace
@@ -161,12 +161,19 @@ class Access:
             raise NotFound(f"namespace {name} is being deleted")
         return record
 
-    async def delete_in_two_steps(self, path: str, what: str, inhabitants: Callable[[], Awaitable[list[str]]]) -> None:
+    async def delete_in_two_steps(
+        self,
+        path: str,
+        what: str,
+        inhabitants: Callable[[], Awaitable[list[str]]],
+        belongings: Sequence[str] = (),
+    ) -> None:
         """Close a tenant or namespace to new members, check that it is empty, then remove it completely.
 
         Writers that create a member check the version of the base, which closing changes; so no member can be added
         between the check and the removal. If the broker dies half-way, it stays closed until deletion is repeated.
 
+        :param belongings: paths and folders of paths that end with it.
         :raises NotFound: it does not exist.
         :raises NotEmpty: it has members, and has been reopened.
         """
@@ -177,10 +184,20 @@ class Access:
             raise NotEmpty(
                 f"{what} holds {', '.join(inside[:3])}{' ...' if len(inside) > 3 else ''}: delete these first"
             )
+        await self.remove_belongings(belongings)
         while len((tree := await self.tree(path)).records) > DELETED_TOGETHER:
             some = [leaf for leaf in tree.records if leaf != BASE][:DELETED_TOGETHER]
             await self.write(tree, [], [Delete(path + leaf) for leaf in some])
         await self.change(path, lambda _: {})
+
+    async def remove_belongings(self, folders: Sequence[str], checks: Sequence[Check] = ()) -> None:
+        """Remove everything in these paths and folders of paths, as long as the checks hold."""
+        for folder in folders:
+            found = [split(one) for one, _ in await self.store.scan(folder + "/")]
+            for base in sorted({where[1] for where in found if where is not None}):
+                while leaves := [*(tree := await self.tree(base)).records][:DELETED_TOGETHER]:
+                    if not await self.write(tree, checks, [Delete(base + leaf) for leaf in leaves]):
+                        return
 
 
 def _with_deleting(tree: Tree, what: str, *, deleting: bool) -> Leaves:

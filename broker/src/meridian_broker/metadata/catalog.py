@@ -22,6 +22,7 @@ from meridian_broker.metadata.deletions import Deletions
 from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotFound
 from meridian_broker.metadata.introductions import Introductions
 from meridian_broker.metadata.partitioned_topics import PartitionedTopics
+from meridian_broker.metadata.permissions import PermissionsOfRoles
 from meridian_broker.metadata.policies import NamespaceRecord
 from meridian_broker.metadata.policies_of_topics import PoliciesOfTopics
 from meridian_broker.metadata.policy_table import REPLICATION, Level
@@ -74,6 +75,7 @@ class Catalog:
         self.partitioned = PartitionedTopics(self._access, deletions)
         self.topics = Topics(self._access, deletions)
         self.topic_policies = PoliciesOfTopics(self._access)
+        self.permissions = PermissionsOfRoles(self._access)
         self.schemas = Schemas(self._access)
         self.behind = BehindRecord(self._access)
         self.shadows = ShadowTopics(self._access)

@@ -32,6 +32,9 @@ PARTITIONED: Final = "/geo/partitioned"
 SCHEMAS: Final = "/geo/schemas"
 DELETIONS: Final = "/geo/deletions"
 TOPIC_POLICIES: Final = "/geo/topic-policies"
+PERMISSIONS: Final = "/geo/permissions"
+NAMESPACE_PERMISSIONS: Final = f"{PERMISSIONS}/namespaces"
+TOPIC_PERMISSIONS: Final = f"{PERMISSIONS}/topics"
 TOPICS: Final = "/local/topics"
 SCHEMA_VERSIONS: Final = "/local/schema-versions"
 SCHEMA_BYTES: Final = "/local/schema-bytes"
@@ -100,6 +103,23 @@ def deletion(topic: TopicName) -> str:
 def topic_policies(topic: TopicName) -> str:
     """Policies of a topic; its partitions share them."""
     return f"{TOPIC_POLICIES}/{_topic(topic.base)}"
+
+
+@lru_cache(maxsize=4096)
+def namespace_permissions(name: str) -> str:
+    """What roles may do in ``tenant/namespace``: one path below it for each role."""
+    return f"{NAMESPACE_PERMISSIONS}/{_namespace(name)}"
+
+
+@lru_cache(maxsize=4096)
+def topic_permissions(topic: TopicName) -> str:
+    """What roles may do with a topic, in the same form; its partitions share it."""
+    return f"{TOPIC_PERMISSIONS}/{_topic(topic.base)}"
+
+
+def topic_permissions_of(namespace_name: str) -> str:
+    """The folder of the permissions on topics of a namespace."""
+    return f"{TOPIC_PERMISSIONS}/{_namespace(namespace_name)}"
 
 
 def topic(topic: TopicName) -> str:

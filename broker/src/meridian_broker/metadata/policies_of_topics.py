@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policies set on topics, which override those of their namespaces. They end with the topic.
+"""Policies set on topics, which override those of their namespaces. They end with the topic, as permissions on it do.
 
-A policy that was written up to the topic's last deletion (R8) belonged to an earlier topic of that name, and is not
-served, wherever and whenever it arrives. So removing such policies is only tidying up.
+What was written up to the topic's last deletion (R8) belonged to an earlier topic of that name, and is not
+served, wherever and whenever it arrives. So removing it is only tidying up.
 """
 
 from __future__ import annotations
@@ -63,11 +63,16 @@ class PoliciesOfTopics:
 
 
 async def forget_policies(access: Access, topic: TopicName, deleted: Stamp) -> None:
-    """The topic was deleted, as a transaction of before has put on record: remove its policies.
+    """The topic was deleted, as a transaction of before has put on record: remove its policies, and permissions on it.
 
     Those that were set here while it was being deleted go as well; what other regions set later belongs to the next
     topic of that name.
     """
+    for path in (keys.topic_policies(topic), keys.topic_permissions(topic)):
+        await _forget_below(access, path, topic, deleted)
+
+
+async def _forget_below(access: Access, path: str, topic: TopicName, deleted: Stamp) -> None:
     now = access.stamp(deleted)
 
     def goes(tree: Tree, leaf: str) -> bool:
@@ -75,14 +80,14 @@ async def forget_policies(access: Access, topic: TopicName, deleted: Stamp) -> N
         return stamp <= deleted or (stamp.region == access.region and stamp <= now)
 
     async def attempt() -> bool | None:
-        tree = await access.tree(keys.topic_policies(topic))
+        tree = await access.tree(path)
         leaves = sorted(leaf for leaf in tree.records if goes(tree, leaf))
         for begin in range(0, len(leaves), DELETED_TOGETHER):
             if not await _forget(access, tree, leaves[begin : begin + DELETED_TOGETHER], deleted):
                 return None
         return True
 
-    await access.retry(f"forgetting the policies of {topic}", attempt)
+    await access.retry(f"forgetting what was set for {topic}", attempt)
 
 
 async def _forget(access: Access, tree: Tree, leaves: list[str], deleted: Stamp) -> bool:

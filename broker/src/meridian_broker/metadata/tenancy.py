@@ -12,7 +12,7 @@ from meridian_broker.metadata.access import Access, absent, check_name, check_na
 from meridian_broker.metadata.errors import Invalid, NotEmpty, NotFound
 from meridian_broker.metadata.policies import NamespaceRecord
 from meridian_broker.metadata.records import ClusterRecord, TenantRecord
-from meridian_broker.metadata.store import Check, Record
+from meridian_broker.metadata.store import ABSENT, Check, Record
 from meridian_broker.metadata.trees import BASE, Tree, fold_namespace, fold_tenant, unfold_namespace, unfold_tenant
 from meridian_broker.wire.pulsar.topic_name import DOMAINS
 
@@ -154,7 +154,7 @@ class Namespaces:
         return _namespace(await self._access.tree(keys.namespace(check_namespace(name))), name)
 
     async def create(self, name: str, record: NamespaceRecord | None = None) -> None:
-        """Without replication clusters it exists in this region only.
+        """Without replication clusters it exists in this region only. Nobody has permissions in it.
 
         :raises AlreadyExists: the namespace exists.
         :raises NotFound: its tenant does not exist.
@@ -171,6 +171,8 @@ class Namespaces:
             absent(tree, f"namespace {name}")
             return unfold_namespace(wanted)
 
+        # Permissions may be left of an earlier namespace, if another region granted them while it was being deleted.
+        await self._access.remove_belongings(_permissions(name), [Check(path, ABSENT)])
         await self._access.change(path, changing, [tenant_base])
 
     async def update(self, name: str, change: Callable[[NamespaceRecord], NamespaceRecord]) -> NamespaceRecord:
@@ -231,7 +233,7 @@ class Namespaces:
             return found
 
         path = keys.namespace(check_namespace(name))
-        await self._access.delete_in_two_steps(path, f"namespace {name}", inhabitants)
+        await self._access.delete_in_two_steps(path, f"namespace {name}", inhabitants, _permissions(name))
 
     async def _base_of_tenant(self, name: str) -> tuple[TenantRecord, Check]:
         tree = await self._access.tree(keys.tenant(check_name(name, "tenant")))
@@ -250,6 +252,11 @@ class Namespaces:
         refused = sorted(wanted - tenant.allowed_clusters)
         if refused:
             raise Invalid(f"{', '.join(refused)}: not among the tenant's allowed clusters; allow it there first")
+
+
+def _permissions(name: str) -> list[str]:
+    """Where permissions in a namespace are."""
+    return [keys.namespace_permissions(name), keys.topic_permissions_of(name)]
 
 
 def _clusters_of(record: NamespaceRecord) -> tuple[frozenset[str], frozenset[str]]:

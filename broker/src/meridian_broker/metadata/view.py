@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters, tenants, namespaces, topic policies and deletions in memory: for decisions that cannot wait for the store.
+"""Clusters, tenants, namespaces, topic policies, permissions and deletions in memory: for decisions that cannot wait
+for the store.
 
 The view holds the store's content at the paths it knows, by version: an update that is older than the known version is
 ignored. A namespace's record is built when it is first needed, and rebuilt after one of its paths changed.
@@ -10,12 +11,14 @@ last is kept until ``keep_only``, because its topics must not fall back to the b
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Generic, Literal, TypeVar
 
 from meridian_broker.metadata import keys
+from meridian_broker.metadata.actions import Permissions, fold_permissions
 from meridian_broker.metadata.policies import NamespaceRecord, TopicPolicies
 from meridian_broker.metadata.records import ClusterRecord, TenantRecord, decode
 from meridian_broker.metadata.store import Change, MetadataError, Record
@@ -31,6 +34,8 @@ Kind = Literal[
     "schema",
     "deletion",
     "topic policies",
+    "permissions",
+    "topic permissions",
     "introduction",
     "everything",
 ]
@@ -56,25 +61,28 @@ _KINDS: Final[dict[str, tuple[Kind, int]]] = {
     "schemas": ("schema", 3),
     "deletions": ("deletion", 4),
     "topic-policies": ("topic policies", 4),
+    "permissions/namespaces": ("permissions", 2),
+    "permissions/topics": ("topic permissions", 4),
 }
 """For each folder below ``/geo``: the kind, and how many segments its names have."""
+_BEGINNINGS: Final = {kind: 3 + folder.count("/") for folder, (kind, _) in _KINDS.items()}
+"""By kind, the first segment of the name in a path."""
 
 
 def split(path: str) -> tuple[Kind, str, str] | None:
     """Kind, base path and rest of a path below ``/geo``; None for one this version does not know."""
     segments = path.split("/")
-    known = _KINDS.get(segments[2]) if len(segments) > 2 else None
-    if known is None or len(segments) < 3 + known[1]:
+    known = _KINDS.get(segments[2]) or _KINDS.get("/".join(segments[2:4])) if len(segments) > 2 else None
+    if known is None or len(segments) < (end := _BEGINNINGS[known[0]] + known[1]):
         return None
-    end = 3 + known[1]
     rest = "/".join(segments[end:])
     return known[0], "/".join(segments[:end]), "/" + rest if rest else ""
 
 
 def name_of(kind: Kind, base: str) -> str:
     """The name in a base path."""
-    segments = [keys.unescape(segment) for segment in base.split("/")[3:]]
-    if kind in ("partitioned", "deletion", "topic policies"):
+    segments = [keys.unescape(segment) for segment in base.split("/")[_BEGINNINGS.get(kind, 3) :]]
+    if kind in ("partitioned", "deletion", "topic policies", "topic permissions"):
         del segments[2]  # the domain
     return "/".join(segments)
 
@@ -125,7 +133,25 @@ class _Shelf(Generic[T]):
         return sorted(base for base, tree in self._trees.items() if "" in tree)
 
 
-_AnyShelf = _Shelf[ClusterRecord] | _Shelf[TenantRecord] | _Shelf[NamespaceRecord] | _Shelf[TopicPolicies]
+class _TopicPermissions(_Shelf[Permissions]):
+    """Those on topics, counted by namespace."""
+
+    def __init__(self, fold: Callable[[Tree], Permissions | None]) -> None:
+        super().__init__(fold)
+        self.counts: Counter[str] = Counter()
+        """By the folder of the namespace's."""
+
+    def replace(self, base: str, tree: Mapping[str, Record]) -> None:
+        folder = base.rsplit("/", 2)[0]
+        self.counts[folder] += len(tree) - len(self.tree(base))
+        if not self.counts[folder]:
+            del self.counts[folder]
+        super().replace(base, tree)
+
+
+_AnyShelf = (
+    _Shelf[ClusterRecord] | _Shelf[TenantRecord] | _Shelf[NamespaceRecord] | _Shelf[TopicPolicies] | _Shelf[Permissions]
+)
 
 
 class View:
@@ -139,6 +165,8 @@ class View:
         self._kept: _Shelf[NamespaceRecord] = _Shelf(fold_namespace)
         """What namespaces said last that are missing or being deleted."""
         self._topic_policies: _Shelf[TopicPolicies] = _Shelf(self._fold_topic_policies)
+        self._permissions: _Shelf[Permissions] = _Shelf(fold_permissions)
+        self._topic_permissions = _TopicPermissions(self._fold_topic_permissions)
         self._deletions: dict[str, Stamp] = {}
         """By path. Stamps only grow, so the latest one counts, whatever the order of arrival."""
 
@@ -235,10 +263,24 @@ class View:
     def topic_policies(self, topic: TopicName) -> TopicPolicies | None:
         return self._topic_policies.get(keys.topic_policies(topic))
 
+    def namespace_permissions(self, name: str) -> Permissions:
+        """On the namespace, whether it stands or not."""
+        return self._permissions.get(keys.namespace_permissions(name)) or {}
+
+    def topic_permissions(self, topic: TopicName) -> Permissions:
+        """On the topic itself, whether its namespace stands or not."""
+        return self._topic_permissions.get(keys.topic_permissions(topic)) or {}
+
+    def grants_on_topics(self, namespace: str) -> int:
+        """How many paths permissions on topics of the namespace have."""
+        return self._topic_permissions.counts[keys.topic_permissions_of(namespace)]
+
     def deleted(self, path: str, stamp: Stamp) -> None:
         """A deletion is on record at this path."""
         self._deletions[path] = max(stamp, self._deletions.get(path, ZERO))
-        self._topic_policies.fold_again(keys.TOPIC_POLICIES + path.removeprefix(keys.DELETIONS))
+        topic = path.removeprefix(keys.DELETIONS)
+        self._topic_policies.fold_again(keys.TOPIC_POLICIES + topic)
+        self._topic_permissions.fold_again(keys.TOPIC_PERMISSIONS + topic)
 
     def deletion(self, topic: TopicName) -> Stamp | None:
         """The last deletion of the topic, or of the one that it is a partition of; None: it never was deleted."""
@@ -248,6 +290,10 @@ class View:
     def _fold_topic_policies(self, tree: Tree) -> TopicPolicies | None:
         deleted = self._deletions.get(keys.DELETIONS + tree.path.removeprefix(keys.TOPIC_POLICIES))
         return fold_topic_policies(tree.after(deleted))
+
+    def _fold_topic_permissions(self, tree: Tree) -> Permissions:
+        deleted = self._deletions.get(keys.DELETIONS + tree.path.removeprefix(keys.TOPIC_PERMISSIONS))
+        return fold_permissions(tree.after(deleted))
 
     def _hear_of_deletion(self, change: Change) -> None:
         if change.record is None:
@@ -269,6 +315,10 @@ class View:
             return self._tenants
         if kind == "topic policies":
             return self._topic_policies
+        if kind == "permissions":
+            return self._permissions
+        if kind == "topic permissions":
+            return self._topic_permissions
         return self._namespaces if kind == "namespace" else None
 
 

@@ -21,6 +21,7 @@ from meridian_broker.admin.elsewhere.users import objections, used_elsewhere
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.engines.local.files import FilePort, make_directory
 from meridian_broker.engines.pinned import PinnedLedgers
+from meridian_broker.gateway.authorization import Authorization
 from meridian_broker.gateway.broker_calls import BrokerCalls
 from meridian_broker.gateway.client_options import ClientOptions, peer_options, pulsar_options
 from meridian_broker.gateway.event_topic import EventTopic
@@ -238,6 +239,9 @@ class BrokerProcess:
             peers=self.exchange,
             addresses=self.listeners.addresses,
             authentication=self.keys.authentication,
+            authorization=Authorization(
+                self.keys.authentication, self.catalog, settings.authentication.authorization_enabled
+            ),
             identity=identity,
             max_message_bytes=network.max_message_size,
             pending_publishes=network.max_pending_publish_requests_per_connection,

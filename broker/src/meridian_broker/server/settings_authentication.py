@@ -51,8 +51,13 @@ class AuthenticationSettings:
     connection. Empty: none. Brokers of Meridian authenticate each other by `peerTokenFile`."""
 
     super_user_roles: str = ""
-    """Roles that may use the whole admin API, separated by commas. Others may only connect, and look up what their
-    clients need."""
+    """Roles that may use the whole admin API, separated by commas. Others may connect, and look up what their clients
+    need; what else they may says `authorizationEnabled`."""
+
+    authorization_enabled: bool = False
+    """Roles need permissions: to produce or consume, on a topic or its namespace; and a tenant's admin roles may do
+    everything in their tenant, over the admin API as well. Off: every role may produce and consume everywhere, and
+    `superUserRoles` alone administer. Needs `authenticationEnabled` (docs/security.md)."""
 
     @property
     def broker_client_token_file(self) -> Path | None:
@@ -61,10 +66,15 @@ class AuthenticationSettings:
         return Path(shown.removeprefix("file://")) if shown else None
 
     def check(self) -> None:
-        """:raises SettingsError: tokens are asked for, and nothing can check them; or a token is not in a file."""
+        """:raises SettingsError: tokens are asked for, and nothing can check them; a token is not in a file; or roles
+        need permissions, and nobody has a role."""
         shown = self.broker_client_authentication_parameters
         if shown and not shown.startswith("file:///"):
             raise SettingsError("brokerClientAuthenticationParameters: give the token in a file, as file:///PATH")
+        if self.authorization_enabled and not self.authentication_enabled:
+            raise SettingsError(
+                "authorizationEnabled=true: set authenticationEnabled too: without it clients have no roles"
+            )
         if self.authentication_enabled and not (self.token_secret_key or self.token_public_key):
             raise SettingsError(
                 "authenticationEnabled=true: set tokenSecretKey or tokenPublicKey too (meridian tokens "

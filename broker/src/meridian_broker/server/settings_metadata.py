@@ -37,8 +37,8 @@ class MetadataSettings:
     metadata_sync_scopes: str = field(default="tenants,namespaces", metadata=DYNAMIC)
     """What is kept equal, separated by commas: `tenants` with their admin roles and allowed clusters, `namespaces` with
     all their policies, `topicPolicies` with the policies of topics, `partitionedTopics` with the partitioned topics
-    that are not persistent, `schemas` with the schemas of topics, `clusters` with
-    what regions there are. A region ignores events of other scopes."""
+    that are not persistent, `schemas` with the schemas of topics, `permissions` with those of roles on namespaces and
+    topics, `clusters` with what regions there are. A region ignores events of other scopes."""
 
     metadata_sync_tombstone_retention_seconds: int = whole(604_800, 0, 315_360_000, dynamic=True)
     """How long deletions are remembered for a region that is away, 3600 at least. A region that most others have not

@@ -24,7 +24,7 @@ from meridian_operator.api.shared import (
     TopicName,
 )
 
-Scope = Literal["tenants", "namespaces", "topicPolicies", "partitionedTopics", "schemas", "clusters"]
+Scope = Literal["tenants", "namespaces", "topicPolicies", "partitionedTopics", "schemas", "permissions", "clusters"]
 
 
 class MetadataSyncPolicySpec(Model):
@@ -36,7 +36,7 @@ class MetadataSyncPolicySpec(Model):
         description="The topic that carries changes, in a namespace that is replicated to all these regions.",
     )
     scopes: Annotated[
-        list[Scope], Field(min_length=1, max_length=6, json_schema_extra={"x-kubernetes-list-type": "set"})
+        list[Scope], Field(min_length=1, max_length=7, json_schema_extra={"x-kubernetes-list-type": "set"})
     ] = Field(default=["tenants", "namespaces"], description="What is kept in sync. Namespaces include their policies.")
     tombstone_retention: Duration | None = Field(
         default=None,

@@ -2,7 +2,8 @@
 """Access control of the HTTP port, once authentication is on.
 
 Anyone may check whether the broker is ready and read metrics, as probes do. Every role may look up what its client
-needs to connect. Everything else is for super-users.
+needs to connect. Everything else is for super-users, until authorization is on: then roles need permissions for what a
+client needs, and the admin roles of a tenant administer what is in it (``access``).
 
 A token may be limited to the export. Then its role has to be a super-user's, and it is accepted only on
 the routes that the table marks: a new route is closed to it.
@@ -21,6 +22,7 @@ from typing import Final
 
 from aiohttp import web
 
+from meridian_broker.admin.http.access import ROLE, may_ask
 from meridian_broker.admin.http.errors import Handler
 from meridian_broker.admin.http.requests import STATE, Refused, read_body
 from meridian_broker.bounds.http import LARGE_BODY_BYTES
@@ -32,16 +34,8 @@ from meridian_broker.wire.peer_requests import PROOF_HEADER, SCHEME, Admitted, C
 PROBES: Final = re.compile(r"/admin/v2/brokers/(ready|health)|/status\.html")
 """Their answers say nothing but yes or no."""
 OPEN: Final = re.compile(PROBES.pattern + r"|/metrics/?")
-FOR_CLIENTS: Final = re.compile(
-    r"/lookup/v2/.*"
-    r"|/admin/v2/(persistent|non-persistent)/[^/]+/[^/]+/[^/]+/partitions"
-    r"|/admin/v2/namespaces/[^/]+/[^/]+/topics"
-    r"|/admin/v2/schemas/[^/]+/[^/]+/[^/]+/schema(/[^/]+)?"
-)
-ROLE: Final = web.RequestKey("role", str)
-"""The requester's role, for handlers, if it is known."""
 CALLER: Final[ContextVar[str]] = ContextVar("caller", default="")
-"""The same, for what a handler calls; empty: it is not known."""
+"""The requester's role, for what a handler calls; empty: it is not known."""
 ADMITTED: Final = web.RequestKey("admitted", Admitted)
 """Where the proof of another region's call is kept for its answer."""
 PEER_CALLS: Final = web.AppKey("peer_calls", Mapping[Handler, str])
@@ -89,15 +83,23 @@ async def gatekeeper(request: web.Request, handler: Handler) -> web.StreamRespon
     request[ROLE] = role = granted.role
     if granted.scope == EXPORT_SCOPE and request.match_info.handler not in request.app[EXPORT_CALLS]:
         raise Refused(403, f"this token is for the export only and does not allow {request.method} {request.path}")
-    if authentication.is_super_user(role):
-        earlier = CALLER.set(role)
-        try:
-            return await handler(request)
-        finally:
-            CALLER.reset(earlier)
-    if request.method in ("GET", "HEAD") and FOR_CLIENTS.fullmatch(request.path):
+    if not authentication.is_super_user(role) and not may_ask(request, role):
+        raise Refused(403, _refusal(request, role))
+    earlier = CALLER.set(role)
+    try:
         return await handler(request)
-    raise Refused(403, f"role {role} is not one of superUserRoles, and only those may use the admin API")
+    finally:
+        CALLER.reset(earlier)
+
+
+def _refusal(request: web.Request, role: str) -> str:
+    """The same whether what the path names exists or not."""
+    if not request.app[STATE].gateway.authorization.enabled:
+        return f"role {role} is not one of superUserRoles, and only those may use the admin API"
+    return (
+        f"role {role} may not {request.method} {request.path}: that takes a role of superUserRoles or, for what is in "
+        "a tenant, an admin role of it; to look topics up, a permission to produce or consume"
+    )
 
 
 async def _admit(request: web.Request, header: str) -> web.Response | None:

@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from meridian_broker.admin.figures.lagging import gap_json
-from meridian_broker.admin.http.gatekeeping import ROLE
+from meridian_broker.admin.http.access import ROLE
 from meridian_broker.admin.http.requests import answer, body
 from meridian_broker.admin.pulsar.topics import opened_one
 from meridian_broker.metadata.errors import Invalid

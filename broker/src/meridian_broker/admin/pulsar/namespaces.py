@@ -26,7 +26,7 @@ from meridian_broker.admin.http.requests import (
 )
 from meridian_broker.admin.http.reserved import refuse_namespace_of_events
 from meridian_broker.admin.http.state import AdminState
-from meridian_broker.admin.pulsar import dealing, whole_namespaces
+from meridian_broker.admin.pulsar import dealing, permissions, whole_namespaces
 from meridian_broker.admin.pulsar.clusters import check_allowed
 from meridian_broker.admin.pulsar.subscriptions import check_elsewhere
 from meridian_broker.metadata import keys, policies
@@ -42,7 +42,6 @@ from meridian_broker.wire.pulsar.topic_name import NON_PERSISTENT, TopicName
 
 AGAIN_SECONDS: Final = 0.1
 """Between two questions to a region that is about to delete topics."""
-PERMISSIONS_OFF: Final = "there is no authorization yet, so no permissions can be given"
 
 
 async def listed(request: web.Request) -> web.Response:
@@ -52,13 +51,14 @@ async def listed(request: web.Request) -> web.Response:
 
 async def get(request: web.Request) -> web.Response:
     """All policies of a namespace."""
-    shown = (await _record(request)).to_json()
-    return answer(shown | {policies.BUNDLES: await dealing.shown(state(request), namespace_of(request))})
+    shown, name = (await _record(request)).to_json(), namespace_of(request)
+    shown[permissions.POLICY] = await permissions.as_policy(request, name)
+    return answer(shown | {policies.BUNDLES: await dealing.shown(state(request), name)})
 
 
 async def create(request: web.Request) -> web.Response:
     """Make a namespace; the body holds its first policies."""
-    given = await body(request, default=None)
+    given = permissions.without_policy(await body(request, default=None))
     record = NamespaceRecord.from_json(_with_bundles(state(request), {} if given is None else given))
     await check_allowed(state(request), part(request, "tenant"), record.replication_clusters)
     await state(request).catalog.namespaces.create(namespace_of(request), record)
@@ -194,18 +194,6 @@ async def set_allowed_clusters(request: web.Request) -> web.Response:
     wanted = await names(request, "allowed clusters")
     await check_allowed(state(request), part(request, "tenant"), wanted)
     return await _set(request, policies.ALLOWED_CLUSTERS, wanted)
-
-
-async def get_permissions(request: web.Request) -> web.Response:
-    """Permissions by role: none, because there is no authorization yet."""
-    await _record(request)
-    return answer({})
-
-
-async def change_permissions(request: web.Request) -> web.Response:
-    """Refused: there is no authorization yet."""
-    await _record(request)
-    raise Refused(501, PERMISSIONS_OFF)
 
 
 # -- all topics at once --------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from meridian_broker.admin.http.gatekeeping import ROLE
+from meridian_broker.admin.http.access import ROLE
 from meridian_broker.admin.http.requests import (
     Refused,
     answer,

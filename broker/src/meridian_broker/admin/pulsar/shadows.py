@@ -8,12 +8,13 @@ PUT, GET and DELETE are as in Pulsar. POST is the proposal's: one request makes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from aiohttp import web
 
 from meridian_broker.admin.elsewhere.parts import Part, ask_each, done_by
+from meridian_broker.admin.http.access import check_administers
 from meridian_broker.admin.http.requests import Refused, answer, body, done, flag, properties, state, topic_of, truth
 from meridian_broker.metadata.errors import Invalid
 from meridian_broker.metadata.shadow_topics import HOLDS, RESETS, SOURCE
@@ -39,6 +40,7 @@ async def set_list(request: web.Request) -> web.Response:
         raise Refused(412, "expected a list of names of shadow topics, with at least one in it")
     if len(given) > MOST:
         raise Refused(412, f"{len(given)} names: a list has at most {MOST}")
+    check_others(request, given)
     await shadow_topics.set_list(state(request).service.opener, name, given)
     return done()
 
@@ -64,6 +66,7 @@ async def create(request: web.Request) -> web.Response:
         raise Refused(400, 'expected the name of the shadow, or {"topic": name, "holdSourceLedgers": true}')
     opener = state(request).service.opener
     shadow = topic_name.parse(given)
+    check_others(request, [given])
     await shadow_topics.create(opener, shadow, None, {**having, SOURCE: str(source)}, listed=True)
     return done()
 
@@ -78,6 +81,7 @@ async def remove(request: web.Request) -> web.Response:
         await shadow_topics.set_list(opener, source, [])
         return done()
     shadow = topic_name.parse(named)
+    check_others(request, [named])
     record = opener.parts.catalog.shadows.find(shadow)
     if record is None or record.source != source or record.shadow != shadow:
         raise Refused(404, f"{shadow} is not a shadow of {source}")
@@ -88,13 +92,15 @@ async def remove(request: web.Request) -> web.Response:
 async def delete_all(request: web.Request, source: TopicName, *, force: bool) -> None:
     """Delete all shadows of a topic, before it goes itself, whichever broker serves them.
 
-    :raises TopicInUse, Refused: clients are connected to one, and ``force`` is not given; or a broker cannot be asked.
+    :raises TopicInUse, Refused: clients are connected to one, and ``force`` is not given; a broker cannot be asked; or
+        the role that asks does not administer one, and none was deleted.
     """
     opener = state(request).service.opener
+    await shadow_topics.as_stored(opener)
+    check_others(request, [str(one.shadow) for one in opener.parts.catalog.shadows.of(source)])
     if state(request).brokers is None:
         await shadow_topics.delete_shadows(opener, source, force=force)
         return
-    await opener.parts.catalog.shadows.refresh()
     for record in opener.parts.catalog.shadows.of(source):
         await _delete(request, record.shadow, force=force)
 
@@ -153,9 +159,25 @@ def check_not_shadow(request: web.Request, name: TopicName, doing: str) -> None:
         raise Refused(405, f"{name} is a shadow of {record.source}, and read only: {doing} {record.source}")
 
 
-def is_new_shadow(having: Mapping[str, str]) -> bool:
-    """Whether these properties make a new topic a shadow. :raises Invalid: they are contradictory."""
+def is_new_shadow(request: web.Request, having: Mapping[str, str]) -> bool:
+    """Whether these properties make a new topic a shadow.
+
+    :raises Invalid: they are contradictory.
+    :raises Refused: the role that asks does not administer the source.
+    """
     for name in (HOLDS, RESETS):
         if name in having and SOURCE not in having:
             raise Invalid(f"property {name} is for shadows: {SOURCE} names their source")
+    if SOURCE in having:
+        check_others(request, [having[SOURCE]])
     return SOURCE in having
+
+
+def check_others(request: web.Request, topics: Iterable[str]) -> None:
+    """Who makes, lists or deletes shadows administers both sides: the topic in the path, and these.
+
+    :raises Refused: its role does not.
+    :raises InvalidTopicNameError: one of them is no topic.
+    """
+    for tenant in sorted({topic_name.parse(one).tenant for one in topics}):
+        check_administers(request, tenant)

@@ -96,7 +96,7 @@ async def create(request: web.Request) -> web.Response:
     """Make a topic without partitions; the body holds its properties."""
     having = properties(await body(request, default=None))
     opener, name = state(request).service.opener, any_topic_of(request)
-    if shadows.is_new_shadow(having):
+    if shadows.is_new_shadow(request, having):
         await shadow_topics.create(opener, name, 0, having, listed=False)
     else:
         await creation.create_plain(opener, name, having)
@@ -231,7 +231,7 @@ async def create_partitioned(request: web.Request) -> web.Response:
     name, service = any_topic_of(request), state(request).service
     await _follow_base(request, name)
     created = request.query.get("created")
-    if created is None and shadows.is_new_shadow(having):
+    if created is None and shadows.is_new_shadow(request, having):
         await shadow_topics.create(service.opener, name, _count(given), having, listed=False)
     elif created is None or not name.is_persistent:
         await creation.create_partitioned(service.opener, name, _count(given), having)

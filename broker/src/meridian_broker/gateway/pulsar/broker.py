@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol
 
 from meridian_broker.gateway.addresses import AddressBook, Locate, NextOwner, WhenMoved
 from meridian_broker.gateway.authentication import Authentication
+from meridian_broker.gateway.authorization import Authorization
 from meridian_broker.gateway.peer_identity import PeerIdentity
 from meridian_broker.gateway.pulsar.connected import Connected
 from meridian_broker.gateway.pulsar.expiry import Expiries
@@ -46,6 +47,7 @@ class Broker:
     addresses: AddressBook
     """Where lookups send clients."""
     authentication: Authentication
+    authorization: Authorization
     identity: PeerIdentity
     max_message_bytes: int
     pending_publishes: int

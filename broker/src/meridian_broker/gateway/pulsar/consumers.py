@@ -9,12 +9,13 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from meridian_broker.bounds.clients import ACK_IDS
-from meridian_broker.gateway.pulsar import next_owner
+from meridian_broker.gateway.pulsar import next_owner, permitted
 from meridian_broker.gateway.pulsar.patience import patiently
 from meridian_broker.gateway.pulsar.refusals import REFUSALS, code_of
 from meridian_broker.ledgers.entry import BATCH, unpack
 from meridian_broker.ledgers.finding import last_message
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata.authorizing import Wish
 from meridian_broker.positions.position import EARLIEST, LATEST, Position
 from meridian_broker.topics import validation
 from meridian_broker.topics.context import TopicContext
@@ -65,6 +66,7 @@ async def _subscribe(connection: Connection, asked: pb.CommandSubscribe) -> None
     try:
         validation.consumer(asked, connection.clients - 1)
         name = topic_name.parse(asked.topic)
+        permitted.check(connection, Wish.CONSUME, name)
         connection.broker.check_for_clients(str(name))
         if asked.read_compacted and (TYPES[asked.subType].tracks_holders or not name.is_persistent):
             raise NotAllowed("read_compacted is for readers, Exclusive and Failover consumers of persistent topics")
@@ -292,10 +294,22 @@ def unsubscribe(connection: Connection, command: Any) -> None:
         connection.fail(asked.request_id, MetadataError("this connection has no such consumer"))
         return
     subscription = consumer.subscription
+    if not _may_still(connection, asked.request_id, consumer):
+        return
     if isinstance(subscription, Subscription) and subscription.replicated and not asked.force:
         connection.run(_unsubscribe_everywhere(connection, asked, consumer))
     else:
         _unsubscribe(connection, asked, consumer)
+
+
+def _may_still(connection: Connection, request_id: int, consumer: Consumer) -> bool:
+    """Whether the permission to consume was not revoked since. If it was, the refusal has been sent."""
+    try:
+        permitted.check(connection, Wish.CONSUME, topic_name.parse(consumer.subscription.topic.name))
+    except REFUSALS as error:
+        connection.fail(request_id, error)
+        return False
+    return True
 
 
 async def _unsubscribe_everywhere(connection: Connection, asked: pb.CommandUnsubscribe, consumer: Consumer) -> None:
@@ -341,6 +355,8 @@ def seek(connection: Connection, command: Any) -> None:
     consumer = _consumer(connection, asked.consumer_id)
     if consumer is None:
         connection.fail(asked.request_id, MetadataError("this connection has no such consumer"))
+        return
+    if not _may_still(connection, asked.request_id, consumer):
         return
     if not asked.HasField("message_id") and not asked.HasField("message_publish_time"):
         connection.fail(asked.request_id, MetadataError("a seek needs a message id or a time"))

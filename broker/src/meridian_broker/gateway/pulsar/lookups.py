@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from meridian_broker.gateway.pulsar import permitted
 from meridian_broker.gateway.pulsar.refusals import REFUSALS, code_of
+from meridian_broker.metadata.authorizing import Wish
 from meridian_broker.topics.errors import NO_TRANSACTIONS, IncompatibleSchema, NotAllowed
 from meridian_broker.topics.service import creation
 from meridian_broker.wire.proto import pulsar_pb2 as pb
@@ -44,6 +46,7 @@ async def _lookup(connection: Connection, asked: pb.CommandLookupTopic) -> None:
     try:
         with _counted(connection.broker):
             name, service = topic_name.parse(asked.topic), connection.broker.service
+            permitted.check(connection, Wish.FIND, name)
             (service.registry.check_exists if connection.is_peer else service.registry.check_lives_here)(name)
             listener = asked.advertised_listener_name or connection.listener
             locate, place = connection.broker.locate, None
@@ -96,6 +99,7 @@ async def _partitions(connection: Connection, asked: pb.CommandPartitionedTopicM
     answer = pb.CommandPartitionedTopicMetadataResponse(request_id=asked.request_id)
     try:
         name = topic_name.parse(asked.topic)
+        permitted.check(connection, Wish.FIND, name)
         with _counted(connection.broker):
             service, create = connection.broker.service, asked.metadata_auto_creation_enabled
             service.registry.check_lives_here(name)
@@ -128,10 +132,12 @@ async def _get_schema(connection: Connection, asked: pb.CommandGetSchema) -> Non
     answer = pb.CommandGetSchemaResponse(request_id=asked.request_id)
     async with long_answer(connection):
         try:
+            name = topic_name.parse(asked.topic)
+            permitted.check(connection, Wish.FIND, name)
             version = asked.schema_version if asked.HasField("schema_version") else None
             if version == b"":
                 raise IncompatibleSchema("a schema version cannot be empty: leave it out to get the newest schema")
-            found = await connection.broker.service.parts.schemas.get(topic_name.parse(asked.topic), version)
+            found = await connection.broker.service.parts.schemas.get(name, version)
             if found is None:
                 answer.error_code = ServerError.TOPIC_NOT_FOUND
                 answer.error_message = f"{asked.topic} has no such schema"
@@ -152,6 +158,7 @@ async def _get_or_create_schema(connection: Connection, asked: pb.CommandGetOrCr
     answer = pb.CommandGetOrCreateSchemaResponse(request_id=asked.request_id)
     try:
         name = topic_name.parse(asked.topic)
+        permitted.check(connection, Wish.REGISTER, name)
         if not connection.is_peer:  # a replicator has its topic here, if by the name of a partition only
             connection.broker.check_for_clients(str(name))
             await creation.partitions(connection.broker.service.opener, name, create=False)

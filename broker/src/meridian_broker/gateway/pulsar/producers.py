@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from meridian_broker.gateway.pulsar import sources
+from meridian_broker.gateway.pulsar import permitted, sources
 from meridian_broker.gateway.pulsar.refusals import REFUSALS
 from meridian_broker.ledgers.store import LedgerError
+from meridian_broker.metadata.authorizing import Wish
 from meridian_broker.positions import Stamp
 from meridian_broker.positions.position import EARLIEST, Position
 from meridian_broker.replication.entries.source import DeletionNotice
@@ -26,6 +27,7 @@ from meridian_broker.wire.proto import peer_pb2
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, topic_name
 from meridian_broker.wire.pulsar.errors import MetadataError, ServiceNotReadyError
+from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
     from meridian_broker.gateway.pulsar.connection import Connection
@@ -69,6 +71,8 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
             validation.producer(asked, connection.clients - 1)
         remote, pulsar = _replicated_from(connection, asked)
         name = topic_name.parse(asked.topic)
+        if pulsar is None:  # the producer of its replicator is admitted by R7
+            _check_may(connection, asked, name)
         if not connection.is_peer:
             connection.broker.check_for_clients(str(name))
         incarnation = None if remote is None else asked.replication_source.incarnation
@@ -153,6 +157,13 @@ async def _make(connection: Connection, asked: pb.CommandProducer) -> None:
         # of it.
         last = None if remote is None else topic.log.last_origin.get(remote, EARLIEST)
         topic.log.when_durable(lambda error: _answer_durable(connection, asked.request_id, made, last, error))
+
+
+def _check_may(connection: Connection, asked: pb.CommandProducer, name: TopicName) -> None:
+    """:raises AuthorizationError: the client may not produce, or not make the subscription that it asks for."""
+    permitted.check(connection, Wish.PRODUCE, name)
+    if asked.initial_subscription_name:
+        permitted.check(connection, Wish.CONSUME, name)
 
 
 def _replicated_from(connection: Connection, asked: pb.CommandProducer) -> tuple[str | None, str | None]:

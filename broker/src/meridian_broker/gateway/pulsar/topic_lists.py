@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from meridian_broker.gateway.pulsar import permitted
 from meridian_broker.gateway.pulsar.lookups import long_answer
 from meridian_broker.gateway.pulsar.refusals import REFUSALS
 from meridian_broker.topics.directory.listing import Selected, select
@@ -43,9 +44,11 @@ async def _selected(
 ) -> pb.CommandGetTopicsOfNamespaceResponse:
     """:raises InvalidTopicNameError, MetadataError: the namespace does not exist or its topics cannot be read.
     :raises NotAllowedError: there are too many for one answer.
+    :raises AuthorizationError: the client may not list them.
     """
     service = connection.broker.service
     topic_name.parse_namespace(asked.namespace)
+    permitted.check_listing(connection, asked.namespace)
     names: list[str] = []
     if asked.mode != _MODE.PERSISTENT:
         names += await service.registry.non_persistent.names(asked.namespace)
@@ -98,6 +101,7 @@ def watch(connection: Connection, command: Any) -> None:
     try:
         if known is None:
             topic_name.parse_namespace(asked.namespace)
+            permitted.check_listing(connection, asked.namespace)
             pattern = _watched(connection, asked.topics_pattern)
             watchers = connection.broker.service.watchers
             known = watchers.add(connection, asked.watcher_id, asked.namespace, pattern)

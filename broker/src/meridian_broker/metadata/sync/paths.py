@@ -22,6 +22,9 @@ PARTITIONED_TOPICS: Final = "partitionedTopics"
 SCHEMAS: Final = "schemas"
 """A set of contents for each topic (R41); its numbers are each region's own."""
 
+PERMISSIONS: Final = "permissions"
+"""Of roles, on namespaces and on topics: a path for each role and object."""
+
 CLUSTERS: Final = "clusters"
 """That there are regions of these names, with addresses (``metadata.introductions``)."""
 
@@ -31,6 +34,7 @@ SCOPES: Final = {
     TOPIC_POLICIES: keys.TOPIC_POLICIES,
     PARTITIONED_TOPICS: keys.PARTITIONED,
     SCHEMAS: keys.SCHEMAS,
+    PERMISSIONS: keys.PERMISSIONS,
     CLUSTERS: keys.INTRODUCTIONS,
 }
 """Every scope, and the folder that holds it."""
@@ -68,7 +72,8 @@ def scope_of(path: str) -> str | None:
 def parent_of(path: str) -> str | None:
     """The path without which this one means nothing (R42); None: it stands by itself.
 
-    Policies belong to their namespace, as what a topic has does, a namespace to its tenant, a role to its tenant.
+    Policies and permissions belong to their namespace, as what a topic has does, a namespace to its tenant, a role to
+    its tenant.
     """
     scope, segments = scope_of(path), path.split("/")
     if scope == TENANTS and len(segments) > 4:
@@ -77,6 +82,8 @@ def parent_of(path: str) -> str | None:
         return "/".join(segments[:5]) if len(segments) > 5 else f"{keys.TENANTS}/{segments[3]}"
     if scope in (TOPIC_POLICIES, PARTITIONED_TOPICS, SCHEMAS) and len(segments) > 4:
         return f"{keys.NAMESPACES}/{segments[3]}/{segments[4]}"
+    if scope == PERMISSIONS and len(segments) > 5:
+        return f"{keys.NAMESPACES}/{segments[4]}/{segments[5]}"
     return None
 
 

@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Final
 
 from meridian_broker.metadata.access import check_name
+from meridian_broker.metadata.actions import check_actions, check_role, leaf_of
 from meridian_broker.metadata.keys import unescape
 from meridian_broker.metadata.partitioned_topics import check_count
 from meridian_broker.metadata.records import ClusterRecord, PartitionedTopicRecord, SchemaRecord
@@ -16,6 +17,7 @@ from meridian_broker.metadata.store import Record
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.stamped import Stamped, to_store
 from meridian_broker.metadata.trees import BASE, Tree, fold_namespace, fold_tenant, fold_topic_policies
+from meridian_broker.metadata.view import split
 from meridian_broker.positions.clock import ZERO
 
 _DEPTH = {
@@ -41,6 +43,8 @@ _ADDRESSES: Final = ("http://", "https://", "pulsar://", "pulsar+ssl://")
 def fault_of(path: str, state: Stamped) -> str | None:
     """Why a state cannot be applied; None: it can. The path is in a scope."""
     scope, segments = paths.scope_of(path), path.split("/")
+    if scope == paths.PERMISSIONS:
+        return _fault_of_permission(path, state)
     if scope is None or len(segments) < _DEPTH[scope] + (scope in (paths.TOPIC_POLICIES, paths.SCHEMAS)):
         return "it is not the path of anything"
     if state.value is None:
@@ -71,6 +75,20 @@ def _fault_of_leaf(scope: str, leaf: str, value: bytes) -> str | None:
             fold_topic_policies(Tree("", {leaf: one for leaf, one in records.items() if leaf != BASE}))
         else:
             fold_namespace(tree)
+    except Exception as error:  # as above
+        return _described(error)
+    return None
+
+
+def _fault_of_permission(path: str, state: Stamped) -> str | None:
+    where = split(path)
+    role = "" if where is None else where[2].removeprefix("/")
+    if where is None or leaf_of(unescape(role)) != where[2]:
+        return "it is not the path of anything"
+    try:
+        check_role(unescape(role))
+        if state.value is not None:
+            check_actions(json.loads(state.value))
     except Exception as error:  # as above
         return _described(error)
     return None

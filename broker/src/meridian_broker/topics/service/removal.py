@@ -55,6 +55,8 @@ async def delete(opener: TopicOpener, name: TopicName, *, force: bool, begun: Be
     if name.partition >= 0 or await partitioned.find(name) is None:
         if not name.is_persistent:
             opener.registry.non_persistent.delete([name], force=force, partitioned=False)
+            if name.partition < 0:
+                await opener.parts.catalog.permissions.forget(name)
             return None
         async with AsyncExitStack() as locks:
             topics = await hold(opener, [name], locks)

@@ -92,3 +92,9 @@ class NotAllowedError(WireError):
     """The request is understood and refused: feature off, or not for this role."""
 
     code = ServerError.NOT_ALLOWED
+
+
+class AuthorizationError(WireError):
+    """The client's role has no permission for it."""
+
+    code = ServerError.AUTHORIZATION

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may do what. A decision only: whoever asks says what is known of the role."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from meridian_broker.metadata.actions import CONSUME, PRODUCE
+from meridian_broker.metadata.permissions import NOTHING, Held
+
+
+class Wish(Enum):
+    """What a role wants to do with a topic or namespace; the value is for sentences."""
+
+    PRODUCE = "produce to"
+    CONSUME = "consume from"
+    FIND = "look up"
+    """Where a topic is, how many partitions it has, its schemas."""
+    REGISTER = "add a schema to"
+    LIST = "list the topics of"
+    """A namespace's."""
+    ADMINISTER = "administer"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is known of a role that wants something."""
+
+    is_super_user: bool = False
+    is_tenant_admin: bool = False
+    """It is among the admin roles of the tenant in question."""
+    replicates: bool = False
+    """It is the role by which a region of Apache Pulsar replicates to the topic in question."""
+    held: Held = NOTHING
+
+
+_ENOUGH: Final[Mapping[Wish, frozenset[str]]] = {
+    Wish.PRODUCE: frozenset({PRODUCE}),
+    Wish.CONSUME: frozenset({CONSUME}),
+    Wish.FIND: frozenset({PRODUCE, CONSUME}),
+    Wish.REGISTER: frozenset({PRODUCE}),
+    Wish.LIST: frozenset({PRODUCE, CONSUME}),
+    Wish.ADMINISTER: frozenset(),
+}
+"""Actions of which one permits it."""
+
+_OF_NAMESPACES: Final = frozenset({Wish.LIST})
+"""A permission on one topic says nothing about the others."""
+
+
+_OF_REPLICATORS: Final = frozenset({Wish.FIND, Wish.REGISTER})
+"""What they need besides their producers, which are admitted by another rule (R7)."""
+
+
+def decide(wish: Wish, standing: Standing) -> bool:
+    """Whether it is allowed."""
+    if standing.is_super_user or standing.is_tenant_admin:
+        return True
+    if standing.replicates and wish in _OF_REPLICATORS:
+        return True
+    held = standing.held
+    actions = held.in_namespace if wish in _OF_NAMESPACES else held.in_namespace | held.on_topic
+    return not actions.isdisjoint(_ENOUGH[wish])
+
+
+def needed(wish: Wish) -> str:
+    """What a role lacks that may not, for a sentence."""
+    actions = " or ".join(sorted(_ENOUGH[wish]))
+    where = "on the namespace" if wish in _OF_NAMESPACES else "on the topic or its namespace"
+    return f"it needs permission to {actions} {where}" if actions else "that takes an admin role of the tenant"
