@@ -10,6 +10,7 @@ BIN := .venv/bin
 SEED ?=
 JSON ?=
 SECONDS ?= 60
+AT_ONCE ?= 2
 VERSION ?= 0.1.0
 IMAGES ?= broker operator verifier etcd
 JOBS ?= 5
@@ -35,15 +36,18 @@ test: setup ## unit, simulation, integration and scenario tests, JOBS=5 files at
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder \
 	    tests/simulation tests/scenarios tests/integration tests/unit
 
+# These tests wait for Java most of the time, so two files at a time; each process has a Pulsar or bookies of its own.
+WAITING := -n 2 --dist loadfile --no-loadscope-reorder -rs --durations=10 --durations-min=5
+
 .PHONY: interop
 interop: setup ## the official Go and Java clients, an Apache Pulsar as a region; INTEROP_PULSAR_URL: a Pulsar to compare
 	@if command -v java && command -v mvn; then scripts/pulsar $(MERIDIAN_PULSAR); fi >/dev/null
-	@$(BIN)/python -m pytest -rs tests/interop $(if $(INTEROP_PULSAR_URL),tests/integration/test_protocol_answers.py)
+	@$(BIN)/python -m pytest $(WAITING) tests/interop $(if $(INTEROP_PULSAR_URL),tests/integration/test_protocol_answers.py)
 
 .PHONY: bookkeeper
 bookkeeper: setup ## ledgers on real bookies; needs Java 17, and Maven to fetch 123 MB of jars once
 	@scripts/bookkeeper $(MERIDIAN_BOOKKEEPER)
-	@$(BIN)/python -m pytest -rs tests/bookkeeper
+	@$(BIN)/python -m pytest $(WAITING) tests/bookkeeper
 
 .PHONY: s3
 s3: setup ## ledgers offloaded to a real S3 server; needs Go, to build the server once (two to three minutes of CPU)
@@ -70,8 +74,8 @@ simulate: setup ## simulated regions: SEEDS=1000 from FIRST=0 in ORDER=0, proper
 	@if [ -n "$(BUGS)" ]; then SIMULATE_BUGS=1 $(BIN)/python -m pytest -s tests/simulation/test_planted_bugs.py; fi
 
 .PHONY: fuzz
-fuzz: setup ## hostile bytes, clients and HTTP requests, for SECONDS=60 to each of five targets, two at a time
-	@FUZZ_SECONDS=$(SECONDS) $(BIN)/python -m pytest -n 2 --dist load tests/fuzz
+fuzz: setup ## hostile bytes, clients and HTTP requests, for SECONDS=60 to each of five targets, AT_ONCE=2 of them
+	@FUZZ_SECONDS=$(SECONDS) $(BIN)/python -m pytest -n $(AT_ONCE) --dist load tests/fuzz
 
 .PHONY: bench
 bench: setup ## measure; every bench/*/run with its targets
@@ -99,7 +103,7 @@ charts: ## lint and render the charts; needs helm
 
 .PHONY: e2e
 e2e: setup ## a failover on a real Kubernetes cluster (see e2e/cluster for which); exit 2 without one
-	@$(BIN)/python -m pytest -x -p no:xdist --timeout 1500 e2e
+	@$(BIN)/python -m pytest -x -p no:xdist --timeout 1500 --durations=0 --durations-min=5 e2e
 
 .PHONY: docs
 docs: setup ## write the generated pages again

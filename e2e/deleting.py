@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from conftest import Cluster
+from clusters import Cluster
 
 REGIONS: Final = ("us-east", "us-west", "eu-central")
 TEAM: Final = "team-x"

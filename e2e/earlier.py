@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import pytest
-from conftest import ROOT, Cluster
+from clusters import ROOT, Cluster
 
 TAG: Final = "earlier"
 """Of its images."""
@@ -21,8 +22,33 @@ COMMITS: Final = 100
 """How far back, as long as there is no release."""
 
 
-def revision() -> str:
-    """The commit; without one, as in a shallow clone, the test is skipped."""
+@dataclass(frozen=True)
+class Earlier:
+    """That version."""
+
+    since: str
+    """Its commit."""
+    cluster: Cluster
+    """The cluster, with commands that run in its checkout."""
+    tag: str = TAG
+    images: Sequence[str] = ("broker", "operator")
+    """Those that are used: etcd's is the other version's."""
+
+
+def checked_out(cluster: Cluster, directory: Path) -> Earlier | None:
+    """Write its files into the directory. None: there is no such version here, as in a shallow clone."""
+    since = _revision()
+    if since is None:
+        return None
+    archive = subprocess.run(["git", "archive", since], cwd=ROOT, capture_output=True, check=True)
+    subprocess.run(["tar", "-x", "-C", directory], input=archive.stdout, check=True)
+    (directory / ".venv").symlink_to(ROOT / ".venv")
+    node = {"E2E_NODE": os.environ.get("E2E_NODE", str(ROOT.parent / "shared/node/node"))}
+    code = {"PYTHONPATH": str(directory / "broker/src")}
+    return Earlier(since, Cluster({**cluster.environment, **node, **code}, directory))
+
+
+def _revision() -> str | None:
     for command in (
         ["git", "rev-parse", "--verify", f"{os.environ['E2E_FROM']}^{{commit}}"] if "E2E_FROM" in os.environ else [],
         ["git", "describe", "--tags", "--abbrev=0", "--match", "v*", "HEAD^"],
@@ -32,14 +58,7 @@ def revision() -> str:
             told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
             if told.returncode == 0 and told.stdout.strip():
                 return told.stdout.strip()
-    pytest.skip("this clone has no earlier version: fetch more of its history, or set E2E_FROM")
-
-
-def checked_out(revision: str, directory: Path) -> None:
-    """Write its files into the directory."""
-    archive = subprocess.run(["git", "archive", revision], cwd=ROOT, capture_output=True, check=True)
-    subprocess.run(["tar", "-x", "-C", directory], input=archive.stdout, check=True)
-    (directory / ".venv").symlink_to(ROOT / ".venv")
+    return None
 
 
 def with_tls(cluster: Cluster) -> None:

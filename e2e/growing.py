@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from conftest import Cluster
+from clusters import Cluster
 from printed import printed
 
 NAMESPACE = "us-east"

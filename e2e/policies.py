@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, Final
 
 import pytest
-from conftest import Cluster
+from clusters import Cluster
 
 STRANGER: Final = "stranger"
 OURS: Final = ("us-east", "us-west", "eu-central", "meridian-system", "meridian-verifier")
@@ -32,6 +32,40 @@ def is_open(place):
 with ThreadPoolExecutor(16) as pool:
     print(*[place for place, found in zip(sys.argv[1:], pool.map(is_open, sys.argv[1:])) if found])
 """
+
+LOGINS: Final = """
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from meridian_broker.engines.etcd.address import ANONYMOUS
+from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
+from meridian_broker.metadata.store import MetadataError
+from meridian_broker.server.settings import load
+
+async def enter(urls, region, login):
+    try:
+        await (await EtcdMetadataStore.connect(urls, "meridian/" + region, login=login)).close()
+        return True
+    except MetadataError:
+        return False
+
+async def main():
+    settings = load(Path("/etc/meridian/config/broker.conf"), (), {})
+    login, mine = settings.metadata.login, settings.metadata_store_url.removeprefix("etcd:")
+    east = mine.replace("us-west", "us-east")
+    unknown = replace(login, user="", password_file=None)
+    print(await enter(mine, "us-west", login), *[
+        await enter(*attempt) for attempt in (
+            (mine, "us-west", unknown),
+            (mine, "us-west", replace(ANONYMOUS, ca_file=login.ca_file)),
+            (mine.replace("https", "http"), "us-west", ANONYMOUS),
+            (east, "us-east", login),
+        )
+    ])
+
+asyncio.run(main())
+"""
+"""Says to whom the etcds of us-west and us-east let this broker in: as itself, and with less than it needs."""
 
 
 class Policies:

@@ -7,7 +7,7 @@ import re
 import textwrap
 from typing import Final
 
-from conftest import ROOT
+from clusters import ROOT
 
 PAGE: Final = ROOT / "docs/operations.md"
 

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 import pulsar
-from conftest import Cluster
+from clusters import Cluster
 from printed import printed
 from traffic import Traffic, auditing, drain, working
 

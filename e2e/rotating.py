@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Final
 
 import pulsar
-from conftest import Cluster
+from clusters import Cluster
 from printed import printed
 from traffic import Traffic, auditing, drain
 
@@ -55,52 +55,72 @@ class Newcomers:
 
 
 class Rotation:
-    """One walk through the printed commands."""
+    """One walk through the printed commands, with a pause in which regions come to use the new key by themselves."""
 
-    def __init__(self, cluster: Cluster, connect: Connect) -> None:
+    def __init__(self, cluster: Cluster, connect: Connect, clients: Mapping[str, pulsar.Client]) -> None:
+        """:param clients: one of each region; they read the token's file at each login."""
         self._cluster = cluster
         self._connect = connect
+        self._clients = clients
         self._add, self._issue, self._is_issued, self._finish, self._both, self._new, self._by_hand = printed(
             "Replacing keys, tokens and passwords"
         )
         self._token = cluster.directory / "tokens/admin.jwt"
-
-    def go(self, clients: Mapping[str, pulsar.Client]) -> int:
-        """Replace both. Returns how many clients connected meanwhile, none of which was refused."""
+        self._published = 0
+        self._stored: set[int] = set()
         for region in REGIONS:
             auditing(clients[region], TOPIC).close()
+
+    def begin(self) -> int:
+        """Put the new key beside the old one. Returns how many clients connected meanwhile, none of which was refused.
+
+        Regions use it for the operator's tokens once brokers have had three minutes to read it.
+        """
+        with self._traffic(), Newcomers(self._connect, self._token.read_text().strip()) as newcomers:
+            self._until(self._add, "2 in force")
+            self._sync_issuers()
+            self._more(newcomers)
+        assert not newcomers.refused
+        return newcomers.came
+
+    def finish(self) -> int:
+        """Replace the key, and the peer secret. Returns how many clients connected, none of which was refused."""
         old = self._token.read_text().strip()
-        traffic = Traffic(clients, TOPIC, REGIONS, consumer="us-west")
-        try:
-            with ExitStack() as all_clients:
-                with ExitStack() as old_clients:
-                    with_old = old_clients.enter_context(Newcomers(self._connect, old))
-                    self._until(self._add, "2 in force")
-                    with_new = all_clients.enter_context(Newcomers(self._connect, self._new_tokens()))
-                    self._more(with_new)
-                self._end_of_old_key()
-                self._until(self._both, "2 in force")
-                self._cluster.run(self._new)
-                self._wait_for("peer secrets reloaded", "1 in force")
+        with self._traffic(), ExitStack() as all_clients:
+            with Newcomers(self._connect, old) as with_old:
+                with_new = all_clients.enter_context(Newcomers(self._connect, self._new_tokens()))
                 self._more(with_new)
-        finally:
-            traffic.stop()
-        assert not traffic.refused and not traffic.repeated
+            self._end_of_old_key()
+            self._until(self._both, "2 in force")
+            self._cluster.run(self._new)
+            self._wait_for("peer secrets reloaded", "1 in force")
+            self._more(with_new)
         assert not with_old.refused and not with_new.refused
         self._are_refused(old)
         self._cluster.run(self._by_hand)
-        stored = set.union(*traffic.stored.values())
         for region in REGIONS:
-            consumer = auditing(clients[region], TOPIC)
-            assert stored <= set(drain(consumer, stored)), f"{region} does not get what the others publish"
+            consumer = auditing(self._clients[region], TOPIC)
+            came = set(drain(consumer, self._stored))
+            assert self._stored <= came, f"{region} does not get what the others publish"
             consumer.close()
         return with_old.came + with_new.came
+
+    @contextmanager
+    def _traffic(self) -> Iterator[None]:
+        """Messages are published in all regions and consumed meanwhile; none is refused, and none comes again."""
+        traffic = Traffic(self._clients, TOPIC, REGIONS, consumer="us-west", begin=self._published)
+        try:
+            yield
+        finally:
+            traffic.stop()
+        assert not traffic.refused and not traffic.repeated
+        self._published = traffic.published
+        self._stored |= set.union(*traffic.stored.values())
 
     def _new_tokens(self) -> str:
         """Issue them, and wait until regions have issued those of the operator. Returns that of clients."""
         self._cluster.run(self._issue)
-        for region in REGIONS:
-            self._sync(region, "-l app.kubernetes.io/component=token-issuer")
+        self._sync_issuers()
 
         def is_issued() -> bool:
             lines = self._cluster.run(self._is_issued).splitlines()
@@ -154,6 +174,10 @@ class Rotation:
     def _sync_brokers(self) -> None:
         for region in REGIONS:
             self._sync(region, "meridian-broker-0")
+
+    def _sync_issuers(self) -> None:
+        for region in REGIONS:
+            self._sync(region, "-l app.kubernetes.io/component=token-issuer")
 
     def _sync(self, namespace: str, pods: str) -> None:
         """Let the kubelet look at the pods' Secrets now. Without that it does so once a minute or so."""

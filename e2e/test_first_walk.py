@@ -21,10 +21,12 @@ from urllib.parse import quote
 
 import pulsar
 import pytest
-from conftest import NAMESPACES, ROOT, Cluster
+from clusters import NAMESPACES, ROOT, Cluster
 from deleting import CASES, Topics
+from earlier import Earlier
 from growing import Growing
-from policies import Policies, only_ours
+from imaging import Images
+from policies import LOGINS, Policies, only_ours
 from restoring import RESTORES, Restoring
 from rotating import Connect, Rotation
 from sharing import NAMESPACE, TTL, Sharing
@@ -108,12 +110,17 @@ def call(cluster: Cluster, region: str, method: str, path: str, body: Any = None
     )
 
 
-def test_ten_commands_lead_to_a_failover(cluster: Cluster) -> None:
+def test_ten_commands_lead_to_a_failover(cluster: Cluster, images: Images, earlier: Earlier | None) -> None:
+    """Once it has built images itself, those of the other walks are built in the background."""
     written = commands()
     assert len(written) == 10
     for number, command in enumerate(written, 1):
         print(f"quickstart {number}: {command}")
         cluster.run(command, seconds=900)
+        if number == 1:
+            [loaded] = re.findall(r"for image in ([\w ]+);", command)
+            images.are_loaded(loaded.split())
+            images.build_all(cluster, earlier)
     first, second = numbers(cluster.directory / "first.txt"), numbers(cluster.directory / "second.txt")
     assert sorted(first + second) == list(range(1, 1001)), "nothing is missing and nothing came twice"
 
@@ -130,43 +137,9 @@ def test_brokers_waited_for_their_etcd(cluster: Cluster) -> None:
         assert restarts and not any(restarts.values()), restarts
 
 
-STRANGERS = """
-import asyncio
-from dataclasses import replace
-from pathlib import Path
-from meridian_broker.engines.etcd.address import ANONYMOUS
-from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
-from meridian_broker.metadata.store import MetadataError
-from meridian_broker.server.settings import load
-
-async def enter(urls, region, login):
-    try:
-        await (await EtcdMetadataStore.connect(urls, "meridian/" + region, login=login)).close()
-        return True
-    except MetadataError:
-        return False
-
-async def main():
-    settings = load(Path("/etc/meridian/config/broker.conf"), (), {})
-    login, mine = settings.metadata.login, settings.metadata_store_url.removeprefix("etcd:")
-    east = mine.replace("us-west", "us-east")
-    unknown = replace(login, user="", password_file=None)
-    print(await enter(mine, "us-west", login), *[
-        await enter(*attempt) for attempt in (
-            (mine, "us-west", unknown),
-            (mine, "us-west", replace(ANONYMOUS, ca_file=login.ca_file)),
-            (mine.replace("https", "http"), "us-west", ANONYMOUS),
-            (east, "us-east", login),
-        )
-    ])
-
-asyncio.run(main())
-"""
-
-
 def test_etcd_lets_in_the_brokers_of_its_region_only(cluster: Cluster) -> None:
     """The right certificate with the right password; not one of them alone, and not another region's."""
-    (cluster.directory / "strangers.py").write_text(STRANGERS)
+    (cluster.directory / "strangers.py").write_text(LOGINS)
     inside = "kubectl -n us-west exec -i meridian-broker-0 -c broker -- /opt/meridian/bin/python -"
     assert cluster.run(f"{inside} < strangers.py").split() == ["True", *["False"] * 4]
 
@@ -264,6 +237,23 @@ def test_what_helm_printed_can_be_pasted(cluster: Cluster) -> None:
         print(f"noted: {command}")
         cluster.run(command)
     cluster.run(commands()[5])  # the topic as it was
+
+
+@pytest.fixture(scope="module")
+def topics(cluster: Cluster) -> Topics:
+    return Topics(cluster, partial(call, cluster))
+
+
+@pytest.fixture(scope="module")
+def rotation(cluster: Cluster, topics: Topics, connect: Connect, clients: dict[str, pulsar.Client]) -> Rotation:
+    topics.make("rotated", "Delete")
+    return Rotation(cluster, connect, clients)
+
+
+def test_a_new_key_of_tokens_counts_beside_the_old_one(rotation: Rotation, measured: Callable[[str], None]) -> None:
+    """Long before the old one ends: regions wait three minutes until they use the new one."""
+    came = rotation.begin()
+    measured(f"while a new key was added, {came} clients connected and none was refused")
 
 
 def test_the_verifier_says_aligned_and_sees_a_broken_cursor(
@@ -496,19 +486,17 @@ def test_whole_numbers_stay_whole_when_values_are_reused(cluster: Cluster) -> No
         assert cluster.run(shown) == before
 
 
-def test_keys_are_replaced_and_no_client_is_refused(
-    cluster: Cluster, connect: Connect, clients: dict[str, pulsar.Client], measured: Callable[[str], None]
+def test_the_key_of_tokens_is_replaced_and_the_peer_secret_and_no_client_is_refused(
+    rotation: Rotation, topics: Topics, measured: Callable[[str], None]
 ) -> None:
-    topics = Topics(cluster, partial(call, cluster))
-    topics.make("rotated", "Delete")
-    came = Rotation(cluster, connect).go(clients)
+    came = rotation.finish()
     measured(f"while keys were replaced, {came} clients connected and none was refused")
     topics.because("rotated", "AsSpecified")
 
 
 @pytest.fixture(scope="module")
-def restoring(cluster: Cluster, clients: dict[str, pulsar.Client]) -> Iterator[Restoring]:
-    Topics(cluster, partial(call, cluster)).make("restored", "Delete")
+def restoring(cluster: Cluster, topics: Topics, clients: dict[str, pulsar.Client]) -> Iterator[Restoring]:
+    topics.make("restored", "Delete")
     made = Restoring(cluster, clients)
     yield made
     made.close()
@@ -520,8 +508,8 @@ def test_a_region_that_is_restored_lacks_and_repeats_nothing(restoring: Restorin
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_deletion_takes_what_it_should_and_nothing_else(cluster: Cluster, case: str) -> None:
-    CASES[case](Topics(cluster, partial(call, cluster)))
+def test_a_deletion_takes_what_it_should_and_nothing_else(topics: Topics, case: str) -> None:
+    CASES[case](topics)
 
 
 def test_metadata_are_made_once_and_a_conflict_is_shown(cluster: Cluster) -> None:

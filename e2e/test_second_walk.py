@@ -6,7 +6,6 @@ Commands are those that docs/operations.md prints.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,8 +13,9 @@ from functools import partial
 import pulsar
 import pytest
 import trustme
-from conftest import NAMESPACES, ROOT, Cluster, empty
-from earlier import TAG, checked_out, quickstart, revision, with_tls
+from clusters import NAMESPACES, Cluster, empty
+from earlier import TAG, Earlier, quickstart, with_tls
+from imaging import Images
 from printed import printed
 from rotating import REGIONS, Newcomers
 from traffic import Traffic, auditing, drain, working
@@ -77,27 +77,23 @@ class Deployment:
 
 
 @pytest.fixture(scope="module")
-def deployment(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def deployment(cluster: Cluster, images: Images, earlier: Earlier | None) -> Iterator[Deployment]:
     """An earlier version's quickstart, with TLS."""
-    since = revision()
+    if earlier is None:
+        pytest.skip("this clone has no earlier version: fetch more of its history, or set E2E_FROM")
+    images.build(earlier.cluster, earlier.images, earlier.tag)
     empty(cluster)
-    directory = tmp_path_factory.mktemp("earlier")
-    checked_out(since, directory)
-    node = {"E2E_NODE": os.environ.get("E2E_NODE", str(ROOT.parent / "shared/node/node"))}
-    code = {"PYTHONPATH": str(directory / "broker/src")}
-    earlier = Cluster({**cluster.environment, **node, **code}, directory)
-    for where, images, tag in ((earlier, "broker operator", TAG), (cluster, "broker operator etcd", "0.1.0")):
-        build = f'e2e/cluster build "meridian-$image:{tag}" "images/$image/Dockerfile"'
-        where.run(f'for image in {images}; do {build} && e2e/cluster load "meridian-$image:{tag}"; done', seconds=900)
-    with_tls(earlier)
-    _, keys, namespaces, regions, operator, objects, *_ = quickstart(earlier)
-    earlier.run(keys)
-    earlier.run(f"for one in {' '.join(NAMESPACES)}; do kubectl create namespace $one; done")
-    earlier.run(namespaces.replace("kubectl create namespace", "kubectl get namespace"))
+    images.load(earlier.cluster, earlier.images, earlier.tag)
+    images.load(cluster, ("broker", "operator", "etcd"))
+    with_tls(earlier.cluster)
+    _, keys, namespaces, regions, operator, objects, *_ = quickstart(earlier.cluster)
+    earlier.cluster.run(keys)
+    earlier.cluster.run(f"for one in {' '.join(NAMESPACES)}; do kubectl create namespace $one; done")
+    earlier.cluster.run(namespaces.replace("kubectl create namespace", "kubectl get namespace"))
     cluster.run("kubectl -n us-east get secret meridian-tokens -o jsonpath='{.data.secret\\.key}' | base64 -d > a.key")
     cluster.run(".venv/bin/meridian tokens create --secret-key a.key --subject admin --expires 1d --to a.jwt")
     token = (cluster.directory / "a.jwt").read_text().strip()
-    made = Deployment(cluster, cluster.run("e2e/cluster host").strip(), token, since)
+    made = Deployment(cluster, cluster.run("e2e/cluster host").strip(), token, earlier.since)
     made.authority("old")
     made.trust("old")
     for region in REGIONS:
@@ -106,10 +102,8 @@ def deployment(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> It
     cluster.run("kubectl -n meridian-system create secret generic regions-ca --from-file=ca.crt=ca.old")
     soon = "helm/meridian-region --set broker.config.tlsCertRefreshCheckDurationSec=1"
     for command in (regions.replace("helm/meridian-region", soon), operator, objects):
-        earlier.run(command, seconds=600)
+        earlier.cluster.run(command, seconds=600)
     yield made
-    if not os.environ.get("E2E_KEEP"):
-        empty(cluster)
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +114,8 @@ def clients(deployment: Deployment) -> Iterator[dict[str, pulsar.Client]]:
         client.close()
 
 
-def images(cluster: Cluster) -> set[str]:
-    """Of all our pods' first containers."""
+def running(cluster: Cluster) -> set[str]:
+    """The images of all our pods' first containers."""
     shown = "-o jsonpath='{range .items[*]}{.spec.containers[0].image}{\"\\n\"}{end}'"
     label = "app.kubernetes.io/name in (meridian,meridian-operator),app.kubernetes.io/component notin (etcd,test)"
     return set(cluster.run(f"kubectl get pods -A -l '{label}' {shown}").split())
@@ -147,7 +141,7 @@ def test_regions_are_upgraded_one_by_one_and_lose_nothing(
     deployment: Deployment, clients: dict[str, pulsar.Client], measured: Callable[[str], None]
 ) -> None:
     cluster = deployment.cluster
-    assert images(cluster) == {f"meridian-broker:{TAG}", f"meridian-operator:{TAG}"}
+    assert running(cluster) == {f"meridian-broker:{TAG}", f"meridian-operator:{TAG}"}
     region_by_region, operator = (
         block.replace("tag=0.2.0", "tag=0.1.0") for block in printed("Upgrading to a new version")
     )
@@ -167,7 +161,7 @@ def test_regions_are_upgraded_one_by_one_and_lose_nothing(
         f"{len(traffic.refused)} refused, {len(traffic.repeated)} came again after their acknowledgement"
     )
     this_version = {"meridian-broker:0.1.0", "meridian-operator:0.1.0"}
-    cluster.wait(lambda: images(cluster) == this_version, "the last pods of the earlier version to be gone")
+    cluster.wait(lambda: running(cluster) == this_version, "the last pods of the earlier version to be gone")
     assert not traffic.refused
     assert len(traffic.repeated) <= len(REGIONS) * REPEATED
     everything_is_everywhere(clients, traffic)

@@ -7,7 +7,6 @@ The fixture installs it; each test disturbs it, and the last one looks at what b
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,7 +14,8 @@ from functools import partial
 
 import pulsar
 import pytest
-from conftest import Cluster, empty
+from clusters import Cluster, empty
+from imaging import Images
 from policies import Policies
 from traffic import Traffic, auditing, drain, working
 
@@ -23,7 +23,7 @@ REGION = "us-east"
 TOPIC = "persistent://public/default/shared"
 PORT = 30650
 PARTITIONS = 4
-IMAGES = "broker etcd bookkeeper"
+IMAGES = ("broker", "etcd", "bookkeeper")
 SETTLED_SECONDS = 0.5
 """What a client acknowledged so long ago has reached its broker: official clients batch acknowledgements for 100 ms."""
 VALUES = {
@@ -144,11 +144,10 @@ class Region:
 
 
 @pytest.fixture(scope="module")
-def region(cluster: Cluster) -> Iterator[Region]:
+def region(cluster: Cluster, images: Images) -> Iterator[Region]:
+    images.build(cluster, IMAGES)
     empty(cluster)
-    build = 'e2e/cluster build "meridian-$image:0.1.0" "images/$image/Dockerfile"'
-    load = 'e2e/cluster load "meridian-$image:0.1.0"'
-    cluster.run(f"for image in {IMAGES}; do {build} && {load}; done", seconds=900)
+    images.load(cluster, IMAGES)
     cluster.run(f".venv/bin/meridian tokens manifest --directory shared-tokens --region {REGION}")
     cluster.run(f"kubectl create namespace {REGION} && kubectl -n {REGION} apply -f shared-tokens/regions.json")
     host = cluster.run("e2e/cluster host").strip()
@@ -179,8 +178,6 @@ def region(cluster: Cluster) -> Iterator[Region]:
     finally:
         traffic.stop()
         client.close()
-    if not os.environ.get("E2E_KEEP"):
-        empty(cluster)
 
 
 def serves(region: Region, number: int) -> bool:

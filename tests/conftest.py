@@ -64,16 +64,17 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Where several processes share the tests, files that compute and files that wait for other processes take turns,
-    so that neither the processors nor the processes are idle; large files come first, so that none of them is alone at
-    the end."""
+    so that neither the processors nor the processes are idle; files with tests marked as slow come first, then large
+    ones, so that none of them is alone at the end."""
     if not hasattr(config, "workerinput"):
         return
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
-    largest_first = sorted(files, key=lambda path: (-path.stat().st_size, path))
-    computing = [path for path in largest_first if COMPUTING in path.parents]
-    waiting = [path for path in largest_first if COMPUTING not in path.parents]
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    longest_first = sorted(files, key=lambda path: (path not in slow, -path.stat().st_size, path))
+    computing = [path for path in longest_first if COMPUTING in path.parents]
+    waiting = [path for path in longest_first if COMPUTING not in path.parents]
     turns = chain.from_iterable(zip_longest(waiting, computing))
     items[:] = chain.from_iterable(files[path] for path in turns if path is not None)
 

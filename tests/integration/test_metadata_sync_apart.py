@@ -17,6 +17,8 @@ from meridian_broker.gateway.roles import Producer
 from support.brokers.broker_process import RegionsProcess, wait_until
 from support.brokers.stand_in_admin import run
 
+pytestmark = pytest.mark.slow
+
 REGIONS = ("us", "eu")
 TOPIC = "persistent://public/default/metadata-events"
 NAMESPACE = "/admin/v2/namespaces/shop/orders"

@@ -14,6 +14,8 @@ from support.brokers.broker_process import RegionsProcess, wait_until
 from support.kubernetes.kube_api import KubeApi
 from support.kubernetes.running_operator import VERDICTS_NAMESPACE, RunningOperator
 
+pytestmark = pytest.mark.slow
+
 REGIONS = ("east", "west")
 AWAY = "http://127.0.0.1:1"
 FINALIZER = "meridian.dev/finalizer"

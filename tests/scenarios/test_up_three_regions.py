@@ -26,6 +26,8 @@ from support.brokers.region_clients import (
 )
 from support.brokers.up_process import UpProcess
 
+pytestmark = pytest.mark.slow
+
 REGIONS = (EAST, WEST, CENTRAL)
 
 

@@ -13,9 +13,9 @@ from simulation.generate import story_of
 from simulation.planted import BUGS, hunt, plant, read
 from simulation.running import run_story, shorten
 
-SEEDS = 60
-BROKERS_SEEDS = 40
-DIVIDED_SEEDS = 25
+SEEDS = 30
+BROKERS_SEEDS = 20
+DIVIDED_SEEDS = 12
 """CI runs these again with the hundreds behind them (`make simulate`)."""
 PACKAGE = Path(meridian_broker.__file__).parent.parent
 

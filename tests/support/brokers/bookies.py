@@ -93,7 +93,7 @@ class Bookies:
         self._ports.setdefault(number, free_port())
         with (self._directory / f"bookie-{number}.log").open("wb") as log:
             self._processes[number] = subprocess.Popen(
-                bookie(jars(), self._configuration(number), leaves_archive=number == 1),
+                bookie(jars(), self._configuration(number), leaves_archive=number == 1 and _is_first_process()),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self._directory,
@@ -152,7 +152,7 @@ class Bookies:
     def close(self) -> None:
         for number, process in self._processes.items():
             process.send_signal(signal.SIGCONT)
-            if number == 1 and not _archive().exists():
+            if number == 1 and _is_first_process() and not _archive().exists():
                 process.terminate()  # it writes the archive
             else:
                 process.kill()
@@ -194,6 +194,11 @@ class Bookies:
 
 def _base64(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
+
+
+def _is_first_process() -> bool:
+    """Of those that share the tests: two of them would write the archive at the same time."""
+    return os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0"
 
 
 def _archive() -> Path:

@@ -9,6 +9,8 @@ import pytest
 from simulation.story import StoryError
 from support.worlds.script_runner import SCRIPTS, replay
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("path", sorted(SCRIPTS.glob("*.txt")), ids=lambda path: path.stem)
 def test_story(path: Path) -> None:
