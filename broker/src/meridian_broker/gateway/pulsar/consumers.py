@@ -9,169 +9,34 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from meridian_broker.bounds.clients import ACK_IDS
-from meridian_broker.gateway.pulsar import next_owner, permitted
-from meridian_broker.gateway.pulsar.patience import patiently
+from meridian_broker.gateway.pulsar import permitted
 from meridian_broker.gateway.pulsar.refusals import REFUSALS, code_of
 from meridian_broker.ledgers.entry import BATCH, unpack
 from meridian_broker.ledgers.finding import last_message
 from meridian_broker.ledgers.store import LedgerError
 from meridian_broker.metadata.authorizing import Wish
-from meridian_broker.positions.position import EARLIEST, LATEST, Position
+from meridian_broker.positions.position import Position
 from meridian_broker.topics import validation
 from meridian_broker.topics.context import TopicContext
 from meridian_broker.topics.dispatch.consumer import Consumer
-from meridian_broker.topics.dispatch.key_ranges import KeySharedPolicy
-from meridian_broker.topics.dispatch.types import TYPES
-from meridian_broker.topics.errors import NO_TRANSACTIONS, NotAllowed, TopicElsewhere
+from meridian_broker.topics.errors import NO_TRANSACTIONS, NotAllowed
 from meridian_broker.topics.nonpersistent.topic import NonPersistentTopic
-from meridian_broker.topics.service import subscribing
 from meridian_broker.topics.subscriptions.administration import move_subscription, move_subscription_to_time
 from meridian_broker.topics.subscriptions.closing import leave
 from meridian_broker.topics.subscriptions.subscription import Subscription
-from meridian_broker.topics.topic import Topic
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 from meridian_broker.wire.pulsar import encode, topic_name
-from meridian_broker.wire.pulsar.errors import ConsumerNotFoundError, MetadataError, ServerError, ServiceNotReadyError
+from meridian_broker.wire.pulsar.errors import ConsumerNotFoundError, MetadataError, ServerError
 from meridian_broker.wire.pulsar.frames import ACK, CUMULATIVE, FLOW, INDIVIDUAL, Ack, AnyCommand, Flow
-from meridian_broker.wire.pulsar.topic_name import TopicName
 
 if TYPE_CHECKING:
     from meridian_broker.gateway.pulsar.connection import Connection
 
 _NO_CONSUMERS: Final[Mapping[int, Consumer]] = {}
-STAY_CONNECTED: Final = "Pulsar-CPP"
-"""Clients that look a topic up again after a refused SUBSCRIBE only if the consumer is closed, too."""
-REJECT_BY_THEMSELVES: Final = ("Pulsar-CPP", "Pulsar Go", "Pulsar-Java-v2.", "Pulsar-Java-v3.", "Pulsar-Java-v4.0.")
-"""Clients that send "not replicated" for every subscription that did not ask for replication."""
 
 
 def _consumer(connection: Connection, consumer_id: int) -> Consumer | None:
     return (connection.consumers or {}).get(consumer_id)
-
-
-def subscribe(connection: Connection, command: Any) -> None:
-    """SUBSCRIBE. For an id already in use: an error while the consumer is being created, success afterwards."""
-    asked: pb.CommandSubscribe = command.message
-    if asked.consumer_id in connection.subscribing:
-        connection.fail(asked.request_id, ServiceNotReadyError("this consumer is still being created"))
-        return
-    if _consumer(connection, asked.consumer_id) is not None:
-        connection.succeed(asked.request_id)
-        return
-    connection.subscribing[asked.consumer_id] = asked
-    connection.run(_subscribe(connection, asked))
-
-
-async def _subscribe(connection: Connection, asked: pb.CommandSubscribe) -> None:
-    try:
-        validation.consumer(asked, connection.clients - 1)
-        name = topic_name.parse(asked.topic)
-        permitted.check(connection, Wish.CONSUME, name)
-        connection.broker.check_for_clients(str(name))
-        if asked.read_compacted and (TYPES[asked.subType].tracks_holders or not name.is_persistent):
-            raise NotAllowed("read_compacted is for readers, Exclusive and Failover consumers of persistent topics")
-        topic, subscription = await patiently(
-            lambda: _found(connection, asked, name), lambda: _is_wanted(connection, asked)
-        )
-        if connection.transport is None or connection.subscribing.get(asked.consumer_id) is not asked:
-            return  # gone, or closed by the client meanwhile, which may have asked for another one since
-        connection.broker.check_for_clients(topic.name)  # which may have been chosen in the meantime
-        consumer = _enter(connection, asked, topic, subscription)
-    except REFUSALS as error:
-        if connection.subscribing.get(asked.consumer_id) is asked:
-            if isinstance(error, TopicElsewhere) and connection.client_version.startswith(STAY_CONNECTED):
-                connection.write(encode.simple(16, next_owner.close_consumer(asked.consumer_id, None)))
-            connection.fail(asked.request_id, error)
-        return
-    finally:
-        if connection.subscribing.get(asked.consumer_id) is asked:
-            del connection.subscribing[asked.consumer_id]
-    consumer.consumer_epoch = asked.consumer_epoch
-    connection.sent_away.back(consumer)
-    if connection.consumers is None:
-        connection.consumers = {}
-    connection.consumers[consumer.consumer_id] = consumer  # the number that it keeps: ``asked`` makes another of it
-    connection.succeed(asked.request_id)
-
-
-def _is_wanted(connection: Connection, asked: pb.CommandSubscribe) -> bool:
-    """Whether the client has not closed the consumer meanwhile, and this broker is not disconnecting all clients."""
-    is_there = connection.transport is not None and not connection.broker.service.registry.closing
-    return is_there and connection.subscribing.get(asked.consumer_id) is asked
-
-
-async def _found(
-    connection: Connection, asked: pb.CommandSubscribe, name: TopicName
-) -> tuple[Topic | NonPersistentTopic, Subscription | None]:
-    """The topic and the subscription. :raises TopicError: refused."""
-    service = connection.broker.service
-    service.registry.check_lives_here(name)
-    topic = await service.opener.served(name, create=asked.force_topic_creation)
-    if asked.HasField("schema") and asked.schema.type not in (pb.Schema.NoSchema, pb.Schema.AutoConsume):
-        await service.parts.schemas.add(name, asked.schema, topic.check_open, author=connection.author)
-    return topic, await _subscription(connection, asked, topic) if isinstance(topic, Topic) else None
-
-
-async def _subscription(connection: Connection, asked: pb.CommandSubscribe, topic: Topic) -> Subscription:
-    """Find or create the subscription, at the position the client asks for. :raises TopicError: refused."""
-    return await subscribing.subscription(
-        connection.broker.service.parts,
-        topic,
-        asked.subscription,
-        durable=asked.durable,
-        replicated=_replicated(connection, asked),
-        initial=await _first_position(topic, asked),
-        properties={pair.key: pair.value for pair in asked.subscription_properties},
-        read_compacted=asked.read_compacted,
-    )
-
-
-def _replicated(connection: Connection, asked: pb.CommandSubscribe) -> bool | None:
-    """The consumer's choice about replication; None: it has not chosen, so a policy decides (R17, PIP-398)."""
-    if not asked.HasField("replicate_subscription_state"):
-        return None
-    rejects_by_itself = connection.client_version.startswith(REJECT_BY_THEMSELVES)
-    return asked.replicate_subscription_state or (None if rejects_by_itself else False)
-
-
-async def _first_position(topic: Topic, asked: pb.CommandSubscribe) -> Position:
-    """Where a new subscription begins."""
-    if asked.start_message_rollback_duration_sec > 0:
-        since = topic.scheduler.now_ms() - 1000 * asked.start_message_rollback_duration_sec
-        return await topic.position_at(since, read_compacted=asked.read_compacted)
-    if asked.HasField("start_message_id"):
-        start = validation.position(asked.start_message_id)
-        # The id may be trimmed; a compacted view may have it all the same.
-        return start if start in (EARLIEST, LATEST) or asked.read_compacted else max(start, topic.log.first)
-    return LATEST if asked.initialPosition == pb.CommandSubscribe.Latest else EARLIEST
-
-
-def _enter(
-    connection: Connection,
-    asked: pb.CommandSubscribe,
-    topic: Topic | NonPersistentTopic,
-    subscription: Subscription | None,
-) -> Consumer:
-    """:raises TopicError: the subscription does not take this consumer."""
-    who = (connection, asked.consumer_id, asked.consumer_name or f"{asked.subscription}-{asked.consumer_id}")
-    kind = TYPES[asked.subType]
-    metadata = {pair.key: pair.value for pair in asked.metadata} or None
-    shared = _key_shared(asked)
-    if isinstance(topic, Topic):
-        assert subscription is not None
-        return topic.subscribing.add_consumer(
-            subscription, *who, kind, asked.priority_level, metadata, shared, read_compacted=asked.read_compacted
-        )
-    return topic.subscribe(asked.subscription, *who, kind, asked.priority_level, metadata, shared)
-
-
-def _key_shared(asked: pb.CommandSubscribe) -> KeySharedPolicy | None:
-    if not asked.HasField("keySharedMeta"):
-        return None
-    meta = asked.keySharedMeta
-    sticky = meta.keySharedMode == pb.STICKY
-    ranges = tuple((one.start, one.end) for one in meta.hashRanges) if sticky else ()
-    return KeySharedPolicy(sticky, meta.allowOutOfOrderDelivery, ranges)
 
 
 def acks_and_flows(connection: Connection, commands: Sequence[AnyCommand], first: int) -> int:

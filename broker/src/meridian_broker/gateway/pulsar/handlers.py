@@ -5,7 +5,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from meridian_broker.gateway.pulsar import consumers, entries, handshake, lookups, producers, topic_lists
+from meridian_broker.gateway.pulsar import (
+    consumers,
+    entries,
+    handshake,
+    lookups,
+    producers,
+    subscribing,
+    topic_lists,
+)
 from meridian_broker.wire.proto import pulsar_pb2 as pb
 
 if TYPE_CHECKING:
@@ -37,7 +45,7 @@ HANDLERS: Final[dict[int, Handler]] = {
     _T.GET_OR_CREATE_SCHEMA: lookups.get_or_create_schema,
     _T.PRODUCER: producers.producer,
     _T.CLOSE_PRODUCER: producers.close_producer,
-    _T.SUBSCRIBE: consumers.subscribe,
+    _T.SUBSCRIBE: subscribing.subscribe,
     _T.REDELIVER_UNACKNOWLEDGED_MESSAGES: consumers.redeliver,
     _T.CLOSE_CONSUMER: consumers.close_consumer,
     _T.UNSUBSCRIBE: consumers.unsubscribe,
