@@ -40,6 +40,7 @@ class Cluster:
     def client(self) -> pulsar.Client:
         return pulsar.Client(
             self.service_url,
+            operation_timeout_seconds=int(PATIENCE),
             io_threads=1,
             message_listener_threads=1,
             logger=pulsar.FileLogger(pulsar.LoggerLevel.Error, os.devnull),

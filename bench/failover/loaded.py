@@ -93,7 +93,7 @@ class Publisher(threading.Thread):
     """Publishes on all topics, in each cluster every second message, until it is told to stop."""
 
     def __init__(self, clusters: Sequence[Cluster], topics: Sequence[Topic]) -> None:
-        super().__init__(name="publisher")
+        super().__init__(name="publisher", daemon=True)
         self._clusters = clusters
         self._topics = topics
         self._ended = threading.Event()
@@ -159,7 +159,7 @@ class Consumer(threading.Thread):
     """The application before the move, on one topic."""
 
     def __init__(self, client: pulsar.Client, topic: Topic) -> None:
-        super().__init__(name=f"consumer of {topic.name}")
+        super().__init__(name=f"consumer of {topic.name}", daemon=True)
         self._consumer = subscribed(client, topic.name, SUBSCRIPTION)
         self._topic = topic
         self._ended = threading.Event()
@@ -198,7 +198,7 @@ class After(threading.Thread):
     """The application after the move, on one topic: until it has what is owed and nothing more comes."""
 
     def __init__(self, client: pulsar.Client, topic: Topic) -> None:
-        super().__init__(name=f"consumer of {topic.name}, moved")
+        super().__init__(name=f"consumer of {topic.name}, moved", daemon=True)
         self._consumer = subscribed(client, topic.name, SUBSCRIPTION)
         self._topic = topic
         self.all_published = threading.Event()
@@ -229,7 +229,7 @@ class Watcher(threading.Thread):
     """Asks the other cluster where the subscription of one topic stands."""
 
     def __init__(self, cluster: Cluster, topic: str) -> None:
-        super().__init__(name=f"watcher of {topic}")
+        super().__init__(name=f"watcher of {topic}", daemon=True)
         self.seen: list[tuple[tuple[int, int], float]] = []
         self._cluster = cluster
         self._topic = topic

@@ -28,7 +28,7 @@ from disasters import NAMES, Disasters
 from pairs import PAIRS
 from picture import write_report
 from processes import Regions
-from side_by_side import compare, figures, limits, table, unavailable
+from side_by_side import CASES, compare, figures, limits, table, together_with, unavailable
 from stories import Lag, Moved, Stories
 from support.brokers.pulsar_process import pulsar_missing
 from wired import Wired
@@ -192,7 +192,15 @@ def measure_disasters(bench: Bench, disasters: Disasters, quick: bool) -> None:
 
 def measure_pairs(bench: Bench, options: argparse.Namespace, directory: Path) -> None:
     """The same moves between each two clusters, side by side."""
-    results = compare(options.pairs, options.quick, directory, lambda text: print(text, file=sys.stderr, flush=True))
+    results = compare(
+        options.pairs,
+        options.case or CASES,
+        options.quick,
+        directory,
+        lambda text: print(text, file=sys.stderr, flush=True),
+    )
+    if options.results:
+        results = together_with(options.results, results)
     bench.title(table(results))
     bench.figures |= {name: round(value, 3) for name, value in figures(results).items()}
     for name, (value, limit) in limits(results).items():
@@ -220,6 +228,13 @@ def _options() -> argparse.Namespace:
         choices=PAIRS,
         metavar="FROM-TO",
         help=f"moves between pairs of clusters, side by side: {', '.join(PAIRS)}; all when none is named",
+    )
+    parser.add_argument("--case", action="append", choices=CASES, help="of --pairs, only this one; repeat for more")
+    parser.add_argument(
+        "--results",
+        type=Path,
+        metavar="FILE",
+        help="keep the outcomes of --pairs there, and judge them together with those of earlier runs",
     )
     parser.add_argument("--report", type=Path, metavar="FILE.html", help="write a page with the lag drawn, and figures")
     parser.add_argument("--a", nargs=2, metavar=("SERVICE_URL", "ADMIN_URL"), help="the cluster that is left")

@@ -4,8 +4,10 @@ two clusters of Apache Pulsar do."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from loaded import GONE_TO, LEFT, Case, Moves, Outcome
@@ -19,6 +21,15 @@ CHANCE_SECONDS = SNAPSHOT_SECONDS / 2
 differ by less than half of it. A limit is what the baseline gave, and so many seconds of traffic."""
 HOUR_SECONDS, HOUR_RATE = 180.0, 1000
 """180,000 messages: an hour's worth at 50 a second."""
+
+CASES = (
+    "plain",
+    "1_percent_held_2_s",
+    "1_percent_held_for_ever",
+    "left_one_killed",
+    "other_one_killed",
+    "an_hour_in_3_minutes",
+)
 
 Results = dict[str, dict[str, Outcome]]
 """By pair and case."""
@@ -46,8 +57,10 @@ def alone(pair: Pair, quick: bool) -> list[Case]:
     return [left, other, hour]
 
 
-def compare(names: Sequence[str], quick: bool, directory: Path, say: Callable[[str], None]) -> Results:
-    """Run them. :param say: progress."""
+def compare(
+    names: Sequence[str], chosen: Sequence[str], quick: bool, directory: Path, say: Callable[[str], None]
+) -> Results:
+    """Run the chosen cases of these pairs. :param say: progress."""
     pairs = [PAIRS[name] for name in names]
     results: Results = {}
     say(f"starting the clusters of {', '.join(names)}")
@@ -55,13 +68,27 @@ def compare(names: Sequence[str], quick: bool, directory: Path, say: Callable[[s
         for pair in pairs:
             moves = Moves(*clusters.of(pair), pair.namespace)
             results[pair.name] = {}
-            for cases in (together(quick), *([case] for case in alone(pair, quick))):
+            for all_of_them in (together(quick), *([case] for case in alone(pair, quick))):
+                cases = [case for case in all_of_them if case.name in chosen]
+                if not cases:
+                    continue
                 say(f"{pair.name}: {', '.join(case.name for case in cases)}")
                 found = moves.run(cases)
                 results[pair.name] |= found
                 for name, one in found.items():
                     say(f"  {name}: {one.lost} lost, {one.again_seconds:.2f} s of traffic again")
     return results
+
+
+def together_with(file: Path, results: Results) -> Results:
+    """These, and what earlier runs left in a file. It then holds all of them; of each case, the last outcome counts."""
+    earlier = json.loads(file.read_text()) if file.exists() else {}
+    found = {pair: {case: Outcome(**one) for case, one in cases.items()} for pair, cases in earlier.items()}
+    for pair, outcomes in results.items():
+        found[pair] = found.get(pair, {}) | outcomes
+    stored = {pair: {case: asdict(one) for case, one in cases.items()} for pair, cases in found.items()}
+    file.write_text(json.dumps(stored))
+    return {name: found[name] for name in PAIRS if name in found}
 
 
 def figures(results: Results) -> dict[str, float | int]:
