@@ -96,6 +96,8 @@ class Sharing:
             lambda: (self.cluster.get(POLICY) or {})["status"].get("conflicts"), "the object to count the conflict"
         )
         assert counted == 1
+        (shown,) = (self.cluster.get(POLICY) or {})["status"]["latestConflicts"]
+        assert (shown["winner"], shown["won"], shown["loser"], shown["lost"]) == ("us-west", "80", "us-east", "70")
         events = "kubectl get events --field-selector reason=MetadataConflict -o jsonpath='{.items[*].message}'"
         return str(self.cluster.wait(lambda: self.cluster.run(events).strip(), "the Event"))
 

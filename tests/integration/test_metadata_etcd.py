@@ -8,7 +8,7 @@ import itertools
 import shutil
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,15 @@ from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.errors import NotEmpty
 from meridian_broker.metadata.records import ClusterRecord
-from meridian_broker.metadata.store import LeaseExpired, MetadataError, MetadataUnavailable, MetadataWentBack, Put
+from meridian_broker.metadata.store import (
+    Change,
+    LeaseExpired,
+    MetadataError,
+    MetadataUnavailable,
+    MetadataWentBack,
+    Put,
+    Record,
+)
 from meridian_broker.positions.clock import HybridClock
 from meridian_broker.wire.pulsar.topic_name import parse
 from support.brokers.etcd_server import EtcdServer
@@ -99,7 +107,8 @@ async def test_a_watch_misses_nothing_while_etcd_is_killed_and_started_again(
 
 
 async def test_a_watch_that_missed_compacted_changes_says_so(etcd_server: EtcdServer, store: EtcdMetadataStore) -> None:
-    watch = await begin(store, "/w/")
+    watch = store._open_watch("/w/")  # as nobody reads on behalf of it
+    assert await next_changes(watch) == []
     version = await store.put("/w/a", b"1")
     assert len(await next_changes(watch)) == 1
     await asyncio.to_thread(etcd_server.kill)
@@ -110,6 +119,34 @@ async def test_a_watch_that_missed_compacted_changes_says_so(etcd_server: EtcdSe
     await store._channel._connections.now.kv.Compact(rpc.CompactionRequest(revision=version, physical=True), timeout=60)
     with pytest.raises(MetadataError, match="scan and watch again"):
         await next_changes(watch)
+
+
+async def test_those_who_follow_a_folder_share_a_watch(store: EtcdMetadataStore) -> None:
+    opened: list[str] = []
+
+    def open_watch(prefix: str) -> AsyncGenerator[list[Change], None]:
+        opened.append(prefix)
+        return store._open_watch(prefix)
+
+    store._watches._open = open_watch
+    prefixes = ["/geo/", "/geo/tenants/", "/local/sync/outbox/", "/local/sync/parked/", "/local/other/"]
+    watches = [await begin(store, prefix) for prefix in prefixes]
+    assert opened == ["/geo/", "/local/sync/", "/local/other/"]
+    puts = [Put(f"{prefix}a", b"1") for prefix in prefixes]
+    done = await store.transact([], puts)
+    assert done is not None
+    for prefix, watch in zip(prefixes[1:], watches[1:], strict=True):
+        assert await next_changes(watch) == [Change(f"{prefix}a", Record(b"1", done.version))]
+    assert [one.path for one in await next_changes(watches[0])] == ["/geo/a", "/geo/tenants/a"]
+    await end(watches[0])
+    await store.put("/geo/tenants/a", b"2")
+    assert len(await next_changes(watches[1])) == 1, "one of them ended, the other one goes on"
+    await end(watches[1])
+    again = await begin(store, "/geo/tenants/")
+    assert opened[3:] == ["/geo/"]
+    for watch in (*watches[2:], again):
+        await end(watch)
+    assert not store._watches._streams
 
 
 async def test_a_scan_begins_anew_when_its_revision_is_compacted(

@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from meridian_broker.engines.sqlite.metadata import WATCH_QUEUE, SqliteMetadataStore
+from meridian_broker.engines.sqlite.metadata import SqliteMetadataStore
+from meridian_broker.engines.watcher import WATCH_QUEUE
 from meridian_broker.metadata.noting import NotingStore
 from meridian_broker.metadata.store import Change, MetadataError, MetadataFull, MetadataUnavailable, Put, Record
 from support.contracts.metadata_contract import MetadataStoreContract, begin, next_changes

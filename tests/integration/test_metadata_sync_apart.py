@@ -105,6 +105,7 @@ def test_a_conflict_of_regions_that_were_apart_is_shown_and_ends_equal(shared: R
     wait_in_step(shared)
     found = get(shared, "eu", "/meridian/v1/metadata/conflicts")["conflicts"]
     assert [(one["won"]["value"], one["won"]["region"], one["lost"]["value"]) for one in found] == [(40, "us", 30)]
+    assert get(shared, "eu", f"{CONFLICTS}?latest=3") == {"conflicts": found, "count": 1}
     shown = CliRunner().invoke(metadata, ["conflicts", "--url", shared.admin_url("eu")], catch_exceptions=False)
     assert shown.exit_code == 1
     assert "40 of us won over 30 of eu" in shown.output

@@ -145,7 +145,8 @@ class SimLedgerTable(LedgerTable):
 
     async def _revise(self, checks: list[Check], operations: list[Put | Delete]) -> int | None:
         try:
-            return await self._store.revise(checks, operations)
+            done = await self._store.transact(checks, operations)
+            return None if done is None else done.version
         except MetadataError as error:
             raise LedgerError(str(error)) from error
 

@@ -16,6 +16,7 @@ from meridian_broker.metadata.store import (
     ABSENT,
     Change,
     Check,
+    Committed,
     Delete,
     LeaseExpired,
     MetadataUnavailable,
@@ -200,19 +201,14 @@ class SimMetadata:
         await self._arrive()
         return sorted((key, record) for key, record in self._volume.records.items() if key.startswith(prefix))
 
-    async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> bool:
-        return await self.revise(checks, operations) is not None
-
-    async def revise(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> int | None:
-        """As ``transact``. Returns the version of what was put last; None: a check failed."""
+    async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> Committed | None:
         await self._arrive()
         if any(self._version(check.path) != check.version for check in checks):
             return None
         self._check_leases(operations)
-        self._execute(operations)
-        version = self._volume.version
+        done = Committed(self._volume.version + 1, self._execute(operations))
         await self._answer()
-        return version
+        return done
 
     async def watch(self, prefix: str) -> AsyncIterator[list[Change]]:
         await self._arrive()
@@ -276,8 +272,9 @@ class SimMetadata:
             if isinstance(one, Put) and one.lease is not None and one.lease not in self._volume.leases:
                 raise LeaseExpired("the lease is gone")
 
-    def _execute(self, operations: Sequence[Put | Delete]) -> None:
+    def _execute(self, operations: Sequence[Put | Delete]) -> list[Change]:
         volume, removed = self._volume, dict[str, Record]()
+        volume.version += 1
         for one in operations:
             volume.leased.pop(one.path, None)
             if isinstance(one, Delete):
@@ -286,9 +283,10 @@ class SimMetadata:
                 continue
             for before, held in removed.items():
                 self._on_move(before, held.value, one.path)
-            volume.version += 1
             volume.records[one.path] = Record(one.value, volume.version)
             if one.lease is not None:
                 volume.leased[one.path] = one.lease
             self._on_put(one.path, one.value)
-        volume.tell([Change(one.path, volume.records.get(one.path)) for one in operations])
+        changes = [Change(one.path, volume.records.get(one.path)) for one in operations]
+        volume.tell(changes)
+        return changes

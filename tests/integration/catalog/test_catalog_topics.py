@@ -15,7 +15,7 @@ from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.errors import AlreadyExists, Invalid, NotFound, QuotaReached
 from meridian_broker.metadata.records import SchemaRecord, decode, encode
 from meridian_broker.metadata.schema_catalog import SchemaQuota
-from meridian_broker.metadata.store import VersionConflict
+from meridian_broker.metadata.store import Committed, VersionConflict
 from meridian_broker.metadata.topic_records import LedgerRecord, TopicRecord
 from meridian_broker.positions.clock import Stamp
 from meridian_broker.positions.position import Position
@@ -113,7 +113,7 @@ class TestTopics:
         await catalog.topics.create(third, growing_to=3)
         transact = store.transact
 
-        async def deleted_meanwhile(*arguments: Any) -> bool:
+        async def deleted_meanwhile(*arguments: Any) -> Committed | None:
             monkeypatch.setattr(store, "transact", transact)
             await catalog.partitioned.begin_deletion(ORDERS, Stamp(NOW_MS, 0, "us"))
             return await transact(*arguments)
@@ -188,7 +188,7 @@ class TestTopics:
         await catalog.topics.create(ORDERS)
         transact, is_set = store.transact, False
 
-        async def somebody_is_quicker(*arguments: Any) -> bool:
+        async def somebody_is_quicker(*arguments: Any) -> Committed | None:
             nonlocal is_set
             if not is_set:
                 is_set = True

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
-from meridian_broker.metadata.store import Check, Delete, MetadataStore, MetadataUnavailable, Put
+from meridian_broker.metadata.store import Check, Committed, Delete, MetadataStore, MetadataUnavailable, Put
 from meridian_broker.ownership import handing_over, paths
 from meridian_broker.ownership.bundles import Bundles, NotDivisible, place_of
 from meridian_broker.ownership.claims import MANY, NoSuchBundle, OwnedElsewhere
@@ -48,7 +48,7 @@ class LosesAnswers:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> bool:
+    async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> Committed | None:
         done = await self._store.transact(checks, operations)
         if self.is_losing:
             self.is_losing = False
@@ -68,7 +68,7 @@ class AnswersLate:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> bool:
+    async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> Committed | None:
         self.asked += 1
         await self.may_go_on.wait()
         return await self._store.transact(checks, operations)

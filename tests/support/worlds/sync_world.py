@@ -20,7 +20,7 @@ from typing import Any
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.limits import check_transaction
 from meridian_broker.metadata.records import encode
-from meridian_broker.metadata.store import ABSENT, Change, Check, Delete, Lease, Put, Record, VersionConflict
+from meridian_broker.metadata.store import ABSENT, Change, Check, Committed, Delete, Lease, Put, Record, VersionConflict
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.applying import Applier
 from meridian_broker.metadata.sync.catching_up import Digest, compared, take
@@ -88,15 +88,16 @@ class StoreInMemory:
         await step()
         return sorted((path, record) for path, record in self.records.items() if path.startswith(prefix))
 
-    async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> bool:
+    async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> Committed | None:
         check_transaction(checks, operations)
         await step()
         if any(self._version_of(check.path) != check.version for check in checks):
-            return False
+            return None
+        self._version += 1
+        version = self._version
         for operation in operations:
             if isinstance(operation, Put):
-                self._version += 1
-                self.records[operation.path] = Record(operation.value, self._version)
+                self.records[operation.path] = Record(operation.value, version)
                 if operation.path.startswith(paths.CONFLICTS):
                     conflict = conflict_from_store(operation.path, operation.value)
                     if not conflict.won.stamp.region:
@@ -105,8 +106,9 @@ class StoreInMemory:
                 self.records.pop(operation.path, None)
         for path in {operation.path for operation in operations}:
             self._check(path.removeprefix(paths.TOMBSTONES))
+        done = Committed(version, [Change(one.path, self.records.get(one.path)) for one in operations])
         await step()
-        return True
+        return done
 
     async def watch(self, prefix: str) -> AsyncIterator[list[Change]]:
         """Ends at once: whoever watches reads everything first, and nothing in this world goes on watching."""
@@ -212,6 +214,8 @@ class Broker:
     catalog: RecordingStore
     publisher: Publisher
     applier: Applier
+    seen: dict[str, Record]
+    """What the store held when this broker applied something last: what it remembers may be behind."""
 
 
 @dataclass
@@ -277,10 +281,12 @@ class SyncWorld:
             await step()
 
         clock = HybridClock(now_ms, region.name)
+        catalog = RecordingStore(region.store, clock, is_synced, caller=lambda: self.callers.get(region.name, ""))
+        seen: dict[str, Record] = {}
         return Broker(
             clock,
-            RecordingStore(region.store, clock, is_synced, caller=lambda: self.callers.get(region.name, "")),
-            Publisher(region.store, clock, notify),
+            catalog,
+            Publisher(region.store, clock, notify, catalog.recent),
             Applier(
                 region.store,
                 clock,
@@ -289,7 +295,9 @@ class SyncWorld:
                 lambda: frozenset(self.names),
                 WaitingInMemory(region.store),
                 lambda: self.retention_ms,
+                last_seen=lambda path: (seen.get(path),),
             ),
+            seen,
         )
 
     # -- what they do
@@ -329,7 +337,7 @@ class SyncWorld:
                 operations.append(Delete(path))
             else:
                 operations.append(Put(path, encode(value, one.clock.next())))
-        return await one.catalog.transact(checks, operations)
+        return await one.catalog.transact(checks, operations) is not None
 
     async def publish(self, name: str, broker: int = 0) -> int:
         return await self.regions[name].brokers[broker].publisher.drain()
@@ -349,7 +357,10 @@ class SyncWorld:
             if isinstance(message, Changes) and self.on_event is not None:
                 for event in message.events:
                     self.on_event(source, name, event)
-        await self.regions[name].brokers[broker].applier.apply_all(messages)
+        one = self.regions[name].brokers[broker]
+        await one.applier.apply_all(messages)
+        one.seen.clear()
+        one.seen.update(self.regions[name].store.records)
         for source, index in some:
             self.regions[name].readers[source].delivered.add(index)
 

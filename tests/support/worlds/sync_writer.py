@@ -21,7 +21,7 @@ from meridian_broker.engines.sqlite.metadata import SqliteMetadataStore
 from meridian_broker.metadata.catalog import Catalog
 from meridian_broker.metadata.policies import NamespaceRecord
 from meridian_broker.metadata.records import ClusterRecord, TenantRecord
-from meridian_broker.metadata.store import Check, Delete, MetadataStore, Put
+from meridian_broker.metadata.store import Check, Committed, Delete, MetadataStore, Put
 from meridian_broker.metadata.sync.publishing import Publisher
 from meridian_broker.metadata.sync.recording import RecordingStore
 from meridian_broker.positions.clock import HybridClock
@@ -74,7 +74,7 @@ class DeadlyStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> bool:
+    async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> Committed | None:
         self._place.pass_by("transaction", "before")
         done = await self._store.transact(checks, operations)
         self._place.pass_by("transaction", "after")

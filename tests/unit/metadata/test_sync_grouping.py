@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from meridian_broker.metadata import keys
-from meridian_broker.metadata.store import Delete, Put
+from meridian_broker.metadata.store import Committed, Delete, Put
 from meridian_broker.metadata.sync.applying import Poison
 from meridian_broker.metadata.sync.events import Changes, Event, Mark, Message
 from meridian_broker.metadata.sync.grouping import EVENTS_TOGETHER, in_bursts
@@ -75,7 +75,7 @@ def apply(world: SyncWorld, some: Sequence[Message]) -> int:
     region = world.regions["eu"]
     transact, count = region.store.transact, 0
 
-    async def counted(checks: Sequence, operations: Sequence[Put | Delete]) -> bool:  # type: ignore[type-arg]
+    async def counted(checks: Sequence, operations: Sequence[Put | Delete]) -> Committed | None:  # type: ignore[type-arg]
         nonlocal count
         count += 1
         return await transact(checks, operations)

@@ -12,7 +12,7 @@ import pytest
 from meridian_broker.engines.sqlite.metadata import SqliteMetadataStore
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.records import encode
-from meridian_broker.metadata.store import Change, Check, Delete, MetadataUnavailable, Put, Record
+from meridian_broker.metadata.store import Change, Check, Committed, Delete, MetadataUnavailable, Put, Record
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.applying import Applier
 from meridian_broker.metadata.sync.events import Changes, Event, Mark
@@ -49,7 +49,7 @@ class Reads:
         self.paths += [path for path, _ in found]
         return found
 
-    async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> bool:
+    async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> Committed | None:
         return await self._store.transact(checks, operations)
 
     def watch(self, prefix: str) -> AsyncIterator[list[Change]]:

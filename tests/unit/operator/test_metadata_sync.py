@@ -18,8 +18,9 @@ from meridian_operator.plan import changes, metadata_sync
 from meridian_operator.plan.claims import Claim
 from meridian_operator.plan.history import History
 from meridian_operator.plan.metadata_sync import EVENT_TOPIC, MAX_CLOCK_SKEW, SCOPES, TOMBSTONE_RETENTION
-from meridian_operator.plan.observed import RegionSeen, SyncSeen
+from meridian_operator.plan.observed import ConflictSeen, RegionSeen, SyncSeen
 from meridian_operator.plan.outcome import READY, Finding
+from meridian_operator.regions.synchronization import MOST_VALUE, synchronization
 from pydantic import ValidationError
 from support.kubernetes.field_effects import NAMES, TIME, Witnessed
 
@@ -214,6 +215,33 @@ def test_what_cannot_be_synchronized_is_refused() -> None:
     refused = metadata_sync.refusal(policy(eventTopic=f"{EVENTS}-partition-0"))
     assert refused is not None and refused[0] == "InvalidSpec"
     assert metadata_sync.refusal(policy()) is None
+
+
+def test_the_last_conflicts_are_shown_with_both_values_and_who_won() -> None:
+    def side(value: Any, region: str, *, deleted: bool = False) -> dict[str, Any]:
+        return {"stamp": f"1-0@{region}", "region": region, "deleted": deleted, "value": value}
+
+    gone = side(None, "eu", deleted=True)
+    said = {"region": "eu", "enabled": True, "refusal": None, "conflicts": 7, "peers": {}}
+    listed = [
+        {"path": "/geo/tenants/a", "won": side({"n": 1}, "us"), "lost": gone | {"caller": "ann"}},
+        {"path": "/geo/tenants/b", "won": side("x" * 5000, "us"), "lost": side(None, "eu") | {"caller": None}},
+        *({"path": f"/geo/tenants/{number}", "won": side(2, "us"), "lost": side(3, "eu")} for number in range(5)),
+    ]
+    seen = synchronization(said, {}, {"conflicts": listed, "count": 7})
+    assert seen.latest[0] == ConflictSeen("/geo/tenants/a", '{"n": 1}', "us", "", "eu", "ann")
+    assert (len(seen.latest[1].won), seen.latest[1].lost, seen.latest[1].caller) == (MOST_VALUE, "...", "")
+    assert len(seen.latest) == 5
+    own = Claim(TIME, "y", "all", "MetadataSyncPolicy", "all")
+    meta = {"name": "all", "namespace": "y", "uid": "all", "generation": 1, "creationTimestamp": TIME}
+    body = {"metadata": meta, "spec": {"regions": [*NAMES]}}
+    views = Views({}, {}, {}, {name: [own] for name in NAMES})
+    world = Witnessed(sync=replace(ON, latest=seen.latest))
+    answer = asyncio.run(look(MetadataSyncPolicies(), body, views, world))  # type: ignore[arg-type]
+    told = answer.status["latestConflicts"]
+    assert [one["path"] for one in told] == [one.path for one in seen.latest], "each once, however many regions tell it"
+    first = {"won": '{"n": 1}', "winner": "us", "lost": "", "loser": "eu", "caller": "ann"}
+    assert told[0] == {"path": "/geo/tenants/a"} | first
 
 
 def test_a_new_conflict_makes_an_event_once() -> None:

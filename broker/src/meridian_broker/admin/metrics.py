@@ -335,7 +335,7 @@ def _sharing(reading: Reading, session: Session) -> None:
     for region, latest in applier.latest.items():
         lag_ms = max(0, latest.applied_ms - latest.written_ms)
         reading.put("meridian_metadata_lag_seconds", (region,), lag_ms / 1000)
-    for region, peer in session.peers.items():
+    for region, peer in session.comparisons.peers.items():
         reading.put("meridian_metadata_differences", (region,), peer.differences)
         reading.put("meridian_metadata_clock_offset_seconds", (region,), peer.clock_offset_ms / 1000)
 

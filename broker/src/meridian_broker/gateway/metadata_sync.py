@@ -12,10 +12,11 @@ import logging
 from collections.abc import Callable
 
 from meridian_broker.gateway.event_topic import DEAD_LETTERS, EventTopic
+from meridian_broker.gateway.metadata_comparing import Shared
 from meridian_broker.gateway.metadata_peers import RestPeer
-from meridian_broker.gateway.metadata_session import Session, Shared
+from meridian_broker.gateway.metadata_session import Session
 from meridian_broker.gateway.metadata_standby import Standby
-from meridian_broker.metadata.store import MetadataStore
+from meridian_broker.metadata.store import MetadataStore, Record
 from meridian_broker.metadata.sync.choice import SyncChoice
 from meridian_broker.metadata.sync.recording import RecordingStore
 from meridian_broker.metadata.sync.standing import Standing
@@ -51,6 +52,9 @@ class MetadataSync:
         self._open: Callable[[str], EventTopic]
         self._shared: Shared
         self.session: Session | None = None
+        """None: metadata are not synchronized, or a new session is about to begin."""
+        self._chosen = ("", frozenset[str]())
+        """Topic and scopes of the session that runs."""
         self._followed = asyncio.Event()
 
     def bind(
@@ -58,6 +62,7 @@ class MetadataSync:
         open_topic: Callable[[str], EventTopic],
         peer: Callable[[str, str, bool], RestPeer],
         regions_of: Callable[[str], frozenset[str]],
+        last_seen: Callable[[str], tuple[Record | None] | None],
         standby: Standby | None,
     ) -> None:
         """What is made later than the store: topics, the way to other regions, and the catalog.
@@ -66,7 +71,8 @@ class MetadataSync:
         """
         self._open = open_topic
         self._shared = Shared(
-            self.store, self.clock, self.now_ms, self.choice, self.recording, self.standing, peer, regions_of, standby
+            *(self.store, self.clock, self.now_ms, self.choice, self.recording, self.standing),
+            *(peer, regions_of, last_seen, standby),
         )
 
     def carries_events(self, topic: str) -> bool:
@@ -90,22 +96,26 @@ class MetadataSync:
     def follow(self, choice: SyncChoice) -> None:
         """The settings may have changed."""
         self.choice.follow(choice.values)
+        if self._wanted() != self._chosen:
+            self.session = None  # what it knows is about something else
         self._followed.set()
 
     async def run(self) -> None:
         """Follow the settings until cancelled."""
         running: asyncio.Task[None] | None = None
-        chosen = ("", frozenset[str]())
         try:
             while True:
                 self._followed.clear()
-                if (self.choice.topic, self.choice.scopes) != chosen:
-                    chosen = (self.choice.topic, self.choice.scopes)
+                if self._wanted() != self._chosen or (self.choice.topic and self.session is None):
                     await self._stop(running)
-                    running = self._begin(chosen[0])
+                    self._chosen = self._wanted()
+                    running = self._begin(self.choice.topic)
                 await self._followed.wait()
         finally:
             await self._stop(running)
+
+    def _wanted(self) -> tuple[str, frozenset[str]]:
+        return self.choice.topic, self.choice.scopes
 
     def _begin(self, topic: str) -> asyncio.Task[None] | None:
         if not topic:

@@ -15,7 +15,7 @@ from meridian_broker.metadata import keys
 from meridian_broker.metadata.errors import AlreadyExists, Contended, Invalid, NotEmpty, NotFound
 from meridian_broker.metadata.limits import MAX_OPERATIONS
 from meridian_broker.metadata.records import decode
-from meridian_broker.metadata.store import Change, Check, Delete, MetadataStore, Put, Record
+from meridian_broker.metadata.store import Change, Check, Delete, MetadataError, MetadataStore, Put, Record
 from meridian_broker.metadata.trees import BASE, Leaves, Tree
 from meridian_broker.metadata.view import Changed, View, split
 from meridian_broker.positions.clock import HybridClock, Stamp
@@ -46,6 +46,10 @@ class Access:
     view: View = field(default_factory=View)
     news: int = 0
     """Counts the updates of the view by the watch and by scans."""
+    scans: int = 0
+    """Counts the latter alone."""
+    heard: int = 0
+    """The highest version that the watch has brought: it has brought every write up to there."""
 
     @property
     def region(self) -> str:
@@ -63,6 +67,10 @@ class Access:
             records[BASE] = base
         return Tree(path, records)
 
+    def remembered(self, path: str) -> Tree:
+        """As ``tree``, from the view, which may be behind."""
+        return Tree(path, self.view.tree(path))
+
     async def change(
         self,
         path: str,
@@ -74,18 +82,24 @@ class Access:
         """Change the tree at ``path`` to what ``changing`` returns, if every check in ``also`` holds at the same time.
 
         :param deleted: see ``Tree``.
-        :param seen: what was just read there: the first attempt does not read it again.
+        :param seen: what is probably there: the first attempt does not read it. Its transaction finds out; and because
+            of it alone nothing is refused, or left as it is.
         :raises Contended: other writers kept changing it.
         :raises Invalid: the change is too large.
         """
 
         async def attempt() -> bool | None:
             nonlocal seen
-            tree = (seen or await self.tree(path)).after(deleted)
-            seen = None
-            checks, operations = tree.writes(changing(tree), self.stamp)
+            guess, seen = seen, None
+            tree = (guess or await self.tree(path)).after(deleted)
+            try:
+                checks, operations = tree.writes(changing(tree), self.stamp)
+            except MetadataError:
+                if guess is None:
+                    raise
+                return None
             if not operations:
-                return True
+                return None if guess else True
             return await self.write(tree, [*checks, *also], operations) or None
 
         await self.retry(f"changing {path}", attempt)
@@ -96,13 +110,18 @@ class Access:
             raise Invalid(
                 f"{len(operations)} values below {tree.path} change at once; the limit is {MAX_OPERATIONS - 1}"
             )
-        if not await self.store.transact(checks, operations):
+        scans, is_known = self.scans, self.view.tree(tree.path) == tree.records
+        done = await self.store.transact(checks, operations)
+        if done is None:
             return False
-        await self._show(tree.path)
+        if not is_known or scans != self.scans:
+            await self._show(tree.path)
+        elif done.version > self.heard:  # else the watch has brought it, and perhaps what came after it
+            self.view.apply(done.changes)
         return True
 
     async def _show(self, path: str) -> None:
-        """Copy what the store holds at ``path`` into the view, without waiting for the watch.
+        """Copy what the store holds at ``path`` into the view, which knew something else there, or was read anew since.
 
         The result may be used only if the watch delivered nothing since the read began: it could have delivered a newer
         version, and would not do so again. If that happens every time, the watch will deliver our write anyway.
@@ -117,6 +136,8 @@ class Access:
     def hear(self, changes: Sequence[Change]) -> list[Changed]:
         """Apply changes from the watch to the view. Returns what they concern."""
         self.news += 1
+        versions = (one.record.version for one in changes if one.record is not None)
+        self.heard = max(self.heard, *versions, 0)
         return self.view.apply(changes)
 
     async def refresh(self) -> None:
@@ -124,6 +145,7 @@ class Access:
         view = View.of(await self.store.scan(keys.GEO))
         view.follow(self.view)
         self.news += 1
+        self.scans += 1
         self.view = view
 
     async def retry(self, doing: str, attempt: Callable[[], Awaitable[T | None]]) -> T:

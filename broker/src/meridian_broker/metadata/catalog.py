@@ -31,7 +31,7 @@ from meridian_broker.metadata.rules import Rules, rules
 from meridian_broker.metadata.schema_catalog import Schemas
 from meridian_broker.metadata.shadow_needs import ShadowNeeds
 from meridian_broker.metadata.shadow_topics import ShadowTopics, as_shadow
-from meridian_broker.metadata.store import MetadataError, MetadataStore
+from meridian_broker.metadata.store import MetadataError, MetadataStore, Record
 from meridian_broker.metadata.tenancy import Clusters, Namespaces, Tenants
 from meridian_broker.metadata.topic_catalog import Topics
 from meridian_broker.metadata.view import Changed
@@ -130,6 +130,10 @@ class Catalog:
     def revision(self) -> int:
         """A number that changes whenever an answer from memory may have changed."""
         return self._access.news
+
+    def last_seen(self, path: str) -> tuple[Record | None] | None:
+        """What was at a path when this was last heard; None: that is not remembered of such paths."""
+        return self._access.view.record(path)
 
     def tenant(self, name: str) -> TenantRecord | None:
         return self._access.view.tenant(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
-from meridian_broker.metadata.store import Change, Check, Delete, Lease, MetadataStore, Put, Record
+from meridian_broker.metadata.store import Change, Check, Committed, Delete, Lease, MetadataStore, Put, Record
 
 
 class ForwardingStore:
@@ -32,7 +32,7 @@ class ForwardingStore:
     async def scan(self, prefix: str) -> list[tuple[str, Record]]:
         return await self._store.scan(prefix)
 
-    async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> bool:
+    async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> Committed | None:
         return await self._store.transact(checks, operations)
 
     def watch(self, prefix: str) -> AsyncIterator[list[Change]]:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.forwarding import ForwardingStore
-from meridian_broker.metadata.store import Check, Delete, MetadataFull, MetadataStore, Put
+from meridian_broker.metadata.store import Check, Committed, Delete, MetadataFull, MetadataStore, Put
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class NotingStore(ForwardingStore):
     async def put(self, path: str, value: bytes, *, expected: int | None = None, lease: int | None = None) -> int:
         return await self._noted(self._store.put(path, value, expected=expected, lease=lease))
 
-    async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> bool:
+    async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> Committed | None:
         writing = self._store.transact(checks, operations)
         if all(isinstance(operation, Delete) for operation in operations):
             return await writing  # a full store may still take these

@@ -188,7 +188,7 @@ class PartitionedTopics:
                 raise NotFound(f"partitioned topic {topic} does not exist")
             wanted = changing(PartitionedTopicRecord.from_json(value, before))
             put = Put(path, encode(wanted.to_json(), self._access.stamp(before)))
-            return await self._access.store.transact([Check(path, version)], [put]) or None
+            return True if await self._access.store.transact([Check(path, version)], [put]) else None
 
         await self._access.retry(f"changing {topic}", attempt)
 

@@ -42,7 +42,8 @@ class PoliciesOfTopics:
             present = fold_topic_policies(tree) or TopicPolicies()
             return unfold_topic_policies(present.with_policy(policy, value, element))
 
-        await self._access.change(keys.topic_policies(topic), changing, deleted=deleted)
+        path = keys.topic_policies(topic)
+        await self._access.change(path, changing, deleted=deleted, seen=self._access.remembered(path))
 
     async def _deleted(self, topic: TopicName) -> Stamp | None:
         return (await self._access.value(keys.deletion(topic.base)))[1]
@@ -59,7 +60,8 @@ class PoliciesOfTopics:
                 record = record.with_policy(policy, value)
             return unfold_topic_policies(record)
 
-        await self._access.change(keys.topic_policies(topic), changing)
+        path = keys.topic_policies(topic)
+        await self._access.change(path, changing, seen=self._access.remembered(path))
 
 
 async def forget_policies(access: Access, topic: TopicName, deleted: Stamp) -> None:

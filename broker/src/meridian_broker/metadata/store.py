@@ -2,7 +2,7 @@
 """The port to a region's metadata store: a small, consistent tree of versioned values.
 
 Paths look like files (``/namespaces/public/default``); a value is bytes; a version is a number that grows with each
-write of its path and is compared for equality only. Regions share no store: nothing here crosses a region's border.
+write of its path. Regions share no store: nothing here crosses a region's border.
 """
 
 from __future__ import annotations
@@ -89,6 +89,15 @@ class Change:
     record: Record | None
 
 
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a transaction has written."""
+
+    version: int
+    """Of everything it has put. Later transactions have no smaller one."""
+    changes: Sequence[Change] = ()
+
+
 class Lease(Protocol):
     """A right that expires unless its holder keeps renewing it. The store renews it in the background."""
 
@@ -137,8 +146,8 @@ class MetadataStore(Protocol):
         """Every path that starts with ``prefix``, sorted, from one consistent moment."""
         ...
 
-    async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> bool:
-        """All operations or none: False when a check fails (nothing was written).
+    async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> Committed | None:
+        """All operations or none: None when a check fails (nothing was written).
 
         :raises LeaseExpired: a lease is unknown or gone.
         """

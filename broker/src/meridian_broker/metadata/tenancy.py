@@ -12,7 +12,7 @@ from meridian_broker.metadata.access import Access, absent, check_name, check_na
 from meridian_broker.metadata.errors import Invalid, NotEmpty, NotFound
 from meridian_broker.metadata.policies import NamespaceRecord
 from meridian_broker.metadata.records import ClusterRecord, TenantRecord
-from meridian_broker.metadata.store import ABSENT, Check, Record
+from meridian_broker.metadata.store import ABSENT, Check, MetadataError, Record
 from meridian_broker.metadata.trees import BASE, Tree, fold_namespace, fold_tenant, unfold_namespace, unfold_tenant
 from meridian_broker.wire.pulsar.topic_name import DOMAINS
 
@@ -185,16 +185,27 @@ class Namespaces:
         known = self._access.view.tenant(tenant)
         if known is None or known.deleting:
             await self._base_of_tenant(tenant)
-        seen = await self._access.tree(path)
-        present = _namespace(seen, name)
-        wanted = change(present)
+
+        def changed(present: NamespaceRecord) -> NamespaceRecord:
+            return replace(change(present), deleting=present.deleting)
+
+        seen = self._access.remembered(path)
+        try:
+            present = _namespace(seen, name)
+            is_known = (wanted := changed(present)) != present
+        except MetadataError:
+            is_known = False
+        if not is_known:  # nothing is refused, or left as it is, because of what was seen last
+            seen = await self._access.tree(path)
+            present = _namespace(seen, name)
+            wanted = changed(present)
         if _clusters_of(wanted) != _clusters_of(present):
             await self._check_clusters(wanted, (await self._base_of_tenant(tenant))[0])
 
         def changing(tree: Tree) -> dict[str, Any]:
             nonlocal wanted
-            present = _namespace(tree, name)
-            wanted = replace(change(present), deleting=present.deleting)
+            if tree.records is not seen.records:
+                wanted = changed(_namespace(tree, name))
             return unfold_namespace(wanted)
 
         await self._access.change(path, changing, seen=seen)

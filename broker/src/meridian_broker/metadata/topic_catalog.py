@@ -250,7 +250,7 @@ class Topics:
             checks += [Check(old, found.version), Check(new, ABSENT)]
             operations: list[Put | Delete] = [Delete(old), Put(new, moved.encode(record.stamp))]
             if stamp is None:
-                return await self._access.store.transact(checks, operations) or None
+                return True if await self._access.store.transact(checks, operations) else None
             check, put, mark = await self._deletions.marking(topic, stamp)
             return await self._deletions.write([*checks, check], [*operations, put], topic, mark) or None
 

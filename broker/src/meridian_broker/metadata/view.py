@@ -214,6 +214,20 @@ class View:
             for base, tree in shelf.trees():
                 self._keep(base, tree)
 
+    def tree(self, path: str) -> Mapping[str, Record]:
+        """What is known at and below the path of a cluster, tenant, namespace or topic's policies."""
+        where = split(path)
+        shelf = None if where is None else self._shelf(where[0])
+        return {} if shelf is None else shelf.tree(path)
+
+    def record(self, path: str) -> tuple[Record | None] | None:
+        """What is known at a path; None: the view keeps nothing there."""
+        where = split(path)
+        shelf = None if where is None else self._shelf(where[0])
+        if where is None or shelf is None:
+            return None
+        return (shelf.tree(where[1]).get(where[2]),)
+
     def cluster(self, name: str) -> ClusterRecord | None:
         return self._clusters.get(keys.cluster(name))
 

@@ -292,6 +292,7 @@ class BrokerProcess:
                 region, own, self.calls, self.scheduler.now_ms, replacing=replacing
             ),
             lambda topic: self.catalog.regions(topic_name.parse(topic)) - self.catalog.pulsar_regions(),
+            self.catalog.last_seen,
             None if self.several is None else Standby(self.region, self.several.locate, self.calls),
         )
 

@@ -78,11 +78,26 @@ class PolicyRegion(StatusModel):
     message: str = Field(default="", max_length=1024)
 
 
+class PolicyConflict(StatusModel):
+    """The same metadata, written in two regions that did not know of each other. Values are JSON, and may be cut short;
+    an empty one is a deletion."""
+
+    path: str = Field(max_length=512)
+    won: str = Field(default="", max_length=256, description="The value in all regions.")
+    winner: str = Field(default="", max_length=64, description="The region that wrote it.")
+    lost: str = Field(default="", max_length=256)
+    loser: str = Field(default="", max_length=64, description="The region that wrote it, where it can be dismissed.")
+    caller: str = Field(default="", max_length=253, description="The role that asked for the write that was lost.")
+
+
 class MetadataSyncPolicyStatus(ReconciledStatus):
     """The observed state."""
 
     regions_ready: str = Field(default="", max_length=16)
     conflicts: int = Field(default=0, description="The most that any region has to review.")
+    latest_conflicts: Annotated[
+        list[PolicyConflict], Field(max_length=5, description="The last ones that nobody has dismissed.")
+    ] = Field(default_factory=list)
     regions: Annotated[
         list[PolicyRegion],
         Field(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, Final
 
 import kopf
@@ -12,6 +13,7 @@ from meridian_operator.api.metadata_sync_policy import (
     METADATA_SYNC_POLICY,
     MetadataSyncPolicySpec,
     MetadataSyncPolicyStatus,
+    PolicyConflict,
     PolicyRegion,
 )
 from meridian_operator.api.settings import ALL_TENANTS
@@ -21,7 +23,7 @@ from meridian_operator.handlers.subject import Look, Subject, Wish
 from meridian_operator.handlers.world import World
 from meridian_operator.plan import metadata_sync
 from meridian_operator.plan.claims import Claim, heir
-from meridian_operator.plan.observed import RegionSeen, SyncSeen, TopicName
+from meridian_operator.plan.observed import CONFLICTS_SHOWN, RegionSeen, SyncSeen, TopicName
 from meridian_operator.plan.outcome import Finding, Plan
 
 RESOURCE: Final = (GROUP, VERSION, METADATA_SYNC_POLICY.plural)
@@ -110,6 +112,17 @@ def _status(wish: Sync, look: Look) -> MetadataSyncPolicyStatus:
     return MetadataSyncPolicyStatus(
         regions_ready=f"{len(good)}/{len(names)}",
         regions=rows[:16],
+        latest_conflicts=_latest(look.seen),
         conflicts=max((row.conflicts for row in rows), default=0),
         established=metadata_sync.established(look.seen, wish.history),
     )
+
+
+def _latest(seen: Sequence[RegionSeen]) -> list[PolicyConflict]:
+    """The last conflicts of all regions, of each in turn. Regions that have found the same one tell it once."""
+    of_each = [region.sync.latest for region in seen if region.sync is not None]
+    found = [one for some in zip_longest(*of_each) for one in some if one is not None]
+    return [
+        PolicyConflict(path=one.path, won=one.won, winner=one.winner, lost=one.lost, loser=one.loser, caller=one.caller)
+        for one in dict.fromkeys(found)
+    ][:CONFLICTS_SHOWN]

@@ -108,6 +108,23 @@ class SubscriptionSeen:
     """Why the configured scope is not in force; empty: it is."""
 
 
+CONFLICTS_SHOWN: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ConflictSeen:
+    """Two regions wrote the same metadata without knowing of each other. Values are JSON, and may be cut short."""
+
+    path: str
+    won: str
+    winner: str
+    """The region that wrote it; empty: all have forgotten who deleted it."""
+    lost: str
+    loser: str
+    caller: str = ""
+    """The role that asked for what was lost; empty: nobody knows."""
+
+
 @dataclass(frozen=True, slots=True)
 class SyncSeen:
     """Synchronization of metadata in one region. Counters begin when its broker starts."""
@@ -120,6 +137,8 @@ class SyncSeen:
     applied: int = 0
     stale: int = 0
     conflicts: int = 0
+    latest: tuple[ConflictSeen, ...] = ()
+    """The last of the conflicts, the latest one first."""
     lag_seconds: int = 0
     troubles: tuple[str, ...] = ()
     """What keeps the region from being in sync, a sentence each."""

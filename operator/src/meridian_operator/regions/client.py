@@ -15,15 +15,16 @@ import aiohttp
 
 from meridian_operator.plan import changes, geo_topic
 from meridian_operator.plan.observed import (
+    CONFLICTS_SHOWN,
     Link,
     RegionSeen,
     ShadowSeen,
     SubscriptionSeen,
-    SyncSeen,
     TopicName,
     TopicSeen,
 )
 from meridian_operator.regions.directory import Authorities, BadAuthority, Region, Tokens
+from meridian_operator.regions.synchronization import synchronization
 
 CALL_SECONDS: Final = 10.0
 PROBE_SECONDS: Final = 5.0
@@ -32,6 +33,7 @@ POLICIES: Final = ("replication", "retention", "messageTTL", "deduplicationEnabl
 """Topic-level policies that objects control."""
 _PROBE: Final = "/admin/v2/brokers/ready"
 """Any answer shows that the region can be reached. This path is cheap and needs no token."""
+_CONFLICTS: Final = "/meridian/v1/metadata/conflicts"
 _SETTINGS: Final = "/admin/v2/brokers/configuration"
 _ABSENT: Final[tuple[Any, ...]] = (None, {}, [], "")
 
@@ -106,11 +108,12 @@ class RegionClient:
                 text = "its version cannot synchronize metadata: upgrade it"
                 return RegionSeen(name, url, problem=text, reason="NotSupported")
             chosen = await self._get(f"{_SETTINGS}/values")
+            conflicts = await self._get(f"{_CONFLICTS}?latest={CONFLICTS_SHOWN}") if status.get("conflicts") else None
         try:
             if status["region"] != name:
                 text = f"{url} is region {status['region']!s:.64}, not {name}"
                 return RegionSeen(name, url, problem=text, reason="OtherRegion")
-            return RegionSeen(name, url, sync=_synchronization(status, chosen or {}))
+            return RegionSeen(name, url, sync=synchronization(status, chosen or {}, conflicts or {}))
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"a part of it is missing: {error!r}") from error
 
@@ -327,32 +330,6 @@ def _subscription(found: Mapping[str, Any]) -> SubscriptionSeen:
         scopes=frozenset(found["scopes"]),
         witnesses=frozenset(found["witnesses"]),
         scope_problem=str(found["scopeProblem"]),
-    )
-
-
-def _synchronization(status: Mapping[str, Any], chosen: Mapping[str, Any]) -> SyncSeen:
-    enabled = bool(status["enabled"])
-    peers = status.get("peers", {}) if enabled else {}
-    troubles = [str(status["refusal"])] if status["refusal"] else []
-    troubles += [str(one) for one in status.get("problems", ())]
-    for name, peer in sorted(peers.items()):
-        if peer["problem"]:
-            troubles.append(f"{name}: {peer['problem']}")
-        if peer["differences"]:
-            count = int(peer["differences"])
-            troubles.append(
-                f"{count} values differ from {name}: choose a side with `meridian metadata adopt --from {name}`"
-            )
-    return SyncSeen(
-        chosen={str(key): str(value) for key, value in chosen.items()},
-        enabled=enabled,
-        synced=bool(status.get("synced")),
-        published=int(status.get("published", 0)),
-        applied=int(status.get("applied", 0)),
-        stale=int(status.get("stale", 0)),
-        conflicts=int(status.get("conflicts", 0)),
-        lag_seconds=max((int(peer["lagMillis"] or 0) // 1000 for peer in peers.values()), default=0),
-        troubles=tuple(trouble[:500] for trouble in troubles[:8]),
     )
 
 

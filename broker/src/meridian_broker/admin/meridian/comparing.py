@@ -102,7 +102,7 @@ async def states(request: web.Request) -> web.Response:
 
 async def compare(request: web.Request) -> web.Response:
     """The asking region cannot publish now what it wrote: this one compares itself with it soon."""
-    session_of(request).compare_soon(_region(request))
+    session_of(request).comparisons.soon(_region(request))
     return done()
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from meridian_broker.admin.http.requests import Refused, answer, body, done, part, state
+from meridian_broker.admin.http.requests import Refused, answer, body, done, number, part, state
 from meridian_broker.admin.http.state import AdminState
 from meridian_broker.admin.meridian.comparing import session_of
 from meridian_broker.gateway.event_topic import EventTopic
@@ -19,7 +19,7 @@ from meridian_broker.metadata.errors import Invalid, NotFound
 from meridian_broker.metadata.store import MetadataStore, Record
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.catching_up import Comparison
-from meridian_broker.metadata.sync.conflicts import Shown
+from meridian_broker.metadata.sync.conflicts import Conflict, Shown
 from meridian_broker.metadata.sync.conflicts import from_store as conflict_of
 from meridian_broker.metadata.sync.converging import Verdict
 from meridian_broker.metadata.sync.digests import Summary
@@ -60,7 +60,7 @@ async def figures(admin: AdminState, session: Session) -> Json:
     expelled = await session.applier.expelled()
     peers = {
         region: await _peer(admin, session, region, peer) | {"expelled": region in expelled}
-        for region, peer in session.peers.items()
+        for region, peer in session.comparisons.peers.items()
     }
     problems = [one for one in (session.topic.problem, session.publish_problem) if one]
     if kept.parked_paths:
@@ -108,7 +108,7 @@ async def diff(request: web.Request) -> web.Response:
     """In which paths this region and ``?region=`` differ now, with both states."""
     region = request.query.get("region", "")
     session = _with(request, region)
-    comparison, peer = await session.compare(region)
+    comparison, peer = await session.comparisons.compare(region)
     differing = comparison.paths()
     shown = await _compared(request, comparison, peer, differing)
     return answer({"region": state(request).region, "other": region} | shown)
@@ -132,15 +132,19 @@ async def _compared(request: web.Request, comparison: Comparison, peer: Any, dif
 
 
 async def conflicts(request: web.Request) -> web.Response:
-    """What two regions wrote without knowing of each other, what waits for its time, and what has lost its parent."""
+    """What two regions wrote without knowing of each other, what waits for its time, and what has lost its parent.
+
+    ``?latest=``: only so many of the first, those whose winners are the latest."""
     session, store = session_of(request), state(request).sharing.store
     wanted = sorted(session.kept.conflicts)
-    listed = []
-    for path, record in await _records(store, paths.conflict, wanted[:SHOWN]):
-        one = conflict_of(path, record.value)
-        lost = _shown(one.lost) | {"caller": one.caller or None}
-        listed.append({"path": path, "won": _shown(one.won), "lost": lost})
-    count = len(listed) + len(wanted[SHOWN:])
+    records = await _records(store, paths.conflict, wanted[:SHOWN])
+    count = len(records) + len(wanted[SHOWN:])
+    found = [(path, conflict_of(path, record.value)) for path, record in records]
+    if "latest" in request.query:
+        found = sorted(found, key=lambda one: one[1].won.stamp)[-number(request.query["latest"], "?latest", 1) :]
+        listed = [_conflict(path, one) for path, one in reversed(found)]
+        return answer({"conflicts": listed, "count": count})
+    listed = [_conflict(path, one) for path, one in found]
     due = await session.kept.parked(EVER)
     waiting = [
         {"path": path, "state": _state(from_parked(path, record.value))}
@@ -194,10 +198,10 @@ async def adopt(request: web.Request) -> web.Response:
         raise Invalid(f"side: expected {region} or {here}; dryRun: expected true or false")
     session = _with(request, region)
     shown: Json = {"region": here, "other": region, "side": side, "dryRun": is_dry}
-    comparison, peer, undecided = await session.undecided(region)
+    comparison, peer, undecided = await session.comparisons.undecided(region)
     shown |= await _compared(request, comparison, peer, undecided)
     if not is_dry:
-        shown["decided"] = await session.adopt(region, side)
+        shown["decided"] = await session.comparisons.adopt(region, side)
     return answer(shown)
 
 
@@ -206,7 +210,7 @@ async def replace(request: web.Request) -> web.Response:
     region, admin = part(request, "region"), state(request)
     if region != admin.region:
         raise Refused(412, f"this is region {admin.region}: ask the new region {region} itself")
-    return answer({"region": region, "told": await session_of(request).replace()})
+    return answer({"region": region, "told": await session_of(request).comparisons.replace()})
 
 
 def _with(request: web.Request, region: str) -> Session:
@@ -228,6 +232,11 @@ def _summary(one: Summary | None) -> Json | None:
     if one is None:
         return None
     return {"stamp": str(one.stamp), "generation": one.generation, "deleted": not one.content, "value": None}
+
+
+def _conflict(path: str, one: Conflict) -> Json:
+    lost = _shown(one.lost) | {"caller": one.caller or None}
+    return {"path": path, "won": _shown(one.won), "lost": lost}
 
 
 def _shown(one: Shown) -> Json:

@@ -9,7 +9,7 @@ several regions may share one etcd in a test. This module imports gRPC: import i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Any
 
 import grpc
@@ -21,6 +21,7 @@ from meridian_broker.engines.etcd.leasing import EtcdLease
 from meridian_broker.engines.etcd.moving import move_earlier_keys
 from meridian_broker.engines.etcd.together import Together
 from meridian_broker.engines.etcd.watching import EtcdWatch
+from meridian_broker.engines.etcd.watching_together import WatchesTogether
 from meridian_broker.metadata.limits import (
     after_prefix,
     check_path,
@@ -32,6 +33,7 @@ from meridian_broker.metadata.limits import (
 from meridian_broker.metadata.store import (
     Change,
     Check,
+    Committed,
     Delete,
     Lease,
     LeaseExpired,
@@ -58,6 +60,7 @@ class EtcdMetadataStore:
     def __init__(self, channel: EtcdChannel, prefix: str) -> None:
         self._channel = channel
         self._together = Together(channel)
+        self._watches = WatchesTogether(self._open_watch)
         self._prefix = prefix
         self._leases: dict[int, EtcdLease] = {}
         self._closed = False
@@ -129,14 +132,18 @@ class EtcdMetadataStore:
             f"scanning {prefix}: etcd compacted the revision being read {SCAN_ATTEMPTS} times: try again later"
         )
 
-    async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> bool:
+    async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> Committed | None:
         check_transaction(checks, operations)
         paths = ", ".join(operation.path for operation in operations[:3])
-        return bool((await self._transaction(checks, operations, f"a transaction on {paths}")).succeeded)
+        answer = await self._transaction(checks, operations, f"a transaction on {paths}")
+        if not answer.succeeded:
+            return None
+        version = int(answer.header.revision)
+        return Committed(version, [_change(operation, version) for operation in operations])
 
     def watch(self, prefix: str) -> AsyncIterator[list[Change]]:
         check_prefix(prefix)
-        return EtcdWatch(self._channel, self._prefix + prefix, len(self._prefix)).changes()
+        return self._watches.changes(prefix)
 
     async def lease(self, ttl_seconds: float) -> Lease:
         """etcd counts whole seconds and has a minimum (about 2 s), so the lease may last longer than requested."""
@@ -154,6 +161,9 @@ class EtcdMetadataStore:
         self._leases.clear()
         await self._together.close()
         await self._channel.close()
+
+    def _open_watch(self, prefix: str) -> AsyncGenerator[list[Change], None]:
+        return EtcdWatch(self._channel, self._prefix + prefix, len(self._prefix)).changes()
 
     def _key(self, path: str) -> bytes:
         return (self._prefix + path).encode()
@@ -208,6 +218,10 @@ class EtcdMetadataStore:
                 return found
             revision = revision or answer.header.revision
             at = answer.kvs[-1].key + b"\x00"
+
+
+def _change(operation: Put | Delete, version: int) -> Change:
+    return Change(operation.path, Record(operation.value, version) if isinstance(operation, Put) else None)
 
 
 def _record(answer: Any) -> Record | None:

@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import itertools
 import operator
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable
 from typing import Any, TypeVar
 
 import grpc
@@ -52,7 +52,7 @@ class EtcdWatch:
         self._has_new_token = False
         """etcd refused the token, and a new one was taken since."""
 
-    async def changes(self) -> AsyncIterator[list[Change]]:
+    async def changes(self) -> AsyncGenerator[list[Change], None]:
         """Yields an empty list once established, then the changes of one revision at a time, forever.
 
         :raises MetadataUnavailable: etcd did not answer the first time.

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from meridian_broker.engines.clock import monotonic
 from meridian_broker.engines.sqlite.database import Database, Job, Transaction
+from meridian_broker.engines.watcher import Watcher
 from meridian_broker.metadata.limits import (
     after_prefix,
     check_path,
@@ -26,6 +27,7 @@ from meridian_broker.metadata.limits import (
 from meridian_broker.metadata.store import (
     Change,
     Check,
+    Committed,
     Delete,
     Lease,
     LeaseExpired,
@@ -37,9 +39,6 @@ from meridian_broker.metadata.store import (
 )
 
 T = TypeVar("T")
-
-WATCH_QUEUE = 1024
-"""Transactions a watcher may lag behind. Beyond that it has to scan again."""
 
 CHILDREN_PAGE = 512
 """Paths read at once while listing children."""
@@ -55,7 +54,7 @@ class SqliteMetadataStore:
         self._path = path
         self._loop = asyncio.get_running_loop()
         self._database = Database(path, self._deliver_from_thread)
-        self._watchers: set[_Watcher] = set()
+        self._watchers: set[Watcher] = set()
         self._leases: dict[int, _HeldLease] = {}
         self._last_lease = 0
         self._closed = False
@@ -119,25 +118,25 @@ class SqliteMetadataStore:
 
         return await self._ask(work)
 
-    async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> bool:
+    async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> Committed | None:
         check_transaction(checks, operations)
         for operation in operations:
             if isinstance(operation, Put):
                 self._check_lease(operation.lease)
 
-        def work(transaction: Transaction) -> bool:
+        def work(transaction: Transaction) -> Committed | None:
             if any(_version(transaction, check.path) != check.version for check in checks):
-                return False
+                return None
             for operation in operations:
                 _write(transaction, operation)
-            return True
+            return Committed(transaction.version, [*transaction.changes])
 
         return await self._ask(work)
 
     async def watch(self, prefix: str) -> AsyncIterator[list[Change]]:
         check_prefix(prefix)
         self._check_open()
-        watcher = _Watcher(prefix)
+        watcher = Watcher(prefix)
         self._watchers.add(watcher)
         try:
             yield []
@@ -259,43 +258,6 @@ class _HeldLease:
             with suppress(MetadataUnavailable):  # what it protected must be removed: try until the disk allows it
                 await self._end(self._id)
                 return
-
-
-class _Watcher:
-    """One watch: a bounded queue of transactions, or the reason why it ended."""
-
-    __slots__ = ("_failure", "_prefix", "_queue")
-
-    def __init__(self, prefix: str) -> None:
-        self._prefix = prefix
-        self._queue: asyncio.Queue[list[Change] | None] = asyncio.Queue(WATCH_QUEUE + 1)
-        self._failure: MetadataError | None = None
-
-    def offer(self, changes: list[Change]) -> None:
-        mine = [change for change in changes if change.path.startswith(self._prefix)]
-        if not mine or self._failure is not None:
-            return
-        if self._queue.qsize() >= WATCH_QUEUE:
-            self.fail(
-                MetadataError(
-                    f"the watch of {self._prefix} fell {WATCH_QUEUE} transactions behind: scan and watch again"
-                )
-            )
-            return
-        self._queue.put_nowait(mine)
-
-    def fail(self, error: MetadataError) -> None:
-        if self._failure is None:
-            self._failure = error
-            self._queue.put_nowait(None)  # wakes the waiting caller; one place is kept free for it
-
-    async def next(self) -> list[Change]:
-        if self._failure is None:
-            changes = await self._queue.get()
-            if changes is not None and self._failure is None:
-                return changes
-        assert self._failure is not None
-        raise self._failure
 
 
 def _read(transaction: Transaction, path: str) -> Record | None:

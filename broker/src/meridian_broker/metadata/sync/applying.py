@@ -16,9 +16,9 @@ from typing import Final
 
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.errors import Contended
-from meridian_broker.metadata.limits import BadRequest, check_path
+from meridian_broker.metadata.limits import BadRequest
 from meridian_broker.metadata.records import decode, encode
-from meridian_broker.metadata.store import Check, Delete, MetadataStore, Put
+from meridian_broker.metadata.store import Check, Delete, MetadataStore, Put, Record
 from meridian_broker.metadata.sync import conflicts as conflict_records
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.converging import (
@@ -41,7 +41,7 @@ from meridian_broker.metadata.sync.parked import from_parked, parked_to_store
 from meridian_broker.metadata.sync.publishing import PAUSE_MS
 from meridian_broker.metadata.sync.reading import Seen, read, with_tombstones
 from meridian_broker.metadata.sync.recording import owing, stamp_after
-from meridian_broker.metadata.sync.shapes import fault_of
+from meridian_broker.metadata.sync.shapes import refusal_of
 from meridian_broker.metadata.sync.stamped import BEGINNING, Moment, Stamped, from_store, moment
 from meridian_broker.metadata.sync.unheard import list_unheard
 from meridian_broker.positions.clock import HybridClock
@@ -95,12 +95,14 @@ class Applier:
         waiting: Waiting,
         retention_ms: Callable[[], int] = lambda: 0,
         max_ahead_ms: Callable[[], int] = lambda: MAX_AHEAD_MS,
+        last_seen: Callable[[str], tuple[Record | None] | None] = lambda _: None,
     ) -> None:
         """
         :param store: the region's own, not a recording one: what is applied here needs not be sent again.
         :param regions: all regions that take part, this one included.
         :param retention_ms: how long tombstones wait for a region that is away; 0: as long as it is.
         :param max_ahead_ms: how far ahead of this region's clock a stamp may be.
+        :param last_seen: what is probably stored at a path; None: nobody knows. It saves reading.
         """
         self._store = store
         self._clock = clock
@@ -110,6 +112,9 @@ class Applier:
         self._waiting = waiting
         self._retention_ms = retention_ms
         self._max_ahead_ms = max_ahead_ms
+        self._last_seen = last_seen
+        self._horizon: dict[str, Record | None] = {}
+        """The horizon, as it was last read; empty: it may be another one now."""
         self.counts = Applied()
         self.latest: dict[str, Latest] = {}
         """By region, the last message with events of it."""
@@ -199,11 +204,12 @@ class Applier:
         if merged := [paths.outbox(event.path) for event in events if is_merged(event.path)]:
             wanted += [*merged, paths.MARK]
         for attempt in range(ATTEMPTS):
-            absent = self._probably_absent(events, wanted, are_new=are_new) if attempt == 0 else frozenset()
-            read_now = await read(self._store, [*(path for path in wanted if path not in absent), paths.HORIZON])
-            seen = Seen({**read_now.records, **dict.fromkeys(absent)})
+            guessed = self._guess(events, wanted, are_new=are_new) if attempt == 0 else {}
+            unknown = [path for path in (*wanted, paths.HORIZON) if path not in guessed]
+            seen = Seen({**(await read(self._store, unknown)).records, **guessed} if unknown else guessed)
+            self._horizon = {paths.HORIZON: seen.records[paths.HORIZON]}
             verdicts, operations, conflicts = self._decide(events, seen, alive_upto)
-            if not operations and absent:
+            if not operations and guessed:
                 continue  # what is only guessed is not believed before a transaction has checked it
             if not operations or await self._store.transact(list(seen.checks().values()), operations):
                 self.counts.verdicts.update(verdicts)
@@ -216,12 +222,18 @@ class Applier:
                 return
         raise Contended(f"applying {events[0].path}: others changed it {ATTEMPTS} times in the meantime")
 
-    def _probably_absent(self, events: Sequence[Event], wanted: Sequence[str], *, are_new: bool) -> frozenset[str]:
-        """Of the places that matter those at which the first attempt need not look, since the transaction checks it."""
+    def _guess(self, events: Sequence[Event], wanted: Sequence[str], *, are_new: bool) -> dict[str, Record | None]:
+        """What is probably at the places that matter: there the first attempt does not look, as its transaction checks
+        it."""
+        guessed = dict(self._horizon)
         if are_new:
-            return frozenset(wanted) - {paths.MARK}
-        usual = [event.path for event in events if not self._waiting.is_noted(event.path)]
-        return frozenset([*map(paths.tombstone, usual), *map(paths.parked, usual)])
+            return guessed | {path: None for path in wanted if path != paths.MARK}
+        for path in (event.path for event in events):
+            if not self._waiting.is_noted(path):
+                guessed |= {paths.tombstone(path): None, paths.parked(path): None}
+            if (last := self._last_seen(path)) is not None:
+                guessed[path] = last[0]
+        return guessed
 
     async def release(self) -> None:
         """Decide again about parked states whose time has come. Call it periodically."""
@@ -272,6 +284,8 @@ class Applier:
             horizon = now
         elif not await self._store.transact([*seen.checks().values()], [Put(paths.HORIZON, encode(list(horizon)))]):
             return 0
+        else:
+            self._horizon = {}
         due = await self._waiting.tombstones(horizon)
         return sum([await self._forget(due[first : first + STONES_TOGETHER], horizon) for first in _firsts(due)])
 
@@ -357,20 +371,6 @@ class Applier:
 
 def _firsts(some: Sequence[str]) -> range:
     return range(0, len(some), STONES_TOGETHER)
-
-
-def refusal_of(event: Event) -> str | None:
-    """Why an event can be applied in no region; None: it can."""
-    if paths.scope_of(event.path) is None:
-        return f"{event.path[:200]} is in no scope that regions share"
-    try:
-        check_path(event.path)
-    except BadRequest as error:
-        return str(error)
-    fault = fault_of(event.path, event.state)
-    if fault is not None:
-        return f"the value of {event.path[:200]} from {event.source} cannot be served: {fault[:500]}"
-    return None
 
 
 def _parking(event: Event, verdict: Verdict, seen: Seen) -> list[Put | Delete]:

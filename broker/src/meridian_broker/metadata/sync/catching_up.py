@@ -23,7 +23,7 @@ from meridian_broker.metadata.errors import Contended, Invalid
 from meridian_broker.metadata.records import encode
 from meridian_broker.metadata.store import Check, Delete, MetadataUnavailable, Put
 from meridian_broker.metadata.sync import paths
-from meridian_broker.metadata.sync.applying import Applier, refusal_of
+from meridian_broker.metadata.sync.applying import Applier
 from meridian_broker.metadata.sync.digests import Place, Summary, compare, forgotten
 from meridian_broker.metadata.sync.events import Event, Written
 from meridian_broker.metadata.sync.grouping import EVENTS_TOGETHER, in_transactions
@@ -31,6 +31,7 @@ from meridian_broker.metadata.sync.known import Known
 from meridian_broker.metadata.sync.marks import Since, heard_at
 from meridian_broker.metadata.sync.merging import is_merged, united
 from meridian_broker.metadata.sync.recording import RecordingStore
+from meridian_broker.metadata.sync.shapes import refusal_of
 from meridian_broker.metadata.sync.stamped import BEGINNING, Moment, Stamped, from_store, moment
 
 T = TypeVar("T")

@@ -14,7 +14,9 @@ from meridian_broker.metadata.records import decode, encode
 from meridian_broker.metadata.sync.stamped import BEGINNING, Moment
 
 MARKS_KEPT: Final = 16
-"""They come every few seconds, and regions are compared every minute."""
+LATEST_KEPT: Final = 8
+"""Marks come every few seconds, and regions are compared every minute. Of earlier ones fewer are kept the older they
+are, so that something is known about writes of hours ago, too: a region may have been away for so long."""
 
 Since = tuple[Moment, Moment]
 """A mark, and when it was heard: later writes of this region have later stamps."""
@@ -44,9 +46,24 @@ def write_mark(upto: Moment, heard: Mapping[str, Moment], since: Sequence[Since]
         {
             "mark": list(upto),
             "heard": {region: list(moment) for region, moment in heard.items()},
-            "since": [[list(mark), list(at)] for mark, at in since[-MARKS_KEPT:]],
+            "since": [[list(mark), list(at)] for mark, at in thinned(since)],
         }
     )
+
+
+def thinned(since: Sequence[Since]) -> list[Since]:
+    """As many as are kept: the latest ones, the oldest one, and between these others at distances that grow with their
+    age."""
+    kept = [*since]
+    while len(kept) > MARKS_KEPT:
+        now_ms = kept[-1][1][0]
+
+        def matters(place: int, now_ms: int = now_ms) -> float:
+            (before_ms, _), (heard_ms, _), (after_ms, _) = (at for _, at in kept[place - 1 : place + 2])
+            return (after_ms - before_ms) / max(1, now_ms - heard_ms)
+
+        del kept[min(range(1, len(kept) - LATEST_KEPT), key=matters)]
+    return kept
 
 
 def heard_at(since: Sequence[Since], at: Moment) -> Moment:

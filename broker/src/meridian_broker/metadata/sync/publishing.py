@@ -55,11 +55,21 @@ class Owed:
 class Publisher:
     """One per region at a time; a second one only sends what is sent already."""
 
-    def __init__(self, store: MetadataStore, clock: HybridClock, notify: Callable[[bytes], Awaitable[None]]) -> None:
-        """:param store: the region's own, not a recording one."""
+    def __init__(
+        self,
+        store: MetadataStore,
+        clock: HybridClock,
+        notify: Callable[[bytes], Awaitable[None]],
+        recent: Callable[[str], Record | None] = lambda _: None,
+    ) -> None:
+        """
+        :param store: the region's own, not a recording one.
+        :param recent: what was lately seen at a path (``RecordingStore.recent``).
+        """
         self._store = store
         self._clock = clock
         self._notify = notify
+        self._recent = recent
         self.published = 0
         """Events that are in the topic, since the start."""
 
@@ -108,9 +118,11 @@ class Publisher:
         :raises MetadataError: as ``drain``.
         """
         united: dict[str, Written | None] = {}
+        newest: dict[str, int] = {}
         for one in reversed(some):
             united |= one.entry.replaced  # of a path in several entries, what the first one replaced
-        seen = await self._read(united)
+            newest |= {path: max(one.record.version, newest.get(path, 0)) for path in one.entry.replaced}
+        seen = await self._read(newest)
         states = [(path, seen.state(path), replaced) for path, replaced in united.items()]
         events = [Event(path, state, replaced) for path, state, replaced in states if state is not None]
         for message in outbox.in_messages(events):
@@ -131,10 +143,17 @@ class Publisher:
             await self.delete(some[:half])
             await self.delete(some[half:])
 
-    async def _read(self, wanted: Iterable[str]) -> Seen:
+    async def _read(self, wanted: Mapping[str, int]) -> Seen:
         """A path with a value has no tombstone. One that gets its value back between the two reads is in the outbox
-        again."""
-        values = await read(self._store, wanted)
+        again.
+
+        :param wanted: paths with the versions of their entries, which those of what was written with them equal: what
+            is remembered of that version or a later one needs not be read.
+        """
+        recent = {path: record for path in wanted if (record := self._recent(path)) is not None}
+        known = {path: record for path, record in recent.items() if record.version >= wanted[path]}
+        unknown = [path for path in wanted if path not in known]
+        values = Seen({**known, **(await read(self._store, unknown)).records} if unknown else known)
         absent = [path for path, record in values.records.items() if record is None]
         stones = await read(self._store, map(paths.tombstone, absent)) if absent else Seen({})
         return Seen({**dict.fromkeys(map(paths.tombstone, values.records)), **values.records, **stones.records})

@@ -32,6 +32,7 @@ from meridian_broker.metadata.limits import MAX_OPERATIONS, BadRequest
 from meridian_broker.metadata.store import (
     ABSENT,
     Check,
+    Committed,
     Delete,
     MetadataStore,
     MetadataUnavailable,
@@ -53,7 +54,7 @@ LATELY: Final = 1024
 """Records that are remembered until they are written."""
 SCANNED: Final = 256
 """A longer list was not read to change something in it."""
-WARY: Final = 16
+WARY: Final = 2
 """Writes that guess nothing after a guess was wrong."""
 
 
@@ -96,7 +97,7 @@ class RecordingStore(ForwardingStore):
         self._wary = 0
         """So many writes that guess nothing, since a guess was wrong."""
 
-    async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> bool:
+    async def transact(self, checks: Sequence[Check], operations: Sequence[Put | Delete]) -> Committed | None:
         """:raises BadRequest: with what has to be noted, the transaction is too large for a store.
         :raises WritesRefused: shared paths must not be written now.
         """
@@ -105,8 +106,8 @@ class RecordingStore(ForwardingStore):
             return await self._store.transact(checks, [self._named(operation) for operation in operations])
         if (refusal := self._refusal()) is not None:
             raise WritesRefused(refusal)
-        if await self._transact_unread(checks, operations, shared):
-            return True
+        if (done := await self._transact_unread(checks, operations, shared)) is not None:
+            return done
         before: Seen | None = None
         for _ in range(ATTEMPTS):
             seen = await read(self._store, [*with_tombstones(shared), paths.outbox(shared[0]), paths.MARK])
@@ -114,16 +115,20 @@ class RecordingStore(ForwardingStore):
                 self._wary = 0  # only the mark was guessed wrong, and that is known now
             self._note(paths.MARK, seen.records[paths.MARK])
             if before is not None and seen.versions() == before.versions():
-                return False  # it failed for a check of the caller
+                return None  # it failed for a check of the caller
             recorded = self._record(checks, operations, shared, seen)
             if recorded is None:
-                return False
+                return None
             if not recorded.operations:
-                return True
-            if await self._store.transact(recorded.checks, recorded.operations):
-                return True
+                return Committed(ABSENT)
+            if (done := await self._store.transact(recorded.checks, recorded.operations)) is not None:
+                return self._noted(done)
             before = seen
-        return False
+        return None
+
+    def recent(self, path: str) -> Record | None:
+        """What was lately read or written at a shared path through this store; None: nothing that is remembered."""
+        return self._lately.get(path)
 
     def _named(self, operation: Put | Delete) -> Put | Delete:
         """With its caller, if other regions may share the path once: then it may turn out to be one side of a
@@ -136,19 +141,19 @@ class RecordingStore(ForwardingStore):
 
     async def _transact_unread(
         self, checks: Sequence[Check], operations: Sequence[Put | Delete], shared: list[str]
-    ) -> bool:
-        """Whether it succeeded without reading anything."""
+    ) -> Committed | None:
+        """What it has written without reading anything; None: that did not succeed."""
         if self._wary:
             self._wary -= 1
-            return False
+            return None
         seen = self._guess(checks, shared)
         recorded = None if seen is None else self._record(checks, operations, shared, seen)
         if recorded is None:
-            return False
-        if await self._store.transact(recorded.checks, recorded.operations):
-            return True
+            return None
+        if (done := await self._store.transact(recorded.checks, recorded.operations)) is not None:
+            return self._noted(done)
         self._wary = WARY
-        return False
+        return None
 
     def _guess(self, checks: Sequence[Check], shared: list[str]) -> Seen | None:
         """What is probably noted about these paths; None: too little is known."""
@@ -162,6 +167,12 @@ class RecordingStore(ForwardingStore):
                 return None
             records[path], records[paths.tombstone(path)] = record, None
         return Seen(records)
+
+    def _noted(self, done: Committed) -> Committed:
+        for change in done.changes:
+            if self._is_synced(change.path):
+                self._note(change.path, change.record)
+        return done
 
     def _note(self, path: str, record: Record | None) -> None:
         self._lately.pop(path, None)

@@ -10,11 +10,13 @@ from typing import Final
 from meridian_broker.metadata.access import check_name
 from meridian_broker.metadata.actions import check_actions, check_role, leaf_of
 from meridian_broker.metadata.keys import unescape
+from meridian_broker.metadata.limits import BadRequest, check_path
 from meridian_broker.metadata.partitioned_topics import check_count
 from meridian_broker.metadata.records import ClusterRecord, PartitionedTopicRecord, SchemaRecord
 from meridian_broker.metadata.schema_catalog import MAX_SCHEMA_BYTES
 from meridian_broker.metadata.store import Record
 from meridian_broker.metadata.sync import paths
+from meridian_broker.metadata.sync.events import Event
 from meridian_broker.metadata.sync.stamped import Stamped, to_store
 from meridian_broker.metadata.trees import BASE, Tree, fold_namespace, fold_tenant, fold_topic_policies
 from meridian_broker.metadata.view import split
@@ -115,4 +117,18 @@ def _fault_of_cluster(cluster: ClusterRecord, name: list[str]) -> str | None:
     for prefixes, address in zip(_ADDRESSES, addresses, strict=True):
         if address and not address.startswith(prefixes):
             return f"{address[:200]!r} is no address of a cluster"
+    return None
+
+
+def refusal_of(event: Event) -> str | None:
+    """Why an event can be applied in no region; None: it can."""
+    if paths.scope_of(event.path) is None:
+        return f"{event.path[:200]} is in no scope that regions share"
+    try:
+        check_path(event.path)
+    except BadRequest as error:
+        return str(error)
+    fault = fault_of(event.path, event.state)
+    if fault is not None:
+        return f"the value of {event.path[:200]} from {event.source} cannot be served: {fault[:500]}"
     return None
