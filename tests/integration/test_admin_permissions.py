@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -94,7 +95,8 @@ def test_where_there_is_no_namespace(broker: BrokerProcess) -> None:
 
 def test_a_new_namespace_has_none(broker: BrokerProcess) -> None:
     """Tools send the policy empty. One that is not would be lost, so it is refused."""
-    path, empty = "/admin/v2/namespaces/public/new", {"namespace_auth": {}, "destination_auth": {}}
+    path = "/admin/v2/namespaces/public/new"
+    empty: dict[str, Any] = {"namespace_auth": {}, "destination_auth": {}}
     filled = {"auth_policies": empty | {"namespace_auth": {"app": ["produce"]}}}
     assert broker.http("PUT", path, filled).status == 412
     assert broker.http("PUT", path, {"auth_policies": empty}).status == 204

@@ -23,9 +23,20 @@ TABLE = {
     Standing(held=Held(CONSUME, PRODUCE)): set(Wish) - {Wish.ADMINISTER},
     Standing(held=Held(OTHERS, OTHERS)): set(),
 }
+KINDS = (
+    "any",
+    "super user",
+    "tenant admin",
+    "replicator",
+    "produces",
+    "consumes",
+    "topic's producer",
+    "topic's consumer",
+)
+NAMES = [*KINDS, "consumes, and topic's producer", "others"]
 
 
-@pytest.mark.parametrize("standing", TABLE, ids=str)
+@pytest.mark.parametrize("standing", TABLE, ids=NAMES)
 def test_what_a_role_may(standing: Standing) -> None:
     assert {wish for wish in Wish if decide(wish, standing)} == TABLE[standing]
 
