@@ -254,8 +254,8 @@ def test_ordinary_messages_take_the_fast_way(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b"", "0 bytes are no message body"),
-        (b"\x0e\x01" + bytes(7), "9 bytes are no message body"),
+        (b"", "0 bytes are not a message body"),
+        (b"\x0e\x01" + bytes(7), "9 bytes are not a message body"),
         (b"\x0e\x02" + bytes(8), "begins with 0x0e01, not 0x0e02"),
         (b"\x0e\x01" + bytes(4) + struct.pack(">I", 1), "metadata of 1 bytes in a message body of 10"),
         (metadata.build_body(b"", b"payload"), "lacks a producer name"),

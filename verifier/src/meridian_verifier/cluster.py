@@ -36,7 +36,7 @@ class Cluster:
             self.namespace = (account / "namespace").read_text(encoding="utf-8").strip()
             trust = ssl.create_default_context(cafile=str(account / "ca.crt"))
         except (KeyError, OSError) as error:
-            raise ClusterError(f"Kubernetes is asked from inside a pod with a service account: {error}") from error
+            raise ClusterError(f"this works only in a pod with a service account: {error}") from error
         self._url = f"https://{f'[{host}]' if ':' in host else host}:{port}"
         https = urllib.request.HTTPSHandler(context=trust)
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), https)

@@ -10,7 +10,9 @@ import click
 from meridian_broker.cli.output import NO, say
 from meridian_broker.wire.shown import shown
 
-yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask. Scripts, without a terminal, are never asked.")
+yes_option = click.option(
+    "-y", "--yes", is_flag=True, help="Do not ask. Without a terminal, as in scripts, nothing is asked."
+)
 
 
 def confirm(yes: bool, question: str) -> None:

@@ -30,7 +30,7 @@ PROGRAMS: Final = {
 
 COMMANDS: Final = {
     "consume": ("consume", "Print the messages of a topic."),
-    "metadata": ("metadata", "Tenants, namespaces and policies, kept equal in all regions."),
+    "metadata": ("metadata", "Tenants, namespaces and policies, kept the same in all regions."),
     "namespaces": ("tenancy", "Namespaces: topics that share policies."),
     "produce": ("produce", "Publish messages to a topic."),
     "regions": ("nouns", "Regions, and the links between them."),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``meridian metadata VERB``: metadata that are kept equal in all regions, over the admin REST API."""
+"""``meridian metadata VERB``: metadata that are kept the same in all regions, over the admin REST API."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ BASE = "/meridian/v1/metadata"
 
 @click.group()
 def metadata() -> None:
-    """Tenants, namespaces and policies, kept equal in all regions.
+    """Tenants, namespaces and policies, kept the same in all regions.
 
-    Regions share them once `metadataSyncEventTopic` names a topic in each region; docs/metadata.md tells how.
+    Regions share them once `metadataSyncEventTopic` names a topic in each region; docs/metadata.md explains how.
 
     \b
       meridian metadata status                     is this region in step? exit code 0: yes

@@ -51,13 +51,13 @@ def topics_create(console: Console, topic: TopicName, partitions: int | None) ->
 @topics.command("delete")
 @click.argument("topic", type=topic_name)
 @force_option
-@click.option("--cascade", is_flag=True, help="Delete its shadows, too. Without, a topic with shadows stays.")
+@click.option("--cascade", is_flag=True, help="Delete its shadows, too. Otherwise a topic with shadows is not deleted.")
 @yes_option
 @with_console
 def topics_delete(console: Console, topic: TopicName, force: bool, cascade: bool, yes: bool) -> None:
     """Delete TOPIC in all its regions, with its messages, partitions and subscriptions.
 
-    A region that cannot be reached deletes it once it is back; without --force, all regions must be reachable. On a
+    Without --force, all regions must be reachable. With it, one that is not deletes TOPIC once it is back. On a
     terminal you are asked first.
     """
     base = topic.path

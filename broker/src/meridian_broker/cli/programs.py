@@ -116,7 +116,11 @@ def _all_assignments(assignments: tuple[str, ...], insecure: bool) -> tuple[str,
 def _up(programs: Programs) -> click.Command:
     @click.command("up")
     @click.option(
-        "--regions", type=region_names, default="us-east,us-west,eu-central", show_default=True, help="Names."
+        "--regions",
+        type=region_names,
+        default="us-east,us-west,eu-central",
+        show_default=True,
+        help="Names, separated by commas.",
     )
     @click.option(
         "--data-dir",

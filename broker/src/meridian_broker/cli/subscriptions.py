@@ -51,8 +51,8 @@ def subscriptions() -> None:
     """Subscriptions of a topic: who consumes it, and how far they are.
 
     A replicated subscription has the same progress in every region of its topic, so its consumers may continue in
-    another region at any time. Consumers ask for it (`meridian consume --replicated`), or it is created so
-    (`create --replicated`), or a policy of its topic or namespace says so (`replicateSubscriptionState`), or later:
+    another region at any time. A consumer asks for that (`meridian consume --replicated`), `create --replicated`
+    does, or a policy of its topic or namespace (`replicateSubscriptionState`). Or switch it on later:
 
     \b
       meridian subscriptions replicate orders billing --dry-run   what each region would skip

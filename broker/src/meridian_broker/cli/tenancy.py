@@ -76,9 +76,7 @@ def namespaces_list(console: Console, tenant: str) -> None:
 
 @namespaces.command("create")
 @click.argument("namespace", type=namespace_name)
-@click.option(
-    "--cluster", "clusters", multiple=True, help="Region to replicate to. Repeat. Default: no other than this one."
-)
+@click.option("--cluster", "clusters", multiple=True, help="Region to replicate to. Repeat. Default: this region only.")
 @here_option
 @at_option
 @with_console

@@ -36,7 +36,7 @@ class Holding:
     def bind(self, topics: BundleTopics) -> None:
         """Set what opens and closes topics. :raises RuntimeError: it was set before."""
         if self._topics is not None:
-            raise RuntimeError("the topics of this broker were bound before")
+            raise RuntimeError("the topics of this broker are already bound")
         self._topics = topics
 
     @property

@@ -93,7 +93,7 @@ def _check_count(count: int, view: MetadataView, payload_bytes: int, most_uncomp
     """
     if count != view.num_messages:
         raise NotAllowed(
-            f"SEND counts {count} messages, their metadata {view.num_messages}: num_messages must be "
+            f"SEND announces {count} messages, their metadata {view.num_messages}: num_messages must be "
             "num_messages_in_batch, or 1 when there is none"
         )
     if not 1 <= count <= BATCH_MESSAGES:

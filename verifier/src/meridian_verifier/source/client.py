@@ -74,7 +74,7 @@ class RegionClient:
                 answer = json.loads(response.read())
             if answer["format"] != FORMAT:
                 raise ValueError(
-                    f"export format {answer['format']}, this verifier reads {FORMAT}: take the verifier of that version"
+                    f"export format {answer['format']}, this verifier reads {FORMAT}: use the verifier of that version"
                 )
             partitions = {str(table): int(count) for table, count in answer["partitions"].items()}
             return Taken(str(answer["snapshot"]), int(answer["taken_ms"]), partitions, _shared(answer.get("metadata")))

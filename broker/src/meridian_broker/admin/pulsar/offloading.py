@@ -138,9 +138,7 @@ def _removing(place: Place) -> Handler:
 def _check_place(admin: AdminState, given: Mapping[str, Any]) -> None:
     """:raises Refused: the policy wants another object store than the settings have, or brings credentials."""
     if any(given.get(name) for name in SECRETS):
-        raise Refused(
-            412, "credentials for the object store belong into the environment of the brokers, not into a policy"
-        )
+        raise Refused(412, "credentials for the object store belong in the environment of the brokers, not in a policy")
     for name, key in PLACE.items():
         wanted, have = given.get(name), admin.settings.in_force()[key]
         is_driver = key == "managedLedgerOffloadDriver"

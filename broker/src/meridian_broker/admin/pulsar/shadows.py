@@ -142,7 +142,7 @@ async def changed_properties(request: web.Request, name: TopicName, added: Mappi
             raise Refused(412, f"{name} exists already: only a new topic becomes a shadow, by the property {SOURCE}")
         return
     if gone == SOURCE or (wanted is not None and wanted != str(record.source)):
-        raise Refused(412, f"{name} is a shadow of {record.source}, and stays one: delete it, and make another one")
+        raise Refused(412, f"{name} is a shadow of {record.source} for good: delete it, and create another one")
     changed: dict[str, Any] = {}
     if gone == HOLDS or HOLDS in added:
         changed["holds"] = gone == HOLDS or truth(added[HOLDS], HOLDS)

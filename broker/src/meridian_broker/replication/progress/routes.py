@@ -70,8 +70,8 @@ class _Directory:
             elif not self.left_out:
                 self.left_out = True
                 log.error(
-                    "a region has more namespaces or bundles than are kept of it, %d and %d: topics of others, such as "
-                    "%s, are not exchanged with it",
+                    "a region has more namespaces or bundles than this broker keeps track of, %d and %d: topics of the "
+                    "rest, such as %s, are not exchanged with it",
                     *(DIRECTORY_NAMESPACES, DIRECTORY_BUNDLES, one.namespace),
                 )
 

@@ -147,7 +147,7 @@ class Admission:
     def _fence_others(self, producer: Producer) -> None:
         waiting, self._waiting = self._waiting, deque()
         self._exclusive = producer  # no other producer may get in while the others leave
-        taken = ProducerFenced(f"producer {producer.name!r} took {self._topic.name} for itself alone")
+        taken = ProducerFenced(f"producer {producer.name!r} took exclusive access to {self._topic.name}")
         notify_all([one.told for one in waiting], taken)
         for other in list(self._topic.producers.values()):
             if other.remote_region is None:
@@ -187,7 +187,7 @@ class Admission:
             self.gone(producer)
             told(TopicTerminated(self.ended))
         elif self._exclusive is not producer:
-            told(ProducerFenced(f"another producer took {topic.name} for itself alone meanwhile, or this one left"))
+            told(ProducerFenced(f"another producer took exclusive access to {topic.name} meanwhile, or this one left"))
         else:
             self._enter(producer)
             told(None)

@@ -127,7 +127,7 @@ def _check_names(opener: TopicOpener, record: ShadowRecord) -> None:
         if not name.is_persistent:
             raise Invalid(f"{name} stores no messages: shadows and their sources are persistent topics")
         if name.partition >= 0:
-            raise Invalid(f"{name} is a partition: name the whole topic, and its shadow has as many")
+            raise Invalid(f"{name} is a partition: name the whole topic, and its shadow gets as many")
     if shadow == source:
         raise Invalid(f"{shadow} cannot be its own shadow")
     if (of := shadows.find(source)) is not None:
@@ -138,7 +138,7 @@ def _check_names(opener: TopicOpener, record: ShadowRecord) -> None:
         opener.registry.check_lives_here(source)
     except NotInThisRegion as error:
         raise NotAllowed(
-            f"a shadow is in the region of its source ({error}); where the messages shall be in both regions, "
+            f"a shadow must be in the region of its source ({error}); to have the messages in both regions, "
             "replicate the source"
         ) from error
 
@@ -151,7 +151,7 @@ async def _partitions_of_source(opener: TopicOpener, source: TopicName) -> int:
         return found.partitions
     record = await catalog.topics.find(source)
     if record is None or record[0].deleting is not None:
-        raise TopicNotFound(f"topic {source} does not exist: a shadow is made after its source")
+        raise TopicNotFound(f"topic {source} does not exist: create a source before its shadow")
     return 0
 
 

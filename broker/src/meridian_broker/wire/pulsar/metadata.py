@@ -81,7 +81,7 @@ def metadata_bounds(body: Body) -> tuple[int, int]:
     :raises BodyError: no body.
     """
     if len(body) < _METADATA_AT:
-        raise BodyError(f"{len(body)} bytes are no message body: magic, checksum and metadata size take {_METADATA_AT}")
+        raise BodyError(f"{len(body)} bytes are not a message body, whose head takes {_METADATA_AT}")
     magic, _, size = _HEAD.unpack_from(body)
     if magic != MAGIC:
         raise BodyError(f"a message body begins with 0x0e01, not {magic:#06x}")
