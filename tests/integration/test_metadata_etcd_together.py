@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from meridian_broker.engines.etcd.metadata import EtcdMetadataStore
-from meridian_broker.metadata.store import Check, LeaseExpired, Put, VersionConflict
+from meridian_broker.metadata.store import Change, Check, Committed, LeaseExpired, Put, Record, VersionConflict
 from support.brokers.etcd_server import EtcdServer
 
 
@@ -64,7 +64,9 @@ async def test_each_write_that_shares_a_request_has_a_result_of_its_own(store: E
     new, conflict, checked, unchecked, absent, expired, deleted = results
     assert isinstance(new, int)
     assert isinstance(conflict, VersionConflict)
-    assert (checked, unchecked, absent, deleted) == (True, False, False, True)
+    assert (unchecked, absent, deleted) == (None, False, True)
+    assert isinstance(checked, Committed)
+    assert checked.changes == [Change("/checked", Record(b"2", checked.version))]
     assert isinstance(expired, LeaseExpired)
     assert [path for path, _ in await store.scan("/")] == ["/checked", "/new"]
 
