@@ -99,6 +99,39 @@ func TestTenantsAndNamespaces(t *testing.T) {
 	}
 }
 
+func TestPermissions(t *testing.T) {
+	t.Parallel()
+	admin := connectAdmin(t)
+	clusters, err := admin.Clusters().List()
+	must(t, err)
+	must(t, admin.Tenants().Create(utils.TenantData{Name: "guards", AllowedClusters: clusters}))
+	must(t, admin.Namespaces().CreateNamespace("guards/gate"))
+	gate, err := utils.GetNamespaceName("guards/gate")
+	must(t, err)
+	name := nameOf(t, "persistent://guards/gate/door")
+	must(t, admin.Namespaces().GrantNamespacePermission(*gate, "app", []utils.AuthAction{"produce"}))
+	must(t, admin.Topics().GrantPermission(name, "app", []utils.AuthAction{"consume"}))
+	onGate, err := admin.Namespaces().GetNamespacePermissions(*gate)
+	must(t, err)
+	equal(t, "on the namespace", fmt.Sprint(onGate), "map[app:[produce]]")
+	onDoor, err := admin.Topics().GetPermissions(name)
+	must(t, err)
+	equal(t, "on the topic", fmt.Sprint(onDoor), "map[app:[consume produce]]")
+	policies, err := admin.Namespaces().GetPolicies("guards/gate")
+	must(t, err)
+	equal(t, "among the policies", fmt.Sprint(policies.AuthPolicies.NamespaceAuth), "map[app:[produce]]")
+	must(t, admin.Topics().RevokePermission(name, "app"))
+	must(t, admin.Namespaces().RevokeNamespacePermission(*gate, "app"))
+	if admin.Topics().RevokePermission(name, "app") == nil {
+		t.Fatal("a permission that is not there was revoked")
+	}
+	left, err := admin.Topics().GetPermissions(name)
+	must(t, err)
+	equal(t, "left", len(left), 0)
+	must(t, admin.Namespaces().DeleteNamespace("guards/gate"))
+	must(t, admin.Tenants().Delete("guards"))
+}
+
 func TestTopicsAndSubscriptions(t *testing.T) {
 	t.Parallel()
 	client, admin, topic := connect(t), connectAdmin(t), newTopic()
