@@ -52,7 +52,7 @@ async def test_a_consumer_that_is_closed_while_it_is_made_is_none_and_the_next_o
     assert len(subscription.consumers) == 1
     wire.say(T.CLOSE_CONSUMER, pb.CommandCloseConsumer(consumer_id=1, request_id=5))
     assert (await wire.hear(T.SUCCESS)).request_id == 5
-    assert subscription.consumers == []
+    assert not subscription.consumers
 
 
 async def test_a_producer_that_is_closed_while_it_is_made_is_none_and_the_next_of_its_id_is_the_only_one(
