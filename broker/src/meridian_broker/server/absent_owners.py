@@ -24,8 +24,8 @@ LOOK_MS: Final = 1000
 REACH_SECONDS: Final = 1.0
 """So long a connection may take."""
 MARGIN_MS: Final = 10_000
-"""From the end of a lease until other brokers have heard of it and own the bundles, on a busy machine, too. Clients wait
-thirty seconds for an answer."""
+"""From the end of a lease until other brokers have heard of it and own the bundles, on a busy machine, too. Clients
+wait thirty seconds for an answer."""
 SESSIONS_MAX: Final = 100
 """Brokers that are remembered, the latest ones."""
 
