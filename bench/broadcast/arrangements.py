@@ -17,6 +17,8 @@ from processes import Broker, cpu_seconds, rss_bytes, wait
 NAMESPACE = "public/default"
 TOPIC = f"persistent://{NAMESPACE}/news"
 REGION = "one"
+LINES = 20
+"""Of each broker's log that are shown when a run fails."""
 SILENT_SECONDS = 3600
 """Between pings: consumers of one connection are not read while those of another subscribe."""
 
@@ -116,13 +118,15 @@ class TwoBrokers:
         self._brokers = self._up.record(REGION)["brokers"]
         urls = [one["admin_url"] for one in self._brokers]
         wait(lambda: sorted(map(bundles, urls)) == [2, 2], "both brokers to own half of the bundles")
-        make_topic(urls[0], TOPIC)
-        left = {port_of(one["service_url"]): self._shadows // 2 for one in self._brokers}
+        at = {port_of(one["service_url"]): str(one["admin_url"]) for one in self._brokers}
+        home = at[owner(urls[0], TOPIC)]
+        make_topic(home, TOPIC)
+        left = dict.fromkeys(at, self._shadows // 2)
         for number in count():
             topic = f"{TOPIC}-{number}"
             port = owner(urls[0], topic)
             if left[port]:
-                make_shadow(urls[0], topic)
+                make_shadow(home, topic)
                 self._ports[topic] = port
                 left[port] -= 1
             if not any(left.values()):
@@ -142,8 +146,18 @@ class TwoBrokers:
     def restart(self) -> bool:
         return False  # if one of them is killed, the other one takes its topics over: bench/brokers measures that
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, problem: object, *_: object) -> None:
+        if problem is not None:
+            self._complain()
         self._up.stop()  # the bookies as well, which a kill would leave behind
+
+    def _complain(self) -> None:
+        """What the brokers did not like, as their logs are removed with the directory."""
+        for log in sorted(self._up.data_dir.rglob("*.log")):
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+            bad = [line for line in lines if " WARN" in line or " ERROR" in line or "gave up" in line]
+            if bad:
+                print(f"{log.relative_to(self._up.data_dir)}:", *bad[-LINES:], sep="\n    ", file=sys.stderr)
 
 
 def make_topic(admin_url: str, topic: str) -> None:

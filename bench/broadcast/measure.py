@@ -109,8 +109,11 @@ class Listener:
         ]
         if wanted:
             self.raw.ask_all(4, wanted)
-            self.raw.write(b"".join(encode.flow(number, PERMITS) for number in range(first, first + len(some))))
         return first + AT_ONCE < len(self._names)
+
+    def begin(self) -> None:
+        """Grant the first permits. Only now, because messages among the answers to SUBSCRIBE would be lost."""
+        self.raw.write(b"".join(encode.flow(number, PERMITS) for number in range(len(self._names))))
 
     def take(self, *, acknowledge: bool) -> int:
         """Read what has come, and count it."""
@@ -176,6 +179,7 @@ def connect(arrangement: Arrangement, subscriptions: list[tuple[str, str]]) -> l
         first = 0
         while listener.subscribe(first):
             first += AT_ONCE
+        listener.begin()
     return listeners
 
 

@@ -70,10 +70,10 @@ def running(made: Region) -> Iterator[Region]:
             broker.kill()
 
 
-def published(client: pulsar.Client, topic: str, count: int) -> list[bytes]:
-    """Messages that got their receipts."""
+def published(client: pulsar.Client, topic: str, count: int, first: int = 0) -> list[bytes]:
+    """Messages that got their receipts, numbered from ``first``."""
     producer = client.create_producer(topic, batching_enabled=False)
-    bodies = [b"%d" % number for number in range(count)]
+    bodies = [b"%d" % number for number in range(first, first + count)]
     for body in bodies:
         producer.send(body)
     producer.close()

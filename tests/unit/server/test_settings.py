@@ -10,9 +10,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from meridian_broker.engines.bookkeeper.certificates import BookieTls
 from meridian_broker.engines.etcd.address import Login
+from meridian_broker.replication.snapshots.ports import SnapshotRules
 from meridian_broker.server import settings_page
 from meridian_broker.server.settings import BY_KEY, SECTIONS, Settings, SettingsError, load
 from meridian_broker.server.settings_network import NetworkSettings
+from meridian_broker.server.topic_settings import snapshot_settings
+from meridian_broker.topics.snapshots.host import SnapshotSettings
 
 PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
 
@@ -193,3 +196,18 @@ def test_ledgers_on_bookies_need_their_etcd_and_quorums_that_can_be_had() -> Non
     tls = Settings.of({**etcd, **files, "bookkeeperTLSKeyFilePath": "k"}).storage.bookie_tls
     assert tls == BookieTls(Path("ca"), Path("c"), Path("k"))
     assert Settings.of(etcd).storage.bookie_tls is None
+
+
+def test_what_holds_for_snapshots_of_subscriptions_is_set_by_pulsars_names() -> None:
+    given = Settings.of(
+        {
+            "enableReplicatedSubscriptions": "false",
+            "replicatedSubscriptionsSnapshotFrequencyMillis": "100",
+            "replicatedSubscriptionsSnapshotTimeoutSeconds": "2",
+            "replicatedSubscriptionsSnapshotMaxCachedPerSubscription": "5",
+        }
+    )
+    assert snapshot_settings(given) == SnapshotSettings(
+        enabled=False, rules=SnapshotRules(interval_ms=100, timeout_ms=2000, cached=5)
+    )
+    assert snapshot_settings(Settings()) == SnapshotSettings(enabled=True, rules=SnapshotRules(1000, 30_000, 30))
