@@ -117,6 +117,15 @@ class TwoBrokers:
         self._up.start()
         self._brokers = self._up.record(REGION)["brokers"]
         urls = [one["admin_url"] for one in self._brokers]
+        try:
+            self._place(urls)
+        except BaseException:
+            self._up.stop()
+            raise
+        return self
+
+    def _place(self, urls: list[str]) -> None:
+        """Make the topic and its shadows, as many at each broker."""
         wait(lambda: sorted(map(bundles, urls)) == [2, 2], "both brokers to own half of the bundles")
         at = {port_of(one["service_url"]): str(one["admin_url"]) for one in self._brokers}
         home = at[owner(urls[0], TOPIC)]
@@ -132,7 +141,6 @@ class TwoBrokers:
             if not any(left.values()):
                 break
         self.topics = list(self._ports)
-        return self
 
     @property
     def pids(self) -> list[int]:
@@ -147,13 +155,15 @@ class TwoBrokers:
         return False  # if one of them is killed, the other one takes its topics over: bench/brokers measures that
 
     def __exit__(self, problem: object, *_: object) -> None:
-        if problem is not None:
-            self._complain()
-        self._up.stop()  # the bookies as well, which a kill would leave behind
+        try:
+            if problem is not None:
+                self._complain()
+        finally:
+            self._up.stop()  # the bookies as well, which a kill would leave behind
 
     def _complain(self) -> None:
         """What the brokers did not like, as their logs are removed with the directory."""
-        for log in sorted(self._up.data_dir.rglob("*.log")):
+        for log in (Path(one["log"]) for one in self._brokers):
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
             bad = [line for line in lines if " WARN" in line or " ERROR" in line or "gave up" in line]
             if bad:
