@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
-from meridian_broker.topics.turns import Turns
+from meridian_broker.topics.turns import LOOK_EVERY, TURN_MS, Turns
 
 
 class Loop:
@@ -17,6 +17,10 @@ class Loop:
 
     def __init__(self) -> None:
         self.soon: list[Callable[[], None]] = []
+        self.now_ms = 0
+
+    def monotonic_ms(self) -> int:
+        return self.now_ms
 
     def defer(self, callback: Callable[[], None]) -> None:
         self.soon.append(callback)
@@ -71,6 +75,29 @@ def test_who_asks_again_waits_for_another_turn() -> None:
     assert done == [1]
     loop.turn()
     assert done == [1, 2]
+
+
+@example(took=[TURN_MS] * 8 * LOOK_EVERY, asks_again=True)
+@given(took=st.lists(st.integers(0, 2 * TURN_MS), max_size=8 * LOOK_EVERY), asks_again=st.booleans())
+def test_the_loop_does_something_else_when_a_turn_takes_long(took: list[int], asks_again: bool) -> None:
+    waiting, loop = turns()
+    done: list[int] = []
+    turn_ms: list[int] = []
+
+    def takes(number: int) -> None:
+        loop.now_ms += took[number]
+        if asks_again and not number:
+            waiting.add(One(len(took), done))
+
+    for number in range(len(took)):
+        waiting.add(One(number, done, lambda number=number: takes(number)))
+    while loop.soon:
+        assert len(loop.soon) == 1
+        began = loop.now_ms
+        loop.turn()
+        turn_ms.append(loop.now_ms - began)
+    assert done == list(range(len(took) + (asks_again and bool(took)))), "each once, and in order"
+    assert all(one < TURN_MS + 2 * TURN_MS * LOOK_EVERY for one in turn_ms)
 
 
 @pytest.mark.parametrize("failing", [{0}, {2}, {4}, {0, 1, 4}, {0, 1, 2, 3, 4}])

@@ -2,15 +2,23 @@
 """What the subscriptions of a topic do in the next turn of the loop, asked of the loop once for all of them.
 
 A message that goes to tens of thousands of subscriptions lets each of them dispatch, and then write its
-acknowledgement. A call of the loop for each would cost as much as what is done in it.
+acknowledgement. A call of the loop for each would cost as much as what is done in it. But all of them together may take
+many seconds once they are behind, and nothing else would run meanwhile: requests would wait, and the lease on the
+broker's topics would end. So the rest waits for another turn when this one has taken ``TURN_MS``.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     from meridian_broker.ledgers.scheduling import Scheduler
+
+
+TURN_MS: Final = 20
+"""After so many milliseconds the loop may do something else."""
+LOOK_EVERY: Final = 16
+"""How many have their turn between two looks at the clock."""
 
 
 class Waiting(Protocol):
@@ -38,10 +46,18 @@ class Turns:
         waiting.append(one)
 
     def _run(self) -> None:
+        scheduler = self._scheduler
         due, self._waiting = iter(self._waiting), []
+        until = scheduler.monotonic_ms() + TURN_MS
         try:
-            for one in due:
+            for number, one in enumerate(due, 1):
                 one.next_turn()
+                if not number % LOOK_EVERY and scheduler.monotonic_ms() >= until:
+                    break
         finally:
-            for one in due:  # one failed, as the loop reports: the others go on without it
-                self.add(one)
+            if left := list(due):  # also if one failed, as the loop reports: the others go on without it
+                asked, self._waiting = self._waiting, left
+                if asked:  # they are called already
+                    self._waiting += asked
+                else:
+                    scheduler.defer(self._run)
