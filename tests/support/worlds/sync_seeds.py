@@ -16,7 +16,7 @@ from typing import Any
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.errors import Contended, Invalid
 from meridian_broker.metadata.records import decode, encode
-from meridian_broker.metadata.store import ABSENT, Check, Delete, Put
+from meridian_broker.metadata.store import ABSENT, Check, Delete, MetadataUnavailable, Put
 from meridian_broker.metadata.sync.stamped import BEGINNING
 from meridian_broker.positions.clock import Stamp
 from meridian_broker.wire.pulsar.topic_name import parse
@@ -114,7 +114,7 @@ class SyncSeed:
     def _step(self, task: Task) -> None:
         try:
             self.world.advance(task)
-        except (Contended, Invalid):
+        except (Contended, Invalid, MetadataUnavailable):
             self.world.tasks.remove(task)
 
     def _finish_all(self) -> None:

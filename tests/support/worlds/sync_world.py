@@ -13,14 +13,25 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, product
+from itertools import chain, permutations, product
 from types import coroutine
 from typing import Any
 
 from meridian_broker.metadata import keys
 from meridian_broker.metadata.limits import check_transaction
 from meridian_broker.metadata.records import encode
-from meridian_broker.metadata.store import ABSENT, Change, Check, Committed, Delete, Lease, Put, Record, VersionConflict
+from meridian_broker.metadata.store import (
+    ABSENT,
+    Change,
+    Check,
+    Committed,
+    Delete,
+    Lease,
+    MetadataUnavailable,
+    Put,
+    Record,
+    VersionConflict,
+)
 from meridian_broker.metadata.sync import paths
 from meridian_broker.metadata.sync.applying import Applier
 from meridian_broker.metadata.sync.catching_up import Digest, compared, take
@@ -390,7 +401,12 @@ class SyncWorld:
         return await take(comparison, other, one.applier, one_after_another, paths.SCOPES)
 
     def stay(self, ms: int, *groups: Sequence[str]) -> None:
-        """So much time passes, in which the regions of each group hear each other, and nobody else hears anybody."""
+        """So much time passes, in which the regions of each group hear each other, and nobody else hears anybody.
+
+        They compare with each other as well, at first and at last, as brokers do every minute: what was deleted while
+        nobody waited for a region, or by one for which nobody waits any more, reaches others in time only so.
+        """
+        began = self.now_ms
         until = self.now_ms + ms
         while self.now_ms < until:
             self.now_ms = min(until, self.now_ms + PAUSE_MS // 2)
@@ -400,6 +416,9 @@ class SyncWorld:
                 for name, source in chain(*(product(group, group) for group in groups)):
                     for index in self.regions[name].readers[source].waiting(len(self.topic[source])):
                         self.finish(name, self.deliver(name, source, index))
+            if self.now_ms in (began + PAUSE_MS // 2, until):
+                for name, peer in chain(*(permutations(group, 2) for group in groups)):
+                    self.finish(name, self.catch_up(name, peer))
 
     # -- what is there
 
@@ -518,6 +537,7 @@ class PeerInMemory:
     region: str
     known: Known
     store: StoreInMemory
+    present_store: Callable[[], StoreInMemory]
     answer: Digest
 
     @classmethod
@@ -532,22 +552,29 @@ class PeerInMemory:
         everyone = await world.regions[name].brokers[0].applier.heard_of_all()
         since = [] if mark is None else read_since(asking, mark.value)
         buckets, horizon = known.buckets(scopes), world.horizon(name)
-        return cls(name, known, store, Digest(scopes, buckets, horizon, heard, everyone, since=since))
+        answer = Digest(scopes, buckets, horizon, heard, everyone, since=since)
+        return cls(name, known, store, lambda: world.regions[name].store, answer)
+
+    async def _answers(self) -> None:
+        """A store that is restored has other brokers, which did not begin this."""
+        await step()
+        if self.present_store() is not self.store:
+            raise MetadataUnavailable(f"{self.region} was restored from a copy: compare again")
 
     async def digest(self, scopes: Collection[str]) -> Digest:
-        await step()
+        await self._answers()
         return self.answer
 
     async def parts(self, scopes: Collection[str], buckets: Sequence[int]) -> dict[int, list[int]]:
-        await step()
+        await self._answers()
         return {bucket: self.known.parts(scopes, bucket) for bucket in buckets}
 
     async def listing(self, scopes: Collection[str], places: Sequence[Place]) -> dict[str, Summary]:
-        await step()
+        await self._answers()
         return self.known.listing(scopes, places)
 
     async def states(self, some: Sequence[str]) -> dict[str, Stamped]:
-        await step()
+        await self._answers()
         return {path: state for path in some if (state := self.store.state(path)) is not None}
 
 
