@@ -2,7 +2,7 @@
 """Carrying a topic's own entries to a region of Apache Pulsar.
 
 It does not report what it has of ours, as a Meridian region does (``replicator.py``), so how far it was served is kept
-on record here, and sending continues behind that. Entries after it that it had confirmed are sent again: it drops them
+on record here, and sending continues after that. Entries after it that it had confirmed are sent again: it drops them
 if deduplication is on there, by the source position that each carries.
 
 Markers of snapshots (PIP-33) are carried, as Pulsar carries its own. Only an *answer* to a snapshot of the remote needs
@@ -82,7 +82,7 @@ class PulsarReplicator(Replicator):
 
     def read(self, batch: list[tuple[Position, bytes]], last_own: Position) -> list[bytes]:
         """As in a region of Meridian; stops before an entry that the remote would refuse for its size, because it would
-        store those behind it."""
+        store those after it."""
         for number, (place, stored) in enumerate(batch):
             if self._largest and len(stored) - (stored[2] << 8 | stored[3]) > self._largest:
                 if number == 0:

@@ -72,7 +72,7 @@ class Reached(NamedTuple):
 
 
 class _Passed(NamedTuple):
-    """A place where everything was confirmed: the last entry sent, and the end of the range passed over behind it."""
+    """A place where everything was confirmed: the last entry sent, and the end of the range passed over after it."""
 
     sent: Position
     scanned: Position

@@ -106,5 +106,5 @@ class TopicOrder:
 
 
 def following(place: Place) -> Place:
-    """The first place behind this one."""
+    """The first place after this one."""
     return place[0], place[1] + "\0"

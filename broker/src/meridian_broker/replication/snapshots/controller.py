@@ -63,7 +63,7 @@ class SnapshotController:
         self._updates = SubscriptionUpdates(host, self._rules)
         self._taker = SnapshotTaker(host, self._rules, self._taken, self._try_again)
         self._has_news = True
-        """A message may be stored behind the beginning of the last snapshot, or that one failed."""
+        """A message may be stored after the beginning of the last snapshot, or that one failed."""
         self._was_asked = False
         """Another region has begun a snapshot since, so it may have news."""
         self._began_ms: int | None = None

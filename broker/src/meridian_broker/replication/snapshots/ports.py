@@ -85,7 +85,7 @@ class SnapshotHost(Protocol):
         ...
 
     def write(self, marker: Marker, only_to: str | None, done: Callable[[Position | None], None]) -> None:
-        """Append a marker to the topic's log, from where it is replicated behind everything stored before it.
+        """Append a marker to the topic's log, from where it is replicated after everything stored before it.
 
         :param only_to: as in ``marker_body``.
         :param done: called once, when it is durable, with its position; None: it could not be stored.

@@ -3,13 +3,13 @@
 
 A snapshot says: whoever has acknowledged everything up to *p* here has acknowledged everything up to *q* in another
 region's log. To take one, a region writes a request into the topic's log, from where it is replicated; every other
-region answers with the last position of its own log, in the same way. An answer arrives behind everything that its
+region answers with the last position of its own log, in the same way. An answer arrives after everything that its
 region published before it, and *p* is the position here of the last answer. So whatever was published here or in the
 answering region, and is before *q* in its log, is before *p* here.
 
 With three regions that is not enough. The log of *b* may hold, before *q*, a message of *c* that has not arrived here,
 although c's answer has. It was in the log of *c* when *b* answered, so another answer of *c*, asked for after that of
-*b*, arrives behind it. Hence the *second round*: the positions are those of the first, and *p* is that of the last
+*b*, arrives after it. Hence the *second round*: the positions are those of the first, and *p* is that of the last
 answer to the second. And hence R30: every region of the topic has to answer, including those whose subscriptions are
 kept equal in other ways. Without an answer of *c*, nobody could say what of *c* is already in the log of *b*.
 

@@ -9,10 +9,10 @@ get them.
 So Pulsar is told the place of a subscription once somebody has *vouched* for what it sent before its link to this
 region began:
 
-* Pulsar itself, by an update that names a place of this region's log behind that beginning: it has acknowledged all of
+* Pulsar itself, by an update that names a place of this region's log after that beginning: it has acknowledged all of
   it. Or
 * all other Meridian regions, by such updates. Their snapshots include Pulsar (R30). The place named is an answer of
-  this region after the beginning, and Pulsar's last answer to them came later (``taking.py``). It arrived there behind
+  this region after the beginning, and Pulsar's last answer to them came later (``taking.py``). It arrived there after
   all that Pulsar had sent before, and they have acknowledged everything up to it.
 
 What was sent after the beginning is here, so this region's own mark-delete speaks for it. Hence once is enough: a

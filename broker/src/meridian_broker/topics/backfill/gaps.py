@@ -4,7 +4,7 @@
 That region reports a gap when its replicator connects. Then all other regions are asked, and those that have the
 entries send them. If no region has some of them any more, replication from there stops, and status shows which are
 missing: nothing is skipped silently. An operator accepts the loss explicitly: the missing entries are recorded as
-dropped with cause *lost* (R14) for every subscription here, and replication continues behind them.
+dropped with cause *lost* (R14) for every subscription here, and replication continues after them.
 
 No operator is needed if no subscription is owed the entries. That is so if
 
@@ -65,7 +65,7 @@ class Gap:
     is_judged: bool = False
     """Whether the other regions were asked."""
     lost_upto: Position = EARLIEST
-    """Up to here no region that was asked has the entries; behind it, one does."""
+    """Up to here no region that was asked has the entries; after it, one does."""
     away: tuple[str, ...] = ()
     """Regions that may have them: they could not be asked, or their copy is damaged."""
     is_damage: bool = False
@@ -189,12 +189,12 @@ class Gaps:
         return self._compaction.is_wanted
 
     async def pass_over(self, origin: str) -> None:
-        """Continue behind a gap that ``concerns_nobody``. :raises TopicFenced: the topic was closed meanwhile."""
+        """Continue after a gap that ``concerns_nobody``. :raises TopicFenced: the topic was closed meanwhile."""
         gap = self._open[origin]
         await self._accept(Accepted(origin, gap.after, gap.lost_upto, self._topic.scheduler.now_ms(), BY_BROKER))
 
     async def pass_over_damaged(self, gap: Gap) -> None:
-        """Continue behind damaged entries that no region has and no subscription is owed.
+        """Continue after damaged entries that no region has and no subscription is owed.
 
         :raises TopicFenced: the topic was closed meanwhile.
         :raises MetadataError: it was not recorded; they are asked for again.

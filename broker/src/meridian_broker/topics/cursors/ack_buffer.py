@@ -86,7 +86,7 @@ class AckBuffer(CursorState):
         return delta
 
     def claim_common(self, acker: AckState, position: Position, confirmed: Done | None) -> bool:
-        """Claim one whole entry as other subscriptions did, perhaps behind those of this turn. False: nothing was done,
+        """Claim one whole entry as other subscriptions did, perhaps after those of this turn. False: nothing was done,
         it has to be claimed by itself."""
         delta = self._delta
         if delta is not None and not isinstance(delta, CommonAck):

@@ -97,7 +97,7 @@ class CompactedReading:
         return {ledger: entries.copy() for ledger, entries in self._thinned_done.items()}
 
     def start(self) -> Position:
-        """The position behind which reading begins: before mark-delete if the view has more than the log."""
+        """The position after which reading begins: before mark-delete if the view has more than the log."""
         cursor, view = self._cursor, self.compaction.view
         if view is not None and cursor.durable:
             first = view.after(self._done_upto)
@@ -121,7 +121,7 @@ class CompactedReading:
     # -- dispatch ------------------------------------------------------------------------------------------------
 
     def note_sent(self, acker: AckState, position: Position) -> None:
-        """An entry was sent, from the view or from the log behind it."""
+        """An entry was sent, from the view or from the log after it."""
         self._ids_sent.claim_point(position)
         if self._held.acker is not acker:
             self._held = ViewDeliveries(acker)
@@ -193,7 +193,7 @@ class CompactedReading:
         batches: dict[Position, int] | None,
         confirmed: Done | None,
     ) -> list[Position]:
-        """Individual acknowledgements. Returns the positions behind the horizon, which are not looked up here.
+        """Individual acknowledgements. Returns the positions after the horizon, which are not looked up here.
 
         If there are none of those, ``confirmed`` is called here.
         """

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def stays_acknowledged(cursor: Cursor, upto: Position) -> Steps[dict[str, AckSet]]:
-    """Per origin the acknowledgements that a seek by time to right behind ``upto`` keeps: of entries that are stored
+    """Per origin the acknowledgements that a seek by time to right after ``upto`` keeps: of entries that are stored
     before, or are not stored here any more.
 
     Entries that may still arrive are not among them, nor those that came back late, as far as indexes in memory show
@@ -66,7 +66,7 @@ def _ends(log: TopicLog, upto: Position) -> dict[str, Position]:
 
 
 def _stored_behind(log: TopicLog, upto: Position, region: str, end: Position) -> Steps[list[tuple[Position, Position]]]:
-    """What is stored of a region behind a position although it lies at or before ``end``: it came back late (R5)."""
+    """What is stored of a region after a position although it lies at or before ``end``: it came back late (R5)."""
     found: list[tuple[Position, Position]] = []
     for ledger, _, _ in log.counts():
         index = log.index(ledger)

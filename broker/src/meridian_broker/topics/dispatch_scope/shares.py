@@ -32,7 +32,7 @@ DRAIN_SECONDS: Final = 0.2
 """How long a share that is handed back waits for acknowledgements of what was sent."""
 
 COUNTED_MAX: Final = 20_000
-"""Entries behind a cursor that are counted for a status request."""
+"""Entries after a cursor that are counted for a status request."""
 
 
 def preferred_holder(subscription: Subscription, origin: str) -> str:

@@ -4,7 +4,7 @@
 A message that goes to thousands of subscriptions is acknowledged thousands of times, nearly always alone and in the
 same words. The first two acknowledgements of an entry are made as any other; from then on they share one. The progress
 log remembers those of its topic by the position of the entry. Who makes it in one turn of the loop is listed with it:
-at the end of the turn, all of them are handled one behind the other, and written together.
+at the end of the turn, all of them are handled one after the other, and written together.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class CommonAck:
         self._longer: CommonAck | None = None
 
     def and_then(self, following: CommonAck) -> CommonAck | None:
-        """Both, if the other one follows right behind this one; None: it does not."""
+        """Both, if the other one follows right after this one; None: it does not."""
         if following.region != self.region or following.after != self.upto or following.before != self.position:
             return None
         longer = self._longer

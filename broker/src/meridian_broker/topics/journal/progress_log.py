@@ -245,7 +245,7 @@ class ProgressLog:
             self._rolls.end(number)
 
     async def _begin_ledger(self) -> Iterator[list[bytes]]:
-        """Create the ledger. What is appended meanwhile is written behind the first slice of the snapshot.
+        """Create the ledger. What is appended meanwhile is written after the first slice of the snapshot.
 
         :returns: the remaining slices.
         :raises MetadataUnavailable: no ledger can be created, and no record waits for one.
@@ -298,7 +298,7 @@ class ProgressLog:
         """Write the rest of the snapshot, and wait until all of it is durable.
 
         Other changes are written between the slices. Each slice is encoded in the turn in which it is written, so it
-        contains all changes before it, and those behind it are joined to it.
+        contains all changes before it, and those after it are joined to it.
         """
         pending = 0
         while self.failure is None:

@@ -66,7 +66,7 @@ async def terminate(topic: Topic) -> Position:
 async def restore(topic: Topic, metadata: TopicMetadata, end: Position) -> None:
     """Check the recorded end when the topic is opened.
 
-    If the log has messages behind ``end``, the topic continued: the record is an older copy from before the region
+    If the log has messages after ``end``, the topic continued: the record is an older copy from before the region
     was rebuilt, or it was unknown whether the end had been written, and the topic was left open. Then the termination
     is forgotten. Keeping it would refuse producers that were admitted, forever; it can be terminated again.
 

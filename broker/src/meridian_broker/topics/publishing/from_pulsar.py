@@ -13,7 +13,7 @@ of Meridian: there is nobody to have something in common with, and nobody whose 
 these messages is sent on, not even to where it came from.
 
 A message with a source position is stored once. Positions only ever grow, so a message that is refused must not be
-passed over: its producer is closed, and what it sent behind it is ignored until it begins again.
+passed over: its producer is closed, and what it sent after it is ignored until it begins again.
 
 Markers of replicated subscriptions (PIP-33) are not stored. Each counts once everything that was brought before it is
 durable, and is confirmed then; one that is not understood has no effect. A request for a snapshot that is brought again

@@ -97,7 +97,7 @@ class PulsarPlaces:
         place.since = since[0] if since else LATEST
 
     async def open(self) -> None:
-        """Finish the replay. :raises LedgerError: the entries behind a record cannot be read."""
+        """Finish the replay. :raises LedgerError: the entries after a record cannot be read."""
         at = min((place.upto for place in self._places.values()), default=None)
         while at is not None and (found := await self._topic.log.read_after(at, SCAN_ENTRIES, SCAN_BYTES)):
             for _, stored in found:
