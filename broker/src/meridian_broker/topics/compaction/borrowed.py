@@ -59,7 +59,7 @@ class FollowedViews:
             callback(view)
 
     def when_view_changes(self, callback: Callable[[CompactedView | None], None]) -> Callable[[], None]:
-        """As of ``Compaction``."""
+        """As in ``Compaction``."""
         self._readers.append(callback)
         return lambda: self._readers.remove(callback) if callback in self._readers else None
 
@@ -67,7 +67,7 @@ class FollowedViews:
         """Nothing: a view is in force once its index is in memory."""
 
     async def read_view(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored]:
-        """As of ``Compaction``. :raises LedgerError: the entries cannot be read, or not yet those of a newer view."""
+        """As in ``Compaction``. :raises LedgerError: the entries, or those of a newer view, cannot be read yet."""
         view = self.view
         if view is None:
             return []
@@ -80,7 +80,7 @@ class FollowedViews:
 
 
 class BorrowedCompaction(Compaction):
-    """See the module's text. Each shadow whose source is there has one."""
+    """See the module's text. Each shadow whose source exists has one."""
 
     def __init__(self, topic: TopicContext, source: Views) -> None:
         self._source = source
@@ -95,7 +95,7 @@ class BorrowedCompaction(Compaction):
         self._unwatch = source.when_view_changes(self._view_changed)
         self._view_changed(source.view)
 
-    # The parts that are asked for the state read attributes, which are the source's here.
+    # Callers that ask for the state read attributes, which are the source's here.
 
     @property
     def view(self) -> CompactedView | None:

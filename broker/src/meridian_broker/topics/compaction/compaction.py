@@ -90,8 +90,9 @@ class Compaction:
         self._readers: list[Callable[[CompactedView | None], None]] = []
 
     def when_view_changes(self, callback: Callable[[CompactedView | None], None]) -> Callable[[], None]:
-        """Call ``callback`` with each view that comes into force; None: there is none any more. Returns a function that
-        ends this."""
+        """Call ``callback`` with each view that comes into force; None: there is no view any more. Returns a function
+        that ends this.
+        """
         self._readers.append(callback)
         return lambda: self._readers.remove(callback)
 

@@ -38,9 +38,7 @@ SLICE_ENTRIES: Final = 500
 SLICE_BYTES: Final = 1 << 20
 """Bytes looked up at a time."""
 SENT_MAX: Final = 10_000
-"""Batches of which it is remembered which messages were sent. An ack covers none of an older batch that compaction
-removed.
-"""
+"""Batches whose sent messages are remembered. An ack covers nothing of an older batch that compaction removed."""
 Ranges = dict[str, tuple[Position, Position]]
 
 

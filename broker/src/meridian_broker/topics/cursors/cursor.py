@@ -142,7 +142,7 @@ class Cursor(AckBuffer):
     def advance(self) -> None:
         """Move mark-delete over what is not owed, ``WALK`` entries in one turn of the loop.
 
-        It continues by itself, also after loading an index that it needs. Until it arrives, acked entries after
+        It continues by itself, also after loading an index that it needs. Until the index arrives, acked entries after
         mark-delete are passed over one by one in dispatch.
         """
         log, progress, dropped, compacted = self.context.log, self.progress, self.dropped, self.compacted
@@ -250,7 +250,7 @@ class Cursor(AckBuffer):
             journal.when_durable(done)
 
     def rewound(self) -> None:
-        """It was rewound, or was loaded with a rewind in its progress: nothing counts as sent again yet (R13)."""
+        """The cursor was rewound, or loaded with a rewind in its progress: nothing counts as sent again yet (R13)."""
         self.resent = Resent(self.context.log.last_confirmed)
         self.follow_moments()
 

@@ -141,7 +141,7 @@ def _plan_log(
 ) -> log_walks.Steps[None]:
     """Add to ``delta`` what the seek means for the entries of the log.
 
-    :param seen: what it rules of entries that only the compacted view has.
+    :param seen: the ranges that it rules among entries that only the compacted view has.
     """
     log, progress = cursor.context.log, cursor.progress
     everything = log_walks.Exceptions()
@@ -164,10 +164,10 @@ def _next_epoch(cursor: Cursor) -> Stamp:
     progress = cursor.progress
     if progress.count_rewinds() >= LAYERS_MAX:
         raise LimitReached(
-            f"subscription {cursor.name!r} was rewound {progress.count_rewinds()} times, and can keep "
-            f"{LAYERS_MAX} at most: seek again once they are merged. That happens within minutes once all regions of "
-            "the topic can be reached and the rewound messages have been acknowledged again; remove a region that is "
-            "lost for good from the topic"
+            f"subscription {cursor.name!r} has {progress.count_rewinds()} unmerged rewinds, and {LAYERS_MAX} "
+            "are the limit: seek again once they are merged. That happens within minutes once all regions of the topic "
+            "can be reached and the rewound messages have been acknowledged again; remove a region that is lost for "
+            "good from the topic"
         )
     return cursor.context.clock.next(progress.epoch)
 
@@ -201,7 +201,7 @@ def _goes_back(cursor: Cursor, upto: Position) -> bool:
 
 
 def _joined(one: Ranges, other: Ranges) -> Ranges:
-    """What two parts of a log, read one after the other, rule together."""
+    """The combined ranges that are ruled in two parts of a log, read one after the other."""
     ranges = dict(one)
     for region, (low, high) in other.items():
         before = ranges.get(region, (low, high))
@@ -210,7 +210,7 @@ def _joined(one: Ranges, other: Ranges) -> Ranges:
 
 
 def _before_in_view(target: Position, upto: Position) -> Position:
-    """The position after which a reader of a compacted view continues with ``target``; ``upto``: that position in
-    the log.
+    """The position after which a reader of a compacted view continues with ``target``; ``upto``: its position in the
+    log.
     """
     return min(upto, target if target.entry < 0 else Position(target.ledger, target.entry - 1))

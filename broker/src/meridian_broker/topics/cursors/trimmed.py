@@ -6,8 +6,8 @@ in every region, so it would take back trimmed entries as well: regions that tri
 one, where the consumers are, could not deliver them. The backlogs would differ for good, and no floor would pass those
 entries. So a seek by time keeps what is trimmed here acknowledged, as far as it was.
 
-With an entry goes its publish time, and after earlier seeks by time that decides whether it is acknowledged. So before
-a ledger is trimmed, acknowledgements in it are recorded as valid whatever the time.
+A trimmed entry takes its publish time with it, which after earlier seeks by time decides whether it is acknowledged. So
+before a ledger is trimmed, acknowledgements in it are recorded as valid whatever the time.
 """
 
 from __future__ import annotations

@@ -78,13 +78,13 @@ class ProgressLog:
         self._rolls = UnderWay()
         self._is_resting = False
         self._snapshot_bytes = 0
-        """Size of the snapshot in the current ledger. What was appended behind it:"""
+        """Size of the snapshot in the current ledger. What was appended after it:"""
         self._since_bytes = self._since_records = 0
         self._held: list[tuple[bytes, Done | None]] = []
         self.common_acks: dict[Position, CommonAck | None] = {}
         """Entries that were acknowledged lately, ``REMEMBERED`` at most. None: by one subscription so far."""
         self._gathering = Gathering()
-        """It counts as asked for, and is not written yet."""
+        """The record that it gathers counts as asked for, and is not written yet."""
         self._is_gathering = False
         self._refusal: MetadataUnavailable | None = None
         """Why the last roll-over failed."""
@@ -122,7 +122,7 @@ class ProgressLog:
         :raises MetadataUnavailable: none can be created now, because the metadata store is full or unreachable.
         """
         self._changed_ms = self._scheduler.now_ms()
-        if self._writer is None or self._is_resting:  # else a snapshot is being written, which takes what is made now
+        if self._writer is None or self._is_resting:  # else the snapshot being written includes what is created now
             await self._scheduler.answer(self._rolls.when_over)
         if self._writer is None and self.failure is None:
             self._roll()
@@ -341,7 +341,7 @@ class ProgressLog:
         return self._chain.rests and bool(self.ledgers) and is_quiet and self._rolls.is_idle and self.failure is None
 
     async def rest(self) -> None:
-        """Let the topic's record hold everything, if that is little, and delete the ledgers. Changes that arrive
+        """Store everything in the topic's record, if it is little, and delete the ledgers. Changes that arrive
         meanwhile are written to another ledger, after that.
 
         :raises LedgerError: the ledger cannot be sealed; all appends fail from then on.

@@ -143,6 +143,6 @@ async def skip(shadow: Topic, upto: Position) -> None:
         if (count := sum(skipped.values())) and isinstance(shadow.log, LogView):
             shadow.log.skipped(count)
             log.warning(
-                "%s skips %d entries of its subscriptions: %s deletes them",
+                "%s: its subscriptions skip %d entries, because %s deletes them",
                 *(shadow.name, count, shadow.shadow_of),
             )
