@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every part of an open topic shares: who it is, what it stands on, what holds for it, and whether it still runs.
+"""What every part of an open topic shares: its name, its storage, its rules, and whether it is still served.
 
 The parts of a topic - admission, compaction, subscriptions, backfill and the rest - get this context instead of the
 topic itself, so each of them can be read, and made in a test, without the others.
@@ -187,7 +187,7 @@ class TopicContext:
         """A client came or left."""
         self.last_used_ms = self.scheduler.now_ms()
 
-    # -- what it does no more ------------------------------------------------------------------------------------
+    # -- what it stops doing --------------------------------------------------------------------------------------
 
     def settle(self, how_far: Settling) -> None:
         """The topic is about to move, or the broker to stop."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the subscriptions of a topic do in the next turn of the loop, asked of the loop once for all of them.
+"""Work of a topic's subscriptions in the next turn of the loop, scheduled once for all of them.
 
-A message that goes to tens of thousands of subscriptions lets each of them dispatch, and then write its
-acknowledgement. A call of the loop for each would cost as much as what is done in it.
+After a message for tens of thousands of subscriptions each of them dispatches, and then writes its acknowledgement. A
+callback of the loop for each would cost as much as its work.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Waiting(Protocol):
-    """Whoever has something to do in the next turn."""
+    """Something with work for the next turn."""
 
     def next_turn(self) -> None:
         """Do it."""
@@ -22,7 +22,7 @@ class Waiting(Protocol):
 
 
 class Turns:
-    """Those who wait for the next turn, in the order in which they asked for it."""
+    """Those that wait for the next turn, in the order in which they asked for it."""
 
     __slots__ = ("_scheduler", "_waiting")
 

@@ -6,7 +6,7 @@ entries send them. If no region has some of them any more, replication from ther
 missing: nothing is skipped silently. An operator accepts the loss explicitly: the missing entries are recorded as
 dropped with cause *lost* (R14) for every subscription here, and replication continues after them.
 
-No operator is needed if no subscription is owed the entries. That is so if
+No operator is needed if no subscription is owed the entries. This holds if
 
 * no region of the topic stores them: each was asked and has answered. The origin itself knows of nothing that it may
   recover, such as an entry that its disk damaged;
@@ -214,7 +214,7 @@ class Gaps:
         :raises NotFound: nothing of that origin is missing here.
         :raises GapNotAcceptable: another gap is there now, or somebody may have the entries.
         :raises TopicFenced: the topic was closed meanwhile; ask again.
-        :raises MetadataError: of damaged entries: it is recorded, and they are not passed over yet; ask again.
+        :raises MetadataError: the loss of damaged entries is recorded, but they are not passed over yet; ask again.
         """
         topic = self._topic
         topic.check_open()
@@ -247,7 +247,7 @@ class Gaps:
         return accepted, names
 
     async def _accept(self, accepted: Accepted) -> None:
-        """Go on behind it. What the caller appended to the progress log in the same turn is durable with it."""
+        """Continue after the gap. What the caller appended to the progress log in the same turn is durable with it."""
         topic, one = self._topic, accepted
         topic.progress_log.append(Kind.GAP, one.origin, one.encode())
         self._take(one)

@@ -63,7 +63,7 @@ class Following:
         self._moved.clear()
 
     def begin(self) -> None:
-        """There is another controller: it knows of none."""
+        """The controller was replaced: the new one follows none."""
         self._marks.clear()
 
     def follow(self, controller: SnapshotController, wanted: Mapping[str, Position], *, is_reached: bool) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Requests:
-    """Of the other regions of one topic."""
+    """Judges the requests of one topic's other regions."""
 
     def __init__(
         self, topic: Topic, others: Callable[[], frozenset[str]], pulsar_regions: Callable[[], frozenset[str]]
@@ -29,7 +29,7 @@ class Requests:
         self._others = others
         self._pulsar_regions = pulsar_regions
         self._allowed: dict[str, TokenBucket] = {}
-        """What each region may still ask."""
+        """How much each region may still ask."""
 
     def objection(self, sender: str, source: Position | None, now_ms: int) -> str:
         """Why a region's request is not answered; empty: it is.
