@@ -31,7 +31,7 @@ class Sent(NamedTuple):
 
 
 class Producing:
-    """That of one (topic, remote)."""
+    """The producer of one (topic, remote)."""
 
     def __init__(self, topic: str, region: str, remote: str, incarnation: str) -> None:
         self.topic = topic

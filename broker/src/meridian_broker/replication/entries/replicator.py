@@ -267,7 +267,9 @@ class Replicator(Producing):
     # -- answers ----------------------------------------------------------------------------------------------------
 
     def receipt(self, sequence: int) -> bool:
-        """A SEND_RECEIPT, for a stored entry or for a repeated one. False: it fits nothing, connect again."""
+        """A SEND_RECEIPT, for a stored entry or for a repeated one. False: it matches nothing that was sent: connect
+        again.
+        """
         if self.state is not State.STARTED:
             return True
         if not self._pending or self._pending[0].sequence != sequence:

@@ -67,7 +67,7 @@ class ProgressHost(Protocol):
         """Whether an open topic has replicated subscriptions, deleted ones included; false for any other topic."""
 
     def replicated_in(self, topic: str) -> Iterable[str]:
-        """The replicated subscriptions of one of them, each once; none when it is owned no more."""
+        """The replicated subscriptions of one of them, each once; none if it is not owned any more."""
 
     def regions_of(self, topic: str) -> frozenset[str]:
         """The topic's regions, ours included; empty for a topic not known here.

@@ -390,5 +390,5 @@ class Peer:
 
 
 def _trouble(known: Trouble | None, why: Why, text: str, now_ms: int) -> Trouble:
-    """The same trouble as before lasts since then."""
+    """Trouble of the same kind as before counts from when that began."""
     return Trouble(why, text, known.since_ms if known is not None and known.why is why else now_ms)

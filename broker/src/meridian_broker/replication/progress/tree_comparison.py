@@ -39,7 +39,7 @@ class Summing:
     # -- counting
 
     def begin(self, peer: Peer) -> None:
-        """Tell the peer the number of everything, as soon as everything is counted."""
+        """Send the peer the number of everything, as soon as everything is counted."""
         self._context.digests.summary(peer.name).begin_round()
         peer.to_summarize = True
         self.go_on(peer)

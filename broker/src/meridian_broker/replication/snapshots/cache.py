@@ -2,7 +2,7 @@
 """The snapshots that one subscription may still use, thinned where there are too many.
 
 A topic takes a snapshot every second, and a subscription may be days behind. It keeps a bounded number of them: once
-there is one too many, the one goes whose removal leaves the smallest *gap*, the distance between its two neighbours.
+there is one too many, the one whose removal leaves the smallest *gap*, the distance between its two neighbours, goes.
 The first and the last stay.
 
 So no gap that removals left is more than twice the average. Of n + 1 snapshots the n - 1 between the first and the last

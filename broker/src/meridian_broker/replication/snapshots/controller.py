@@ -12,11 +12,11 @@ whoever is asked takes one more, a *follow-up*; its requests say so in their ids
 every region has been asked once everything is everywhere, and a subscription that acknowledges everything, however
 late, is moved past the last message in every region.
 
-What is done in the topic is for its owner: it calls ``received`` for each marker from another region, once it is
-durable and in the order of the log, ``published`` after messages were stored, ``tick`` at ``deadline_ms``, and looks at
-that again after every call and every ``done``. Nothing waits, and nothing is kept on disk: after a restart snapshots
-that a subscription has not passed are found in the log again (``found``), and a first one is taken at once, because an
-update may have been lost.
+The topic's owner does the rest: it calls ``received`` for each marker from another region, once it is durable and in
+the order of the log, ``published`` after messages were stored, ``tick`` at ``deadline_ms``, and looks at that again
+after every call and every ``done``. Nothing waits, and nothing is kept on disk: after a restart snapshots that a
+subscription has not passed are found in the log again (``found``), and a first one is taken at once, because an update
+may have been lost.
 
 A topic that is just being filled stores no markers yet. An answer that could not be stored is written again until the
 other region has given up: Pulsar does not ask again before its own timeout, half a minute by default.
@@ -69,13 +69,13 @@ class SnapshotController:
         self._began_ms: int | None = None
         """When the last snapshot was begun."""
         self._failures = 0
-        """In a row, since a message was stored."""
+        """Failures in a row since a message was stored."""
         self._next_ms = host.now_ms()
-        """When the next one may be."""
+        """When the next snapshot may begin."""
         self._unanswered: dict[str, _Unanswered] = {}
-        """By region, the newest of them."""
+        """By region, its newest unanswered request."""
         self.refused = 0
-        """Markers of other regions that had no effect: they speak for somebody else, or of what is not here."""
+        """Markers of other regions that had no effect: they speak for somebody else, or name what is not here."""
 
     # -- figures
 
@@ -94,7 +94,7 @@ class SnapshotController:
         return self._updates.written
 
     def held_back(self, subscription: str) -> dict[str, frozenset[str]]:
-        """As ``SubscriptionUpdates.held_back``."""
+        """See ``SubscriptionUpdates.held_back``."""
         return self._updates.held_back(subscription)
 
     @property
@@ -168,7 +168,7 @@ class SnapshotController:
         self._updates.moved(subscription, mark_delete)
 
     def regions_changed(self) -> None:
-        """The topic has other regions, or one was given up or is back: snapshots of before do not say enough."""
+        """The topic's regions changed, or one was given up or is back: earlier snapshots do not say enough."""
         self._has_news = True
         self._updates.regions_changed()
 

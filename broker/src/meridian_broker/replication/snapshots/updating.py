@@ -38,7 +38,7 @@ class _Followed:
     is_writing: bool = False
     retry_ms: int | None = None
     held: Snapshot | None = None
-    """The newest of which some region was not told all: nobody vouches for it yet."""
+    """The newest that some region was not told completely: nobody vouches for it yet."""
     is_told: bool = False
     """Regions that keep no records know of it."""
 
@@ -87,7 +87,7 @@ class SubscriptionUpdates:
             self._tell(subscription, one, one.held)
 
     def regions_changed(self) -> None:
-        """The topic has other regions, or one was given up or is back: perhaps less is needed to tell more."""
+        """The topic's regions changed, or one was given up or is back: perhaps less is needed to tell more."""
         for subscription, one in self._followed.items():
             if one.held is not None:
                 self._tell(subscription, one, one.held)
@@ -103,7 +103,7 @@ class SubscriptionUpdates:
         return {region: others for region, others in missing.items() if others}
 
     def moved(self, subscription: str, mark_delete: Position) -> None:
-        """Its mark-delete position is another; perhaps an earlier one, after a seek."""
+        """Its mark-delete position moved, after a seek perhaps back."""
         one = self._followed.get(subscription)
         if one is None:
             return

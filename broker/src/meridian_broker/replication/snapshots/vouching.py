@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of which subscriptions a region of Apache Pulsar may be told how far they are.
+"""Which subscriptions' places a region of Apache Pulsar may be told.
 
 Pulsar sends each message to every region of the topic by itself, and to one that joins only what it publishes from then
 on. So a region may be through with all that it has from there, while another Meridian region still owes what was sent
