@@ -84,7 +84,7 @@ class _Walk:
         self.peer, self.origin, self.bits = peer, origin, bits
         self.bucket, self.end = first, last
         self.at = (first << (HASH_BITS - bits), "")
-        """The place to go on at."""
+        """The place to continue at."""
         self.number = 0
         self.ends: list[TopicEnd] = []
         self.through: Callable[[], None] = lambda: None

@@ -54,7 +54,7 @@ class PeerLinks:
         self._barrier_ms = barrier_ms
         self._broker = broker
         self._first_number = 1
-        """Of the next peer's DELTA: a peer that goes and comes back gets no number twice."""
+        """Number of the next peer's first DELTA: a peer that goes and comes back gets no number twice."""
         self._context = ExchangeContext(host, limits, lambda name: self.divided.wanted(name))
         self._peers = self._context.peers
         self.divided = DividedRegions(self._context, self.add_peer, self._remove, self._moved)

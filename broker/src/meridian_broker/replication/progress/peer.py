@@ -92,9 +92,9 @@ class Peer:
         self.name = name
         self.region = region_of(name)
         self.is_divided = False
-        """It stands for a region of several brokers, which are peers of their own: nothing is said to it."""
+        """It stands for a region of several brokers, which are peers of their own: nothing is sent to it."""
         self.is_awaited = False
-        """It cannot be reached, and is about to be: what needs it may wait a little."""
+        """It cannot be reached yet, but is about to be: what needs it may wait a little."""
         self.send: Callable[[PeerMessage], None] | None = None
         """Our own link to the region; None while it is down."""
         self.back: Callable[[PeerMessage], None] | None = None
@@ -135,7 +135,7 @@ class Peer:
         """Topics whose digest is still to be sent in this round."""
         self.next_announce_ms: int | None = None
         self.is_new = False
-        """Our link is, and everything is being compared for the first time on it."""
+        """Our link is new: everything is being compared on it for the first time."""
         self.to_summarize = False
         """Our number for all topics is sent once they are counted."""
         self.announced: set[str] = set()

@@ -62,8 +62,9 @@ class SnapshotCache:
         self._last: _Kept | None = None
         self._count = 0
         self._ranks: list[tuple[int, int, _Kept]] = []
-        """Heap of (gap that the removal would leave, number, snapshot). A rank that is too small, or of a
-        snapshot that went, stays until it is met."""
+        """Heap of (gap that the removal would leave, number, snapshot). A rank that is too small, or of a removed
+        snapshot, stays until it is met.
+        """
         self._number = 0
 
     def __len__(self) -> int:
@@ -138,7 +139,7 @@ class SnapshotCache:
                 break
             if one.key > key:  # its neighbours have gone since
                 heapreplace(self._ranks, (one.key, number, one))
-            else:  # it has a newer rank, or went
+            else:  # it has a newer rank, or was removed
                 heappop(self._ranks)
         heappop(self._ranks)
         before, behind = one.before, one.behind

@@ -180,7 +180,7 @@ class SnapshotController:
             self._next_ms = min(self._next_ms, self._began_ms + self._rules.interval_ms)
 
     def consumer_left(self) -> None:
-        """A consumer of a replicated subscription is going: what it acknowledged reaches the others soon."""
+        """A consumer of a replicated subscription is leaving: what it acknowledged reaches the others soon."""
         now_ms = self._host.now_ms()
         earliest_ms = now_ms if self._began_ms is None else max(now_ms, self._began_ms + self._rules.flush_ms)
         self._next_ms = min(self._next_ms, earliest_ms)

@@ -64,7 +64,7 @@ class _Attempt:
     first_round: dict[str, Position] | None = None
     """The answers of the first round; None: this is the first."""
     at: Position = EARLIEST
-    """Here, of the last answer."""
+    """The position of the last answer, here."""
 
 
 class SnapshotTaker:

@@ -72,7 +72,7 @@ class SubscriptionUpdates:
         return True
 
     def pause(self, subscription: str) -> None:
-        """Follow it no more, until it is followed anew: it may have moved."""
+        """Stop following it, until it is followed anew: it may have moved."""
         self._followed.pop(subscription, None)
 
     def unfollow(self, subscription: str) -> None:

@@ -90,9 +90,9 @@ async def seek(cursor: Cursor, target: Position) -> None:
 
 
 async def seek_to_time(cursor: Cursor, time_ms: int) -> None:
-    """Move to the first entry published at ``time_ms`` or later: everything before it here counts as acked. Of the
-    others, those published at that time or later do not, in any region, including those still to arrive (R12).
-    Acknowledged entries that were trimmed here stay acknowledged in every region (``trimmed.py``).
+    """Move to the first entry published at ``time_ms`` or later: everything before it here counts as acked. Other
+    entries published at that time or later do not, in any region, including those still to arrive (R12). Acknowledged
+    entries that were trimmed here stay acknowledged in every region (``trimmed.py``).
 
     An entry after that position that was published earlier keeps its state.
 

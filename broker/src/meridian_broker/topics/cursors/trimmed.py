@@ -7,7 +7,7 @@ one, where the consumers are, could not deliver them. The backlogs would differ 
 entries. So a seek by time keeps what is trimmed here acknowledged, as far as it was.
 
 A trimmed entry takes its publish time with it, which after earlier seeks by time decides whether it is acknowledged. So
-before a ledger is trimmed, acknowledgements in it are recorded as valid whatever the time.
+before a ledger is trimmed, acknowledgements in it are recorded as valid whatever the entries' publish times.
 """
 
 from __future__ import annotations

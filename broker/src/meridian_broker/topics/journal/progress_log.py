@@ -49,7 +49,7 @@ REST_BYTES: Final = 4 << 10
 2 GiB, and not more. A replicated subscription with a few gaps takes some 300 bytes.
 """
 REST_MS: Final = 300_000
-"""A log goes to rest once it has not changed for so long: that costs a ledger and three writes to the metadata store
+"""A log goes to rest once it has not changed for this long: that costs a ledger and three writes to the metadata store
 when it changes again.
 """
 

@@ -134,7 +134,7 @@ class LeasedTopics:
         return None if stream[0] in self._topics.topics else self.witness.basis(stream[:2])
 
     def confirm(self, confirmed: Callable[[], None]) -> None:
-        """``confirmed`` once it is sure that no later broker of this region had begun to vote when this was called."""
+        """Call ``confirmed`` once it is certain that no later broker of this region had begun to vote at the call."""
         if not self._is_one_of_several:
             self.witness.confirm(confirmed)
         elif self._ownership.is_valid():

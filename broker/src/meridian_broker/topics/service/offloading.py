@@ -88,7 +88,7 @@ class OffloadRounds:
         self._pauses: dict[int, _Pause] = {}
 
     def status(self, topic: str) -> OffloadStatus:
-        """Of a topic by its name."""
+        """The status of a topic, by its name."""
         return self._statuses.get(topic) or OffloadStatus()
 
     async def look(self) -> None:

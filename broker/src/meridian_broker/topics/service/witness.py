@@ -147,7 +147,7 @@ class WitnessStore:
         return True
 
     def confirm(self, confirmed: Callable[[], None]) -> None:
-        """``confirmed`` once something was written: no later broker has opened the store."""
+        """Call ``confirmed`` once something was written: no later broker has opened the store."""
         if self._log is not None:
             self._log.append(Kind.VOTES, "", b"", lambda error: confirmed() if error is None else None)
 
