@@ -2,8 +2,8 @@
 """The snapshots that one subscription may still use, thinned where there are too many.
 
 A topic takes a snapshot every second, and a subscription may be days behind. It keeps a bounded number of them: once
-there is one too many, the one whose removal leaves the smallest *gap*, the distance between its two neighbours, goes.
-The first and the last stay.
+there is one too many, it removes the one whose removal leaves the smallest *gap*, the distance between its two
+neighbours. The first and the last stay.
 
 So no gap that removals left is more than twice the average. Of n + 1 snapshots the n - 1 between the first and the last
 can be removed. Each gap is on at most two sides of these, hence the gaps that their removals would leave add up to at
@@ -84,7 +84,7 @@ class SnapshotCache:
         return found
 
     def add(self, snapshot: Snapshot, at: int) -> None:
-        """Keep a snapshot; one of that position that is kept already is the same.
+        """Keep a snapshot; one already kept at that position is the same.
 
         :param at: how many entries of the topic were stored before it, or another measure of distance that grows with
             positions.

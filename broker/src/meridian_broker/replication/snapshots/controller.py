@@ -2,7 +2,7 @@
 """The snapshots of one topic in one region: when they are taken, what is answered, and what follows (PIP-33).
 
 Both sides are here. A region *takes* snapshots of a topic while one of its own subscriptions there is replicated, at
-most one each ``interval_ms``, and only if a message was stored since the last one began: a topic at rest writes no
+most one per ``interval_ms``, and only if a message was stored since the last one began: a topic at rest writes no
 markers. When a consumer leaves, the snapshot does not wait for the interval. A region *answers* whoever asks, whether
 or not it has such subscriptions.
 
@@ -51,7 +51,7 @@ class _Unanswered(NamedTuple):
     snapshot_id: str
     again_ms: int
     until_ms: int
-    """When that region waits no longer."""
+    """When that region stops waiting."""
 
 
 class SnapshotController:
@@ -164,7 +164,7 @@ class SnapshotController:
         self._updates.unfollow(subscription)
 
     def moved(self, subscription: str, mark_delete: Position) -> None:
-        """The mark-delete position of a subscription is another, durably."""
+        """A subscription's mark-delete position moved, durably."""
         self._updates.moved(subscription, mark_delete)
 
     def regions_changed(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What snapshots need of the topic that they are taken of."""
+"""What snapshots need from their topic."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ answer to the second. And hence R30: every region of the topic has to answer, in
 kept equal in other ways. Without an answer of *c*, nobody could say what of *c* is already in the log of *b*.
 
 The second round has an id of its own. Answers repeat the id, and markers may be replicated twice: an answer to the
-first round that arrives again during the second would otherwise count there, although it came before what it is asked
-for. Pulsar's brokers use one id for both rounds, and answer any.
+first round that arrives again during the second would otherwise count there, although it was sent before the question.
+Pulsar's brokers use one id for both rounds, and answer any.
 
 A snapshot is complete once its own marker is durable. Nothing is remembered of one whose region restarts, or whose
 topic gained or lost a region meanwhile: late answers to it are ignored.
@@ -108,7 +108,7 @@ class SnapshotTaker:
         self._ask(snapshot_id, _Attempt(snapshot_id, self._host.now_ms(), needed(self._host)))
 
     def expire(self) -> None:
-        """End those whose time is over."""
+        """End those that timed out."""
         over_ms = self._host.now_ms() - self._rules.timeout_ms
         for round_id, one in list(self._attempts.items()):
             if one.began_ms <= over_ms:

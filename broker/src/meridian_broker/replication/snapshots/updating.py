@@ -34,7 +34,7 @@ class _Followed:
     mark_delete: Position
     cache: SnapshotCache
     unsent: Snapshot | None = None
-    """The newest that an update is to be written for."""
+    """The newest for which an update is to be written."""
     is_writing: bool = False
     retry_ms: int | None = None
     held: Snapshot | None = None
@@ -59,7 +59,7 @@ class SubscriptionUpdates:
 
     @property
     def deadline_ms(self) -> int | None:
-        """When the first of those that could not be stored is written again."""
+        """When the first update that could not be stored is written again."""
         return min((one.retry_ms for one in self._followed.values() if one.retry_ms is not None), default=None)
 
     def follow(self, subscription: str, mark_delete: Position) -> bool:

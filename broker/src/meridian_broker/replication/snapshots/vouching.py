@@ -19,7 +19,7 @@ What was sent after the beginning is here, so this region's own mark-delete spea
 subscription that was vouched for stays so. Nothing of it is kept on disk: after a restart the next updates vouch again.
 
 In snapshot mode Meridian regions learn from Pulsar alone which of its messages are acknowledged, so they cannot vouch
-for each other before it was told; there, and where no other Meridian region is, its place is always told.
+for each other before it is told; there, and where no other Meridian region is, its place is always told.
 
 Until then Pulsar's place in updates is ``EARLIEST``, which makes a subscription known and moves it nowhere. It still
 says that Pulsar took part in the snapshot, so two regions that joined late can vouch for each other.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from meridian_broker.topics.subscriptions.subscription import Subscription
 
 REMEMBERED_MS: Final = 15_000
-"""A refused replicator retries within five seconds. One that has not for this long cannot connect to us."""
+"""A refused replicator retries within five seconds. One that has not retried for this long cannot connect to us."""
 
 
 class Verdict(Enum):

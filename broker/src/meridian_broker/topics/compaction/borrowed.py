@@ -143,9 +143,9 @@ class BorrowedCompaction(Compaction):
         raise self._topic.read_only("compact")
 
     async def prepare(self) -> None:
-        """As of the source."""
+        """As the source does."""
         await self._source.prepare()
 
     async def read_view(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored]:
-        """As of the source."""
+        """As the source does."""
         return await self._source.read_view(position, max_entries, max_bytes)

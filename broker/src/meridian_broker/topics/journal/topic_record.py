@@ -29,7 +29,7 @@ from meridian_broker.wire.pulsar.topic_name import TopicName
 
 ATTEMPTS: Final = 20
 QUARANTINED: Final = "meridian.setAside"
-"""Name of the property that holds the reason of a quarantine (R8)."""
+"""Property with the reason of a quarantine (R8); records have it under this name."""
 PAUSE_SECONDS: Final = 0.5
 """How long a topic waits for an unreachable metadata store before it is fenced: ten seconds plus the requests' own
 timeouts.

@@ -218,7 +218,7 @@ async def _replay(
 
 
 async def _may_create(parts: BrokerParts, name: TopicName, create: bool, *, foreign: bool = False) -> None:
-    """``foreign``: another region asks, where somebody meant to make the topic; no policy keeps its entries out.
+    """``foreign``: another region asks, where the topic was made on purpose; no policy keeps its entries out.
 
     :raises TopicNotFound: it may not be created automatically.
     :raises InvalidName: no topic may be called that.

@@ -57,7 +57,7 @@ class ExchangeHost:
         return None if found is None or found.failure is not None else found.subscription_registry
 
     def open_soon(self, topic: str) -> None:
-        """Another region waits for a topic on record that is not open: open it ahead of others."""
+        """Another region waits for a topic on record that is not open: open it before others."""
         if self._registry.is_unopened(topic) and topic not in self._wanted and not self._registry.closing:
             self._wanted.add(topic)
             self._registry.parts.scheduler.spawn(self._open_wanted(topic), "open a topic that another region waits for")

@@ -2,9 +2,9 @@
 """Sources that other brokers of the region serve, followed for the shadows that are open here.
 
 A followed source is put together from what its broker writes anyway: the topic's record in the metadata, which is
-watched, and its ledgers (``ledgers/followed.py``). The shadows here share it: each entry is read once, and the
-source's broker is asked for nothing. What does not fit a later state of the same topic, because the
-source was deleted, made again or restored, fences the shadows: they are opened again, from the record as it is then.
+watched, and its ledgers (``ledgers/followed.py``). The shadows here share it: each entry is read once, and the source's
+broker is asked for nothing. If what it finds is not a later state of the same topic, because the source was deleted,
+made again or restored, the shadows are fenced: they are opened again, from the record as it is then.
 
 Whoever serves the source does not matter, so it may move. If it comes to this broker, its shadows are opened again and
 read it directly.

@@ -62,7 +62,7 @@ class PolicyRounds:
         for namespace in sorted(missing - self.missing):
             log.warning(
                 "namespace %s is missing or being deleted, but has open topics here: they keep their last known "
-                "policies, and nothing in them is deleted or expires; create it again, or delete its topics",
+                "policies, and nothing in them is deleted or expires; create the namespace again, or delete its topics",
                 namespace,
             )
         for namespace in sorted(self.missing - missing):

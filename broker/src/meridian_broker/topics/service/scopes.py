@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dispatch scopes of a topic's subscriptions follow its records and its regions, from its opening on (R26)."""
+"""Dispatch scopes of subscriptions follow their records and the topic's regions, from its opening on (R26)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The subscriptions of one topic whose progress other regions learn by snapshots: which they are, and how far each is.
+"""The subscriptions of one topic whose progress other regions learn by snapshots: which ones, and how far each is.
 
 A subscription is followed once every region that is needed is reached, and has said what it knows of it. What its
 cursor acknowledged is told to the controller once it is on disk, and older snapshots are found in the log again.

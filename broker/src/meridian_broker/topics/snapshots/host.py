@@ -51,7 +51,7 @@ LOG_EVERY_MS: Final = 60_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotSettings:
-    """What holds for all topics of a broker."""
+    """The rules for all topics of a broker."""
 
     enabled: bool = True
     rules: SnapshotRules = field(default_factory=SnapshotRules)
@@ -358,7 +358,7 @@ class TopicSnapshots:
         held = {} if self.controller is None else self.controller.held_back(subscription)
         return {
             region: f"{region} is not told how far {subscription!r} is: {', '.join(sorted(others))} may still owe it "
-            f"messages that {region} sent before its link to {self.region} began, and {region} would pass them. Have "
+            f"messages that {region} sent before its link to {self.region} began, and {region} would skip them. Have "
             f"them acknowledged there; if that region is lost for good, go on without it: meridian topics snapshots "
             f"{self.topic.name} --without REGION"
             for region, others in held.items()

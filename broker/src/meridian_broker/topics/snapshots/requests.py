@@ -53,7 +53,7 @@ class Requests:
         if source is None and sender in self._pulsar_regions() and len(self._others()) > 1:
             return (
                 f"{sender} asks for a snapshot of more than two regions without naming its own position, so a repeated "
-                "request cannot be told from the second one: it needs Pulsar 4.0.3, 3.0.10 or newer"
+                "request cannot be told from that of the second round: it needs Pulsar 4.0.3, 3.0.10 or newer"
             )
         return ""
 

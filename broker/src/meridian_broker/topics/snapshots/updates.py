@@ -70,7 +70,7 @@ class Updates:
         """See ``SnapshotHost.acknowledge``."""
         update = _Update(subscription, sender, unknown)
         if update not in self._waiting and len(self._waiting) >= WAITING_MAX:
-            self._refuse(f"{sender} sends updates for more than {WAITING_MAX} subscriptions")
+            self._refuse(f"{sender} sent an update while {WAITING_MAX} others wait")
             return
         self._waiting[update] = max(position, self._waiting.get(update, EARLIEST))
         self._begin()
