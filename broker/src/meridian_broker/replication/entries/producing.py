@@ -24,7 +24,7 @@ class Sent(NamedTuple):
     sequence: int
     position: Position
     origin: Position
-    """Of a marker, that of the last own entry before it."""
+    """For a marker, that of the last own entry before it."""
     size: int
     messages: int
     stored_ms: int

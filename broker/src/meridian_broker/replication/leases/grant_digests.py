@@ -61,7 +61,7 @@ class GrantDigests(Generic[Grant]):
         self._key = blake2b(holder.encode(), digest_size=32).digest()
         self._prints: dict[Stream, int] = {}
         self.parts: dict[int, Part[Grant]] = {}
-        """Those in which there is something."""
+        """The non-empty parts."""
 
     def __len__(self) -> int:
         return len(self._prints)

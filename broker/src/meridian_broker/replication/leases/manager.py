@@ -82,7 +82,7 @@ class Greeted(NamedTuple):
     renewals: bool
     """... without names."""
     finds_owners: bool = False
-    """It takes part in leases also where a region has several brokers."""
+    """It takes part in leases even if a region has several brokers."""
     is_divided: bool = False
     """Its region has several brokers."""
 
@@ -250,7 +250,7 @@ class LeaseManager:
         self._speaks.pop(peer, None)
 
     def moved(self, region: str) -> None:
-        """In a region of several brokers, other ones than before may own topics."""
+        """Other brokers of a region of several may own topics now."""
         self.leases.moved(region)
 
     def received(self, peer: str, message: LeaseMessage, reply: Callable[[LeaseMessage], None]) -> None:

@@ -35,11 +35,11 @@ from meridian_broker.replication.progress.peer import Peer
 from meridian_broker.replication.progress.topic_order import HASH_BITS, TopicOrder, following
 
 TOPICS: Final = 2000
-"""In one slice, about."""
+"""Topics in one slice, about."""
 STEPS: Final = 4000
 """Topics and buckets in one turn of the loop: some milliseconds."""
 PER_BUCKET: Final = 16
-"""Topics, at most about; at least half of it."""
+"""Topics in one bucket, at most about; at least half of it."""
 ROUND_MS: Final = 5000
 """Minimum time from the start of a round to that of the next."""
 ANSWERED: Final = 1000

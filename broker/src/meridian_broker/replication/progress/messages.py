@@ -128,7 +128,7 @@ class NamespaceOwners(NamedTuple):
 
     namespace: str
     borders: tuple[int, ...]
-    """Of its bundles (``ownership/bundles.py``); empty: there is no such namespace."""
+    """The borders of its bundles (``ownership/bundles.py``); empty: there is no such namespace."""
     owners: tuple[str, ...]
     """Of each bundle, the id of its broker; empty: nobody owns it."""
 

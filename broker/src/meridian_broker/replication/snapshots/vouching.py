@@ -33,7 +33,7 @@ from meridian_broker.wire.pulsar.markers import Place
 
 
 class Vouching:
-    """For the replicated subscriptions of one topic in one region."""
+    """What was vouched for, for the replicated subscriptions of one topic in one region."""
 
     def __init__(self, host: SnapshotHost) -> None:
         self._host = host

@@ -55,7 +55,7 @@ class Standing(NamedTuple):
     is_ended: bool
     """It accepts no more messages."""
     end: Position | None
-    """Of the region that published the entry, the last one before the recorded end; None: there is none."""
+    """The last entry of the publishing region before the recorded end; None: there is none."""
     is_full: bool
     """It exceeds a backlog quota that keeps producers out."""
     largest: int

@@ -48,7 +48,7 @@ class FollowedViews:
         return Status.NOT_RUN if self.view is None else Status.SUCCESS
 
     async def take(self, record: CompactedRecord | None) -> None:
-        """What the source's record names now. :raises LedgerError: the view cannot be read now."""
+        """Take the view that the source's record names now. :raises LedgerError: the view cannot be read now."""
         if record == (None if self.view is None else self.view.record):
             return
         view = None if record is None else CompactedView(record, self._store)
@@ -108,7 +108,7 @@ class BorrowedCompaction(Compaction):
 
     @property
     def status(self) -> Status:
-        """Of the source's last compaction."""
+        """The status of the source's last compaction."""
         return self._source.status
 
     @status.setter
@@ -131,7 +131,7 @@ class BorrowedCompaction(Compaction):
         return None
 
     def bytes_to_do(self) -> int:
-        """None here."""
+        """Zero: a shadow compacts nothing."""
         return 0
 
     def start(self) -> None:

@@ -112,8 +112,7 @@ async def note_acknowledged(cursor: Cursor, going: Sequence[Chapter]) -> None:
 
 
 def _with_times(cursor: Cursor, ledgers: set[int]) -> list[int]:
-    """Those of the ledgers in which not everything is acknowledged whatever its publish time; no index is needed to
-    know."""
+    """The ledgers with entries that are not acknowledged whatever their publish times; this needs no index."""
     log, progress, found = cursor.context.log, cursor.progress, []
     for span, following in pairwise(log.spans()):
         if span.ledger_id in ledgers:

@@ -20,7 +20,7 @@ class Unfinished:
         self.going: dict[str, TopicName] = {}
         """Partitioned topics whose deletion was begun."""
         self.coming: dict[str, TopicName] = {}
-        """Those that are on record, or may be, while some of their partitions may not be."""
+        """Partitioned topics that are on record, or may be, while some of their partitions may not be."""
         self.unopened: set[str] = set()
         """Topics on record that are not open."""
         self.is_surveyed = False

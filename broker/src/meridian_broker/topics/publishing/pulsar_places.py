@@ -62,7 +62,7 @@ class _Place:
 
 
 class PulsarPlaces:
-    """Those of one topic."""
+    """The places of one topic."""
 
     def __init__(self, topic: TopicContext, keep_from: Callable[[str, Position], None]) -> None:
         """:param keep_from: called with a region and how far it was served, once durable: retention keeps the rest."""

@@ -124,7 +124,7 @@ async def _give_back(topic: Topic, keep_bytes: int | None, keep_since_ms: int | 
 
 
 async def _skip_in_shadows(topic: Topic, upto: Position) -> None:
-    """What is about to be deleted is dropped for the shadows' subscriptions that are still owed it, and recorded.
+    """Drop what is about to be deleted for the shadows' subscriptions that are still owed it, and record that.
 
     :raises LedgerError, TopicError: it is not recorded: nothing may be deleted yet.
     """

@@ -278,7 +278,7 @@ class FollowedSources:
 
 
 def open_of(topics: Mapping[str, Topic], name: TopicName) -> list[Topic]:
-    """Of the open topics, this one or its partitions."""
+    """This topic or its partitions, as far as they are open."""
     plain, partition = str(name), f"{name}-partition-"
     return [topics[key] for key in topics if key == plain or key.startswith(partition)]
 
