@@ -259,7 +259,7 @@ class TopicContext:
     ) -> None:
         """Tell the other regions what changed, once it is on disk, with everything written before it.
 
-        In snapshot mode they are told of records only: what is acknowledged travels by snapshots.
+        In snapshot mode they get records only: what is acknowledged travels by snapshots.
         """
         replaced = self.snapshots is not None and self.snapshots.replace_exchange_of(subscription)
         if self.exchange is not None and (record_changed or not replaced):

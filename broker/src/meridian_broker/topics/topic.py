@@ -2,7 +2,7 @@
 """A topic, or one partition of it, in this region: its log, its producers, its subscriptions.
 
 How messages get into its log is described in ``publishing/storing.py``. Everything that cannot go on - a failed disk, a
-lost ledger - fences the topic: clients are told to look it up again, and it is reopened from what is durable.
+lost ledger - fences the topic: clients look it up again, and it is reopened from what is durable.
 """
 
 from __future__ import annotations

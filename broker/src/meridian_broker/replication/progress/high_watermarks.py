@@ -154,7 +154,7 @@ class Ends:
         return self._context.now_ms + 1 if self._walks else None
 
     def _tell_slice(self, peer: Peer, origin: str) -> bool:
-        """:returns: False when the round is through, and the next has time."""
+        """:returns: False when the round is over, and the next is not due."""
         key, now_ms = (peer.name, origin), self._context.now_ms
         at = self._rounds.get(key)
         if at is None or at.bucket >> at.bits:

@@ -53,7 +53,7 @@ class TopicOrder:
         self._cell = self._index = 0
 
     def step(self) -> bool:
-        """Go on with the pass. :returns: it is through."""
+        """Continue the pass. :returns: whether it is complete."""
         looked = self._add(self._topics())
         if not self._unseen:
             self._drop(self._topics(), looked)

@@ -62,7 +62,7 @@ class Summing:
         return self._context.digests.summary(peer.name).count(limits.items_per_message, limits.subscriptions_at_once)
 
     def _tell(self, peer: Peer) -> None:
-        """The number; and the digests of topics that are known to differ."""
+        """Send the number, and the digests of topics that are known to differ."""
         digests, peers_of = self._context.digests, self._context.peers_of
         digest = digests.summary(peer.name).work_out()
         if peer.send is None:

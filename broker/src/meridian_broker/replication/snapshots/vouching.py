@@ -2,7 +2,7 @@
 """Which subscriptions' places a region of Apache Pulsar may be told.
 
 Pulsar sends each message to every region of the topic by itself, and to one that joins only what it publishes from then
-on. So a region may be through with all that it has from there, while another Meridian region still owes what was sent
+on. So a region may have acknowledged all that it has from there, while another Meridian region still owes what was sent
 before. An update says "everything up to here". Pulsar would pass those messages, too, and tell the others: nobody would
 get them.
 

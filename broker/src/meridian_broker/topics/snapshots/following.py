@@ -2,7 +2,7 @@
 """The subscriptions of one topic whose progress other regions learn by snapshots: which ones, and how far each is.
 
 A subscription is followed once every region that is needed is reached, and has said what it knows of it. What its
-cursor acknowledged is told to the controller once it is on disk, and older snapshots are found in the log again.
+cursor acknowledged is reported to the controller once it is on disk, and older snapshots are found in the log again.
 """
 
 from __future__ import annotations
