@@ -4,7 +4,7 @@
 There is one ``Replicator`` per (topic or partition, remote region); ``producing.py`` has what it knows of its producer.
 It has no durable state of its own; ranges that an operator skipped are in the topic's record, and passed in (``skip``).
 In its answer to PRODUCER the remote reports which of our entries it stored last, and sending continues exactly after
-that one, so a restart of either side, a lost receipt or a broken connection can neither lose nor repeat an entry.
+that one. So a restart of either side, a lost receipt or a broken connection can neither lose nor repeat an entry.
 
 Three numbers travel with each entry and make mistakes visible instead of silent:
 

@@ -7,9 +7,9 @@ neighbours. The first and the last stay.
 
 So no gap that removals left is more than twice the average. Of n + 1 snapshots the n - 1 between the first and the last
 can be removed. Each gap is on at most two sides of these, hence the gaps that their removals would leave add up to at
-most twice the whole distance, and the smallest of them is at most 2 / (n - 1) of it, which is twice the average of the
-n - 1 gaps that n snapshots have. Later snapshots make the distance longer and the average greater. Only where no
-snapshot was ever taken is a gap longer.
+most twice the whole distance. The smallest of them is at most 2 / (n - 1) of it: twice the average of the n - 1 gaps
+that n snapshots have. Later snapshots make the distance longer and the average greater. Only where no snapshot was ever
+taken is a gap longer.
 
 A snapshot stays true forever, so the order in which they are added does not matter: those that were taken before a
 restart or a rewind are read from the log again and put in their places.
