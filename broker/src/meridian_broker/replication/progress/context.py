@@ -315,6 +315,6 @@ class ExchangeContext:
         return {topic for topic in topics if self.in_flux(topic, peer)}
 
     def forget_finished(self) -> None:
-        """Keep the record of recent merges as small as what is recent."""
+        """Remove merges that are not recent any more from the record."""
         since = self.now_ms - IN_FLUX_MS
         self._merged_at = {topic: peers for topic, peers in self._merged_at.items() if max(peers.values()) > since}

@@ -58,7 +58,7 @@ class Deltas:
         for name, peer in self._context.peers.items():
             if name in peers:
                 if key[0] in peer.waiting:
-                    self._context.held(peer, key[0])  # it may not be any more
+                    self._context.held(peer, key[0])  # perhaps not withheld any more
                 now_ms = self._context.now_ms
                 peer.offer((*key, False), delta, incarnation=incarnation, now_ms=now_ms, record=record, entries=entries)
             elif key[0] in peer.in_sync:  # it is out of the topic, and may be back before its next digest

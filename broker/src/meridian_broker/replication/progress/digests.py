@@ -159,7 +159,7 @@ class DigestCache:
         return len(names)
 
     def has_topic(self, topic: str) -> bool:
-        """Has it replicated subscriptions here?"""
+        """Whether it has replicated subscriptions here."""
         return topic in self._topics
 
     def topics(self) -> list[str]:

@@ -85,7 +85,7 @@ class DividedRegions:
         region.is_awaited = True
 
     def unlinked(self, region: Peer) -> None:
-        """It is down: the directory that came on it is as good as it was."""
+        """It is down: the directory that came on it stays in use."""
         self._links.pop(region.name, None)
         region.is_awaited = False
 
