@@ -210,7 +210,7 @@ async def test_a_region_of_an_older_version(regions: RegionsProcess) -> None:
             return any(one["name"] == "old" and "progress" in one for one in listed)
 
         await told(is_dialled, "the new region to be known")
-        assert "old was not reached yet" in set_origin()[1]
+        assert "old has not been reached yet" in set_origin()[1]
         secret = (regions.data_dir / "peer.token").read_bytes().strip()
         connection = await PulsarClientConnection.connect(regions.service_url(EAST), as_region("old", EAST, secret))
         hello = peer_pb2.ProgressHello(region="old", protocol_version=2, next_delta=1)

@@ -244,7 +244,7 @@ def test_the_links_of_a_region_as_a_table_and_as_json(server: AdminServer) -> No
         ({}, {"held": {"persistent://p/d/o": "gap"}}, {}, 1),
         ({}, {}, {"persistent://p/d/t": "5 entries are missing"}, 1),
         ({}, {"backlog": 7, "delay_ms": 1500}, {}, 0),
-        ({"apart": {"": "CatchingUp: what eu acknowledged is being compared"}}, {}, {}, 1),
+        ({"apart": {"": "CatchingUp: comparing what eu acknowledged"}}, {}, {}, 1),
         ({"apart": {"persistent://p/d/t": "OtherIncarnation: t was last deleted: never in us"}}, {}, {}, 1),
     ],
 )

@@ -14,7 +14,7 @@ from support.worlds.exchange_world import ExchangeWorld
 
 TOPICS = [f"t{number}" for number in range(12)]
 INTERVAL_MS = 5000
-COMPARED = "CatchingUp: what eu acknowledged is being compared"
+COMPARED = "CatchingUp: comparing what eu acknowledged"
 
 
 def world_of(limits: ExchangeLimits | None = None) -> ExchangeWorld:

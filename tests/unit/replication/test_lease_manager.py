@@ -119,7 +119,7 @@ class Region:
 def test_a_region_of_an_older_version_is_sent_nothing_and_there_are_no_leases() -> None:
     us = Region()
     assert us.manager.objection(REGIONS) == ""
-    assert us.manager.objection(REGIONS, sure=True) == "ap was not reached yet"
+    assert us.manager.objection(REGIONS, sure=True) == "ap has not been reached yet"
     us.manager.greeted("ap", Greeted(leases=True, renewals=True))
     us.manager.greeted("eu", Greeted(leases=False, renewals=False))
     assert us.manager.objection(REGIONS) == "eu runs a version without leases"

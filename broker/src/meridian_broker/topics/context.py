@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every part of an open topic shares: who it is, what it stands on, what holds for it, and whether it still runs.
+"""What every part of an open topic shares: its name, its storage, its rules, and whether it is still served.
 
 The parts of a topic - admission, compaction, subscriptions, backfill and the rest - get this context instead of the
 topic itself, so each of them can be read, and made in a test, without the others.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Settling(Enum):
-    """How far a topic has settled before it moves (``service/settling.py``)."""
+    """How far a topic has settled before a move (``service/settling.py``)."""
 
     NOT = "not"
     """It is served."""
@@ -63,7 +63,7 @@ class TopicSetup:
     keeps_quotas: bool = True
     """Backlog quotas are enforced."""
     shadow_of: str | None = None
-    """The topic of which it is a read-only view; None: of none."""
+    """The topic of which it is a read-only view; None: it is not a view."""
     shadows: OnRecord = dict
     """Its own shadows."""
     shadows_elsewhere: Elsewhere | None = None
@@ -106,16 +106,16 @@ class TopicContext:
         self.unread = Failing()
         """Subscriptions for which the storage lately failed a read."""
         self.rules = setup.rules
-        """What holds for it: its own policies, its namespace's, the broker's settings."""
+        """Its rules: its own policies, its namespace's, the broker's settings."""
         self.bounds = bounds(limits, self.rules)
         self.metadata = setup.metadata
         self.partitions = setup.partitions
         self.created = setup.created
         self.base_incarnation = setup.base_incarnation
         self.regions = setup.regions or (lambda: frozenset((region,)))
-        """Where it lives, this region included."""
+        """Its regions, this one included."""
         self.followed: frozenset[str] = frozenset()
-        """Where it lived at the last call of ``follow_regions``: the same object as long as it is the same."""
+        """Its regions at the last call of ``follow_regions``: the same object while they do not change."""
         self.leasing = setup.leasing
         self.votes: dict[str, dict[str, tuple[str, int, int]]] = {}
         """Subscription -> origin -> what this region voted: holder, term, milliseconds (R26)."""
@@ -187,7 +187,7 @@ class TopicContext:
         """A client came or left."""
         self.last_used_ms = self.scheduler.now_ms()
 
-    # -- what it does no more ------------------------------------------------------------------------------------
+    # -- what it stops doing --------------------------------------------------------------------------------------
 
     def settle(self, how_far: Settling) -> None:
         """The topic is about to move, or the broker to stop."""
@@ -218,7 +218,7 @@ class TopicContext:
         self.is_ended, self.terminated, self.ends = True, last, ends
 
     def follow_regions(self) -> None:
-        """Look where it lives now."""
+        """Look up its regions now."""
         regions = self.regions()
         if regions != self.followed:
             self.followed = regions
@@ -259,7 +259,7 @@ class TopicContext:
     ) -> None:
         """Tell the other regions what changed, once it is on disk, with everything written before it.
 
-        In snapshot mode they are told of records only: what is acknowledged travels by snapshots.
+        In snapshot mode they get records only: what is acknowledged travels by snapshots.
         """
         replaced = self.snapshots is not None and self.snapshots.replace_exchange_of(subscription)
         if self.exchange is not None and (record_changed or not replaced):

@@ -15,7 +15,9 @@ class TopicLimits:
     message_bytes: int = MESSAGE_BYTES
     failover_delay_seconds: float = 1.0
     shadow_reset_backlog: int = 0
-    """Of a ledger that was sealed meanwhile, more entries than this are not read ahead for shadows; 0: all are."""
+    """If more entries than this are left of a ledger that was sealed meanwhile, none is read ahead for shadows; 0: all
+    are.
+    """
     producers: int = 10_000
     subscriptions: int = 1_000_000
     entries_held_minutes: int = 1440

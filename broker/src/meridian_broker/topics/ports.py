@@ -33,7 +33,7 @@ class Ownership(Protocol):
         ...
 
     def is_surveyed(self, topic: str | None = None, /) -> bool:
-        """Whether it is known here if the topic is on record; without one, if that is so of all topics owned here."""
+        """Whether this broker knows if the topic is on record; without a topic: for all topics that it owns."""
         ...
 
     @property
@@ -169,10 +169,10 @@ class Leasing(Protocol):
         """The share is not dispatched here any more: others may have it."""
 
     def leave(self, streams: Iterable[Stream], /) -> None:
-        """Their topic is being closed: release them at once, as far as they are held."""
+        """The streams' topic is being closed: release at once those that are held."""
 
     def left(self, topics: Container[str], /) -> None:
-        """This broker does not own these topics any more: what it voted is found by whoever votes next."""
+        """This broker does not own these topics any more: the next voter finds its votes on disk."""
 
     def found(self, stream: Stream, holder: str, term: int, duration_ms: int, /) -> None:
         """A vote of this region was found."""

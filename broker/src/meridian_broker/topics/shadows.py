@@ -4,11 +4,11 @@
 A shadow reads through the source's log (``ledgers/view.py``), and opening one opens its source first. When the source
 is fenced and will be opened again here, its shadows wait for it (``lifecycle/shadow_source.py``); otherwise they are
 fenced with it. A shadow that is on record and not open, not replayed yet, or still waiting, may need everything:
-nothing of the source is trimmed until it is known what it needs.
+nothing of the source is trimmed until its needs are known.
 
 Where another broker of the region serves the source, a shadow reads a log that follows the source's
-(``ledgers/followed.py``). Then what would be deleted is asked for, and what is needed is told, through the metadata
-(``Elsewhere``).
+(``ledgers/followed.py``). The source's broker then asks before it deletes anything, and the shadows answer what they
+need, through the metadata (``Elsewhere``).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Shadow(Protocol):
         ...
 
     def take_acknowledgements(self) -> None:
-        """Write those of this turn."""
+        """Write the acknowledgements of this turn."""
         ...
 
     def fence(self, reason: str, *, for_good: bool = False) -> None:
@@ -42,17 +42,17 @@ class Elsewhere(Protocol):
     """The shadows of a topic that other brokers of the region serve."""
 
     async def hear(self) -> None:
-        """Know of every shadow that another broker has opened by now, whether its record was heard of or not.
+        """Learn of every shadow that another broker has opened by now, even if its record was not reported yet.
 
-        :raises MetadataError: that cannot be read now.
+        :raises MetadataError: the records cannot be read now.
         """
         ...
 
     async def ask(self, upto: Position, truncated: Position, names: Collection[str], /) -> Mapping[str, Position]:
         """Ask them to need nothing at or before ``upto``, or at least nothing at or before ``truncated``.
 
-        :param names: of the shadows.
-        :returns: of each that answered in time: it needs nothing at or before this.
+        :param names: names of the shadows.
+        :returns: for each that answered in time, the position at or before which it needs nothing.
         :raises MetadataError: they cannot be asked now.
         """
         ...
@@ -60,7 +60,7 @@ class Elsewhere(Protocol):
 
 S = TypeVar("S", bound=Shadow)
 OnRecord = Callable[[], Mapping[str, bool]]
-"""Returns the names of a topic's shadows, and of each whether it holds its source's ledgers."""
+"""Returns the names of a topic's shadows, each with whether it holds its source's ledgers."""
 
 
 class Shadows(Generic[S]):
@@ -80,7 +80,7 @@ class Shadows(Generic[S]):
         self._left: dict[str, Callable[[str], None]] = {}
 
     def attach(self, shadow: S, left: Callable[[str], None]) -> None:
-        """It is replayed: what it needs is known from now on.
+        """The shadow was replayed: its needs are known from now on.
 
         :param left: called with the reason once the source is closed and expected back.
         """
@@ -88,7 +88,7 @@ class Shadows(Generic[S]):
         self._left[shadow.name] = left
 
     def detach(self, shadow: S) -> None:
-        """It is not open any more."""
+        """The shadow is not open any more."""
         if self.open.get(shadow.name) is shadow:
             del self.open[shadow.name]
             del self._left[shadow.name]
@@ -96,7 +96,7 @@ class Shadows(Generic[S]):
     def needed_from(self, *, elsewhere: bool = True) -> Position | None:
         """The shadows need nothing at or before this; None: they hold nothing.
 
-        :param elsewhere: also those that other brokers may serve, as they said when they were asked last.
+        :param elsewhere: include those that other brokers may serve, by their last answers.
         """
         needed: list[Position] = []
         for name, holds in self._on_record().items():

@@ -2,7 +2,7 @@
 """A topic, or one partition of it, in this region: its log, its producers, its subscriptions.
 
 How messages get into its log is described in ``publishing/storing.py``. Everything that cannot go on - a failed disk, a
-lost ledger - fences the topic: clients are told to look it up again, and it is reopened from what is durable.
+lost ledger - fences the topic: clients look it up again, and it is reopened from what is durable.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Topic(TopicContext):
         :param publish_throttle: returns the throttle shared by all topics of the broker; None: there is none.
         :param peers: the other regions, which are asked for missing entries.
         :param add_schema: registers a schema of another region here.
-        :param source: the topic of whose log ``log`` is a view, if it is a shadow and its source exists.
+        :param source: for a shadow whose source exists: the topic of whose log ``log`` is a view.
         """
         super().__init__(
             *(name, partition, region, incarnation, log, progress_log(self)),
@@ -159,7 +159,7 @@ class Topic(TopicContext):
             self.backfill.start()
 
     def follow(self, rules: Rules) -> None:
-        """These rules hold from now on, also for the clients that are there."""
+        """Apply these rules from now on, also to connected clients."""
         before, self.rules = self.bounds, rules
         self.bounds = bounds(self.limits, rules)
         self.admission.follow(self.bounds.producers)
@@ -191,7 +191,7 @@ class Topic(TopicContext):
             self.shadows.fence(reason)
 
     async def close(self, reason: str, *, to_rest: bool = False, is_soon_back: bool = False) -> None:
-        """Let go of the topic in good order: clients away, all acknowledgements taken so far written, ledgers sealed.
+        """Close the topic in good order: disconnect clients, write all acknowledgements received so far, seal ledgers.
 
         :param to_rest: see ``ProgressLog.close``.
         :param is_soon_back: it will be opened again at this broker right afterwards; its shadows wait.
@@ -227,7 +227,7 @@ class Topic(TopicContext):
     # -- producers -----------------------------------------------------------------------------------------------
 
     def entered(self, producer: Producer) -> None:
-        """A producer is let in."""
+        """A producer was admitted."""
         self.deduplication.attach(producer)
         self.used()
 
@@ -248,7 +248,7 @@ class Topic(TopicContext):
     async def position_at(self, time_ms: int, *, read_compacted: bool = False) -> Position:
         """The first entry published at or after ``time_ms``; right after the last one when there is none.
 
-        :param read_compacted: somebody who reads the compacted view asks.
+        :param read_compacted: a reader of the compacted view asks.
         """
         return await seeking.position_at(self.log, self.compaction if read_compacted else None, time_ms)
 
@@ -270,7 +270,7 @@ class Topic(TopicContext):
         self.partitions = partitions
 
     def region_left(self, remote: str) -> None:
-        """It is no region of the topic any more: nothing is kept for it."""
+        """The region left the topic: nothing is kept for it."""
         self.remotes.discard(remote)
         self.replicated_positions.pop(remote, None)
         self.pulsar.left(remote)
@@ -303,11 +303,11 @@ class Topic(TopicContext):
     def begin(self) -> None:
         """Start dispatching new entries, and repair damage found by the replay. Called once, after the replay."""
         self.log.watch(self._dispatch_all)
-        if self.shadow_of is None:  # else its source repairs what they have in common
+        if self.shadow_of is None:  # else its source repairs their common ledgers
             self.repair.noticed()
 
     def _dispatch_all(self) -> None:
-        """New entries are there: let every subscription with consumers have them."""
+        """New entries arrived: offer them to every subscription with consumers."""
         self.last_used_ms = self.scheduler.now_ms()
         for subscription in self.subscriptions.values():
             if subscription.dispatcher is not None:

@@ -142,7 +142,7 @@ def position(wire: pb.MessageIdData) -> Position:
 
 def end(ledger: int, entry: int) -> Position:
     """The position up to which a cumulative acknowledgement reaches. Entry -1 means before a ledger's first entry,
-    not behind its last.
+    not after its last.
     """
     return Position(ledger, entry if entry < _ABSENT else -1)
 

@@ -24,14 +24,14 @@ class Sent(NamedTuple):
     sequence: int
     position: Position
     origin: Position
-    """Of a marker, that of the last own entry before it."""
+    """For a marker, that of the last own entry before it."""
     size: int
     messages: int
     stored_ms: int
 
 
 class Producing:
-    """That of one (topic, remote)."""
+    """The producer of one (topic, remote)."""
 
     def __init__(self, topic: str, region: str, remote: str, incarnation: str) -> None:
         self.topic = topic

@@ -2,14 +2,14 @@
 """Carrying a topic's own entries to a region of Apache Pulsar.
 
 It does not report what it has of ours, as a Meridian region does (``replicator.py``), so how far it was served is kept
-on record here, and sending continues behind that. Entries after it that it had confirmed are sent again: it drops them
+on record here, and sending continues after that. Entries after it that it had confirmed are sent again: it drops them
 if deduplication is on there, by the source position that each carries.
 
 Markers of snapshots (PIP-33) are carried, as Pulsar carries its own. Only an *answer* to a snapshot of the remote needs
 care: it says that the remote has everything of ours up to the place that it names. So it is held back until the remote
 has confirmed all that, and is sent once at most: not again after a reconnect, nor by a replicator that began after it
-was written. The remote would take an answer to its first round that arrives again for one to its second, and asks again
-for what it is not told.
+was written. The remote would take a repeated answer to its first round for one to its second, and asks again for what
+goes unanswered.
 
 Nothing of the peer protocol is sent. Messages that came from any region of Apache Pulsar are not sent on, as Pulsar
 sends on only what was published in its own cluster.
@@ -33,8 +33,9 @@ from meridian_broker.wire.pulsar import markers
 HELD_MAX: Final = 1000
 """Answers that wait; the remote asks again for what goes unanswered."""
 _BEYOND: Final = FRAME_PADDING_BYTES - 1024
-"""A message may be longer than announced by what a frame may be, less the command before it and what is added to its
-metadata. Chunks use the announced length up."""
+"""How far a message may exceed the announced length: as a frame may, less the command before it and what is added to
+its metadata. Chunks use the announced length up.
+"""
 
 
 class PulsarReplicator(Replicator):
@@ -82,7 +83,7 @@ class PulsarReplicator(Replicator):
 
     def read(self, batch: list[tuple[Position, bytes]], last_own: Position) -> list[bytes]:
         """As in a region of Meridian; stops before an entry that the remote would refuse for its size, because it would
-        store those behind it."""
+        store those after it."""
         for number, (place, stored) in enumerate(batch):
             if self._largest and len(stored) - (stored[2] << 8 | stored[3]) > self._largest:
                 if number == 0:

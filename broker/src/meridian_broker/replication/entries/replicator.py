@@ -4,7 +4,7 @@
 There is one ``Replicator`` per (topic or partition, remote region); ``producing.py`` has what it knows of its producer.
 It has no durable state of its own; ranges that an operator skipped are in the topic's record, and passed in (``skip``).
 In its answer to PRODUCER the remote reports which of our entries it stored last, and sending continues exactly after
-that one, so a restart of either side, a lost receipt or a broken connection can neither lose nor repeat an entry.
+that one. So a restart of either side, a lost receipt or a broken connection can neither lose nor repeat an entry.
 
 Three numbers travel with each entry and make mistakes visible instead of silent:
 
@@ -72,7 +72,7 @@ class Reached(NamedTuple):
 
 
 class _Passed(NamedTuple):
-    """A place where everything was confirmed: the last entry sent, and the end of the range passed over behind it."""
+    """A place where everything was confirmed: the last entry sent, and the end of the range passed over after it."""
 
     sent: Position
     scanned: Position
@@ -267,7 +267,9 @@ class Replicator(Producing):
     # -- answers ----------------------------------------------------------------------------------------------------
 
     def receipt(self, sequence: int) -> bool:
-        """A SEND_RECEIPT, for a stored entry or for a repeated one. False: it fits nothing, connect again."""
+        """A SEND_RECEIPT, for a stored entry or for a repeated one. False: it matches nothing that was sent: connect
+        again.
+        """
         if self.state is not State.STARTED:
             return True
         if not self._pending or self._pending[0].sequence != sequence:

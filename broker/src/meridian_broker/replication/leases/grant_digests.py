@@ -61,7 +61,7 @@ class GrantDigests(Generic[Grant]):
         self._key = blake2b(holder.encode(), digest_size=32).digest()
         self._prints: dict[Stream, int] = {}
         self.parts: dict[int, Part[Grant]] = {}
-        """Those in which there is something."""
+        """The non-empty parts."""
 
     def __len__(self) -> int:
         return len(self._prints)
@@ -75,7 +75,7 @@ class GrantDigests(Generic[Grant]):
         part.grants[item.stream] = grant
 
     def drop(self, stream: Stream) -> None:
-        """It is to be asked for by name; of no effect when it is not kept."""
+        """The stream is to be asked for by name; no effect if it is not kept."""
         printed = self._prints.pop(stream, None)
         if printed is not None:
             part = self.parts[printed % PARTS]
@@ -86,7 +86,7 @@ class GrantDigests(Generic[Grant]):
                 del self.parts[printed % PARTS]
 
     def empty(self, index: int) -> list[Grant]:
-        """All that was in a part."""
+        """Remove and return all grants of a part."""
         part = self.parts.pop(index, None)
         if part is None:
             return []

@@ -13,8 +13,9 @@ class LeaseHost(Protocol):
     """The owner of claims."""
 
     def peer_of(self, voter: str, topic: str) -> str:
-        """What answers for a voter on a topic's streams: the voter itself, or that one of its brokers which owns the
-        topic."""
+        """The peer that answers for a voter on a topic's streams: the voter itself, or that one of its brokers which
+        owns the topic.
+        """
 
     def can_ask(self, peer: str) -> bool:
         """Whether it can be reached."""

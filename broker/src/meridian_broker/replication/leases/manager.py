@@ -82,7 +82,7 @@ class Greeted(NamedTuple):
     renewals: bool
     """... without names."""
     finds_owners: bool = False
-    """It takes part in leases also where a region has several brokers."""
+    """It takes part in leases even if a region has several brokers."""
     is_divided: bool = False
     """Its region has several brokers."""
 
@@ -157,19 +157,19 @@ class LeaseManager:
                 return f"{region} is not a Meridian region"
             if one is None:
                 if sure:
-                    return f"{region} was not reached yet"
+                    return f"{region} has not been reached yet"
             elif not one.leases:
                 return f"{region} runs a version without leases"
             elif (self._is_one_of_several or divided) and not one.finds_owners:
                 several = self._topics.region if self._is_one_of_several else divided[0]
-                return f"{region} runs a version without leases in regions of several brokers, as {several} is"
+                return f"{region} runs a version without leases in regions of several brokers, such as {several}"
         return ""
 
     def objection_to_witness(self, region: str) -> str:
         """Why a region cannot vote on topics that it does not have; empty: it can."""
         said = self._speaks.get(region)
         if said is not None and said.is_divided:
-            return f"{region} has several brokers, and votes on topics that it has itself only"
+            return f"{region} has several brokers, and votes only on topics that it has itself"
         return self.objection((region,), sure=True)
 
     def want(self, stream: Stream, voter_sets: VoterSets, preferred: str) -> Claim:
@@ -191,7 +191,7 @@ class LeaseManager:
         self.wake()
 
     def leave(self, streams: Iterable[Stream]) -> None:
-        """Their topic is being closed: release them at once, as far as they are held."""
+        """The streams' topic is being closed: release at once those that are held."""
         self.leases.leave(streams, self.now_ms())
         self._drain()
 
@@ -233,24 +233,24 @@ class LeaseManager:
                 elif len([voter for voter in voters if voter not in away]) < known.enough(voters):
                     return f"no majority of {', '.join(voters)}: {gone} cannot be reached"
         if lacking := self.reconfiguration.lacking(claim.stream[:2]):
-            return f"the list of voters is changing: {', '.join(lacking)} did not confirm it yet"
+            return f"the list of voters is changing: not confirmed yet by {', '.join(lacking)}"
         refusals = sorted(f"{voter}: {item.reason} {item.holder}".strip() for voter, item in claim.refusals.items())
         return f"waiting for votes; {'; '.join(refusals)}" if refusals else "waiting for votes"
 
     # -- from links ----------------------------------------------------------------------------------------------
 
     def greeted(self, peer: str, greeted: Greeted) -> None:
-        """A peer reported what it supports; or a region of several brokers did, before it named them."""
+        """A peer, or a region of several brokers before it named them, reported what it supports."""
         if self._speaks.get(peer) != greeted:
             self._speaks[peer] = greeted
             self._topics.follow_regions()
 
     def gone(self, peer: str) -> None:
-        """It is no peer any more."""
+        """The peer is gone."""
         self._speaks.pop(peer, None)
 
     def moved(self, region: str) -> None:
-        """In a region of several brokers, other ones than before may own topics."""
+        """Other brokers of a region of several may own topics now."""
         self.leases.moved(region)
 
     def received(self, peer: str, message: LeaseMessage, reply: Callable[[LeaseMessage], None]) -> None:

@@ -12,7 +12,7 @@ class Questions:
     """The numbered questions of one holder."""
 
     def __init__(self, host: LeaseHost, holder: str, duration_ms: int) -> None:
-        """:param duration_ms: for so long after its question, an answer may count."""
+        """:param duration_ms: how long after its question an answer may count."""
         self._host = host
         self._holder = holder
         self._duration_ms = duration_ms

@@ -3,9 +3,9 @@
 
 Two majorities of one list of voters intersect, so two regions cannot both have one. Majorities of two lists need not: a
 list that grew from two to three, and a region that was cut off before it learned of that. So, as in joint consensus, a
-new list does not replace the previous one but joins it, and a candidate for a share needs enough votes of *each* list
-in force, until enough voters of one list know the others that no majority of it can form without them. Only then is it
-*committed*:
+new list does not replace the previous one but joins it: a candidate for a share needs enough votes of *each* list in
+force. That ends once so many voters of one list know the others that no majority of it can form without them. Only then
+is it *committed*:
 
 - A voter votes for a candidate only if that candidate knows exactly the same lists.
 - A voter confirms the lists once they are durable and none of its promises from before is still binding.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a voter answers somebody who asks for a stream, decided without doing anything (R26).
+"""What a voter answers a candidate for a stream, decided without side effects (R26).
 
 =========================================  ============================  ==================  =============
 the voter knows                            it promised the stream        the asker's term    verdict

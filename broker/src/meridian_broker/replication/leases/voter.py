@@ -49,7 +49,7 @@ class Vote:
     duration_ms: int
     """0: the holder released it early, so the vote is free."""
     until_ms: int = 0
-    """By this voter's monotone clock; not kept on disk."""
+    """By this voter's monotonic clock; not kept on disk."""
     mark: int = 0
     """Mark of the voters known when it was given or renewed; 0: given in an earlier life, so not known."""
     preferred: str = ""

@@ -53,7 +53,7 @@ class CatchingUp:
         self._is_over, self._first_ms = False, None
 
     def differs(self, topic: str) -> None:
-        """A topic differs. Once it is over, that is motion."""
+        """A topic differs. Once caught up, that is only motion."""
         if self._is_over:
             return
         if len(self._owed) < self._most:

@@ -72,7 +72,7 @@ def command(message: PeerMessage) -> tuple[int, Any]:
 def decode(kind: int, message: Any) -> PeerMessage:
     """The message in a command: ``kind`` is its ``BaseCommand.Type``, ``message`` the protobuf message of its field.
 
-    :raises PeerFormatError: no command of the exchange.
+    :raises PeerFormatError: it is not a command of the exchange.
     """
     try:
         check_counts(kind, message)

@@ -67,7 +67,7 @@ class ProgressHost(Protocol):
         """Whether an open topic has replicated subscriptions, deleted ones included; false for any other topic."""
 
     def replicated_in(self, topic: str) -> Iterable[str]:
-        """The replicated subscriptions of one of them, each once; none when it is owned no more."""
+        """The replicated subscriptions of one of them, each once; none if it is not owned any more."""
 
     def regions_of(self, topic: str) -> frozenset[str]:
         """The topic's regions, ours included; empty for a topic not known here.
@@ -315,6 +315,6 @@ class ExchangeContext:
         return {topic for topic in topics if self.in_flux(topic, peer)}
 
     def forget_finished(self) -> None:
-        """Keep the record of recent merges as small as what is recent."""
+        """Remove merges that are not recent any more from the record."""
         since = self.now_ms - IN_FLUX_MS
         self._merged_at = {topic: peers for topic, peers in self._merged_at.items() if max(peers.values()) > since}

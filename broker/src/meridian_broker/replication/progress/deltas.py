@@ -58,7 +58,7 @@ class Deltas:
         for name, peer in self._context.peers.items():
             if name in peers:
                 if key[0] in peer.waiting:
-                    self._context.held(peer, key[0])  # no more, perhaps
+                    self._context.held(peer, key[0])  # perhaps not withheld any more
                 now_ms = self._context.now_ms
                 peer.offer((*key, False), delta, incarnation=incarnation, now_ms=now_ms, record=record, entries=entries)
             elif key[0] in peer.in_sync:  # it is out of the topic, and may be back before its next digest
@@ -184,7 +184,9 @@ class Deltas:
         record: bytes | None,
         reason: str,
     ) -> None:
-        """In place of a delta that was refused for want of it. :param reason: it is not on disk, and never will be."""
+        """Send the whole in place of a delta that was refused for want of it. :param reason: why it will never be on
+        disk.
+        """
         now_ms, incarnation = self._context.now_ms, pending.incarnation
         if not self._context.is_now(key[0], incarnation):
             self._is_of_the_past(peer, key, pending)

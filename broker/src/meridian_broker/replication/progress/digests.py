@@ -67,7 +67,7 @@ class DigestCache:
         self._topics: dict[str, dict[str, _Entry | None]] = {}
         """None: changed since it was last worked out."""
         self._changed: dict[str, set[str]] = {}
-        """By topic, at least those."""
+        """The changed subscriptions by topic; may name others, too."""
         self._sums: dict[str, int] = {}
         self._summaries: dict[str, Summary] = {}
 
@@ -103,7 +103,7 @@ class DigestCache:
         return found
 
     def moved(self, topic: str, peers: Iterable[str]) -> None:
-        """It is shared with one of these peers no more, or from now on."""
+        """The topic is no longer shared with one of these peers, or is from now on."""
         if topic in self._topics:
             for peer in peers:
                 if (summary := self._summaries.get(peer)) is not None:
@@ -159,7 +159,7 @@ class DigestCache:
         return len(names)
 
     def has_topic(self, topic: str) -> bool:
-        """Has it replicated subscriptions here?"""
+        """Whether it has replicated subscriptions here."""
         return topic in self._topics
 
     def topics(self) -> list[str]:

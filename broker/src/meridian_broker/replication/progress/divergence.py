@@ -20,12 +20,12 @@ def apart_from(context: ExchangeContext, peer: Peer) -> dict[str, str]:
     found: dict[str, str] = {}
     if peer.is_divided:
         if not context.routes.is_complete(peer.region):
-            found[""] = f"{Why.CATCHING_UP}: which broker of {peer.region} owns which topic is being found out"
+            found[""] = f"{Why.CATCHING_UP}: finding out which broker of {peer.region} owns which topic"
         return found
     if peer.incompatible:
         found[""] = f"{Why.OTHER_VERSION}: {peer.incompatible}"
     elif peer.up and not peer.catching.is_over(context.now_ms):
-        found[""] = f"{Why.CATCHING_UP}: what {peer.region} acknowledged is being compared"
+        found[""] = f"{Why.CATCHING_UP}: comparing what {peer.region} acknowledged"
     for topic in list(islice(peer.waiting, SHOWN)):
         if why := context.held(peer, topic):
             found[topic] = f"{peer.waiting[topic].trouble.why}: {why}"

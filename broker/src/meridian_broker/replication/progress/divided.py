@@ -85,7 +85,7 @@ class DividedRegions:
         region.is_awaited = True
 
     def unlinked(self, region: Peer) -> None:
-        """It is down: the directory that came on it is as good as it was."""
+        """It is down: the directory that came on it stays in use."""
         self._links.pop(region.name, None)
         region.is_awaited = False
 
@@ -132,8 +132,9 @@ class DividedRegions:
         context.digests.moved(moved.topic, (moved.before, moved.after))
 
     def _let_go_of_the_gone(self, region: str) -> None:
-        """Of the peers that are not among the region's brokers. One that has a link to us is alive: nothing that it
-        says on that link would be heard any more."""
+        """Remove the peers that are not among the region's brokers. One that has a link to us is alive, and stays:
+        otherwise nothing that it says there would be heard.
+        """
         routes = self._context.routes
         if not routes.is_told(region):
             return

@@ -248,7 +248,7 @@ class ProgressExchange(PeerLinks):
     # -- the links of leases
 
     def peer_of(self, region: str, topic: str) -> str:
-        """What speaks for a region on who dispatches the topic."""
+        """The peer that speaks for a region on who dispatches the topic."""
         return self._context.routes.voter_in(region, topic)
 
     def send_lease(self, name: str, message: LeaseMessage) -> None:

@@ -35,11 +35,11 @@ from meridian_broker.replication.progress.peer import Peer
 from meridian_broker.replication.progress.topic_order import HASH_BITS, TopicOrder, following
 
 TOPICS: Final = 2000
-"""In one slice, about."""
+"""Topics in one slice, about."""
 STEPS: Final = 4000
 """Topics and buckets in one turn of the loop: some milliseconds."""
 PER_BUCKET: Final = 16
-"""Topics, at most about; at least half of it."""
+"""Topics in one bucket, at most about; at least half of it."""
 ROUND_MS: Final = 5000
 """Minimum time from the start of a round to that of the next."""
 ANSWERED: Final = 1000
@@ -84,7 +84,7 @@ class _Walk:
         self.peer, self.origin, self.bits = peer, origin, bits
         self.bucket, self.end = first, last
         self.at = (first << (HASH_BITS - bits), "")
-        """The place to go on at."""
+        """The place to continue at."""
         self.number = 0
         self.ends: list[TopicEnd] = []
         self.through: Callable[[], None] = lambda: None
@@ -154,7 +154,7 @@ class Ends:
         return self._context.now_ms + 1 if self._walks else None
 
     def _tell_slice(self, peer: Peer, origin: str) -> bool:
-        """:returns: False when the round is through, and the next has time."""
+        """:returns: False when the round is over, and the next is not due."""
         key, now_ms = (peer.name, origin), self._context.now_ms
         at = self._rounds.get(key)
         if at is None or at.bucket >> at.bits:

@@ -198,7 +198,7 @@ class Lag:
         return bool(self._missed)
 
     def same_topics(self, topics: Set[str]) -> None:
-        """The same of many."""
+        """The same for several topics."""
         for topic in self._missed.keys() & topics:
             self.same_topic(topic)
 

@@ -46,7 +46,7 @@ class PeerLinks:
         leases: LeaseManager | None,
         broker: str,
     ) -> None:
-        """Parameters as of ``ProgressExchange``."""
+        """Parameters as in ``ProgressExchange``."""
         self._limits = limits
         self._host = host
         self._coalesce_ms = coalesce_ms
@@ -54,7 +54,7 @@ class PeerLinks:
         self._barrier_ms = barrier_ms
         self._broker = broker
         self._first_number = 1
-        """Of the next peer's DELTA: a peer that goes and comes back gets no number twice."""
+        """Number of the next peer's first DELTA: a peer that goes and comes back gets no number twice."""
         self._context = ExchangeContext(host, limits, lambda name: self.divided.wanted(name))
         self._peers = self._context.peers
         self.divided = DividedRegions(self._context, self.add_peer, self._remove, self._moved)
@@ -66,7 +66,7 @@ class PeerLinks:
     # -- up and down
 
     def add_peer(self, name: str) -> None:
-        """Exchange with this peer from now on; of no effect when known, or when its region has too many."""
+        """Exchange with this peer from now on; no effect if it is known, or its region has too many."""
         region = region_of(name)
         if region == self._host.region or name in self._peers:
             return
@@ -123,7 +123,7 @@ class PeerLinks:
         )
 
     def unreachable(self, name: str) -> None:
-        """A link that was to be opened to a peer could not be."""
+        """A link to a peer could not be opened."""
         if (peer := self._peers.get(name)) is not None and not peer.is_divided:
             peer.is_awaited = False
 
@@ -167,7 +167,7 @@ class PeerLinks:
         return self._context.routes.broker(peer)
 
     def is_settling(self, region: str) -> bool:
-        """Whether the links that the open topics need to a region that was reached are about to be there."""
+        """Whether links to a reached region that open topics need are still being opened."""
         peers = [peer for peer in self._peers.values() if peer.region == region]
         if any(peer.is_divided for peer in peers):
             return not self._context.routes.is_complete(region) or any(

@@ -22,8 +22,9 @@ OLDEST_VERSION: Final = 1
 SUMMARY_VERSION: Final = 2
 """From this version on a peer understands a ``Summary``."""
 PARTS_VERSION: Final = 3
-"""From this version on it divides buckets of topics into parts, says in which of them something is in_flux, and
-compares how far it has the entries of a region that is away."""
+"""From this version on it divides buckets of topics into parts, says in which of them something is in flux, and
+compares how far it has the entries of a region that is away.
+"""
 RENEWAL_VERSION: Final = 4
 """From this version on leases are renewed without their names; to a peer before it, by name (R26)."""
 
@@ -85,8 +86,9 @@ class ExchangeLimits:
     """Comparisons in a row that may be put off because a topic is in motion."""
 
     def objection(self, progress: bytes, record: bytes | None) -> str | None:
-        """Why these cannot be sent in any message; a frame that the peer does not take would tear the link, and tear it
-        again each time it is made."""
+        """Why these cannot be sent in any message; a frame that the peer refuses would break the link each time it is
+        sent.
+        """
         if len(progress) > self.item_bytes:
             return f"progress of {len(progress)} bytes does not fit a message"
         if record is not None and len(record) > self.record_bytes:
@@ -126,7 +128,7 @@ class NamespaceOwners(NamedTuple):
 
     namespace: str
     borders: tuple[int, ...]
-    """Of its bundles (``ownership/bundles.py``); empty: there is no such namespace."""
+    """The borders of its bundles (``ownership/bundles.py``); empty: there is no such namespace."""
     owners: tuple[str, ...]
     """Of each bundle, the id of its broker; empty: nobody owns it."""
 

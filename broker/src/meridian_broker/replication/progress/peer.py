@@ -47,7 +47,7 @@ class Withheld:
 
     trouble: Trouble
     incarnation: str
-    """The peer's, as it showed it last; or ours, as it refused it last."""
+    """The peer's, as last shown; or ours, as it last refused it."""
     is_ours: bool
 
 
@@ -92,9 +92,9 @@ class Peer:
         self.name = name
         self.region = region_of(name)
         self.is_divided = False
-        """It stands for a region of several brokers, which are peers of their own: nothing is said to it."""
+        """It stands for a region of several brokers, which are peers of their own: nothing is sent to it."""
         self.is_awaited = False
-        """It cannot be reached, and is about to be: what needs it may wait a little."""
+        """It cannot be reached yet, but is about to be: what needs it may wait a little."""
         self.send: Callable[[PeerMessage], None] | None = None
         """Our own link to the region; None while it is down."""
         self.back: Callable[[PeerMessage], None] | None = None
@@ -130,12 +130,12 @@ class Peer:
         self.next_digest_ms: int | None = None
         """When the next round of digests begins."""
         self.following: Iterator[None] | None = None
-        """The pass over the open topics with which this round began, until it is through."""
+        """The pass over the open topics with which this round began, until it is complete."""
         self.to_announce: deque[str] = deque()
         """Topics whose digest is still to be sent in this round."""
         self.next_announce_ms: int | None = None
         self.is_new = False
-        """Our link is, and everything is being compared for the first time on it."""
+        """Our link is new: everything is being compared on it for the first time."""
         self.to_summarize = False
         """Our number for all topics is sent once they are counted."""
         self.announced: set[str] = set()
@@ -161,8 +161,9 @@ class Peer:
         return self.send is not None and not self.incompatible
 
     def look_behind(self, now_ms: int) -> int | None:
-        """Since when the region may lack something. It is looked at every second, and only then ends: a region that
-        is back and still lacks something after a while is busy, and gets it by comparisons."""
+        """Since when the region may lack something. Called every second; only a call ends it: a region that is back and
+        still lacks something after a while is busy, and gets it by comparisons.
+        """
         if self.up:
             if not self.lag.has_missed or now_ms - self.up_since_ms >= HEALED_MS:
                 self.behind_since_ms = None
@@ -241,7 +242,7 @@ class Peer:
             yield key, self._pending.pop(key)
 
     def put_back(self, key: PendingKey, pending: Pending) -> None:
-        """The last one drawn did not fit."""
+        """Put the last one drawn back: it did not fit."""
         self._pending = {key: pending, **self._pending}
 
     def sent(self, items: list[tuple[PendingKey, Pending]], now_ms: int) -> int:
@@ -310,7 +311,7 @@ class Peer:
             self.catching.again()
 
     def put_off(self, topic: str) -> bool:
-        """Leave a comparison for the next digest. False: it was left long enough."""
+        """Put a comparison off to the next digest. False: this one, or too many, were put off before."""
         skips = self.skips.pop(topic, 0)
         if skips >= self._limits.digest_skips or len(self.skips) >= self._limits.topics_apart:
             return False
@@ -390,5 +391,5 @@ class Peer:
 
 
 def _trouble(known: Trouble | None, why: Why, text: str, now_ms: int) -> Trouble:
-    """The same trouble as before lasts since then."""
+    """Trouble of the same kind as before counts from when that began."""
     return Trouble(why, text, known.since_ms if known is not None and known.why is why else now_ms)

@@ -46,7 +46,7 @@ class _Directory:
     namespaces: dict[str, NamespaceOwners] = field(default_factory=dict)
     bundles: int = 0
     left_out: bool = False
-    """It says more than is kept."""
+    """The region reported more than is kept."""
 
     def owner(self, namespace: str, place: int) -> str:
         """The broker that owns a place of a namespace; empty: none is known to."""
@@ -70,8 +70,8 @@ class _Directory:
             elif not self.left_out:
                 self.left_out = True
                 log.error(
-                    "a region has more namespaces or bundles than this broker keeps track of, %d and %d: topics of the "
-                    "rest, such as %s, are not exchanged with it",
+                    "a region has more namespaces or bundles than this broker keeps track of (%d and %d): topics of "
+                    "the rest, such as %s, are not exchanged with it",
                     *(DIRECTORY_NAMESPACES, DIRECTORY_BUNDLES, one.namespace),
                 )
 
@@ -143,7 +143,7 @@ class Routes:
         return next((peer for peer in self.peers_of(topic) if region_of(peer) == region), region)
 
     def voter_in(self, region: str, topic: str) -> str:
-        """The same for any region that votes on who dispatches the topic: a witness is none of its regions.
+        """The same for any region that votes on who dispatches the topic: a witness is not one of its regions.
 
         :raises ValueError: it is not a valid name.
         """

@@ -53,7 +53,7 @@ class TopicOrder:
         self._cell = self._index = 0
 
     def step(self) -> bool:
-        """Go on with the pass. :returns: it is through."""
+        """Continue the pass. :returns: whether it is complete."""
         looked = self._add(self._topics())
         if not self._unseen:
             self._drop(self._topics(), looked)
@@ -106,5 +106,5 @@ class TopicOrder:
 
 
 def following(place: Place) -> Place:
-    """The first place behind this one."""
+    """The first place after this one."""
     return place[0], place[1] + "\0"

@@ -39,7 +39,7 @@ class Summing:
     # -- counting
 
     def begin(self, peer: Peer) -> None:
-        """Tell the peer the number of everything, as soon as everything is counted."""
+        """Send the peer the number of everything, as soon as everything is counted."""
         self._context.digests.summary(peer.name).begin_round()
         peer.to_summarize = True
         self.go_on(peer)
@@ -62,7 +62,7 @@ class Summing:
         return self._context.digests.summary(peer.name).count(limits.items_per_message, limits.subscriptions_at_once)
 
     def _tell(self, peer: Peer) -> None:
-        """The number; and the digests of topics that are known to differ."""
+        """Send the number, and the digests of topics that are known to differ."""
         digests, peers_of = self._context.digests, self._context.peers_of
         digest = digests.summary(peer.name).work_out()
         if peer.send is None:

@@ -2,14 +2,14 @@
 """The snapshots that one subscription may still use, thinned where there are too many.
 
 A topic takes a snapshot every second, and a subscription may be days behind. It keeps a bounded number of them: once
-there is one too many, the one goes whose removal leaves the smallest *gap*, the distance between its two neighbours.
-The first and the last stay.
+there is one too many, it removes the one whose removal leaves the smallest *gap*, the distance between its two
+neighbours. The first and the last stay.
 
 So no gap that removals left is more than twice the average. Of n + 1 snapshots the n - 1 between the first and the last
 can be removed. Each gap is on at most two sides of these, hence the gaps that their removals would leave add up to at
-most twice the whole distance, and the smallest of them is at most 2 / (n - 1) of it, which is twice the average of the
-n - 1 gaps that n snapshots have. Later snapshots make the distance longer and the average greater. Only where no
-snapshot was ever taken is a gap longer.
+most twice the whole distance. The smallest of them is at most 2 / (n - 1) of it: twice the average of the n - 1 gaps
+that n snapshots have. Later snapshots make the distance longer and the average greater. Only where no snapshot was ever
+taken is a gap longer.
 
 A snapshot stays true forever, so the order in which they are added does not matter: those that were taken before a
 restart or a rewind are read from the log again and put in their places.
@@ -62,8 +62,9 @@ class SnapshotCache:
         self._last: _Kept | None = None
         self._count = 0
         self._ranks: list[tuple[int, int, _Kept]] = []
-        """Heap of (gap that the removal would leave, number, snapshot). A rank that is too small, or of a
-        snapshot that went, stays until it is met."""
+        """Heap of (gap that the removal would leave, number, snapshot). A rank that is too small, or of a removed
+        snapshot, stays until it is met.
+        """
         self._number = 0
 
     def __len__(self) -> int:
@@ -83,7 +84,7 @@ class SnapshotCache:
         return found
 
     def add(self, snapshot: Snapshot, at: int) -> None:
-        """Keep a snapshot; one of that position that is kept already is the same.
+        """Keep a snapshot; one already kept at that position is the same.
 
         :param at: how many entries of the topic were stored before it, or another measure of distance that grows with
             positions.
@@ -138,7 +139,7 @@ class SnapshotCache:
                 break
             if one.key > key:  # its neighbours have gone since
                 heapreplace(self._ranks, (one.key, number, one))
-            else:  # it has a newer rank, or went
+            else:  # it has a newer rank, or was removed
                 heappop(self._ranks)
         heappop(self._ranks)
         before, behind = one.before, one.behind

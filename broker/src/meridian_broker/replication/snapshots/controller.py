@@ -2,7 +2,7 @@
 """The snapshots of one topic in one region: when they are taken, what is answered, and what follows (PIP-33).
 
 Both sides are here. A region *takes* snapshots of a topic while one of its own subscriptions there is replicated, at
-most one each ``interval_ms``, and only if a message was stored since the last one began: a topic at rest writes no
+most one per ``interval_ms``, and only if a message was stored since the last one began: a topic at rest writes no
 markers. When a consumer leaves, the snapshot does not wait for the interval. A region *answers* whoever asks, whether
 or not it has such subscriptions.
 
@@ -12,11 +12,11 @@ whoever is asked takes one more, a *follow-up*; its requests say so in their ids
 every region has been asked once everything is everywhere, and a subscription that acknowledges everything, however
 late, is moved past the last message in every region.
 
-What is done in the topic is for its owner: it calls ``received`` for each marker from another region, once it is
-durable and in the order of the log, ``published`` after messages were stored, ``tick`` at ``deadline_ms``, and looks at
-that again after every call and every ``done``. Nothing waits, and nothing is kept on disk: after a restart snapshots
-that a subscription has not passed are found in the log again (``found``), and a first one is taken at once, because an
-update may have been lost.
+The topic's owner does the rest: it calls ``received`` for each marker from another region, once it is durable and in
+the order of the log, ``published`` after messages were stored, ``tick`` at ``deadline_ms``, and looks at that again
+after every call and every ``done``. Nothing waits, and nothing is kept on disk: after a restart snapshots that a
+subscription has not passed are found in the log again (``found``), and a first one is taken at once, because an update
+may have been lost.
 
 A topic that is just being filled stores no markers yet. An answer that could not be stored is written again until the
 other region has given up: Pulsar does not ask again before its own timeout, half a minute by default.
@@ -51,7 +51,7 @@ class _Unanswered(NamedTuple):
     snapshot_id: str
     again_ms: int
     until_ms: int
-    """When that region waits no longer."""
+    """When that region stops waiting."""
 
 
 class SnapshotController:
@@ -63,19 +63,19 @@ class SnapshotController:
         self._updates = SubscriptionUpdates(host, self._rules)
         self._taker = SnapshotTaker(host, self._rules, self._taken, self._try_again)
         self._has_news = True
-        """A message may be stored behind the beginning of the last snapshot, or that one failed."""
+        """A message may be stored after the beginning of the last snapshot, or that one failed."""
         self._was_asked = False
         """Another region has begun a snapshot since, so it may have news."""
         self._began_ms: int | None = None
         """When the last snapshot was begun."""
         self._failures = 0
-        """In a row, since a message was stored."""
+        """Failures in a row since a message was stored."""
         self._next_ms = host.now_ms()
-        """When the next one may be."""
+        """When the next snapshot may begin."""
         self._unanswered: dict[str, _Unanswered] = {}
-        """By region, the newest of them."""
+        """By region, its newest unanswered request."""
         self.refused = 0
-        """Markers of other regions that had no effect: they speak for somebody else, or of what is not here."""
+        """Markers of other regions that had no effect: they speak for somebody else, or name what is not here."""
 
     # -- figures
 
@@ -94,7 +94,7 @@ class SnapshotController:
         return self._updates.written
 
     def held_back(self, subscription: str) -> dict[str, frozenset[str]]:
-        """As ``SubscriptionUpdates.held_back``."""
+        """See ``SubscriptionUpdates.held_back``."""
         return self._updates.held_back(subscription)
 
     @property
@@ -164,11 +164,11 @@ class SnapshotController:
         self._updates.unfollow(subscription)
 
     def moved(self, subscription: str, mark_delete: Position) -> None:
-        """The mark-delete position of a subscription is another, durably."""
+        """A subscription's mark-delete position moved, durably."""
         self._updates.moved(subscription, mark_delete)
 
     def regions_changed(self) -> None:
-        """The topic has other regions, or one was given up or is back: snapshots of before do not say enough."""
+        """The topic's regions changed, or one was given up or is back: earlier snapshots do not say enough."""
         self._has_news = True
         self._updates.regions_changed()
 
@@ -180,7 +180,7 @@ class SnapshotController:
             self._next_ms = min(self._next_ms, self._began_ms + self._rules.interval_ms)
 
     def consumer_left(self) -> None:
-        """A consumer of a replicated subscription is going: what it acknowledged reaches the others soon."""
+        """A consumer of a replicated subscription is leaving: what it acknowledged reaches the others soon."""
         now_ms = self._host.now_ms()
         earliest_ms = now_ms if self._began_ms is None else max(now_ms, self._began_ms + self._rules.flush_ms)
         self._next_ms = min(self._next_ms, earliest_ms)

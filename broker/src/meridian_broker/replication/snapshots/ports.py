@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What snapshots need of the topic that they are taken of."""
+"""What snapshots need from their topic."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SnapshotHost(Protocol):
         ...
 
     def new_id(self) -> str:
-        """One that no snapshot ever had."""
+        """An id that no snapshot ever had."""
         ...
 
     def others(self) -> frozenset[str]:
@@ -51,10 +51,10 @@ class SnapshotHost(Protocol):
         ...
 
     def given_up(self) -> frozenset[str]:
-        """Those of the others that an operator holds for lost, so that snapshots are taken without them.
+        """Those of the others that an operator considers lost, so that snapshots are taken without them.
 
-        A region of Pulsar skips, after such a *partial* snapshot, what the lost one published and it has, though this
-        one never had it. Only a person can weigh that against subscriptions that do not follow at all.
+        After such a *partial* snapshot a region of Pulsar skips what it has of the lost one, even if this one never had
+        it. Only a person can weigh that against subscriptions that do not follow at all.
         """
         ...
 
@@ -68,7 +68,7 @@ class SnapshotHost(Protocol):
 
     def linked_at(self, region: str) -> Position:
         """Where this log ended when the link from a region of Apache Pulsar began: what that region published since is
-        sent here, and nothing of before. It may be said too late, but not too early. ``LATEST``: there was none yet.
+        sent here, and nothing from before. It may be given too late, but not too early. ``LATEST``: there was none yet.
         """
         ...
 
@@ -85,7 +85,7 @@ class SnapshotHost(Protocol):
         ...
 
     def write(self, marker: Marker, only_to: str | None, done: Callable[[Position | None], None]) -> None:
-        """Append a marker to the topic's log, from where it is replicated behind everything stored before it.
+        """Append a marker to the topic's log, from where it is replicated after everything stored before it.
 
         :param only_to: as in ``marker_body``.
         :param done: called once, when it is durable, with its position; None: it could not be stored.

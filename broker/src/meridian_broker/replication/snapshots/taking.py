@@ -3,19 +3,19 @@
 
 A snapshot says: whoever has acknowledged everything up to *p* here has acknowledged everything up to *q* in another
 region's log. To take one, a region writes a request into the topic's log, from where it is replicated; every other
-region answers with the last position of its own log, in the same way. An answer arrives behind everything that its
+region answers with the last position of its own log, in the same way. An answer arrives after everything that its
 region published before it, and *p* is the position here of the last answer. So whatever was published here or in the
 answering region, and is before *q* in its log, is before *p* here.
 
 With three regions that is not enough. The log of *b* may hold, before *q*, a message of *c* that has not arrived here,
 although c's answer has. It was in the log of *c* when *b* answered, so another answer of *c*, asked for after that of
-*b*, arrives behind it. Hence the *second round*: the positions are those of the first, and *p* is that of the last
+*b*, arrives after it. Hence the *second round*: the positions are those of the first, and *p* is that of the last
 answer to the second. And hence R30: every region of the topic has to answer, including those whose subscriptions are
 kept equal in other ways. Without an answer of *c*, nobody could say what of *c* is already in the log of *b*.
 
 The second round has an id of its own. Answers repeat the id, and markers may be replicated twice: an answer to the
-first round that arrives again during the second would otherwise count there, although it came before what it is asked
-for. Pulsar's brokers use one id for both rounds, and answer any.
+first round that arrives again during the second would otherwise count there, although it was sent before the question.
+Pulsar's brokers use one id for both rounds, and answer any.
 
 A snapshot is complete once its own marker is durable. Nothing is remembered of one whose region restarts, or whose
 topic gained or lost a region meanwhile: late answers to it are ignored.
@@ -64,7 +64,7 @@ class _Attempt:
     first_round: dict[str, Position] | None = None
     """The answers of the first round; None: this is the first."""
     at: Position = EARLIEST
-    """Here, of the last answer."""
+    """The position of the last answer, here."""
 
 
 class SnapshotTaker:
@@ -108,7 +108,7 @@ class SnapshotTaker:
         self._ask(snapshot_id, _Attempt(snapshot_id, self._host.now_ms(), needed(self._host)))
 
     def expire(self) -> None:
-        """End those whose time is over."""
+        """End those that timed out."""
         over_ms = self._host.now_ms() - self._rules.timeout_ms
         for round_id, one in list(self._attempts.items()):
             if one.began_ms <= over_ms:

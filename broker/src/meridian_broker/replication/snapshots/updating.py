@@ -34,11 +34,11 @@ class _Followed:
     mark_delete: Position
     cache: SnapshotCache
     unsent: Snapshot | None = None
-    """The newest that an update is to be written for."""
+    """The newest for which an update is to be written."""
     is_writing: bool = False
     retry_ms: int | None = None
     held: Snapshot | None = None
-    """The newest of which some region was not told all: nobody vouches for it yet."""
+    """The newest that some region was not told completely: nobody vouches for it yet."""
     is_told: bool = False
     """Regions that keep no records know of it."""
 
@@ -59,7 +59,7 @@ class SubscriptionUpdates:
 
     @property
     def deadline_ms(self) -> int | None:
-        """When the first of those that could not be stored is written again."""
+        """When the first update that could not be stored is written again."""
         return min((one.retry_ms for one in self._followed.values() if one.retry_ms is not None), default=None)
 
     def follow(self, subscription: str, mark_delete: Position) -> bool:
@@ -72,7 +72,7 @@ class SubscriptionUpdates:
         return True
 
     def pause(self, subscription: str) -> None:
-        """Follow it no more, until it is followed anew: it may have moved."""
+        """Stop following it, until it is followed anew: it may have moved."""
         self._followed.pop(subscription, None)
 
     def unfollow(self, subscription: str) -> None:
@@ -87,7 +87,7 @@ class SubscriptionUpdates:
             self._tell(subscription, one, one.held)
 
     def regions_changed(self) -> None:
-        """The topic has other regions, or one was given up or is back: perhaps less is needed to tell more."""
+        """The topic's regions changed, or one was given up or is back: perhaps less is needed to tell more."""
         for subscription, one in self._followed.items():
             if one.held is not None:
                 self._tell(subscription, one, one.held)
@@ -103,7 +103,7 @@ class SubscriptionUpdates:
         return {region: others for region, others in missing.items() if others}
 
     def moved(self, subscription: str, mark_delete: Position) -> None:
-        """Its mark-delete position is another; perhaps an earlier one, after a seek."""
+        """Its mark-delete position moved, after a seek perhaps back."""
         one = self._followed.get(subscription)
         if one is None:
             return

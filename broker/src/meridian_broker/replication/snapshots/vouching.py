@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Of which subscriptions a region of Apache Pulsar may be told how far they are.
+"""Which subscriptions' places a region of Apache Pulsar may be told.
 
 Pulsar sends each message to every region of the topic by itself, and to one that joins only what it publishes from then
-on. So a region may be through with all that it has from there, while another Meridian region still owes what was sent
+on. So a region may have acknowledged all that it has from there, while another Meridian region still owes what was sent
 before. An update says "everything up to here". Pulsar would pass those messages, too, and tell the others: nobody would
 get them.
 
 So Pulsar is told the place of a subscription once somebody has *vouched* for what it sent before its link to this
 region began:
 
-* Pulsar itself, by an update that names a place of this region's log behind that beginning: it has acknowledged all of
+* Pulsar itself, by an update that names a place of this region's log after that beginning: it has acknowledged all of
   it. Or
 * all other Meridian regions, by such updates. Their snapshots include Pulsar (R30). The place named is an answer of
-  this region after the beginning, and Pulsar's last answer to them came later (``taking.py``). It arrived there behind
+  this region after the beginning, and Pulsar's last answer to them came later (``taking.py``). It arrived there after
   all that Pulsar had sent before, and they have acknowledged everything up to it.
 
 What was sent after the beginning is here, so this region's own mark-delete speaks for it. Hence once is enough: a
 subscription that was vouched for stays so. Nothing of it is kept on disk: after a restart the next updates vouch again.
 
 In snapshot mode Meridian regions learn from Pulsar alone which of its messages are acknowledged, so they cannot vouch
-for each other before it was told; there, and where no other Meridian region is, its place is always told.
+for each other before it is told; there, and where no other Meridian region is, its place is always told.
 
 Until then Pulsar's place in updates is ``EARLIEST``, which makes a subscription known and moves it nowhere. It still
 says that Pulsar took part in the snapshot, so two regions that joined late can vouch for each other.
@@ -33,7 +33,7 @@ from meridian_broker.wire.pulsar.markers import Place
 
 
 class Vouching:
-    """For the replicated subscriptions of one topic in one region."""
+    """What was vouched for, for the replicated subscriptions of one topic in one region."""
 
     def __init__(self, host: SnapshotHost) -> None:
         self._host = host

@@ -118,7 +118,7 @@ class Backfill:
         self._published_over: dict[str, Hole] = {}
         """Regions that have entries of ours at a place where our log has none."""
         self._taken_back: set[tuple[str, Position]] = set()
-        """What was fetched back of those since the topic was opened, by the entry behind it."""
+        """What was fetched back of those since the topic was opened, by the entry after it."""
         self._searched: set[str] = set()
         """Regions of which all others returned what they had from before the end of this terminated topic."""
         self._former: set[str] = set()
@@ -271,7 +271,7 @@ class Backfill:
             topic.log.join()
 
     async def _take_back(self) -> None:
-        """Entries that we published over are stored behind the newer ones, as those of any hole."""
+        """Entries that we published over are stored after the newer ones, as those of any hole."""
         topic = self._topic
         for region, (after, before) in list(self._published_over.items()):
             stored = await origins_between(topic.log, topic.region, after, before, ANSWER_ENTRIES)

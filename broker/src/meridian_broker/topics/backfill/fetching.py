@@ -154,7 +154,7 @@ class Fetching:
         return {first: having[first]}
 
     async def _follow_end(self, end: Position) -> None:
-        """No region has anything up to ``end`` any more, because all that had it trimmed it: continue behind it."""
+        """No region has anything up to ``end`` any more, because all that had it trimmed it: continue after it."""
         topic = self._topic
         if end > topic.log.last_own:
             if topic.metadata is not None:
@@ -200,7 +200,7 @@ class Fetching:
         return after
 
     def _let_in(self, want: Want, taken: list[tuple[EntryHeader, bytes]]) -> list[tuple[EntryHeader, bytes]]:
-        """The entries before the first one that may not be stored: those behind it are chained to it."""
+        """The entries before the first one that may not be stored: those after it are chained to it."""
         intake, is_own = self._intake, want.origin == self._topic.region
         for count, (header, body) in enumerate(taken):
             assert header.origin is not None

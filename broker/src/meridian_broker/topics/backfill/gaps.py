@@ -4,9 +4,9 @@
 That region reports a gap when its replicator connects. Then all other regions are asked, and those that have the
 entries send them. If no region has some of them any more, replication from there stops, and status shows which are
 missing: nothing is skipped silently. An operator accepts the loss explicitly: the missing entries are recorded as
-dropped with cause *lost* (R14) for every subscription here, and replication continues behind them.
+dropped with cause *lost* (R14) for every subscription here, and replication continues after them.
 
-No operator is needed if no subscription is owed the entries. That is so if
+No operator is needed if no subscription is owed the entries. This holds if
 
 * no region of the topic stores them: each was asked and has answered. The origin itself knows of nothing that it may
   recover, such as an entry that its disk damaged;
@@ -65,7 +65,7 @@ class Gap:
     is_judged: bool = False
     """Whether the other regions were asked."""
     lost_upto: Position = EARLIEST
-    """Up to here no region that was asked has the entries; behind it, one does."""
+    """Up to here no region that was asked has the entries; after it, one does."""
     away: tuple[str, ...] = ()
     """Regions that may have them: they could not be asked, or their copy is damaged."""
     is_damage: bool = False
@@ -189,12 +189,12 @@ class Gaps:
         return self._compaction.is_wanted
 
     async def pass_over(self, origin: str) -> None:
-        """Continue behind a gap that ``concerns_nobody``. :raises TopicFenced: the topic was closed meanwhile."""
+        """Continue after a gap that ``concerns_nobody``. :raises TopicFenced: the topic was closed meanwhile."""
         gap = self._open[origin]
         await self._accept(Accepted(origin, gap.after, gap.lost_upto, self._topic.scheduler.now_ms(), BY_BROKER))
 
     async def pass_over_damaged(self, gap: Gap) -> None:
-        """Continue behind damaged entries that no region has and no subscription is owed.
+        """Continue after damaged entries that no region has and no subscription is owed.
 
         :raises TopicFenced: the topic was closed meanwhile.
         :raises MetadataError: it was not recorded; they are asked for again.
@@ -214,7 +214,7 @@ class Gaps:
         :raises NotFound: nothing of that origin is missing here.
         :raises GapNotAcceptable: another gap is there now, or somebody may have the entries.
         :raises TopicFenced: the topic was closed meanwhile; ask again.
-        :raises MetadataError: of damaged entries: it is recorded, and they are not passed over yet; ask again.
+        :raises MetadataError: the loss of damaged entries is recorded, but they are not passed over yet; ask again.
         """
         topic = self._topic
         topic.check_open()
@@ -247,7 +247,7 @@ class Gaps:
         return accepted, names
 
     async def _accept(self, accepted: Accepted) -> None:
-        """Go on behind it. What the caller appended to the progress log in the same turn is durable with it."""
+        """Continue after the gap. What the caller appended to the progress log in the same turn is durable with it."""
         topic, one = self._topic, accepted
         topic.progress_log.append(Kind.GAP, one.origin, one.encode())
         self._take(one)

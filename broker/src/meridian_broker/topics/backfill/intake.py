@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from meridian_broker.topics.subscriptions.subscription import Subscription
 
 REMEMBERED_MS: Final = 15_000
-"""A refused replicator retries within five seconds. One that has not for this long cannot connect to us."""
+"""A refused replicator retries within five seconds. One that has not retried for this long cannot connect to us."""
 
 
 class Verdict(Enum):
@@ -55,7 +55,7 @@ class Standing(NamedTuple):
     is_ended: bool
     """It accepts no more messages."""
     end: Position | None
-    """Of the region that published the entry, the last one before the recorded end; None: there is none."""
+    """The last entry of the publishing region before the recorded end; None: there is none."""
     is_full: bool
     """It exceeds a backlog quota that keeps producers out."""
     largest: int

@@ -12,7 +12,7 @@ requested before the first dispatch (R20). An acknowledgement here claims only e
 to arrive is neither skipped nor claimed. And the entries of each origin arrive in order. Delaying dispatch would add
 a wait and prevent nothing.
 
-If the others no longer store the first entries of an origin, the copy begins behind them, at the *join point*
+If the others no longer store the first entries of an origin, the copy begins after them, at the *join point*
 (``TopicLog.joined``), which is kept for comparisons of copies.
 """
 

@@ -35,7 +35,7 @@ class Replicators(Protocol):
         ...
 
     def skip(self, topic_name: str, remote: str, skipped: Skipped, /) -> None:
-        """Continue behind what is skipped for the remote region."""
+        """Continue after what is skipped for the remote region."""
         ...
 
 
@@ -66,7 +66,7 @@ async def skip_old(topic: TopicContext, remote: str, replicators: Replicators, b
     while not is_over and (found := await topic.log.read_after(at, PAGE, PAGE_BYTES)):
         for at, entry in found:
             if is_damaged(entry):
-                continue  # of unknown age: skipped with an old one behind it
+                continue  # of unknown age: skipped with an old one after it
             header = unpack(entry)
             if min(header.publish_time_ms, header.stored_time_ms) >= before_ms:
                 is_over = True

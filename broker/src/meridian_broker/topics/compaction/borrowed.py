@@ -48,7 +48,7 @@ class FollowedViews:
         return Status.NOT_RUN if self.view is None else Status.SUCCESS
 
     async def take(self, record: CompactedRecord | None) -> None:
-        """What the source's record names now. :raises LedgerError: the view cannot be read now."""
+        """Take the view that the source's record names now. :raises LedgerError: the view cannot be read now."""
         if record == (None if self.view is None else self.view.record):
             return
         view = None if record is None else CompactedView(record, self._store)
@@ -59,7 +59,7 @@ class FollowedViews:
             callback(view)
 
     def when_view_changes(self, callback: Callable[[CompactedView | None], None]) -> Callable[[], None]:
-        """As of ``Compaction``."""
+        """As in ``Compaction``."""
         self._readers.append(callback)
         return lambda: self._readers.remove(callback) if callback in self._readers else None
 
@@ -67,7 +67,7 @@ class FollowedViews:
         """Nothing: a view is in force once its index is in memory."""
 
     async def read_view(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored]:
-        """As of ``Compaction``. :raises LedgerError: the entries cannot be read, or not yet those of a newer view."""
+        """As in ``Compaction``. :raises LedgerError: the entries, or those of a newer view, cannot be read yet."""
         view = self.view
         if view is None:
             return []
@@ -80,7 +80,7 @@ class FollowedViews:
 
 
 class BorrowedCompaction(Compaction):
-    """See the module's text. Each shadow whose source is there has one."""
+    """See the module's text. Each shadow whose source exists has one."""
 
     def __init__(self, topic: TopicContext, source: Views) -> None:
         self._source = source
@@ -95,7 +95,7 @@ class BorrowedCompaction(Compaction):
         self._unwatch = source.when_view_changes(self._view_changed)
         self._view_changed(source.view)
 
-    # The parts that are asked for the state read attributes, which are the source's here.
+    # Callers that ask for the state read attributes, which are the source's here.
 
     @property
     def view(self) -> CompactedView | None:
@@ -108,7 +108,7 @@ class BorrowedCompaction(Compaction):
 
     @property
     def status(self) -> Status:
-        """Of the source's last compaction."""
+        """The status of the source's last compaction."""
         return self._source.status
 
     @status.setter
@@ -131,7 +131,7 @@ class BorrowedCompaction(Compaction):
         return None
 
     def bytes_to_do(self) -> int:
-        """None here."""
+        """Zero: a shadow compacts nothing."""
         return 0
 
     def start(self) -> None:
@@ -143,9 +143,9 @@ class BorrowedCompaction(Compaction):
         raise self._topic.read_only("compact")
 
     async def prepare(self) -> None:
-        """As of the source."""
+        """As the source does."""
         await self._source.prepare()
 
     async def read_view(self, position: Position, max_entries: int, max_bytes: int) -> list[Stored]:
-        """As of the source."""
+        """As the source does."""
         return await self._source.read_view(position, max_entries, max_bytes)

@@ -82,7 +82,7 @@ class Compaction:
         self._is_indexed = False
         self._is_damaged = False
         self._from: Position | None = None
-        """While the first compaction runs: nothing behind this may be trimmed until its view is in force."""
+        """While the first compaction runs: nothing after this may be trimmed until its view is in force."""
         self._stopping = False
         self._forgetting = False
         self._at_work = False
@@ -90,8 +90,9 @@ class Compaction:
         self._readers: list[Callable[[CompactedView | None], None]] = []
 
     def when_view_changes(self, callback: Callable[[CompactedView | None], None]) -> Callable[[], None]:
-        """Call ``callback`` with each view that comes into force; None: there is none any more. Returns a function that
-        ends this."""
+        """Call ``callback`` with each view that comes into force; None: there is no view any more. Returns a function
+        that ends this.
+        """
         self._readers.append(callback)
         return lambda: self._readers.remove(callback)
 
@@ -152,7 +153,7 @@ class Compaction:
         self.view = None
 
     def holds_from(self) -> Position | None:
-        """Everything behind this is kept for the next compaction; None: nothing is.
+        """Everything after this is kept for the next compaction; None: nothing is.
 
         While a view is being deleted everything is kept: what its readers passed over unacknowledged is then owed
         again.
@@ -259,7 +260,7 @@ class Compaction:
         """Delete the view, as if the topic had never been compacted: readers get the log, and nothing is kept for the
         view.
 
-        The record is changed first: as long as it names the view, nothing of the log behind the view's horizon is
+        The record is changed first: as long as it names the view, nothing of the log after the view's horizon is
         trimmed.
 
         :raises CompactionRunning: a compaction is in progress, or the view is being deleted.

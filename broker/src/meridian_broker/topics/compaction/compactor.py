@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One compaction: finds the newest message of each key and copies these messages to a new ledger.
 
-It reads the previous view and the log behind it, once for each pass that ``LatestByKey`` needs and once more to copy.
+It reads the previous view and the log after it, once for each pass that ``LatestByKey`` needs and once more to copy.
 It works in short slices and sleeps between them, so that it takes little of the loop's time and stays within its rate.
 An entry's size does not determine its cost, so work is counted in steps (``compression.STEP_BYTES``).
 """
@@ -150,7 +150,7 @@ class Compactor:
     # -- what there is -------------------------------------------------------------------------------------------
 
     async def _entries(self) -> AsyncIterator[Stored]:
-        """The old view, and the log behind it up to the horizon, in slices with pauses between them."""
+        """The old view, and the log after it up to the horizon, in slices with pauses between them."""
         position = EARLIEST
         if self._view is not None:
             while entries := await self._view.read_after(position, SLICE_ENTRIES, SLICE_BYTES):

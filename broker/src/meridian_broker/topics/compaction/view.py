@@ -2,7 +2,7 @@
 """The compacted view of a topic: the newest message of each key up to the *horizon*, in a separate ledger.
 
 Its entries keep their positions and order from the log, and stay readable after the log was trimmed. A compacted reader
-reads the view up to the horizon and the log behind it. The index of the view's entries is in memory, at most two bytes
+reads the view up to the horizon and the log after it. The index of the view's entries is in memory, at most two bytes
 per entry; the entries themselves are read from the ledger.
 """
 

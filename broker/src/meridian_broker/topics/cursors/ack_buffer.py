@@ -86,7 +86,7 @@ class AckBuffer(CursorState):
         return delta
 
     def claim_common(self, acker: AckState, position: Position, confirmed: Done | None) -> bool:
-        """Claim one whole entry as other subscriptions did, perhaps behind those of this turn. False: nothing was done,
+        """Claim one whole entry as other subscriptions did, perhaps after those of this turn. False: nothing was done,
         it has to be claimed by itself."""
         delta = self._delta
         if delta is not None and not isinstance(delta, CommonAck):
@@ -118,8 +118,9 @@ class AckBuffer(CursorState):
         return True
 
     def _is_plain(self) -> bool:
-        """Whether its acknowledgements are those of any other subscription: it was never rewound nor deleted, other
-        regions do not know it, and it reads the log."""
+        """Whether it acknowledges like any other subscription: it was never rewound nor deleted, other regions do not
+        know it, and it reads the log.
+        """
         return self.compacted is None and self.progress.is_plain and not self.owner.record.replicated
 
     def claim(self, delta: Progress, entries: int, confirmed: Done | None) -> None:
@@ -149,7 +150,7 @@ class AckBuffer(CursorState):
         self.flush()
 
     def make(self, common: CommonAck, following: Origin | None, now_ms: int) -> str | None:
-        """As ``flush`` of what many acknowledge, and of nothing else; they write it together (``Claimant``)."""
+        """As ``flush``, if nothing is pending but what many acknowledge; they write it together (``Claimant``)."""
         if self._delta is not common or self._confirmations is not None:
             return None  # flushed before, or more was acknowledged: that is flushed in a turn of its own
         if not self._is_plain():

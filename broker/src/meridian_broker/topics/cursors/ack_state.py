@@ -26,7 +26,7 @@ class AckState:
         """Exclusive, Failover: which of the entries it was sent are chunks; None before the first chunk."""
 
     def acknowledges_to(self, position: Position, *, in_part: bool) -> Position:
-        """It acknowledges everything up to ``position``. Returns the position behind which that applies.
+        """It acknowledges everything up to ``position``. Returns the position after which that applies.
 
         Official clients drop what they receive up to their last cumulative acknowledgement: entries sent again after
         a rewind made elsewhere (R13), or of another region's share (R26). The next cumulative acknowledgement

@@ -40,7 +40,7 @@ async def _go_on(cursor: Cursor, number: int, rest: Rest, confirmed: Done | None
     try:
         await rest()
     except Exception as error:
-        failure = error if isinstance(error, LedgerError) else LedgerError(f"cannot look up its entry: {error}")
+        failure = error if isinstance(error, LedgerError) else LedgerError(f"cannot look up the entry: {error}")
         log.warning("%s, %s: lost an acknowledgement: %s", cursor.context.name, cursor.name, failure)
         if confirmed is not None:
             confirmed(failure)
@@ -122,7 +122,7 @@ def is_known(cursor: Cursor, position: Position) -> bool:
     """Whether a cumulative acknowledgement of ``position`` may count: nothing before it is owed, or it is the id of
     an entry stored here or sent by this region.
 
-    Any other id is one of another region. It does not concern entries that happen to have smaller ids here.
+    Any other id comes from another region, and says nothing about entries that happen to have smaller ids here.
     """
     if position <= cursor.start():
         return True
@@ -147,7 +147,7 @@ def up_to(
 ) -> Rest | None:
     """A cumulative acknowledgement, except for entries that are read from a compacted view.
 
-    :param behind: it applies to entries behind this position.
+    :param behind: it applies to entries after this position.
     :param part: the messages of the last entry that it does not cover, as bits; None: it covers all.
     :param resent: what had been sent since the newest rewind when it arrived; only those entries count in the newest
         epoch (R13).
@@ -190,8 +190,8 @@ def _claim_up_to(
     chunks: list[Position],
     exceptions: log_walks.Exceptions,
 ) -> log_walks.Steps[int]:
-    """Claim in ``delta`` everything behind ``after`` that an acknowledgement of ``position`` covers. Returns the
-    number of entries.
+    """Claim in ``delta`` everything beyond ``after`` that an acknowledgement of ``position`` covers. Returns the number
+    of entries.
     """
     log = cursor.context.log
     if cursor.owner.share is not None:
@@ -206,7 +206,7 @@ def _claim_up_to(
             delta.ack(exceptions.counted(chunk, epoch), place.region, place.prev, place.origin)
             claimed += 1
     counted = exceptions.counted(position, epoch)
-    if cursor.dropped is not None and only is None:  # its consumer saw the one that it names
+    if cursor.dropped is not None and only is None:  # its consumer saw the entry that it names
         claimed += _late(cursor, delta, counted, position, part)
     if part is not None and position > after and log.holds(position):
         yield from _index_of(log, position)

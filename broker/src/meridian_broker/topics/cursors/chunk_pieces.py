@@ -31,7 +31,7 @@ class _Message:
 class Pieces:
     """The chunks that one consumer of an Exclusive or Failover subscription was sent.
 
-    Messages of several producers interleave, so a cumulative acknowledgement of one may be behind the first chunks of
+    Messages of several producers interleave, so a cumulative acknowledgement of one may lie after the first chunks of
     another that the consumer does not have completely. If those counted, no consumer could reassemble that message.
     """
 

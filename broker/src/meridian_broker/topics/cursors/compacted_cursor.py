@@ -38,9 +38,7 @@ SLICE_ENTRIES: Final = 500
 SLICE_BYTES: Final = 1 << 20
 """Bytes looked up at a time."""
 SENT_MAX: Final = 10_000
-"""Batches of which it is remembered which messages were sent. An ack covers none of an older batch that compaction
-removed.
-"""
+"""Batches whose sent messages are remembered. An ack covers nothing of an older batch that compaction removed."""
 Ranges = dict[str, tuple[Position, Position]]
 
 
@@ -97,7 +95,7 @@ class CompactedReading:
         return {ledger: entries.copy() for ledger, entries in self._thinned_done.items()}
 
     def start(self) -> Position:
-        """The position behind which reading begins: before mark-delete if the view has more than the log."""
+        """The position after which reading begins: before mark-delete if the view has more than the log."""
         cursor, view = self._cursor, self.compaction.view
         if view is not None and cursor.durable:
             first = view.after(self._done_upto)
@@ -121,7 +119,7 @@ class CompactedReading:
     # -- dispatch ------------------------------------------------------------------------------------------------
 
     def note_sent(self, acker: AckState, position: Position) -> None:
-        """An entry was sent, from the view or from the log behind it."""
+        """An entry was sent, from the view or from the log after it."""
         self._ids_sent.claim_point(position)
         if self._held.acker is not acker:
             self._held = ViewDeliveries(acker)
@@ -193,7 +191,7 @@ class CompactedReading:
         batches: dict[Position, int] | None,
         confirmed: Done | None,
     ) -> list[Position]:
-        """Individual acknowledgements. Returns the positions behind the horizon, which are not looked up here.
+        """Individual acknowledgements. Returns the positions after the horizon, which are not looked up here.
 
         If there are none of those, ``confirmed`` is called here.
         """

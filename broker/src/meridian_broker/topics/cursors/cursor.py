@@ -62,7 +62,7 @@ class Cursor(AckBuffer):
         return self.context.log if self.compacted is None else self.compacted.compaction
 
     def start(self) -> Position:
-        """The position behind which a dispatcher begins to read."""
+        """The position after which a dispatcher begins to read."""
         return self.mark_delete if self.compacted is None else self.compacted.start()
 
     # -- what is owed --------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ class Cursor(AckBuffer):
     def advance(self) -> None:
         """Move mark-delete over what is not owed, ``WALK`` entries in one turn of the loop.
 
-        It continues by itself, also after loading an index that it needs. Until it arrives, acked entries behind
+        It continues by itself, also after loading an index that it needs. Until the index arrives, acked entries after
         mark-delete are passed over one by one in dispatch.
         """
         log, progress, dropped, compacted = self.context.log, self.progress, self.dropped, self.compacted
@@ -197,7 +197,7 @@ class Cursor(AckBuffer):
         self.advance()
 
     def start_at(self, position: Position) -> None:
-        """Start behind a position whatever is acked: the end of the log, or where a reader begins."""
+        """Start after a position whatever is acked: the end of the log, or where a reader begins."""
         self.mark_delete = position
 
     def pass_over(self, position: Position) -> None:
@@ -215,7 +215,7 @@ class Cursor(AckBuffer):
     def _load_soon(self, position: Position) -> None:
         """Load what ``position`` needs into memory, then move on, unless that is under way.
 
-        A read that fails is tried again after a pause. Until then acked entries behind mark-delete are passed over
+        A read that fails is tried again after a pause. Until then acked entries after mark-delete are passed over
         one by one, which costs time and loses nothing.
         """
         if not self._is_loading:
@@ -250,7 +250,7 @@ class Cursor(AckBuffer):
             journal.when_durable(done)
 
     def rewound(self) -> None:
-        """It was rewound, or was loaded with a rewind in its progress: nothing counts as sent again yet (R13)."""
+        """The cursor was rewound, or loaded with a rewind in its progress: nothing counts as sent again yet (R13)."""
         self.resent = Resent(self.context.log.last_confirmed)
         self.follow_moments()
 

@@ -43,9 +43,8 @@ async def drop_old(
 ) -> dict[str, int]:
     """Drop what was published before ``before_ms``. Returns the number of entries dropped per subscription.
 
-    Entries are examined from the first one that any subscription is owed, until one is younger both by its
-    publisher's clock and by ours. One with a publish time that is impossibly late is kept and does not end the
-    search.
+    Entries are examined from the first one that any subscription is owed, until one is younger both by its publisher's
+    clock and by ours. An entry whose publish time is impossibly late is kept and does not end the search.
 
     :raises LedgerError: entries cannot be read.
     :raises TopicFenced: the topic was closed meanwhile; what was dropped until then stays dropped.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from meridian_broker.topics.cursors.cursor import Cursor
 
 WALK: Final = 20_000
-"""Entries behind a cursor that are examined individually; all later ones count as owed."""
+"""Entries after a cursor that are examined individually; all later ones count as owed."""
 
 
 async def look_after(cursor: Cursor) -> None:
@@ -133,7 +133,7 @@ def owed_nothing_upto(cursor: Cursor) -> log_walks.Steps[dict[str, Position]]:
             looked += last - first
         for region, _, end in some:
             reached[region] = max(reached.get(region, EARLIEST), end)
-        for region, prev, _ in owed_runs:  # late arrivals are stored behind later entries of their origin
+        for region, prev, _ in owed_runs:  # late arrivals are stored after later entries of their origin
             owed[region] = min(owed.get(region, prev), prev)
         at, looked = Position(ledger, last), looked + log_walks.LEDGER_COSTS + len(some)
         if looked >= log_walks.SLICE:

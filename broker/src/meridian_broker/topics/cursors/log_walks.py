@@ -121,7 +121,7 @@ async def load_index(log: TopicLog, ledger: int) -> None:
 
 
 def rewound(log: TopicLog, progress: Progress, dropped: Dropped | None, upto: Position) -> Steps[Ranges]:
-    """What a rewind to right behind ``upto`` rules (R12): per origin ``(prev of its first entry there, its last]``.
+    """What a rewind to right after ``upto`` rules (R12): per origin ``(prev of its first entry there, its last]``.
 
     Empty if nothing there is acknowledged or dropped, because there is nothing to take back. Acknowledgements that
     arrive during the search may concern entries already examined. So it searches again, ``LOOKS`` times at most,
@@ -138,7 +138,7 @@ def rewound(log: TopicLog, progress: Progress, dropped: Dropped | None, upto: Po
 def _look_back(
     log: TopicLog, progress: Progress, dropped: Dropped | None, upto: Position, ranges: Ranges
 ) -> Steps[tuple[int, bool]]:
-    """Record in ``ranges`` what is behind ``upto``. Returns how many turns it took, and whether anything is acked or
+    """Record in ``ranges`` what is after ``upto``. Returns how many turns it took, and whether anything is acked or
     dropped.
     """
     is_any, looked, turns = False, 0, 1
@@ -157,7 +157,7 @@ def _look_back(
             is_any = any(_is_any_done(progress, dropped, index, entry) for entry in range(first, last + 1))
             looked += last - first
         for region, low, high in some:
-            # Entries that returned to their region late are stored behind newer ones of it (R5).
+            # Entries that returned to their region late are stored after newer ones of it (R5).
             known = ranges.get(region, (low, high))
             ranges[region] = (min(low, known[0]), max(high, known[1]))
         upto, looked = Position(ledger, last), looked + LEDGER_COSTS + len(some)
@@ -205,7 +205,7 @@ class Exceptions:
     damage: Damage | None = None
     """Damaged entries that were given up are not covered ..."""
     read: Position = EARLIEST
-    """... nor other damaged ones behind this position, because the consumer waits for them."""
+    """... nor other damaged ones after this position, because the consumer waits for them."""
 
     def counted(self, position: Position, epoch: Stamp) -> Stamp:
         """The epoch in which the acknowledgement of an entry counts."""

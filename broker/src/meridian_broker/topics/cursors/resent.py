@@ -10,7 +10,7 @@ from meridian_broker.positions.position import Position
 class Resent:
     """Which entries were sent since the newest rewind, of those stored here before it, as local positions.
 
-    What is stored behind ``border`` arrived after the rewind, so it was never sent in an older epoch. The memory used
+    What is stored after ``border`` arrived after the rewind, so it was never sent in an older epoch. The memory used
     is bounded by the entries before the border, kept as runs, and released once nothing up to the border is owed. It
     is not stored: after a restart or another rewind, an entry has to be sent once more before its acknowledgement
     counts, and the broker sends everything unacknowledged again then anyway. A message may be repeated; none is

@@ -54,7 +54,7 @@ async def for_new(context: TopicContext, initial: Position) -> dict[str, Positio
 
 
 async def position_at(log: TopicLog, compaction: Compaction | None, time_ms: int) -> Position:
-    """The first entry published at or after ``time_ms``; behind the last one if there is none.
+    """The first entry published at or after ``time_ms``; after the last one if there is none.
 
     :param compaction: that of a reader of the compacted view.
     """
@@ -90,11 +90,11 @@ async def seek(cursor: Cursor, target: Position) -> None:
 
 
 async def seek_to_time(cursor: Cursor, time_ms: int) -> None:
-    """Move to the first entry published at ``time_ms`` or later: everything before it here counts as acked. Of the
-    others, those published at that time or later do not, in any region, including those still to arrive (R12).
-    Acknowledged entries that were trimmed here stay acknowledged in every region (``trimmed.py``).
+    """Move to the first entry published at ``time_ms`` or later: everything before it here counts as acked. Other
+    entries published at that time or later do not, in any region, including those still to arrive (R12). Acknowledged
+    entries that were trimmed here stay acknowledged in every region (``trimmed.py``).
 
-    An entry behind that position that was published earlier keeps its state.
+    An entry after that position that was published earlier keeps its state.
 
     :raises LedgerError: the entries' headers cannot be read.
     :raises LimitReached: it was rewound too often recently.
@@ -119,7 +119,7 @@ async def _seek(cursor: Cursor, target: Position, time_ms: int | None) -> None:
 
 
 async def _plan(cursor: Cursor, target: Position, upto: Position, time_ms: int | None) -> Progress:
-    """The delta for a seek to right behind ``upto``. It is valid in the turn in which this returns: it is computed
+    """The delta for a seek to right after ``upto``. It is valid in the turn in which this returns: it is computed
     again if the subscription was rewound meanwhile, another region reported an earlier beginning, or ledgers were
     trimmed.
     """
@@ -141,7 +141,7 @@ def _plan_log(
 ) -> log_walks.Steps[None]:
     """Add to ``delta`` what the seek means for the entries of the log.
 
-    :param seen: what it rules of entries that only the compacted view has.
+    :param seen: the ranges that it rules among entries that only the compacted view has.
     """
     log, progress = cursor.context.log, cursor.progress
     everything = log_walks.Exceptions()
@@ -164,10 +164,10 @@ def _next_epoch(cursor: Cursor) -> Stamp:
     progress = cursor.progress
     if progress.count_rewinds() >= LAYERS_MAX:
         raise LimitReached(
-            f"subscription {cursor.name!r} was rewound {progress.count_rewinds()} times, and can keep "
-            f"{LAYERS_MAX} at most: seek again once they are merged. That happens within minutes once all regions of "
-            "the topic can be reached and the rewound messages have been acknowledged again; remove a region that is "
-            "lost for good from the topic"
+            f"subscription {cursor.name!r} has {progress.count_rewinds()} unmerged rewinds, and {LAYERS_MAX} "
+            "are the limit: seek again once they are merged. That happens within minutes once all regions of the topic "
+            "can be reached and the rewound messages have been acknowledged again; remove a region that is lost for "
+            "good from the topic"
         )
     return cursor.context.clock.next(progress.epoch)
 
@@ -193,7 +193,7 @@ def _done_upto(cursor: Cursor) -> Position:
 
 
 def _goes_back(cursor: Cursor, upto: Position) -> bool:
-    """Whether the cursor is past an entry behind ``upto``, so that a seek takes something back; no read is needed to
+    """Whether the cursor is past an entry after ``upto``, so that a seek takes something back; no read is needed to
     know. A position between two ledgers has two names: neither is before the other.
     """
     following = cursor.context.log.after(upto)
@@ -201,7 +201,7 @@ def _goes_back(cursor: Cursor, upto: Position) -> bool:
 
 
 def _joined(one: Ranges, other: Ranges) -> Ranges:
-    """What two parts of a log, read one after the other, rule together."""
+    """The combined ranges that are ruled in two parts of a log, read one after the other."""
     ranges = dict(one)
     for region, (low, high) in other.items():
         before = ranges.get(region, (low, high))
@@ -210,7 +210,7 @@ def _joined(one: Ranges, other: Ranges) -> Ranges:
 
 
 def _before_in_view(target: Position, upto: Position) -> Position:
-    """The position behind which a reader of a compacted view continues with ``target``; ``upto``: that position in
-    the log.
+    """The position after which a reader of a compacted view continues with ``target``; ``upto``: its position in the
+    log.
     """
     return min(upto, target if target.entry < 0 else Position(target.ledger, target.entry - 1))

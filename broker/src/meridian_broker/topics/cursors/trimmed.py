@@ -6,8 +6,8 @@ in every region, so it would take back trimmed entries as well: regions that tri
 one, where the consumers are, could not deliver them. The backlogs would differ for good, and no floor would pass those
 entries. So a seek by time keeps what is trimmed here acknowledged, as far as it was.
 
-With an entry goes its publish time, and after earlier seeks by time that decides whether it is acknowledged. So before
-a ledger is trimmed, acknowledgements in it are recorded as valid whatever the time.
+A trimmed entry takes its publish time with it, which after earlier seeks by time decides whether it is acknowledged. So
+before a ledger is trimmed, acknowledgements in it are recorded as valid whatever the entries' publish times.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def stays_acknowledged(cursor: Cursor, upto: Position) -> Steps[dict[str, AckSet]]:
-    """Per origin the acknowledgements that a seek by time to right behind ``upto`` keeps: of entries that are stored
+    """Per origin the acknowledgements that a seek by time to right after ``upto`` keeps: of entries that are stored
     before, or are not stored here any more.
 
     Entries that may still arrive are not among them, nor those that came back late, as far as indexes in memory show
@@ -66,7 +66,7 @@ def _ends(log: TopicLog, upto: Position) -> dict[str, Position]:
 
 
 def _stored_behind(log: TopicLog, upto: Position, region: str, end: Position) -> Steps[list[tuple[Position, Position]]]:
-    """What is stored of a region behind a position although it lies at or before ``end``: it came back late (R5)."""
+    """What is stored of a region after a position although it lies at or before ``end``: it came back late (R5)."""
     found: list[tuple[Position, Position]] = []
     for ledger, _, _ in log.counts():
         index = log.index(ledger)
@@ -112,8 +112,7 @@ async def note_acknowledged(cursor: Cursor, going: Sequence[Chapter]) -> None:
 
 
 def _with_times(cursor: Cursor, ledgers: set[int]) -> list[int]:
-    """Those of the ledgers in which not everything is acknowledged whatever its publish time; no index is needed to
-    know."""
+    """The ledgers with entries that are not acknowledged whatever their publish times; this needs no index."""
     log, progress, found = cursor.context.log, cursor.progress, []
     for span, following in pairwise(log.spans()):
         if span.ledger_id in ledgers:

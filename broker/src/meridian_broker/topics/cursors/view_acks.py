@@ -94,7 +94,7 @@ class LookUps:
         """A waiting caller gets a failure as its answer. Without one the topic is fenced, so that the consumer
         reconnects.
         """
-        look_ups, lost = self._cursor.looking_up(), LedgerError("an acknowledgement was not looked up")
+        look_ups, lost = self._cursor.looking_up(), LedgerError("the entry of an acknowledgement was not looked up")
         unheard: LedgerError | None = None
         try:
             while self._jobs:

@@ -76,7 +76,7 @@ class FollowedNamespaces:
             ready(error)
 
     async def _watch(self, namespace: str) -> None:
-        """Until nobody wants it. :raises MetadataError: the watch was interrupted."""
+        """Follow it until nobody wants it. :raises MetadataError: the watch was interrupted."""
         async for changes in self._topics.watch(namespace):
             if not self._is_wanted(namespace):
                 return

@@ -23,7 +23,7 @@ class Selected(NamedTuple):
     names: list[str]
     digest: str
     encoded_bytes: int
-    """Of all names in UTF-8."""
+    """Size of all names in UTF-8."""
 
 
 async def names_of(listing: Listing, scheduler: Scheduler) -> list[str]:

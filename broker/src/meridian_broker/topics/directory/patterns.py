@@ -111,10 +111,10 @@ class Digest:
         self._crc = 0
         self._count = 0
         self.encoded_bytes = 0
-        """Of all names in UTF-8."""
+        """Size of all names in UTF-8."""
 
     def add(self, topics: Sequence[str]) -> None:
-        """The next ones, in order."""
+        """Add the next names, in order."""
         if topics:
             text = ",".join(topics).encode()
             self.encoded_bytes += len(text) - len(topics) + 1

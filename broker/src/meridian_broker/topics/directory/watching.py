@@ -85,7 +85,7 @@ class TopicWatchers:
     def __init__(self, scheduler: Scheduler, names: Names, limit: int = WATCHERS_MAX) -> None:
         """:param names: returns every persistent topic of a namespace, from the metadata."""
         self.follow: Callable[[str], Awaitable[None]] | None = None
-        """Has every change in a namespace reported to ``changed``; None: it is anyway, by this broker's own catalog."""
+        """Has every change in a namespace reported to ``changed``; None: this broker's own catalog reports them."""
         self._scheduler = scheduler
         self._names = names
         self._limit = limit

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Dispatchers: which consumer gets which entry, and when.
 
-A dispatcher reads the topic's log behind its read position, skips what is already acked (here or in any other region,
+A dispatcher reads the topic's log after its read position, skips what is already acked (here or in any other region,
 R10) and sends the rest to consumers that have permits and a writable connection. It runs in short turns, so that one
 subscription never starves the loop, and reads from the store only what the tail in memory does not hold.
 
@@ -52,7 +52,7 @@ class Dispatcher:
     tracks_holders: ClassVar[bool] = False
     """Whether several consumers receive at once, so that the broker has to track which of them holds which entry."""
     goes_round: ClassVar[bool] = False
-    """Whether entries behind a damaged one are sent before it is repaired: only if the type promises no order."""
+    """Whether entries after a damaged one are sent before it is repaired: only if the type promises no order."""
 
     def __init__(self, cursor: Cursor, delivery: Delivery, _policy: KeySharedPolicy | None) -> None:
         """:param _policy: the first consumer's key distribution, for Key_Shared."""

@@ -103,7 +103,7 @@ class SingleDispatcher(Dispatcher):
             self._send(active, entries)
 
     def _send(self, active: Consumer, entries: list[Stored]) -> None:
-        """Send what is owed, as long as it is ready, as it is now."""
+        """Send what is owed as long as the consumer is ready; it is ready now."""
         cursor, is_done, send = self.cursor, self.cursor.is_done, self.delivery.send
         is_ready = True
         for position, entry in entries:

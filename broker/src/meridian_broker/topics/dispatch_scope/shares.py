@@ -32,7 +32,7 @@ DRAIN_SECONDS: Final = 0.2
 """How long a share that is handed back waits for acknowledgements of what was sent."""
 
 COUNTED_MAX: Final = 20_000
-"""Entries behind a cursor that are counted for a status request."""
+"""Entries after a cursor that are counted for a status request."""
 
 
 def preferred_holder(subscription: Subscription, origin: str) -> str:
@@ -67,8 +67,9 @@ def commit(subscription: Subscription, heard: frozenset[str]) -> None:
 
 
 def leave(subscription: Subscription) -> None:
-    """Another broker of this region is to serve the topic, which dispatches nothing any more: let it have the shares
-    at once."""
+    """Another broker of this region is to serve the topic, which dispatches nothing here any more: release the shares
+    at once.
+    """
     leasing = subscription.topic.leasing
     if leasing is not None and subscription.record.scope == ORIGIN:
         leasing.leave([(subscription.topic.name, subscription.name, origin) for origin in origins_of(subscription)])
@@ -127,9 +128,9 @@ def objection(subscription: Subscription) -> str:
 
 
 def elsewhere(topic: TopicContext) -> str:
-    """Why scope ``origin`` cannot hold for a topic that regions of Apache Pulsar have, too (R26); empty: none has."""
+    """Why scope ``origin`` cannot hold for a topic that regions of Apache Pulsar have, too (R26); empty: it can."""
     foreign = sorted(topic.remotes - topic.regions())
-    return f"{', '.join(foreign)} runs Apache Pulsar, whose consumers get every message" if foreign else ""
+    return f"Apache Pulsar runs in {', '.join(foreign)}, and its consumers get every message" if foreign else ""
 
 
 def follow(subscription: Subscription) -> None:

@@ -41,8 +41,8 @@ class Kind(IntEnum):
     SEQUENCES = 8
     """Last sequence ids of producers; belongs to no subscription (``topics/publishing/sequence_ids.py``)."""
     WHOLE = 9
-    """A whole subscription (``subscription_snapshot.py``): created, or its flag switched. It is one record, so that a
-    crash never leaves a subscription behind whose beginning is unknown.
+    """A whole subscription (``subscription_snapshot.py``): created, or its flag switched. It is one record, so that no
+    crash leaves a subscription whose beginning is unknown.
     """
     GAP = 10
     """Entries of an origin (its name is in the subscription's field) that were given up

@@ -2,9 +2,9 @@
 """The acknowledgement of one entry, or of a few in a row, that many subscriptions make, built and encoded once.
 
 A message that goes to thousands of subscriptions is acknowledged thousands of times, nearly always alone and in the
-same words. The first two acknowledgements of an entry are made as any other; from then on they share one. The progress
-log remembers those of its topic by the position of the entry. Who makes it in one turn of the loop is listed with it:
-at the end of the turn, all of them are handled one behind the other, and written together.
+same form. The first two acknowledgements of an entry are made as any other; from then on they share one. The progress
+log remembers those of its topic by the position of the entry. The subscriptions that make it in one turn of the loop
+are listed with it: at the end of the turn, they are handled one after the other, and written together.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Claimant(Protocol):
     def make(self, common: CommonAck, following: Origin | None, now_ms: int, /) -> str | None:
         """Join it, unless it was dealt with meanwhile.
 
-        :param following: where the next entry was first stored; None: there is none, or it has to be looked at.
+        :param following: where the next entry was first stored; None: there is none, or it has to be examined.
         :returns: the subscription for which it is to be written.
         """
         ...
@@ -75,7 +75,7 @@ class CommonAck:
         """:param position: of the last entry, in this region. :param before: the last entry before the first one."""
         self._topic = topic
         self._claimants: list[Claimant] = []
-        """Of this turn."""
+        """Those of this turn."""
         self.position = position
         self.before = before
         self.region, self.after, self.upto = place
@@ -86,7 +86,7 @@ class CommonAck:
         self._longer: CommonAck | None = None
 
     def and_then(self, following: CommonAck) -> CommonAck | None:
-        """Both, if the other one follows right behind this one; None: it does not."""
+        """Both as one, if the other follows right after this one; None: it does not."""
         if following.region != self.region or following.after != self.upto or following.before != self.position:
             return None
         longer = self._longer
@@ -96,13 +96,13 @@ class CommonAck:
         return longer
 
     def claimed(self, claimant: Claimant) -> bool:
-        """Also this one makes it. True: it is the first, and ``next_turn`` is to be called when this turn is over."""
+        """Add a claimant. True: it is the first, and ``next_turn`` is to be called when this turn is over."""
         claimants = self._claimants
         claimants.append(claimant)
         return len(claimants) == 1
 
     def next_turn(self) -> None:
-        """The turn is over in which it was made. If one fails, the others go on in another turn."""
+        """The turn in which it was made is over. If one claimant fails, the others go on in another turn."""
         due, self._claimants = iter(self._claimants), []
         names: list[str] = []
         topic, following = self._topic, self._following()

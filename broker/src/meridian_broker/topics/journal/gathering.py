@@ -13,7 +13,7 @@ from meridian_broker.topics.journal.changes import MANY, Kind, encode, encode_ma
 
 
 class Gathering:
-    """A record that is not written yet. While it is empty, the next acknowledgements decide which these are."""
+    """A record that is not written yet. While it is empty, the next acknowledgement decides what it holds."""
 
     __slots__ = ("_delta", "_names", "is_empty")
 
@@ -32,7 +32,7 @@ class Gathering:
         return min(room, len(subscriptions))
 
     def begin(self, delta: bytes) -> None:
-        """The next record is of those that acknowledge this: ``add`` them."""
+        """Begin the record of this acknowledgement; ``add`` its subscriptions."""
         self._delta, self._names, self.is_empty = delta, [], False
 
     def take(self, clock: Callable[[], int]) -> tuple[bytes, int] | None:

@@ -49,7 +49,7 @@ REST_BYTES: Final = 4 << 10
 2 GiB, and not more. A replicated subscription with a few gaps takes some 300 bytes.
 """
 REST_MS: Final = 300_000
-"""A log goes to rest once it has not changed for so long: that costs a ledger and three writes to the metadata store
+"""A log goes to rest once it has not changed for this long: that costs a ledger and three writes to the metadata store
 when it changes again.
 """
 
@@ -78,13 +78,13 @@ class ProgressLog:
         self._rolls = UnderWay()
         self._is_resting = False
         self._snapshot_bytes = 0
-        """Size of the snapshot in the current ledger. What was appended behind it:"""
+        """Size of the snapshot in the current ledger. What was appended after it:"""
         self._since_bytes = self._since_records = 0
         self._held: list[tuple[bytes, Done | None]] = []
         self.common_acks: dict[Position, CommonAck | None] = {}
         """Entries that were acknowledged lately, ``REMEMBERED`` at most. None: by one subscription so far."""
         self._gathering = Gathering()
-        """It counts as asked for, and is not written yet."""
+        """The record that it gathers counts as asked for, and is not written yet."""
         self._is_gathering = False
         self._refusal: MetadataUnavailable | None = None
         """Why the last roll-over failed."""
@@ -122,7 +122,7 @@ class ProgressLog:
         :raises MetadataUnavailable: none can be created now, because the metadata store is full or unreachable.
         """
         self._changed_ms = self._scheduler.now_ms()
-        if self._writer is None or self._is_resting:  # else a snapshot is being written, which takes what is made now
+        if self._writer is None or self._is_resting:  # else the snapshot being written includes what is created now
             await self._scheduler.answer(self._rolls.when_over)
         if self._writer is None and self.failure is None:
             self._roll()
@@ -245,7 +245,7 @@ class ProgressLog:
             self._rolls.end(number)
 
     async def _begin_ledger(self) -> Iterator[list[bytes]]:
-        """Create the ledger. What is appended meanwhile is written behind the first slice of the snapshot.
+        """Create the ledger. What is appended meanwhile is written after the first slice of the snapshot.
 
         :returns: the remaining slices.
         :raises MetadataUnavailable: no ledger can be created, and no record waits for one.
@@ -298,7 +298,7 @@ class ProgressLog:
         """Write the rest of the snapshot, and wait until all of it is durable.
 
         Other changes are written between the slices. Each slice is encoded in the turn in which it is written, so it
-        contains all changes before it, and those behind it are joined to it.
+        contains all changes before it, and those after it are joined to it.
         """
         pending = 0
         while self.failure is None:
@@ -341,7 +341,7 @@ class ProgressLog:
         return self._chain.rests and bool(self.ledgers) and is_quiet and self._rolls.is_idle and self.failure is None
 
     async def rest(self) -> None:
-        """Let the topic's record hold everything, if that is little, and delete the ledgers. Changes that arrive
+        """Store everything in the topic's record, if it is little, and delete the ledgers. Changes that arrive
         meanwhile are written to another ledger, after that.
 
         :raises LedgerError: the ledger cannot be sealed; all appends fail from then on.

@@ -29,7 +29,7 @@ from meridian_broker.wire.pulsar.topic_name import TopicName
 
 ATTEMPTS: Final = 20
 QUARANTINED: Final = "meridian.setAside"
-"""Property of a quarantined copy: the reason (R8). It is stored under this name."""
+"""Property with the reason of a quarantine (R8); records have it under this name."""
 PAUSE_SECONDS: Final = 0.5
 """How long a topic waits for an unreachable metadata store before it is fenced: ten seconds plus the requests' own
 timeouts.
@@ -85,7 +85,7 @@ class TopicMetadata:
                 return True
             except VersionConflict:
                 continue  # the previous owner wrote something meanwhile
-        raise TopicFenced(f"{self._name} is being written by other owners continually: look it up again")
+        raise TopicFenced(f"other owners keep writing the record of {self._name}: look it up again")
 
     def _greatest_id(self) -> int:
         record = self.record
@@ -113,7 +113,7 @@ class TopicMetadata:
         )
 
     async def begin_again(self, incarnation: str, *, joining: bool) -> None:
-        """The topic was deleted and created again after these metadata were copied, so what they say of it is
+        """The topic was deleted and created again after these metadata were copied, so what they say about it is
         obsolete.
         """
         async with self._lock:

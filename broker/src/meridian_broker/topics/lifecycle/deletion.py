@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How what is stored of a topic is deleted, so that a broker that dies in between leaves a deletion to be finished.
+"""How a topic's stored state is deleted, so that a broker that dies in between leaves a deletion that can be finished.
 
 A deletion begins with one write of the topic's record, and before that nothing changes: see ``begin``.
 
-Who deletes which topics, and when, is told in ``service/removal.py``.
+Who deletes which topics, and when: see ``service/removal.py``.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ async def begin(topic: Topic, stamp: Stamp) -> None:
 async def destroy(parts: BrokerParts, topic: Topic, stamp: Stamp) -> None:
     """Delete all that is stored of a topic that is closed for good; the caller holds its lock.
 
-    The record says first that it is deleted: a copy of which half is gone would be taken for a whole one. It says with
-    which stamp, too: the broker that finishes the deletion, be it on metadata restored from a copy of this very moment,
-    means the one that all regions know, and no later one that would take what was made since.
+    The record first says that it is deleted: otherwise a copy with half of it gone would be taken for a whole one. It
+    also says with which stamp: the broker that finishes the deletion, even on metadata restored from a copy of this
+    very moment, then means the one that all regions know, not a later one that would delete what was made since.
     """
     ends = {**topic.log.last_origin, topic.region: topic.log.last_own}
     await begin(topic, stamp)  # again, if entries came since

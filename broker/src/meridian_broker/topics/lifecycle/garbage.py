@@ -5,12 +5,12 @@ A broker that dies between two steps leaves such a ledger behind: created and no
 and not deleted yet. On a volume the next start finds them (`orphans`). A start that does not list all ledgers does not,
 so brokers look for them from time to time.
 
-A candidate is a day old, and its label names this region and a topic; neither the topic's record nor that of a copy
-that was quarantined names the ledger. That alone does not prove that nobody needs it: clocks differ, and an owner may
-have been suspended between the creation of a ledger and its record. So the candidate is *fenced* first, and the records
-are read again. A ledger is recorded before anything is stored in it, and a fenced one confirms nothing more: if it is
-still not named, it holds nothing that anybody was promised, and never will. An owner that records it afterwards fails
-at its first entry and opens the topic again.
+A candidate is a day old, and its label names this region and a topic; neither the topic's record nor that of a
+quarantined copy names the ledger. That alone does not prove that nobody needs it: clocks differ, and an owner may have
+been suspended between the creation of a ledger and its record. So the candidate is *fenced* first, and the records are
+read again. A ledger is recorded before anything is stored in it, and a fenced one confirms nothing more: if it is still
+not named, it holds nothing that anybody was promised, and never will. An owner that records it afterwards fails at its
+first entry and opens the topic again.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ async def _delete_unnamed(topics: Topics, store: LedgerStore, name: TopicName, c
 
 
 async def _fence(store: LedgerStore, one: Candidate) -> bool:
-    """Make sure that nothing more is confirmed in it. False: it is somebody else's by now, or gone.
+    """Make sure that nothing more is confirmed in it. False: a later owner fenced it, or it is gone.
 
     :raises LedgerError: it is not known whether it is fenced.
     """
@@ -93,7 +93,7 @@ async def _fence(store: LedgerStore, one: Candidate) -> bool:
 
 
 async def unnamed(topics: Topics, name: TopicName, candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those that neither the topic names, nor a copy of it that was quarantined."""
+    """Those that neither the topic nor a quarantined copy of it names."""
     found = await topics.find(name)
     record = TopicRecord() if found is None else found[0]
     if record.deleting is not None:

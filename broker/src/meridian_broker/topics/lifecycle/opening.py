@@ -108,7 +108,9 @@ class _Base(NamedTuple):
 
 
 async def _base_of(parts: BrokerParts, name: TopicName) -> _Base:
-    """The deletion is read first: when the topic is deleted in between, no number is taken for one of its next life."""
+    """The deletion is read first: if the topic is deleted in between, its next incarnation's number is not taken for
+    this one's.
+    """
     if name.partition < 0:
         return _Base()
     partitioned = parts.catalog.partitioned
@@ -190,7 +192,7 @@ async def _open(
     try:
         await _replay(parts, regions, topic, metadata, adopted)
     except BaseException:
-        if shadow is not None:  # its source must not tell it of anything any more
+        if shadow is not None:  # its source must not notify it any more
             topic.fence("it could not be opened", for_good=True)
             await topic.log.close()
         raise
@@ -216,9 +218,9 @@ async def _replay(
 
 
 async def _may_create(parts: BrokerParts, name: TopicName, create: bool, *, foreign: bool = False) -> None:
-    """``foreign``: another region asks, where somebody meant to make the topic; no policy keeps its entries out.
+    """``foreign``: another region asks, where the topic was made on purpose; no policy keeps its entries out.
 
-    :raises TopicNotFound: it may not be made by itself.
+    :raises TopicNotFound: it may not be created automatically.
     :raises InvalidName: no topic may be called that.
     :raises LimitReached: the namespace has as many topics as it may have.
     """

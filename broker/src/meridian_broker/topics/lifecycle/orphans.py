@@ -18,8 +18,7 @@ Such metadata lack the ledgers created since, and perhaps whole topics; but each
   ledger is never offloaded, so the copies are looked for only if a newer one was found on the volume. Until the object
   store can be asked, such a topic stays closed: once it has recorded the newer ledger, an earlier one that it lacks
   counts as trimmed.
-- Ledgers of a copy that was quarantined belong to that copy, whose record names them, although their labels name the
-  topic.
+- Ledgers of a quarantined copy belong to that copy, whose record names them, although their labels name the topic.
 
 A ledger that was created but not recorded has no entries, because none is stored before it is recorded: it is
 deleted. Any earlier owner that could still write to adopted ledgers is fenced, as always (R10).
@@ -104,7 +103,7 @@ async def make_topics(parts: BrokerParts) -> None:
 
 
 async def _ledgers_aside(parts: BrokerParts, name: TopicName) -> set[int]:
-    """Ledgers with the topic's label that belong to copies which were quarantined."""
+    """Ledgers with the topic's label that belong to quarantined copies."""
     found: set[int] = set()
     for record in await parts.catalog.topics.aside(name):
         found |= {*record.progress_ledgers, *record.obsolete_ledgers, *(one.ledger_id for one in record.ledgers)}
@@ -146,9 +145,9 @@ async def adopt(parts: BrokerParts, name: TopicName, metadata: TopicMetadata) ->
         left = [one for one in await parts.labels.left(str(name), recorded_upto) if _is_of(one, metadata)]
         messages = sorted([*messages, *_messages(left, metadata)], key=lambda span: span.ledger_id)
         if left:
-            log.warning("%s: %d ledgers that the metadata, an older copy, lack were offloaded", name, len(left))
+            log.warning("%s: %d offloaded ledgers are missing in the metadata, an older copy", name, len(left))
     if entries := sum(one.entries for one in unnamed if one.ledger_id > metadata.newest_ledger):
-        log.warning("%s: %d entries are in ledgers that the metadata, an older copy, lack", name, entries)
+        log.warning("%s: %d entries are in ledgers missing in the metadata, an older copy", name, entries)
     progress = [one.ledger_id for one in unnamed if one.label.kind is Kind.PROGRESS]
     views = [(one.ledger_id, one.label.horizon) for one in unnamed if one.label.kind is Kind.COMPACTED]
     trimmed = [

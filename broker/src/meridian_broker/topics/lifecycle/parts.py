@@ -63,7 +63,7 @@ class BrokerParts:
     backlog_quotas: bool = True
     """Whether backlog quotas are enforced."""
     snapshots: Callable[[], SnapshotSettings] = SnapshotSettings
-    """Returns what holds for snapshots of subscriptions (PIP-33)."""
+    """Returns the rules for snapshots of subscriptions (PIP-33)."""
     carries_events: Callable[[str], bool] = lambda _: False
     """Whether a topic carries the metadata events of this region, so that no policy may limit it."""
 

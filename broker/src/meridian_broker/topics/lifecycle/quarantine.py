@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies of topics that were quarantined: kept under another name, in this region alone, until deleted by hand (R8)."""
+"""Quarantined copies of topics: kept under another name, in this region alone, until deleted by hand (R8)."""
 
 from __future__ import annotations
 

@@ -168,13 +168,13 @@ def _replay_whole(topic: Topic, stood: Whole, name: str, time_ms: int) -> None:
 
 def snapshot(topic: Topic) -> Iterator[tuple[Kind, str, bytes]]:
     """Everything that a new ledger of the progress log begins with. Each record is current when it is requested;
-    later changes are in the log behind it.
+    later changes are in the log after it.
     """
     yield from topic.deduplication.snapshot()
     for subscription in list(topic.subscriptions.values()):
         if subscription.durable and subscription.is_there:
             yield Kind.WHOLE, subscription.name, whole(subscription).encode()
-            if subscription.cursor.dropped is not None:  # behind its rewinds, which would take them back
+            if subscription.cursor.dropped is not None:  # after its rewinds, which would take them back
                 yield Kind.DROPPED, subscription.name, subscription.cursor.dropped.encode()
     yield from topic.gaps.snapshot()
     yield from topic.pulsar.snapshot()

@@ -28,14 +28,14 @@ class ShadowsElsewhere:
         self._source = source
 
     async def hear(self) -> None:
-        """As of the port."""
+        """As in the port."""
         shadows = self._parts.catalog.shadows
         noted = await self._parts.catalog.shadow_needs.noted(self._source)
         if noted - {str(one.shadow) for one in shadows.of(self._source)}:
             await shadows.refresh()
 
     async def ask(self, upto: Position, truncated: Position, names: Collection[str]) -> Mapping[str, Position]:
-        """As of the port."""
+        """As in the port."""
         needs, shadows = self._parts.catalog.shadow_needs, self._parts.catalog.shadows
         number, found = await needs.ask(self._source, Asked(upto, truncated)), dict[str, Position]()
         for _ in range(LOOKS):

@@ -2,7 +2,7 @@
 """Termination: the topic accepts no more messages in this region, and stays readable.
 
 From the first moment no message is accepted. Once everything accepted before is durable, the last entry is recorded,
-and only then clients are told. Consumers that have acknowledged everything are told that they reached the end.
+and only then are clients told. Consumers that have acknowledged everything are told that they reached the end.
 
 Other regions are not affected: each has its own topic of that name, and terminates it by itself. Messages published
 there are not stored here any more (``topics/backfill/intake.py``). Their replicators are refused with this reason,
@@ -66,7 +66,7 @@ async def terminate(topic: Topic) -> Position:
 async def restore(topic: Topic, metadata: TopicMetadata, end: Position) -> None:
     """Check the recorded end when the topic is opened.
 
-    If the log has messages behind ``end``, the topic continued: the record is an older copy from before the region
+    If the log has messages after ``end``, the topic continued: the record is an older copy from before the region
     was rebuilt, or it was unknown whether the end had been written, and the topic was left open. Then the termination
     is forgotten. Keeping it would refuse producers that were admitted, forever; it can be terminated again.
 

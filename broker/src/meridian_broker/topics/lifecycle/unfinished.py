@@ -20,7 +20,7 @@ class Unfinished:
         self.going: dict[str, TopicName] = {}
         """Partitioned topics whose deletion was begun."""
         self.coming: dict[str, TopicName] = {}
-        """Those that are on record, or may be, while some of their partitions may not be."""
+        """Partitioned topics that are on record, or may be, while some of their partitions may not be."""
         self.unopened: set[str] = set()
         """Topics on record that are not open."""
         self.is_surveyed = False
@@ -35,12 +35,12 @@ class Unfinished:
         self.unopened.discard(name)
 
     def finish_later(self, name: TopicName) -> None:
-        """The deletion of a partitioned topic begins; when it breaks off the next attempt finishes it."""
+        """The deletion of a partitioned topic begins; if it is interrupted, the next attempt finishes it."""
         self.going[str(name)] = name
 
     @contextmanager
     def or_later(self, name: TopicName) -> Iterator[None]:
-        """A partitioned topic is made: when that breaks off the next attempt goes on with it, if it is on record."""
+        """A partitioned topic is made: if that is interrupted, the next attempt continues it, if it is on record."""
         self.coming[str(name)] = name
         yield
         self.coming.pop(str(name), None)

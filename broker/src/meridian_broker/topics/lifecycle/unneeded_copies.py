@@ -2,10 +2,10 @@
 """Finds offloaded ledgers that no topic names any more.
 
 A topic's record stops naming a ledger before its copy is on record as one to be deleted; a broker that dies between the
-two leaves the copy behind. The ledger was sealed and on record once, and is named never again after that; so nothing
-has to be fenced, as for ledgers that may still be written (``garbage.py``). One case is different: a topic that is
-opened with metadata older than the copy puts the copy on record before its own record names the ledger again
-(``orphans.py``). So only copies whose record has not changed for a day are looked at.
+two leaves the copy behind. The ledger was sealed and on record once, and is never named again; so nothing has to be
+fenced, unlike ledgers that may still be written (``garbage.py``). One case is different: a topic that is opened with
+metadata older than the copy puts the copy on record before its own record names the ledger again (``orphans.py``). So
+only copies whose record has not changed for a day are looked at.
 """
 
 from __future__ import annotations

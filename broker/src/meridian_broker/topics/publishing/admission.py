@@ -134,7 +134,7 @@ class Admission:
         return verdict, epoch
 
     def _predecessor(self, producer: Producer) -> Producer | None:
-        """The same producer on an earlier connection that is dead without having been noticed yet."""
+        """The same producer on an earlier connection that is dead, which was not noticed yet."""
         other = self._topic.producers.get(producer.name)
         if other is None or producer.epoch <= other.epoch:
             return None

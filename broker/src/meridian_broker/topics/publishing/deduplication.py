@@ -2,9 +2,9 @@
 """Deduplication: a message that a producer sends again is stored once, across restarts as well.
 
 Each producer publishes through a *gate*. It answers repeats with a receipt without a position, in the order of the
-sends, and refuses what cannot be decided yet; the client resends that once what is in flight is durable. After a
-number of entries the last sequence ids are written to the progress log with the position up to which they apply.
-After a restart the entries behind that position are read once, so nothing is paid per message.
+sends, and refuses what cannot be decided yet; the client resends that once what is in flight is durable. After a number
+of entries the last sequence ids are written to the progress log with the position up to which they apply. After a
+restart the entries beyond that position are read once, so nothing is paid per message.
 
 A batch is a repeat if its last message is. A chunked message counts by its last chunk, which completes it. Entries of
 other regions, those of Apache Pulsar included, are not considered: their origins determine their order (R4), and
@@ -85,7 +85,7 @@ class Deduplication:
     async def open(self, wanted: bool) -> None:
         """Finish the replay. Producers that connect afterwards can rely on the result, also after a crash.
 
-        :raises LedgerError: the entries behind the last record cannot be read, or switching on or off cannot be
+        :raises LedgerError: the entries after the last record cannot be read, or switching on or off cannot be
             recorded.
         """
         if wanted != (self._on_record is not None):
@@ -280,8 +280,8 @@ class Gate:
                 outcome = known.judge(last)
                 if outcome is Outcome.UNKNOWN:
                     raise CannotTellRepeat(
-                        f"message {send.sequence_id} arrived before and is not stored yet: whether this is a repeat "
-                        "is not known yet, send it again"
+                        f"message {send.sequence_id} arrived before and is not durable yet: whether this is a "
+                        "repeat is still unknown, send it again"
                     )
             except (TopicError, message_metadata.BodyError) as error:
                 self._producer.port.refused(self._producer, send, error)

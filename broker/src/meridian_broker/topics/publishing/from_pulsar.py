@@ -7,18 +7,18 @@ two of its messages may lie markers, messages that it got from elsewhere, and so
 So the acknowledgement of a message claims that message and nothing else (``UNCHAINED``, R3); reports of what is owed
 nowhere close the holes (R11).
 
-A message without a source position has no common origin. It is stored as an entry of this region, for this region and
-the one it came from alone, with its source in the header, and so is every message while the topic has no other region
-of Meridian: there is nobody to have something in common with, and nobody whose reports would close the holes. None of
-these messages is sent on, not even to where it came from.
+A message without a source position has no common origin. It is stored as an entry of this region, with its source in
+the header, for this region and the one it came from alone. So is every message while the topic has no other Meridian
+region: none could share its origin, and none would report what closes the holes. None of these messages is sent on, not
+even to where it came from.
 
 A message with a source position is stored once. Positions only ever grow, so a message that is refused must not be
-passed over: its producer is closed, and what it sent behind it is ignored until it begins again.
+passed over: its producer is closed, and what it sent after it is ignored until it begins again.
 
 Markers of replicated subscriptions (PIP-33) are not stored. Each counts once everything that was brought before it is
 durable, and is confirmed then; one that is not understood has no effect. A request for a snapshot that is brought again
-is not answered again: Pulsar uses one id for both rounds, and would take the second answer to the first for one to the
-second (``replication/snapshots/taking.py``).
+is not answered again: Pulsar uses one id for both rounds, and would take a second answer to the first round for one to
+the second (``replication/snapshots/taking.py``).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class FromPulsar:
         if send.marker or said.marker_type is not None:
             self._take_marker(producer, region, send, said.marker_type)
             return 0
-        # Of a region that stamps none, it would be one that a client copied from another message.
+        # From a region that stamps none, it would be a client's copy of another message's.
         source = source_of(send.body) if producer.names_sources else None
         told = send
         if producer.names_sources:
@@ -160,13 +160,13 @@ class FromPulsar:
         def durable(error: LedgerError | None) -> None:
             if error is None:
                 count()
-            # A place that nobody uses: Pulsar logs a warning where a marker is confirmed without one.
+            # Nobody uses this place, but Pulsar logs a warning if a marker is confirmed without one.
             producer.done([told], max(topic.log.last_confirmed, Position(0, 0)) if error is None else error)
 
         topic.log.when_durable(durable)
 
     def _answer_repeat(self, producer: Producer, send: Send) -> None:
-        """A receipt, once everything given to the log before is durable: it may be among that."""
+        """Send a receipt once everything given to the log so far is durable: the message may be among it."""
 
         def durable(error: LedgerError | None) -> None:
             if error is None:

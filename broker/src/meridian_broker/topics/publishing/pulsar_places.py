@@ -3,11 +3,11 @@
 
 Such a region reports nothing about itself, so both are kept here, in the progress log, one record per region:
 
-* *Reached*, how far its replicator here was served. Retention keeps what is behind that on record, and a restart
+* *Reached*, how far its replicator here was served. Retention keeps what comes after the recorded place, and a restart
   continues there.
 * *Received*, the position there of its last message that is stored here: messages up to it are repeats. Of those that
   have their source as their origin the log itself knows the last one, as of every other region. The others have their
-  source in their headers, so a record says up to which entry it includes them, and a restart reads those behind.
+  source in their headers, so a record says up to which entry it includes them, and a restart reads the later ones.
 
 * *Since*, where the log ended when that region's link to here began: it sends what it published from then on, and
   nobody else sends what it published before (``replication/snapshots/vouching.py``).
@@ -50,11 +50,11 @@ class _Place:
     def __init__(self) -> None:
         self.scanned = self.chain = EARLIEST
         self.on_record = EARLIEST
-        """``scanned``, as it is durable."""
+        """``scanned`` as of the durable record."""
         self.received = self.pushed = EARLIEST
         """Of its messages: the last durable one, the last one given to the log."""
         self.upto = EARLIEST
-        """``LATEST``: it is no region of the topic any more."""
+        """``LATEST``: the region left the topic."""
         self.since = LATEST
         """``LATEST``: there was no link yet."""
         self.is_new = False
@@ -62,7 +62,7 @@ class _Place:
 
 
 class PulsarPlaces:
-    """Those of one topic."""
+    """The places of one topic."""
 
     def __init__(self, topic: TopicContext, keep_from: Callable[[str, Position], None]) -> None:
         """:param keep_from: called with a region and how far it was served, once durable: retention keeps the rest."""
@@ -97,7 +97,7 @@ class PulsarPlaces:
         place.since = since[0] if since else LATEST
 
     async def open(self) -> None:
-        """Finish the replay. :raises LedgerError: the entries behind a record cannot be read."""
+        """Finish the replay. :raises LedgerError: the entries after a record cannot be read."""
         at = min((place.upto for place in self._places.values()), default=None)
         while at is not None and (found := await self._topic.log.read_after(at, SCAN_ENTRIES, SCAN_BYTES)):
             for _, stored in found:
@@ -189,7 +189,7 @@ class PulsarPlaces:
             self.record()
 
     def record(self) -> None:
-        """Write what changed; not from a callback of the log, which may be about to tell of more."""
+        """Write what changed; not from a callback of the log, which may be about to report more."""
         for region, place in self._places.items():
             if place.is_new:
                 place.is_new = False
@@ -208,8 +208,9 @@ class PulsarPlaces:
         self._topic.progress_log.append(Kind.PULSAR, region, _encode(place), written)
 
     def left(self, region: str) -> None:
-        """It is no region of the topic any more: if it is one again, it begins anew. What remains on record is that it
-        runs Apache Pulsar: its entries are still here."""
+        """The region left the topic: if it returns, it begins anew. Only that it runs Apache Pulsar stays on record:
+        its entries are still here.
+        """
         if region in self._places:
             place = self._places[region] = _Place()
             place.upto = LATEST

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which ledgers of a topic are due to be copied to the object store, and which to leave where they were stored.
 
-As in Pulsar, a threshold of bytes counts from the newest ledger back, and what lies behind it is due; a threshold of
+As in Pulsar, a threshold of bytes counts from the newest ledger back, and what lies beyond it is due; a threshold of
 age counts from when a ledger was sealed. The last ledger, which may still be written, stays.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def due(spans: Sequence[Span], rules: Rules, now_ms: int) -> list[int]:
     """The ledgers that are to have a copy by now, the oldest first.
 
-    :param spans: all of a topic, in order.
+    :param spans: all ledgers of a topic, in order.
     """
     most, age = rules.offload_threshold_bytes, rules.offload_threshold_seconds
     if most < 0 and age < 0:
@@ -41,7 +41,7 @@ def before(spans: Sequence[Span], upto: Position) -> list[int]:
 
 
 def first_not_copied(spans: Sequence[Span], is_copied: Callable[[int], bool]) -> Position:
-    """The first entry that is only where it was stored; behind the last ledger if all are copied."""
+    """The first entry without a copy; after the last ledger if all are copied."""
     for span in spans:
         if not is_copied(span.ledger_id):
             return Position(span.ledger_id, 0)

@@ -124,7 +124,7 @@ async def _give_back(topic: Topic, keep_bytes: int | None, keep_since_ms: int | 
 
 
 async def _skip_in_shadows(topic: Topic, upto: Position) -> None:
-    """What is about to be deleted is dropped for the shadows' subscriptions that are still owed it, and recorded.
+    """Drop what is about to be deleted for the shadows' subscriptions that are still owed it, and record that.
 
     :raises LedgerError, TopicError: it is not recorded: nothing may be deleted yet.
     """
@@ -143,6 +143,6 @@ async def skip(shadow: Topic, upto: Position) -> None:
         if (count := sum(skipped.values())) and isinstance(shadow.log, LogView):
             shadow.log.skipped(count)
             log.warning(
-                "%s skips %d entries of its subscriptions: %s deletes them",
+                "%s: its subscriptions skip %d entries, because %s deletes them",
                 *(shadow.name, count, shadow.shadow_of),
             )

@@ -39,7 +39,7 @@ async def answer(opener: TopicOpener, asker: str, want: Want) -> Found:
             f"{asker} refers to another incarnation of {topic.name}: wait until both regions know it (R8)"
         )
     found = await find(topic, topic.backfill, asker, want)
-    if not opener.parts.ownership.owns(topic.name):  # and another broker's answer would be another one, perhaps
+    if not opener.parts.ownership.owns(topic.name):  # and another broker might answer differently
         raise TopicFenced(f"another broker of {opener.parts.region} owns {topic.name}")
     feed = opener.regions.replication.feed(topic.name, asker)
     if feed is not None:

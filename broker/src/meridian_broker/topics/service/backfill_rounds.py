@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which topics ask other regions for entries, and when (R5, R6).
 
-What lacks something that others are known to have, or were not asked for yet, asks at once. While a region is away,
-perhaps others have more of it. Brokers compare that for all topics together
-(``replication/progress/high_watermarks.py``), and the topics of which another one has more ask. Each topic also asks by
-itself from time to time: that is a *poll*, of which there are a bounded number a second, round and round, so that it
-costs the same with ten topics and with ten thousand. With regions that cannot compare, polls are all there is, and more
-of them. Looking at topics is bounded, too, and slower while it finds nothing, as it does most of the time: then the
-first sign that a region is away, or that something is missing, may be seen five seconds late, in a broker of more than
-a few hundred topics. A topic that is opened, whose regions change or whose producer waits, asks by itself.
+A topic that lacks something that others are known to have, or has not asked them yet, asks at once. While a region is
+away, others may have more of its entries. Brokers compare that for all topics together
+(``replication/progress/high_watermarks.py``), and topics of which another region has more ask. Each topic also asks by
+itself from time to time: that is a *poll*. Their number per second is bounded, and topics take turns, so that it costs
+the same with ten topics and with ten thousand. With regions that cannot compare there are only polls, and more of them.
+Looking at topics is bounded, too, and slower while it finds nothing, as it does most of the time: then the first sign
+that a region is away, or that something is missing, may be seen five seconds late, in a broker of more than a few
+hundred topics. A topic that is opened, whose regions change or whose producer waits, asks by itself.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ QUIET_LOOKS: Final = 200
 QUIET_ROUND: Final = 5
 """... or a part of all topics, such that each is looked at within this many times."""
 POLLS: Final = 100
-"""Topics that begin to ask without knowing that something is missing, each time, where that is the only way, ..."""
+"""Topics polled each time where polls are the only way, ..."""
 POLLS_BESIDE: Final = 10
 """... and where ends are compared."""
 STARTS: Final = 200
-"""Topics that begin to ask each time as another region was found to have more."""
+"""Topics that begin to ask each time because another region was found to have more."""
 
 
 class Comparing(Protocol):
@@ -75,7 +75,7 @@ class StoredEnds:
 
 
 class BackfillRounds:
-    """Goes round all open topics of a broker."""
+    """Visits all open topics of a broker in rounds."""
 
     def __init__(self, registry: TopicRegistry, ends: StoredEnds, comparing: Comparing) -> None:
         self._topics = registry.topics
@@ -84,9 +84,9 @@ class BackfillRounds:
         self._round: Iterator[str] = iter(())
         """Topics that have not been looked at in this round."""
         self._postponed: deque[str] = deque()
-        """Topics that were looked at, and for which no poll was left: they come first."""
+        """Topics that were looked at when no poll was left: they come first."""
         self._absent: set[str] = set()
-        """Origins that do not bring their entries to all topics looked at in this round, and in the one before."""
+        """Origins that do not bring their entries to every topic, as seen in this round, and in the one before."""
         self._absent_before: set[str] = set()
         self._sources: set[str] = set()
         """Regions that polls ask."""
@@ -141,7 +141,7 @@ class BackfillRounds:
         return name
 
     def _polls(self) -> int:
-        """How many polls may begin; what they ask is collected again."""
+        """How many polls may begin; their regions are collected anew."""
         sources, self._sources = self._sources, set()
         compares = all(map(self._comparing.compares_ends_with, sources))
         return POLLS_BESIDE if sources and compares else POLLS

@@ -33,12 +33,12 @@ async def unload(opener: TopicOpener, name: TopicName) -> None:
         if opener.registry.topics.get(topic.name) is topic:
             reason = "the topic was unloaded: look it up again"
             await _close(opener, topic, reason, to_rest=not has_shadows, is_soon_back=has_shadows)
-    if has_shadows:  # their consumers stay, so nobody may ask for it
+    if has_shadows:  # their consumers stay, so no client may request it
         await opener.open(name)
 
 
 async def _close_shadows(opener: TopicOpener, topic: Topic) -> list[Topic]:
-    """The shadows that read a topic directly close with it, and this way in good order. Returns them."""
+    """The shadows that read a topic directly close with it, in good order this way. Returns them."""
     shadows = list(topic.shadows.open.values())
     for shadow in shadows:
         async with opener.registry.lock(shadow.name):

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 ROUND_SECONDS: Final = 30
 VISITS: Final = 2000
-"""Subscriptions looked at in one second, and the rest of the last topic's: a few milliseconds."""
+"""Subscriptions visited in one second, besides the rest of the last topic's: a few milliseconds."""
 
 
 class ColdEncoding:
-    """Goes round all open topics of a broker."""
+    """Visits all open topics of a broker in rounds."""
 
     def __init__(self) -> None:
         self._waiting: deque[str] = deque()
@@ -46,7 +46,7 @@ class ColdEncoding:
 
 
 def cool(topic: Topic) -> None:
-    """Let the acknowledgements above the floors, and what was dropped, be kept in little memory."""
+    """Encode the acknowledgements above the floors, and what was dropped, to save memory."""
     for one in topic.subscriptions.values():
         one.cursor.progress.cool()
         if one.cursor.first_hand is not None:

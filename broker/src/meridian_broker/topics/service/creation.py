@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How many partitions a topic has, and how topics are made: partitioned ones in all regions that can be reached.
 
-The request is answered once these regions know of it: a client that learns elsewhere that the topic exists,
-and asks its own region for it, would make a topic without partitions there. A region that cannot be reached holds
-nobody up: the replicators tell it later, and what was made there meanwhile is decided by ``topics.kinds``.
+The request is answered once these regions know of it: a client that learns elsewhere that the topic exists, and asks
+its own region for it, would make a topic without partitions there. A region that cannot be reached holds nobody up: the
+replicators tell it later, and ``kinds.py`` decides about what was made there meanwhile.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 async def partitions(opener: TopicOpener, name: TopicName, *, create: bool) -> int:
-    """Number of partitions, 0 for a topic without. A partitioned topic is made when it may and none is there; one
+    """Number of partitions, 0 for a topic without. A partitioned topic is made if that is allowed and none exists; one
     without partitions is made by its first client.
 
     :raises TopicNotFound: there is none, and none may be made.

@@ -37,7 +37,7 @@ class ExchangeHost:
         self.regions_of = registry.parts.regions_of
         self.owns = registry.parts.ownership.owns
         self._wanted: set[str] = set()
-        """Topics that are being opened because another region waits for them."""
+        """Topics being opened because another region waits for them."""
 
     def bind(self, opener: TopicOpener) -> None:
         """Set what opens topics: the opener needs the exchange, which needs this host, so it is constructed last.
@@ -57,7 +57,7 @@ class ExchangeHost:
         return None if found is None or found.failure is not None else found.subscription_registry
 
     def open_soon(self, topic: str) -> None:
-        """Another region waits for a topic on record that is not open: it does not wait for those before it."""
+        """Another region waits for a topic on record that is not open: open it before others."""
         if self._registry.is_unopened(topic) and topic not in self._wanted and not self._registry.closing:
             self._wanted.add(topic)
             self._registry.parts.scheduler.spawn(self._open_wanted(topic), "open a topic that another region waits for")
@@ -79,7 +79,7 @@ class ExchangeHost:
         return None if (found := self._subscriptions_of(topic)) is None else found.record(subscription)
 
     def when_durable(self, topic: str, done: Done) -> None:
-        """``done`` once all that is known now of an open topic's subscriptions is on disk, or why it never will be."""
+        """Call ``done`` once all that an open topic knows now of its subscriptions is on disk, or never will be."""
         found = self._registry.topics.get(topic)
         if found is None:
             done(LedgerError(f"{topic} is no longer open"))
@@ -87,7 +87,7 @@ class ExchangeHost:
             found.progress_log.when_durable(done)
 
     def incarnation(self, topic: str) -> str:
-        """Of a topic that is not open: the one it will have. What cannot be a topic's name was never deleted."""
+        """The incarnation that the topic has, or will have once open; empty for a name that no topic can have."""
         found = self._registry.topics.get(topic)
         if found is not None:
             return found.incarnation
@@ -141,7 +141,7 @@ class ExchangeHost:
             return
         try:
             self._merge(found, subscription, incarnation, delta, record, done)
-        except ValueError as error:  # the two cannot be joined: no caller is left here, and the peer waits
+        except ValueError as error:  # the two cannot be joined: no caller is left to raise to, and the peer waits
             done(str(error))
 
     def _merge(

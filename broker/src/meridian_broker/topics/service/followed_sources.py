@@ -2,9 +2,9 @@
 """Sources that other brokers of the region serve, followed for the shadows that are open here.
 
 A followed source is put together from what its broker writes anyway: the topic's record in the metadata, which is
-watched, and its ledgers (``ledgers/followed.py``). The shadows here share it: each entry is read once, and the
-source's broker is asked for nothing. What does not fit a later state of the same topic, because the
-source was deleted, made again or restored, fences the shadows: they are opened again, from the record as it is then.
+watched, and its ledgers (``ledgers/followed.py``). The shadows here share it: each entry is read once, and the source's
+broker is asked for nothing. If what it finds is not a later state of the same topic, because the source was deleted,
+made again or restored, the shadows are fenced: they are opened again, from the record as it is then.
 
 Whoever serves the source does not matter, so it may move. If it comes to this broker, its shadows are opened again and
 read it directly.
@@ -104,7 +104,7 @@ class FollowedSource:
         self._watch(f"what {self.name} asks", partial(needs.follow, self._topic), self._hear)
 
     def _whole_ledgers(self, needed: Position) -> Position:
-        """The place before the first ledger of which anything is needed: only whole ledgers are deleted."""
+        """The place before the first ledger that is needed: only whole ledgers are deleted."""
         first = EARLIEST
         for ledger, entries, _ in self.log.counts():
             first = Position(ledger, -1)
@@ -120,7 +120,7 @@ class FollowedSource:
             self._parts.scheduler.spawn(self._watching(what, watch, learn), f"follow {what}")
 
     async def _watching(self, what: str, watch: Callable[[], AsyncIterator[T]], learn: Callable[[T], None]) -> None:
-        """Until no shadow reads it and something changes."""
+        """Follow it until no shadow reads it and something changes."""
         try:
             while self.is_used():
                 try:
@@ -183,13 +183,13 @@ class FollowedSource:
         spans = [] if record is None else spans_of(record)
         is_same = record is not None and record.incarnation == self._incarnation and self.log.fits(spans)
         if self.log.exists and (not is_same or (self.terminated is not None and record and record.terminated is None)):
-            await self._begin_again("is there no more" if record is None else "was made again")
+            await self._begin_again("no longer exists" if record is None else "was made again")
         if record is None:
             return
         source = self.log
         if not source.exists:
             self._incarnation, source.exists = record.incarnation, True
-            self.shadows.fence("it is there again")
+            self.shadows.fence("it is back")
         source.holes.ranges = {region: list(ranges) for region, ranges in record.holes.items()}
         source.joined.update(record.joined)
         for _ in source.damage.restore(mends_of(record)):
@@ -208,14 +208,14 @@ class FollowedSource:
             await self._answer(shadow)
 
     def _reset_behind(self) -> int:
-        """The shadows read it together: it is read ahead for as far as one of them wants; 0: all of it."""
+        """The shadows share it, so it is read ahead as far as any of them wants; 0: all of it."""
         shadows, usual = self._parts.catalog.shadows, self._parts.topic_limits.shadow_reset_backlog
         records = [shadows.find(topic_name.parse(name)) for name in self.shadows.open]
         limits = [usual if record is None else record.reset_behind or usual for record in records]
         return 0 if 0 in limits else max(limits, default=usual)
 
     async def _begin_again(self, why: str) -> None:
-        """It is not the topic any more that was followed."""
+        """It is no longer the topic that was followed."""
         log.info("%s %s: reopening its shadows", self.name, why)
         old, self.log = self.log, self._new_log()
         self.terminated, self.ends, self._incarnation = None, {}, ""
@@ -231,11 +231,13 @@ class FollowedSource:
             try:
                 await trimming.skip(shadow, gone)
             except LedgerError as error:  # what is not stored any more cannot be recorded one by one
-                log.warning("%s skips what %s deleted, but not entry by entry: %s", shadow.name, self.name, error)
+                log.warning(
+                    "%s skips what %s deleted, without a record of each entry: %s", shadow.name, self.name, error
+                )
         self.log.forget_gone()
 
     async def _answer(self, shadow: Topic) -> None:
-        """Do what the source's broker asks, and tell it how far that went."""
+        """Skip what the source's broker asks to, and report what is still needed."""
         asked, name = self._asked, topic_name.parse(shadow.name)
         record = self._parts.catalog.shadows.find(name)
         if record is None or asked.number == self._answered.get(shadow.name, 0):
@@ -244,7 +246,7 @@ class FollowedSource:
         if upto > EARLIEST:
             await trimming.skip(shadow, upto)
         needed = shadow.needed_from()
-        await drops.durable(shadow)  # what is not needed may be deleted
+        await drops.durable(shadow)  # what is reported as not needed may be deleted
         if self._parts.ownership.holds(name):  # otherwise another broker answers for it
             needs = self._parts.catalog.shadow_needs
             await needs.tell(self._topic, name, self._whole_ledgers(min(needed, shadow.needed_from())), asked.number)
@@ -276,7 +278,7 @@ class FollowedSources:
 
 
 def open_of(topics: Mapping[str, Topic], name: TopicName) -> list[Topic]:
-    """Of the open topics, this one or its partitions."""
+    """This topic or its partitions, as far as they are open."""
     plain, partition = str(name), f"{name}-partition-"
     return [topics[key] for key in topics if key == plain or key.startswith(partition)]
 

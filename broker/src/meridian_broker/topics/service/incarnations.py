@@ -5,8 +5,8 @@ A region that asks for a topic names the deletion that it knows of. Of two the l
 of a later one follows it: its copy is of a topic that is gone.
 
 The deletion remembers how far each origin's entries had come to the region that deleted. A copy that holds nothing
-beyond is deleted. One that does holds messages with receipts that no other region ever had, and the deletion
-cannot have meant them. It is *quarantined*: it gets another name, under which it lives in this region alone, with its
+beyond is deleted. One that holds more has messages with receipts that no other region ever had, and the deletion cannot
+have meant them. It is *quarantined*: it gets another name, under which it lives in this region alone, with its
 subscriptions, until somebody has looked at it and deletes it. In both cases the name is free for the topic as the other
 regions know it.
 """

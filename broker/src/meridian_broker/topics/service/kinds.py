@@ -3,9 +3,9 @@
 
 Within a region the two exclude each other. Two regions that cannot reach each other may make one of each. Each creation
 has a stamp, and of the two the earlier one counts, in every region (as R15 decides between two creations of a
-subscription). Whichever region tells another of its topic tells the stamp as well, and the one that is told compares: a
-later creation *gives way*. So the kind of the earliest creation wins wherever regions meet, in any order, and no region
-goes back to a later one.
+subscription). A region that tells another of its topic sends the stamp as well, and the receiver compares: a later
+creation *gives way*. So the kind of the earliest creation wins wherever regions meet, in any order, and no region goes
+back to a later one.
 
 A copy that gives way is not lost. If it holds messages it is quarantined, as a copy whose topic was deleted elsewhere
 (R8): under a name of its own, in its region alone. Its subscriptions begin at the earliest message of the topic that
@@ -49,10 +49,10 @@ class Kind(IntEnum):
 
 
 class Creation(NamedTuple):
-    """That a name was given to a topic. The lesser of two counts."""
+    """The creation of a topic under a name. The lesser of two counts."""
 
     stamp: Stamp
-    """``ZERO`` where an earlier version made it."""
+    """``ZERO`` if an earlier version created it."""
     kind: Kind
 
 
@@ -69,7 +69,7 @@ def gives_way(ours: Creation, theirs: Creation) -> bool:
 
 
 async def creation(opener: TopicOpener, name: TopicName) -> Creation | None:
-    """Of the topic of that name in this region; None: there is none."""
+    """The creation of this region's topic of that name; None: there is none."""
     partitioned = await opener.parts.catalog.partitioned.find(name)
     if partitioned is not None:
         return Creation(partitioned.created or ZERO, Kind.PARTITIONED)
@@ -78,11 +78,11 @@ async def creation(opener: TopicOpener, name: TopicName) -> Creation | None:
 
 
 async def make_way(opener: TopicOpener, name: TopicName, theirs: Creation) -> list[Carried]:
-    """Another region has a topic of that name: what is here and of the other kind gives way if it was made later.
+    """Another region has a topic of that name: one of the other kind here gives way if it was created later.
 
     :returns: its subscriptions, for ``carry`` once the other one is made.
     :raises OtherKind: ours was made earlier.
-    :raises TopicError, LedgerError, MetadataError: it could not give way now; asking again goes on with it.
+    :raises TopicError, LedgerError, MetadataError: it could not give way now; the next request continues.
     """
     ours = await creation(opener, name)
     if ours is None or ours.kind is theirs.kind:
@@ -93,7 +93,7 @@ async def make_way(opener: TopicOpener, name: TopicName, theirs: Creation) -> li
             f"{opener.parts.region} has {name} as a topic {made}, created earlier ({ours.stamp}): that one counts"
         )
     why = f"{name} was created earlier ({theirs.stamp}) in another region, " + (
-        "with partitions, and this is the topic without" if ours.kind is Kind.PLAIN else "without partitions"
+        "with partitions; this is the one without" if ours.kind is Kind.PLAIN else "without partitions"
     )
     names = [name] if ours.kind is Kind.PLAIN else [name, *await removal.partition_names(opener, name)]
     carried: dict[str, Carried] = {}
@@ -118,7 +118,7 @@ async def check_kind(opener: TopicOpener, name: TopicName) -> None:
 
 
 async def carry(opener: TopicOpener, topics: Iterable[Topic], carried: Iterable[Carried]) -> None:
-    """Make subscriptions of a copy that gave way, where they are missing, at the earliest message. Durable after it."""
+    """Create the missing subscriptions of a copy that gave way, at the earliest message. Durable on return."""
     for topic in topics:
         for name, replicated in carried:
             if name not in topic.subscriptions:
@@ -153,8 +153,9 @@ async def create_as_told(
 
 
 async def take_back(opener: TopicOpener, name: TopicName, created: Stamp | None) -> None:
-    """A creation here, of a moment ago, does not count: forget it. If messages came meanwhile it stays until the region
-    that made the topic earlier tells of it."""
+    """A creation made here a moment ago does not count: forget it. If messages came meanwhile, it stays until the
+    region that made the topic earlier reports it.
+    """
     async with opener.registry.lock(str(name)):
         record = await opener.parts.catalog.partitioned.find(name)
         if record is None or record.created != created:

@@ -2,9 +2,9 @@
 """All shares of all topics of a broker, as the leases see them; and the votes of this region (R26).
 
 A vote is a record in the progress log of its topic: durable in the same group commit as everything else, and fenced
-with the topic, so that a broker that was replaced can vote no more. Where the topic does not live here this region may
-still be its witness, and keeps its votes in a store of its own (``witness.py``). A copy that is here and not open, as
-when the broker has just begun, holds votes that were not read yet: until it is open there is no vote on it.
+with the topic, so that a replaced broker cannot vote any more. Where the topic does not live here this region may still
+be its witness, and keeps its votes in a store of its own (``witness.py``). A copy that is here and not open, as when
+the broker has just begun, holds votes that were not read yet: until it is open there is no vote on it.
 
 A renewal is not written, so a voter that was replaced has to notice that before it renews what its successor may have
 granted to another holder. The only broker of a region writes a line to the store above, which each opens before it
@@ -71,7 +71,7 @@ class LeasedTopics:
         return known, shares.preferred_holder(subscription, stream[2]) if known.is_on_pair(self.region) else ""
 
     def known(self, subject: Subject) -> tuple[VoterSets, Voters] | None:
-        """What is known of who votes, and who is to vote as this region's own settings have it."""
+        """Who votes, as far as known, and who is to vote by this region's own settings."""
         subscription = self._subscription(subject)
         if subscription is None or subscription.record.scope != ORIGIN or shares.objection(subscription):
             return None
@@ -80,7 +80,7 @@ class LeasedTopics:
     def hear(self, subject: Subject, told: VoterSets, heard: Callable[[VoterSets, Voters], None]) -> None:
         """Join what another region knows about the voters. ``heard`` gets the result once it is on disk."""
         if self._abstains(subject[0]):
-            return  # it cannot say that nothing it promised before is binding; it is asked again
+            return  # earlier promises may still bind it; it is asked again
         subscription = self._subscription(subject)
         if subscription is None:
             is_witness = self.region in told.voters or self.witness.known(subject) is not None
@@ -121,20 +121,20 @@ class LeasedTopics:
                 topic.progress_log.append(Kind.VOTES, name, encode(ballots), done)
 
     def has_vote(self, stream: Stream, ballot: Ballot) -> bool:
-        """Is it what was written last of the stream, in the log that its topic has now?"""
+        """Whether it is the stream's last written vote, in the log that its topic has now."""
         subscription = self._subscription(stream[:2])
         votes = self.witness.votes(stream[:2]) if subscription is None else subscription.topic.votes.get(stream[1], {})
         return votes.get(stream[2]) == ballot
 
     def basis(self, stream: Stream) -> VoteBasis | None:
-        """What the answer to who votes rests on; None while the stream is not served here."""
+        """The basis of an answer about who votes; None while the stream is not served here."""
         subscription = self._subscription(stream[:2])
         if subscription is not None:
             return _SubscriptionBasis(subscription, self._ownership)
         return None if stream[0] in self._topics.topics else self.witness.basis(stream[:2])
 
     def confirm(self, confirmed: Callable[[], None]) -> None:
-        """``confirmed`` once it is sure that no later broker of this region had begun to vote when this was called."""
+        """Call ``confirmed`` once it is certain that no later broker of this region had begun to vote at the call."""
         if not self._is_one_of_several:
             self.witness.confirm(confirmed)
         elif self._ownership.is_valid():
@@ -177,7 +177,7 @@ class LeasedTopics:
         return topic.subscriptions.get(subject[1])
 
     def _abstains(self, topic_name: str) -> bool:
-        """May a promise on shares of this topic bind that the disk damaged?"""
+        """Whether a promise on this topic's shares that the disk damaged may still bind."""
         topic = self._topics.topics.get(topic_name)
         if topic is None or topic.leasing is None or not topic.subscription_registry.lost_records.votes_from_ms:
             return False
@@ -190,9 +190,9 @@ class LeasedTopics:
 
 
 class _SubscriptionBasis:
-    """A subscription, its record, its topic's regions: each is another object once anything changed.
+    """A subscription, its record, its topic's regions: each is replaced by another object when anything changes.
 
-    A topic that is not served any more has a failure. Ten thousand are asked at once: it is to be cheap.
+    A topic that is not served any more has a failure. Ten thousand are checked at once, so this is cheap.
     """
 
     __slots__ = ("_ownership", "_record", "_regions", "_subscription")

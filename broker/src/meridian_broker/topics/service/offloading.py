@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PAUSE_MS: Final = 60_000
-"""After a ledger could not be copied, doubled with each further failure up to ``PAUSE_MS_MAX``."""
+"""Pause after a ledger could not be copied, doubled with each further failure up to ``PAUSE_MS_MAX``."""
 PAUSE_MS_MAX: Final = 3600_000
 
 
 @dataclass(slots=True)
 class OffloadStatus:
-    """Of one topic, since this broker started."""
+    """The offloading of one topic since this broker started."""
 
     status: Status = Status.NOT_RUN
     """Of the last run that was requested."""
@@ -54,7 +54,7 @@ class OffloadStatus:
 
 @dataclass(slots=True)
 class _Pause:
-    """Of a ledger that could not be copied."""
+    """The pause after a ledger could not be copied."""
 
     failures: int = 0
     until_ms: int = field(default=0)
@@ -88,13 +88,13 @@ class OffloadRounds:
         self._pauses: dict[int, _Pause] = {}
 
     def status(self, topic: str) -> OffloadStatus:
-        """Of a topic by its name."""
+        """The status of a topic, by its name."""
         return self._statuses.get(topic) or OffloadStatus()
 
     async def look(self) -> None:
         """Copy what is due, and let go of ledgers that were copied long enough ago, in every open topic.
 
-        :raises SomeFailed: of some topics a ledger could not be copied or deleted; the others had their turn.
+        :raises SomeFailed: a ledger of some topics could not be copied or deleted; the others had their turn.
         :raises ObjectStoreError: the object store does nothing now.
         """
         scheduler, failures, topics = self._registry.parts.scheduler, dict[str, Exception](), self._registry.topics
@@ -110,7 +110,7 @@ class OffloadRounds:
             raise SomeFailed(failures, len(topics))
 
     def _forget(self) -> None:
-        """What is known of topics and ledgers that are not here any more."""
+        """Forget topics and ledgers that are not here any more."""
         for name in self._statuses.keys() - self._registry.topics.keys():
             del self._statuses[name]
         for name in self._terms.keys() - self._registry.topics.keys():
@@ -122,7 +122,7 @@ class OffloadRounds:
         scheduler = self._registry.parts.scheduler
         rules = topic.rules
         if len(topic.log.counts()) < 2:
-            return  # as of most topics: the last ledger stays
+            return  # true of most topics: the last ledger stays
         spans = topic.log.spans()
         if self._is_shared:
             await self._take_over(topic, spans)

@@ -85,7 +85,7 @@ class TopicOpener:
 
         :param incarnation: another region asks: make the topic only if both mean the same one (R8).
         :param growing_to: create this partition although the topic has fewer: it is about to grow to this number.
-        :param created: stamp of the creation, if it is made because another region has it (``topics.kinds``).
+        :param created: stamp of the creation, if it is made because another region has it (``kinds.py``).
         :raises TopicError: it does not exist and may not be made, or cannot be opened.
         """
         key, registry = str(name), self.registry
@@ -167,7 +167,7 @@ class TopicOpener:
             )
         except ValueError as error:
             raise TopicUnreadable(f"{name} cannot be opened: {error}") from error
-        except LedgerUnreadable as error:  # also of its acknowledgements alone: without them all would come again
+        except LedgerUnreadable as error:  # even of acknowledgements alone: without them all comes again
             pause_ms = self.failing.failed(str(name), str(error), self.parts.scheduler.monotonic_ms())
             self.parts.unfinished.later(name)
             log.warning("%s stays closed for at least %.1f s, then will be retried: %s", name, pause_ms / 1000, error)
@@ -206,10 +206,10 @@ class TopicOpener:
         if source is None or source.failure is not None or source.shadows.open.get(shadow.name) is shadow:
             return
         if shadow.failure is not None or shadow.source is None or not shadow.source.returned(source):
-            shadow.fence(f"its source {source.name} is there again")
+            shadow.fence(f"its source {source.name} is back")
 
     def _shadow_changed(self, record: ShadowRecord) -> None:
-        """Another broker, or this one, made a shadow: it may follow the source that is open here."""
+        """A broker, perhaps this one, made a shadow: it may follow the source that is open here."""
         for source in open_of(self.registry.topics, record.source):
             self._announce(source)
 

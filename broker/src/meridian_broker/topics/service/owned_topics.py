@@ -5,8 +5,8 @@ The room ``ownership`` decides who owns which bundle; this module connects it to
 owner of its bundle opens a topic, with the fence of the term. When a bundle is given up, its topics are closed cleanly.
 When it is lost, they are dropped without another write, because another broker may own them.
 
-A new owner does not know yet which topics of the bundle are on record. Until it does it must not answer for any of
-them that there is none: another region would dispatch what has been acknowledged here (R20).
+A new owner does not know yet which topics of the bundle are on record. Until it does, it must not answer that any of
+them does not exist: another region would dispatch what has been acknowledged here (R20).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SURVEY_SECONDS_MAX: Final = 10.0
 """... up to this."""
 
 OPENED_AT_ONCE: Final = 8
-"""Topics of a bundle that was handed over which are opened at once. Those that clients ask for are so, too."""
+"""Topics of a handed-over bundle that are opened at the same time, besides those that clients ask for."""
 
 MOVED = "another broker is taking the topic over: look it up again"
 LOST = "this broker may no longer own the topic: look it up again"
@@ -55,7 +55,7 @@ class OwnedTopics:
         self._surveys: set[Bundle] = set()
         """The bundles whose topics are not known yet."""
         self._listing: dict[str, set[Bundle]] = {}
-        """By namespace that is being listed, the bundles that the present listing is not, or no longer, true of."""
+        """By namespace that is being listed, the bundles for which the present listing does not count."""
         self._opener: TopicOpener | None = None
 
     def bind(self, opener: TopicOpener) -> None:
@@ -124,7 +124,8 @@ class OwnedTopics:
 
     async def _survey(self, namespace: str) -> None:
         """List the topics on record of all bundles that were gained, however often the store has to be asked. Bundles
-        come many at a time, and whatever comes during a listing is served by the next one."""
+        come many at a time; those that come during a listing are served by the next one.
+        """
         scheduler, registry, pause = self._bound.parts.scheduler, self._bound.registry, SURVEY_SECONDS
         try:
             while bundles := {bundle for bundle in self._surveys if bundle.namespace == namespace}:

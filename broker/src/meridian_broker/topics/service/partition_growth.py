@@ -7,10 +7,10 @@ miss what was published there before.
 A topic grows under its lock, so it is not deleted meanwhile. In a region of several brokers the owner of each new
 partition makes it, and another broker may delete the topic, or add partitions, too. So a growth first writes the
 topic's record again, as it is; partitions are made, and the number is written, only while the record has that version.
-Whoever begins later, or deletes the topic, ends it that way.
+Whoever begins later, or deletes the topic, thereby ends this growth.
 
-Growth that fails takes back the partitions that it made, and growth that follows one that a crash ended begins by
-taking back what that left.
+A growth that fails takes back the partitions that it made. One that follows a crash first takes back what the crashed
+one left.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Growth:
     partitions: int
     """The number that the topic is about to have."""
     version: int
-    """Of the partitioned topic's record: once it has another one, somebody else changes the topic."""
+    """The version of the partitioned topic's record: once it differs, somebody else changes the topic."""
     subscriptions: Mapping[str, bool] = field(default_factory=dict)
-    """Those of the first partition, and whether each is replicated."""
+    """The first partition's, and whether each is replicated."""
 
 
 class Owners(Protocol):
@@ -100,7 +100,7 @@ async def grow(
             await incarnations.check_base(opener, name, known)
         before = (await partitioned.get(name)).partitions
         if not before < partitions <= MAX_PARTITIONS:
-            await partitioned.grow(name, partitions)  # says what is wrong with it
+            await partitioned.grow(name, partitions)  # says what is wrong with the number
             return
         before, version = await partitioned.begin_growth(name)
         numbers = {*range(before, partitions), *await _left_beyond(opener, name, before)}

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Applies changed policies and settings to the open topics: their regions and their rules.
 
-A topic whose namespace is missing keeps the regions and rules that were known last, and nothing of it is removed until
-the namespace is back: what became of it is decided in another region, which may not know the topic.
+A topic whose namespace is missing keeps its last known regions and rules, and nothing of it is removed until the
+namespace is back: another region decides about the namespace, and may not know the topic.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PolicyRounds:
         """Namespaces that have open topics here, and are missing or being deleted."""
 
     async def follow(self) -> None:
-        """Apply the policies to every open topic, if any or a setting changed since the last call.
+        """Apply the policies to every open topic, if a policy or a setting changed since the last call.
 
         :raises SomeFailed: it failed for some topics, which the next call tries again.
         """
@@ -62,7 +62,7 @@ class PolicyRounds:
         for namespace in sorted(missing - self.missing):
             log.warning(
                 "namespace %s is missing or being deleted, but has open topics here: they keep their last known "
-                "policies, and nothing in them is deleted or expires; create it again, or delete its topics",
+                "policies, and nothing in them is deleted or expires; create the namespace again, or delete its topics",
                 namespace,
             )
         for namespace in sorted(self.missing - missing):

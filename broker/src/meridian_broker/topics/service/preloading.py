@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Topics are opened without a request: what a topic holds for other regions has to leave without clients.
+"""Opens topics without a request: what a topic holds for other regions has to leave even without clients.
 
 At the start these are all topics on record; later those that failed and could not be opened again at once. What cannot
 be opened stays on the list, and the next attempt tries it again.
 
-A partitioned topic is made, and deleted, by one write to its own record. Where what follows that write breaks off, the
-next attempt goes on with it.
+A partitioned topic is made, and deleted, by one write to its own record. If what follows that write is interrupted, the
+next attempt continues it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LOADED_AT_ONCE: Final = 8
-"""Topics opened at the same time where each waits for etcd and bookies rather than for this process. Their requests
-share commits; with more of them, clients wait longer for their own topics (``bench/brokers/start``).
+"""Topics opened at the same time if each waits for etcd and bookies rather than for this process. Their requests share
+commits; with more of them, clients wait longer for their own topics (``bench/brokers/start``).
 """
 PARTITIONED: Final = 10
 """Partitioned topics looked at in one turn of the loop: each may have thousands of partitions."""

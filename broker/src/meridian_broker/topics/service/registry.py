@@ -58,7 +58,9 @@ class TopicRegistry:
             raise TopicNotFound(f"namespace {name.namespace_name} does not exist: create it first")
 
     def check_lives_here(self, name: TopicName) -> None:
-        """For clients. :raises TopicNotFound: as ``check_exists``. :raises NotInThisRegion: it lives elsewhere only."""
+        """For clients. :raises TopicNotFound: as ``check_exists``. :raises NotInThisRegion: it exists in other regions
+        only.
+        """
         self.check_exists(name)
         here, regions = self.parts.region, self.parts.catalog.regions(name)
         if regions and here not in regions:

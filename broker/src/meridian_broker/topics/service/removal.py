@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Check = Callable[["Topic"], None]
-"""Raises when the topic may not go."""
+"""Raises if the topic may not be deleted."""
 Begun = Callable[[Stamp], None]
 """Called with the stamp of a deletion that is on record: other regions may be told while it is carried out."""
 
@@ -44,9 +44,9 @@ def _to_nobody(_: Stamp) -> None:
 
 
 async def delete(opener: TopicOpener, name: TopicName, *, force: bool, begun: Begun = _to_nobody) -> Stamp | None:
-    """Delete a topic, or a partitioned one with its partitions. Answers the deletion's stamp, of a persistent topic.
+    """Delete a topic, or a partitioned one with its partitions. Returns the deletion's stamp, for a persistent topic.
 
-    :raises TopicInUse: clients are there and ``force`` is not given; or it has shadows.
+    :raises TopicInUse: it has clients and ``force`` is not set, or it has shadows.
     :raises NotFound: there is none.
     """
     await check_no_shadows(opener, name)
@@ -94,7 +94,7 @@ async def delete_as_elsewhere(opener: TopicOpener, name: TopicName, stamp: Stamp
     """Follow the deletion of another region, even if the topic is in use here or does not exist (R8).
 
     A link may have reported the deletion before: what was made since then stays. What is of the other kind here, with
-    partitions or without (``topics.kinds``), was never replicated to the region that deleted: it is quarantined.
+    partitions or without (``kinds.py``), was never replicated to the region that deleted: it is quarantined.
 
     :raises TopicFenced: it was opened, or grew, meanwhile.
     """
@@ -133,8 +133,8 @@ async def close_for_good(opener: TopicOpener, topic: Topic, why: str) -> None:
     """Close a topic that goes because of another region; the caller holds its lock.
 
     What happens to it depends on what it holds, which is certain only once it is closed: publishes that are under way
-    at the fence become durable and get receipts. So it is not on record before the fence, but whether the store takes
-    writes is known.
+    at the fence become durable and get receipts. So nothing is recorded before the fence, but whether the store takes
+    writes is checked.
 
     :raises MetadataError: the store takes none now: the topic goes on.
     :raises LedgerError: its log failed. It is closed.
@@ -149,7 +149,7 @@ async def close_for_good(opener: TopicOpener, topic: Topic, why: str) -> None:
 
 
 async def quarantine_topic(opener: TopicOpener, topic: Topic, name: TopicName, why: str, stamp: Stamp | None) -> None:
-    """Keep a topic that is fenced and no longer open. The caller holds its lock.
+    """Quarantine a topic that is fenced and no longer open. The caller holds its lock.
 
     :param why: shown as a property of the copy.
     :param stamp: of the topic's deletion; None: it was not deleted.
@@ -165,8 +165,9 @@ async def _names_of_both_kinds(opener: TopicOpener, name: TopicName) -> list[Top
 
 
 async def forget_partitioned(opener: TopicOpener, name: TopicName, stamp: Stamp) -> None:
-    """A partitioned topic was deleted in another region: the number of its partitions goes with the first of them of
-    which we hear, under the topic's lock, so that a thousand who hear of it at once do not contend for one record."""
+    """A partitioned topic was deleted in another region: the first report on one of its partitions deletes their
+    number, under the topic's lock, so that a thousand reports at once do not contend for one record.
+    """
     async with opener.registry.lock(str(name)):
         known = await opener.parts.catalog.partitioned.deletion(name)
         if known is not None and known.stamp >= stamp:
@@ -197,7 +198,7 @@ async def finish(opener: TopicOpener, name: TopicName) -> None:
 
 
 async def take_back(opener: TopicOpener, names: Iterable[TopicName]) -> None:
-    """Undo the making of partitions that their topic does not have: those of them that hold no message.
+    """Take back partitions that their topic does not have, if they hold no message.
 
     The caller holds the topic's lock.
 
@@ -233,10 +234,10 @@ async def partition_names(opener: TopicOpener, name: TopicName) -> list[TopicNam
 
 
 async def hold(opener: TopicOpener, names: list[TopicName], locks: AsyncExitStack) -> list[Topic]:
-    """Those that exist, open, and the locks of all, taken in the order of their names.
+    """Open those that exist, and take the locks of all, in the order of their names.
 
     The holder of a partitioned topic's lock may take those of its partitions, and no task takes them the other way
-    round: so no two wait for each other.
+    round, so no two wait for each other.
 
     A partition that was never used would be created by opening it, and taken for a new topic by other regions.
 
@@ -260,7 +261,7 @@ async def hold(opener: TopicOpener, names: list[TopicName], locks: AsyncExitStac
             continue
         if await opener.parts.catalog.topics.find(name) is not None:
             raise TopicFenced(f"{name} was reopened in the meantime: delete it again")
-        found.pop(name, None)  # it was deleted by somebody else: another region may have told of that, too
+        found.pop(name, None)  # deleted by somebody else: another region may have reported the deletion, too
     return [found[name] for name in names if name in found]
 
 
@@ -272,7 +273,7 @@ async def new_stamp(opener: TopicOpener, name: TopicName) -> Stamp:
 
 
 def _anyway(_: Topic) -> None:
-    """Clients are sent away."""
+    """Clients are disconnected."""
 
 
 def _check_no_clients(topic: Topic) -> None:
@@ -298,8 +299,8 @@ async def remove(
 ) -> None:
     """The caller holds their locks.
 
-    A topic that was closed and could not be deleted is opened again without anybody asking, in the next turn, if the
-    process still runs then: it still lives if its record does not say that it is deleted, and goes then if it does.
+    A topic that was closed and could not be deleted is opened again in the next turn, without a request, if the process
+    still runs then: it lives on unless its record says that it is deleted, and is deleted then if it does.
 
     :param begun: called once for a partitioned topic, else for each topic.
     :param partitioned: they are the partitions of this topic, which is deleted: one write decides it for all of them.

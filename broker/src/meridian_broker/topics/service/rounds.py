@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a broker does to all its topics from time to time.
 
-Space is given back, old messages go, quotas are enforced, topics of which much is not compacted yet are compacted, and
-logs that have not changed for a while give their ledgers back.
+It frees space, drops old messages, enforces quotas, compacts topics whose uncompacted part is large, and frees the
+ledgers of logs that have not changed for a while.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 async def trim_all(service: TopicService) -> None:
     """Free the space of ledgers that are no longer needed.
 
-    :raises SomeFailed: of some topics that cannot be done now. The others had their turn.
+    :raises SomeFailed: it failed for some topics; the others had their turn.
     """
     await service.registry.non_persistent.tidy()
     unruled: Container[str] = ()
     try:
-        await service.policies.follow()  # a retention that was set a moment ago is to keep what it says
+        await service.policies.follow()  # a retention set a moment ago counts already
     except SomeFailed as error:
         unruled = error.failures
     await _each_topic(service, trim, without=unruled)
@@ -48,7 +48,7 @@ async def check_quotas(service: TopicService) -> None:
 
 
 async def compact_due(service: TopicService) -> None:
-    """Begin to compact the topics of which more is not compacted than their threshold allows.
+    """Begin to compact the topics whose uncompacted part exceeds their threshold.
 
     :raises SomeFailed: as above.
     """
@@ -74,7 +74,7 @@ async def _compact_if_due(topic: Topic) -> None:
 async def _each_topic(
     service: TopicService, work: Callable[[Topic], Awaitable[object]], without: Container[str] = ()
 ) -> None:
-    """Do it for every open topic, whatever becomes of the others. :raises SomeFailed: it failed for some."""
+    """Do it for every open topic, even if it fails for others. :raises SomeFailed: it failed for some."""
 
     async def turn(topic: Topic) -> None:
         try:

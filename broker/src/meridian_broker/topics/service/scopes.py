@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dispatch scopes of a topic's subscriptions follow its records and its regions, from its opening on (R26)."""
+"""Dispatch scopes of subscriptions follow their records and the topic's regions, from its opening on (R26)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 def follow(topic: Topic) -> None:
-    """Do as the records of its subscriptions say, and the regions that it has."""
+    """Apply the records of the topic's subscriptions, and its regions."""
     topic.follow_regions()
     for subscription in list(topic.subscriptions.values()):
         shares.follow(subscription)
 
 
 def opened(topic: Topic) -> None:
-    """A topic is served from now on: what this region voted is known, and its shares are asked for."""
+    """A topic is served from now on: report this region's votes, and request its shares."""
     if topic.leasing is not None:
         lost = topic.subscription_registry.lost_records
         if lost.may_have_voted:
@@ -32,6 +32,6 @@ def opened(topic: Topic) -> None:
 
 
 def _longest_ms(topic: Topic, leasing: Leasing) -> int:
-    """How long a promise may bind of which nothing is left."""
+    """How long a promise may bind whose record is lost."""
     known = (duration for ballots in topic.votes.values() for _, _, duration in ballots.values())
     return max(leasing.promise_ms, *known, 0)

@@ -38,7 +38,7 @@ async def settle(topics: Collection[Topic], scheduler: Scheduler) -> None:
         owing += filter(_is_owed_acks, topic.subscriptions.values())
 
     def have_acknowledged() -> bool:
-        owing[:] = filter(_is_owed_acks, owing)  # nothing is dispatched, so no other one joins them
+        owing[:] = filter(_is_owed_acks, owing)  # nothing is dispatched, so none is added
         return not owing
 
     await _until(have_acknowledged, ACK_SECONDS, scheduler)
@@ -66,7 +66,7 @@ def _is_owed_acks(subscription: Subscription) -> bool:
 
 
 async def _until(condition: Callable[[], bool], seconds: float, scheduler: Scheduler) -> None:
-    """Wait for the condition, no longer than that."""
+    """Wait for the condition, at most this long."""
     for _ in range(round(seconds / LOOK_SECONDS)):
         if condition():
             return

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shadow topics of a broker: made, listed, deleted with their source, and kept at its number of partitions (PIP-180).
 
-What is on record of a shadow is written before the topic itself, under the lock that everybody takes who opens or makes
-a topic of that name; so no topic of that name is ever an ordinary one first. Records that a crash left without a topic
-are removed before they are used again.
+A shadow's record is written before the topic itself, under the lock that is taken to open or make a topic of that name;
+so no topic of that name is ever an ordinary one first. Records that a crash left without a topic are removed before
+they are used again.
 """
 
 from __future__ import annotations
@@ -86,17 +86,17 @@ async def create(
     names = [shadow] if not count else [shadow.with_partition(index) for index in range(count)]
     jobs = [partial(_open, opener, name, create=bool(count)) for name in names]
     await run_all(opener.parts.scheduler, jobs, "open a shadow")
-    log.info("%s is a shadow of %s now", shadow, source)
+    log.info("%s is now a shadow of %s", shadow, source)
 
 
 async def as_stored(opener: TopicOpener) -> None:
-    """Know of shadows that other brokers of the region made."""
+    """Learn of shadows that other brokers of the region made."""
     if not opener.parts.ownership.is_sole:
         await opener.parts.catalog.shadows.refresh()
 
 
 async def _open(opener: TopicOpener, name: TopicName, *, create: bool) -> None:
-    """Where another broker serves it, that one does."""
+    """If another broker serves it, that one opens it."""
     with contextlib.suppress(TopicElsewhere):
         await opener.topic(name, create=create)
 
@@ -156,7 +156,7 @@ async def _partitions_of_source(opener: TopicOpener, source: TopicName) -> int:
 
 
 async def _exists(opener: TopicOpener, name: TopicName) -> bool:
-    """Also if its deletion has begun."""
+    """True also if its deletion has begun."""
     catalog = opener.parts.catalog
     return await catalog.partitioned.on_record(name) is not None or await catalog.topics.find(name) is not None
 
@@ -174,7 +174,7 @@ def listed(shadows: ShadowTopics, source: TopicName) -> list[str]:
 
 
 async def set_list(opener: TopicOpener, source: TopicName, names: Sequence[str]) -> None:
-    """Make exactly these the list of a source's shadows. One that is not in the list reads its source all the same.
+    """Make exactly these the list of a source's shadows. One that is not in the list still reads its source.
 
     :raises Invalid: one of them is not a shadow of this source; nothing was changed.
     """
@@ -191,11 +191,11 @@ async def set_list(opener: TopicOpener, source: TopicName, names: Sequence[str])
 async def change(
     opener: TopicOpener, shadow: TopicName, *, holds: bool | None = None, reset_behind: int | None = None
 ) -> None:
-    """What is on record of it from now on. None: as it is.
+    """Change a shadow's record. None: unchanged.
 
     :param holds: whether its subscriptions keep ledgers of its source.
     :param reset_behind: see ``ShadowRecord``.
-    :raises NotFound: it is no shadow.
+    :raises NotFound: it is not a shadow.
     """
     record = opener.parts.catalog.shadows.find(shadow)
     if record is None:
@@ -206,7 +206,7 @@ async def change(
 
 
 def checked_reset(text: str) -> int:
-    """The value of the property ``RESETS``. :raises Invalid: it is none."""
+    """The value of the property ``RESETS``. :raises Invalid: it is not valid."""
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(RESET_MAX)) and int(text) <= RESET_MAX):
         raise Invalid(f"property {RESETS} is {text[:40]!r}: expected a whole number, 0 to {RESET_MAX}")
     return int(text)
@@ -216,7 +216,7 @@ def checked_reset(text: str) -> int:
 
 
 async def delete_shadows(opener: TopicOpener, source: TopicName, *, force: bool) -> None:
-    """Delete all shadows of a topic, before it goes itself.
+    """Delete all shadows of a topic, before the topic itself.
 
     :raises TopicInUse: clients are connected to one, and ``force`` is not given.
     """
@@ -250,7 +250,7 @@ async def look_after(opener: TopicOpener) -> None:
 async def follow_partitions(opener: TopicOpener, source: TopicName, owners: Owners | None = None) -> None:
     """The source has grown. A shadow that cannot follow now is tried again by ``catch_up``.
 
-    :param owners: as of ``partition_growth.grow``. Without them nothing is tried again.
+    :param owners: as in ``partition_growth.grow``. Without them nothing is tried again.
     :raises TopicFenced: one could not follow, in a region of several brokers.
     """
     shadows = opener.parts.catalog.shadows

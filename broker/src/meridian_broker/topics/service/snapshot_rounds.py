@@ -30,7 +30,7 @@ class SnapshotRounds:
         """When to look at each, by the monotonic clock."""
 
     def follow(self, topic: Topic) -> None:
-        """The topic was opened, or has other rules or regions."""
+        """The topic was opened, or its rules or regions changed."""
         if topic.shadow_of is not None or not self._parts.is_in_other_regions(topic.name):
             if isinstance(topic.snapshots, TopicSnapshots):
                 topic.snapshots.stop()
@@ -44,7 +44,7 @@ class SnapshotRounds:
         snapshots.follow()
 
     def settings_changed(self, topics: Iterable[Topic]) -> None:
-        """Look at all of these: snapshots may have been switched on, and nothing else may happen to a topic."""
+        """Look at all of these: snapshots may have been switched on, and nothing else may wake a topic."""
         for topic in topics:
             if isinstance(topic.snapshots, TopicSnapshots):
                 self._wake(topic.snapshots)

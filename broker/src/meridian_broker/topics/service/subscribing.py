@@ -30,7 +30,7 @@ async def subscription(
 ) -> Subscription:
     """Find or create a subscription. When this returns, it is durable and has its start position.
 
-    :param may_create: even if policies forbid to create subscriptions automatically.
+    :param may_create: even if policies forbid automatic creation.
     :param replicated: None: as the current policies say, which may be newer than ``topic.rules``.
     :raises TopicError: refused.
     """

@@ -89,7 +89,7 @@ def is_unused(topic: Topic, *, alone: bool) -> bool:
 
 
 ASKED_MAX: Final = 100
-"""Shared subscriptions about which other regions are asked in one look; the rest has its turn in the next."""
+"""Replicated subscriptions about which other regions are asked in one look; the rest has its turn in the next."""
 
 
 UsedElsewhere = Callable[[str, str, int], Awaitable[str | None]]
@@ -100,8 +100,8 @@ UsedElsewhere = Callable[[str, str, int], Awaitable[str | None]]
 async def expire_subscriptions(registry: TopicRegistry, used_elsewhere: UsedElsewhere) -> None:
     """Delete the subscriptions that have been unused for as long as their topic's rules say.
 
-    One that other regions know must be unused in all of them: they are asked, and one that does not answer keeps it
-    (R16).
+    One that other regions know must be unused in all of them: they are asked, and a region that does not answer keeps
+    it (R16).
 
     :raises SomeFailed: some could not be deleted now.
     """
@@ -127,7 +127,7 @@ async def expire_subscriptions(registry: TopicRegistry, used_elsewhere: UsedElse
 
 
 async def _is_used(subscription: Subscription, used_elsewhere: UsedElsewhere) -> bool:
-    """Also if that is unknown, or it is in use here by now."""
+    """True also if that is unknown, or if it is in use here by now."""
     topic = subscription.topic
     minutes = topic.rules.subscription_expiration_minutes
     objection = await used_elsewhere(topic.name, subscription.name, minutes * 60_000)

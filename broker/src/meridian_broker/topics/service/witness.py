@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How a region votes on topics that it does not host (R26).
 
-Of a topic in two regions neither can know that the other one is dead. A third region, the *witness*, has none of the
-topic's messages and a vote. It keeps what it promised, and what it knows of who votes, in a progress log of its own,
+With a topic in two regions, neither can know that the other one is dead. A third region, the *witness*, has a vote but
+none of the topic's messages. It keeps what it promised, and what it knows of who votes, in a progress log of its own,
 with an owner like any topic's: so its votes are durable before they are given, and a broker that was replaced can give
 none. A broker opens it before it gives any vote, those on its own topics included.
 
@@ -65,7 +65,7 @@ class WitnessBasis:
         self._subject = subject
 
     def still_valid(self) -> bool:
-        """Nothing is known besides, and it is known from this record."""
+        """Whether this region still knows the same, from the same record."""
         return self._record.known is self._known and self._store.is_open_at(self._subject, self._record)
 
 
@@ -139,7 +139,7 @@ class WitnessStore:
         return None if record is None else WitnessBasis(self, record, subject)
 
     def is_open_at(self, subject: Subject, record: _Record) -> bool:
-        """Is this what the region goes by, and did no copy of the topic come to it? It is asked about, then."""
+        """Whether this record is still in force, with no copy of the topic here; if so, it counts as just asked."""
         topic, registry = subject[0], self._registry
         if self._records.get(subject) is not record or topic in registry.topics or not registry.is_served(topic):
             return False
@@ -147,7 +147,7 @@ class WitnessStore:
         return True
 
     def confirm(self, confirmed: Callable[[], None]) -> None:
-        """``confirmed`` once something was written: no later broker has opened the store."""
+        """Call ``confirmed`` once something was written: no later broker has opened the store."""
         if self._log is not None:
             self._log.append(Kind.VOTES, "", b"", lambda error: confirmed() if error is None else None)
 
@@ -211,7 +211,7 @@ class WitnessStore:
                 pause,
             )
             await parts.scheduler.answer(lambda over: parts.scheduler.later(pause, lambda: over(None)))
-        self._records = records  # of what could not be written before, nothing is known
+        self._records = records  # what could not be written before is forgotten
         for (topic, subscription), record in records.items():
             for origin, ballot in record.ballots.items():
                 leasing.found((topic, subscription, origin), *ballot)
@@ -228,7 +228,7 @@ class WitnessStore:
 
 
 def _replay(records: dict[Subject, _Record], topic: str, payload: bytes) -> None:
-    """A record that was written. :raises ProgressLogError: it is no record."""
+    """A record that was written. :raises ProgressLogError: it is not a valid record."""
     try:
         fields = json.loads(payload)
         subject = (topic, str(fields["subscription"]))

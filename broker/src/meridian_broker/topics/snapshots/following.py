@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The subscriptions of one topic whose progress other regions learn by snapshots: which they are, and how far each is.
+"""The subscriptions of one topic whose progress other regions learn by snapshots: which ones, and how far each is.
 
 A subscription is followed once every region that is needed is reached, and has said what it knows of it. What its
-cursor acknowledged is told to the controller once it is on disk, and older snapshots are found in the log again.
+cursor acknowledged is reported to the controller once it is on disk, and older snapshots are found in the log again.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Following:
         self._moved.clear()
 
     def begin(self) -> None:
-        """There is another controller: it knows of none."""
+        """The controller was replaced: the new one follows none."""
         self._marks.clear()
 
     def follow(self, controller: SnapshotController, wanted: Mapping[str, Position], *, is_reached: bool) -> None:

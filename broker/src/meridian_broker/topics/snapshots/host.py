@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REACHED_MS: Final = 1000
-"""How often a topic is looked at whose regions are not all reached."""
+"""How often a topic is looked at while not all its regions are reached."""
 LOG_EVERY_MS: Final = 60_000
 """Refused markers of one topic are logged this often at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotSettings:
-    """What holds for all topics of a broker."""
+    """The rules for all topics of a broker."""
 
     enabled: bool = True
     rules: SnapshotRules = field(default_factory=SnapshotRules)
@@ -156,7 +156,7 @@ class TopicSnapshots:
         controller.received(marker, sender, self.topic.log.last_confirmed)
         if controller.refused > before:
             self.refuse(
-                f"{sender} sent a {type(marker).__name__} that speaks for another region, or of what is not here"
+                f"{sender} sent a {type(marker).__name__} that speaks for another region, or names what is not here"
             )
         self._wake(self)
 
@@ -180,8 +180,9 @@ class TopicSnapshots:
         return self._mode == SNAPSHOT or region in self._pulsar_regions()
 
     def follow(self) -> None:
-        """The topic has other rules or regions. What was acknowledged in one mode is not lost in the other: progress
-        keeps all of it."""
+        """The topic's rules or regions changed. What was acknowledged in one mode is not lost in the other: progress
+        keeps all of it.
+        """
         if self._mode != self.topic.rules.subscription_sync:
             self._mode = self.topic.rules.subscription_sync
             if self.topic.exchange is not None:
@@ -240,7 +241,7 @@ class TopicSnapshots:
         }
 
     def _stored_so_far(self) -> object:
-        """Another value after a message was stored, of whatever region."""
+        """Changes whenever a message is stored, of whatever region."""
         log, stored = self.topic.log, self.topic.stored
         return stored.messages_in + stored.messages_replicated_in, log.last_own, tuple(log.last_origin.values())
 
@@ -357,7 +358,7 @@ class TopicSnapshots:
         held = {} if self.controller is None else self.controller.held_back(subscription)
         return {
             region: f"{region} is not told how far {subscription!r} is: {', '.join(sorted(others))} may still owe it "
-            f"messages that {region} sent before its link to {self.region} began, and {region} would pass them. Have "
+            f"messages that {region} sent before its link to {self.region} began, and {region} would skip them. Have "
             f"them acknowledged there; if that region is lost for good, go on without it: meridian topics snapshots "
             f"{self.topic.name} --without REGION"
             for region, others in held.items()

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 LOOKS: Final = 100
 """Entries that are read in one turn of the loop."""
 LEDGERS: Final = 64
-"""Ledgers that are looked through, the last ones. A subscription further behind goes on with newer snapshots."""
+"""How many of the last ledgers are searched. A subscription further behind goes on with newer snapshots."""
 
 log = logging.getLogger(__name__)
 
 
 async def find(topic: Topic, after: Position, found: Callable[[Snapshot], None]) -> None:
-    """Call ``found`` for each snapshot behind ``after``, in order.
+    """Call ``found`` for each snapshot beyond ``after``, in order.
 
     :raises LedgerError: an entry or an index cannot be read.
     """

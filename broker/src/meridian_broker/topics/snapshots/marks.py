@@ -3,7 +3,7 @@
 
 That is mark-delete, as long as mark-delete passed acknowledged entries only. It also passes what was dropped here
 without an acknowledgement (R14), what the disk lost, and what a compacted view left out. Another region may still owe
-those. Only what its TTL ended is over everywhere: the policy holds in every region.
+those. Only what expired by the TTL is over everywhere: the policy holds in every region.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WALK: Final = 3000
 
 
 class Mark:
-    """Of one subscription."""
+    """The mark of one subscription."""
 
     __slots__ = ("_at",)
 

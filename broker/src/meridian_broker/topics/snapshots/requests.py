@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Requests:
-    """Of the other regions of one topic."""
+    """Judges the requests of one topic's other regions."""
 
     def __init__(
         self, topic: Topic, others: Callable[[], frozenset[str]], pulsar_regions: Callable[[], frozenset[str]]
@@ -29,7 +29,7 @@ class Requests:
         self._others = others
         self._pulsar_regions = pulsar_regions
         self._allowed: dict[str, TokenBucket] = {}
-        """What each region may still ask."""
+        """How much each region may still ask."""
 
     def objection(self, sender: str, source: Position | None, now_ms: int) -> str:
         """Why a region's request is not answered; empty: it is.
@@ -53,7 +53,7 @@ class Requests:
         if source is None and sender in self._pulsar_regions() and len(self._others()) > 1:
             return (
                 f"{sender} asks for a snapshot of more than two regions without naming its own position, so a repeated "
-                "request cannot be told from the second one: it needs Pulsar 4.0.3, 3.0.10 or newer"
+                "request cannot be told from that of the second round: it needs Pulsar 4.0.3, 3.0.10 or newer"
             )
         return ""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What other Meridian regions were told by snapshots, in origins: exported, so that the verifier can judge by it."""
+"""What other Meridian regions were told by snapshots, in origin coordinates; exported for the verifier."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ if TYPE_CHECKING:
     from meridian_broker.wire.pulsar.markers import Place, Snapshot, SubscriptionUpdate
 
 ENDS_MAX: Final = 1000
-"""Snapshots of one topic of which it is remembered what they include."""
+"""Snapshots of one topic whose ends are remembered."""
 
 
 class Told:
-    """By subscription of one topic, since it was opened."""
+    """What others were told of each subscription of one topic since it was opened."""
 
     def __init__(self, topic: Topic) -> None:
         self._topic = topic
         self._ends: dict[tuple[Place, ...], dict[str, Position]] = {}
-        """Of the last snapshots, by what an update by each says: per origin its last entry here up to there."""
+        """By the places of each recent snapshot, as an update names them: per origin, its last entry at or before the
+        snapshot.
+        """
         self._told: dict[str, dict[str, Position]] = {}
         """The same, for each subscription, of the last update."""
 

@@ -6,8 +6,8 @@ An update says "everything up to here". It counts for the entries that its sende
 was given up, or left the topic. They count in the oldest epoch, so an update does not undo a rewind made here, of
 which its sender does not know (R32).
 
-Nor does one by a region of Apache Pulsar count for messages of another such region. They are linked by themselves, and
-by default a link carries what is published from then on: nobody here knows which of those the sender ever had.
+Nor does one by a region of Apache Pulsar count for messages of another such region. Those are linked directly, and by
+default a link carries what is published from then on: nobody here knows which of these messages the sender ever had.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Updates:
     ) -> None:
         """
         :param pulsar_regions: those of the topic that run Apache Pulsar.
-        :param refuse: told why an update has no effect.
+        :param refuse: called with the reason why an update has no effect.
         """
         self._topic = topic
         self._pulsar_regions = pulsar_regions
@@ -70,7 +70,7 @@ class Updates:
         """See ``SnapshotHost.acknowledge``."""
         update = _Update(subscription, sender, unknown)
         if update not in self._waiting and len(self._waiting) >= WAITING_MAX:
-            self._refuse(f"{sender} sends updates of more than {WAITING_MAX} subscriptions")
+            self._refuse(f"{sender} sent an update while {WAITING_MAX} others wait")
             return
         self._waiting[update] = max(position, self._waiting.get(update, EARLIEST))
         self._begin()
@@ -89,9 +89,9 @@ class Updates:
                 try:
                     await self._apply(update, position)
                 except TopicError as error:
-                    self._refuse(f"an update of {update.subscription!r} by {update.sender}: {error}")
+                    self._refuse(f"an update for {update.subscription!r} from {update.sender}: {error}")
                 except LedgerError as error:
-                    log.warning("%s: an update by %s waits: %s", topic.name, update.sender, error)
+                    log.warning("%s: an update from %s waits: %s", topic.name, update.sender, error)
                     self._waiting[update] = max(position, self._waiting.get(update, EARLIEST))
                     topic.scheduler.later(AGAIN_SECONDS, self._begin)
                     return

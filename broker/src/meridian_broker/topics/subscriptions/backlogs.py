@@ -42,7 +42,7 @@ async def exceeded(topic: TopicContext, subscriptions: Iterable[Subscription]) -
 
 
 async def beyond(topic: TopicContext, kind: str, quota: BacklogQuota, slowest: Position) -> str | None:
-    """How the backlog behind position ``slowest`` exceeds a quota, as a sentence; None: it does not.
+    """How the backlog after position ``slowest`` exceeds a quota, as a sentence; None: it does not.
 
     :raises LedgerError: the oldest message cannot be read.
     """

@@ -7,9 +7,9 @@ What such a record said decides what happens next:
   dispatch (R20). Where no region has it, its messages are delivered again. Nothing is skipped.
 - The creation of a subscription: if a later record names the subscription, or the head of the damaged record does, it
   is recreated with nothing acknowledged, so everything stored is delivered again. Other regions give back what they
-  know, also that it was deleted, or deleted and recreated: for a day it follows them. So does one that is recreated
-  because only the name in the damaged record of its deletion can be read. Deleting it within that day deletes it in
-  all regions: they may share it.
+  know, also that it was deleted, or deleted and recreated: for a day the subscription follows them. So does one that is
+  recreated because only its name can be read in the damaged record of its deletion. Deleting it within that day deletes
+  it in all regions: they may share it.
 - A vote (R26): this region votes on no share of the topic until any promise that it may have forgotten is over.
 - A seek backwards: it is forgotten here. Other regions of a replicated subscription still know it.
 

@@ -78,7 +78,7 @@ def told(came: SubscriptionRecord, here: Here, now_ms: int) -> Decision:
 def logged(came: SubscriptionRecord, here: Here) -> Decision:
     """Decide on a record of the progress log; ``here`` results from the records before it.
 
-    A tombstone behind a subscription of a later life, or of one that other regions never knew, does not apply to it:
+    A tombstone after a subscription of a later life, or of one that other regions never knew, does not apply to it:
     a new ledger begins with the subscriptions, and the tombstones follow.
     """
     held = here.held
